@@ -1,0 +1,59 @@
+"""Out of memory, said in a sentence: how far over the card, and what would make it fit."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from helpers.cards import Card, here
+from helpers.plan import plan
+from helpers.recipe import Recipe
+from helpers.units import size
+
+
+class OutOfMemory(RuntimeError):
+    """The fine-tune did not fit; the message says by how much and which fields would make it fit."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for CUDA's own error and for the CPU allocator's, which is a plain RuntimeError."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+
+
+def explain(recipe: Recipe, card: Card | None = None) -> str:
+    """One sentence of diagnosis and one of remedies for a recipe on a card (this machine's by default)."""
+    card = card or here()
+    target = "cpu" if card.capability == (0, 0) else "cuda"
+    fit = plan(recipe, target).fits(card)
+    if fit:
+        return (f"Out of memory, although the plan needs only {size(fit.need)} of the {size(card.memory)} of "
+                f"{card.name}: something else holds memory there; restart other notebooks and try again.")
+    found = remedies(recipe, card)
+    ways = " or ".join(", ".join(f"{name}={value!r}" for name, value in change.items()) for change in found)
+    return (f"Out of memory: the plan needs {size(fit.need)}, {size(fit.over)} more than the {size(card.memory)} of "
+            f"{card.name}. " + (f"These fit: {ways}." if found else
+                                "No field of the recipe makes it fit: take a smaller model, shorter rows or a larger card."))
+
+
+def remedies(recipe: Recipe, card: Card) -> list[dict]:
+    """Changes of the recipe that fit the card: single fields first; all of them together if none does alone."""
+    target = "cpu" if card.capability == (0, 0) else "cuda"
+    divisors = [n for n in range(recipe.accumulation + 1, recipe.batch_size + 1) if recipe.batch_size % n == 0]
+    single: list[dict] = [{"accumulation": n} for n in divisors]
+    if not recipe.checkpointing:
+        single.append({"checkpointing": True})
+    if recipe.precision != "bf16" and card.bf16:
+        single.append({"precision": "bf16"})
+    fits, seen = [], set()
+    for change in single:
+        field = next(iter(change))
+        if field not in seen and plan(replace(recipe, **change), target).fits(card):
+            seen.add(field)  # the smallest accumulation that fits is enough
+            fits.append(change)
+    if fits:
+        return fits
+    together: dict = {}
+    for change in single:
+        together |= change
+    return [together] if together and plan(replace(recipe, **together), target).fits(card) else []

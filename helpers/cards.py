@@ -1,0 +1,68 @@
+"""Cards that readers have, and what of their memory a training run cannot use."""
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import torch
+
+from helpers.units import GIB, MIB
+
+
+class Card(NamedTuple):
+    """`memory` in bytes as PyTorch sees it (`torch.cuda.get_device_properties(0).total_memory`), which is less than
+    the label: ECC and the driver take their part. `bf16`: matrix products in bf16 run in hardware."""
+    name: str
+    memory: int
+    capability: tuple[int, int]
+
+    @property
+    def bf16(self) -> bool:
+        return self.capability >= (8, 0)
+
+
+# Totals as PyTorch's own out-of-memory messages report them ("total capacity of X GiB"), capabilities from NVIDIA's
+# list of CUDA GPUs. Drivers differ by some tens of MiB.
+CARDS = {card.name: card for card in (
+    Card("GTX 1650", int(3.81 * GIB), (7, 5)),
+    Card("RTX 4060 Laptop", int(7.75 * GIB), (8, 9)),
+    Card("RTX 3060", int(11.76 * GIB), (8, 6)),
+    Card("T4", int(14.56 * GIB), (7, 5)),
+    Card("P100", int(15.89 * GIB), (6, 0)),
+    Card("V100-16GB", int(15.77 * GIB), (7, 0)),
+    Card("L4", int(22.03 * GIB), (8, 9)),
+    Card("RTX 3090", int(23.69 * GIB), (8, 6)),
+    Card("RTX 4090", int(23.64 * GIB), (8, 9)),
+    Card("V100-32GB", int(31.74 * GIB), (7, 0)),
+    Card("A100-40GB", int(39.39 * GIB), (8, 0)),
+    Card("A100-80GB", int(79.14 * GIB), (8, 0)),
+    Card("H100", int(79.10 * GIB), (9, 0)),
+    Card("H200", int(139.80 * GIB), (9, 0)),
+)}
+
+# What is on the card besides tensors. Stated assumptions, each a term of its own in `Fit`.
+CONTEXT = 500 * MIB  # CUDA context and loaded kernels; 300 to 600 MiB by card and driver
+FRAGMENTATION = 0.05  # share of the tensors' peak that the caching allocator reserves and cannot use
+
+
+def cublas_workspace(card: Card) -> int:
+    """Bytes cuBLAS keeps, from PyTorch's allocator: per handle 32 MiB on Hopper, 8.125 MiB elsewhere (the default of
+    CUBLAS_WORKSPACE_CONFIG in PyTorch's notes), for two handles: the forward pass and autograd's own thread."""
+    if card.capability < (1, 0):
+        return 0
+    return 2 * (32 * MIB if card.capability >= (9, 0) else int(8.125 * MIB))
+
+
+def find(name: str) -> Card:
+    """The card of that name. Raises ValueError naming the cards there are."""
+    if name not in CARDS:
+        raise ValueError(f"card={name!r} is not known: use one of {', '.join(CARDS)}, or a Card of your own.")
+    return CARDS[name]
+
+
+def here() -> Card:
+    """The GPU of this machine, or the machine itself where there is none (its memory is then what tensors live in)."""
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(0)
+        return Card(found.name, found.total_memory, (found.major, found.minor))
+    return Card("this machine (no GPU)", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), (0, 0))

