@@ -91,13 +91,15 @@ def release() -> None:
 
 
 def _forget_outputs(shell) -> None:
-    names = [name for name in shell.user_ns if name.startswith("_") and name.strip("_").isdigit()]
-    for name in names:
-        del shell.user_ns[name]
+    for names in (shell.user_ns, shell.user_ns_hidden):  # the second keeps copies for %who
+        for name in [name for name in names if name.startswith("_") and name.strip("_").isdigit()]:
+            del names[name]
+        names.update(dict.fromkeys(("_", "__", "___"), ""))
     for name in ("_", "__", "___"):
-        shell.user_ns[name] = ""
         setattr(shell.displayhook, name, "")
     shell.user_ns.get("Out", {}).clear()
+    if getattr(shell, "last_execution_result", None) is not None:  # the value of the cell before this one
+        shell.last_execution_result.result = None
     tracebacks = getattr(shell, "InteractiveTB", None)
     if tracebacks is not None:  # it keeps the last error's traceback, and with it every local of every frame
         tracebacks.tb = tracebacks.etb_type = tracebacks.evalue = None

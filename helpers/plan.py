@@ -32,7 +32,8 @@ BLOCK = {"cuda": 512, "cpu": 1}  # bytes; the CUDA caching allocator's smallest 
 class Plan:
     """One optimizer step, planned.
 
-    timeline   int64 [moments, 5], bytes alive after each event, columns in the order of `CATEGORIES`
+    timeline   int64 [moments, 5], bytes alive after each event, columns in the order of `CATEGORIES`; of the micro-batches
+               the first two, since the others repeat the second
     phases     int8 [moments], index into `PHASES`
     flops      {"forward", "recompute", "backward"}: operations an optimizer step (a multiply-add counts as two)
     parameters number of parameters, trained or not
@@ -81,7 +82,7 @@ class Plan:
         changed = replace(self.recipe, **{name: value for name, value in (("batch_size", batch_size),
                                                                           ("length", length)) if value})
         from helpers.surface import surface  # a surface is made of plans
-        return surface(self.recipe, self.target).plan(changed)
+        return surface(changed, self.target).plan(changed)
 
     def __str__(self) -> str:
         parts = " + ".join(f"{name} {size / GIB:.2f}" for name, size in self.at_peak.items())
@@ -167,6 +168,7 @@ def follow(model, optimizer, make_batch, recipe: Recipe) -> Story:
     with steady_memory(), tracker:
         tracker.adopt([list(model.parameters()), list(model.buffers())], PARAMETERS)
         tracker.adopt([list(state.values()) for state in optimizer.state.values()], OPTIMIZER)
+        tracker.story.begin = len(tracker.story.events)
         tracker.watch_gradients(model)
         train_step(model, optimizer, batches(), recipe.micro_batch * count, recipe, tracker.phase)
     for name in tracker.story.flops:
@@ -193,16 +195,17 @@ def tell(traced: tuple[Story, int], recipe: Recipe, target: str, sizes: np.ndarr
             changes[moment, category] += sizes[storage]
         if kind in (BORN, MOVES):
             where[storage] = category
-    timeline = changes.cumsum(axis=0)
+    first = story.begin - 1  # the moment at which everything that was there before is counted
+    timeline = changes.cumsum(axis=0)[first:]
     moment = int(timeline.sum(axis=1).argmax())
     alive: dict[int, int] = {}
-    for kind, storage, category, _ in story.events[:moment + 1]:
+    for kind, storage, category, _ in story.events[:first + moment + 1]:
         if kind in (BORN, MOVES):
             alive[storage] = category
         elif kind == DIES:
             del alive[storage]
     makers = sorted(((int(sizes[s]), CATEGORIES[c], story.made_by[s]) for s, c in alive.items()), reverse=True)
-    return Plan(recipe, target, timeline, phases, dict(story.flops), parameters, makers)
+    return Plan(recipe, target, timeline, phases[first:], dict(story.flops), parameters, makers)
 
 
 def _fake_batch(model, recipe: Recipe) -> Batch:

@@ -61,7 +61,7 @@ def _mark_phases(axis, plan: Plan) -> None:
     starts = [0, *(np.flatnonzero(np.diff(plan.phases)) + 1), len(plan.phases)]
     for begin, end in zip(starts, starts[1:]):
         axis.axvline(begin, color="white", linewidth=0.8)
-        if end - begin > 0.06 * len(plan.phases):
+        if end - begin > 0.12 * len(plan.phases):
             axis.text((begin + end) / 2, 0.01, PHASES[plan.phases[begin]], transform=axis.get_xaxis_transform(),
                       ha="center", va="bottom", fontsize=8, color="white")
 

@@ -1,8 +1,9 @@
-"""The first cell of every notebook: fetch what is missing, check the versions, pick a GPU, say which profile runs.
+"""The first cell of every notebook: fetch what is missing, check versions, pick a GPU, say which profile runs.
 
-Importing this room imports neither torch nor anything else that is not in Python itself: it must run before torch does,
-and must be able to say that torch is missing.
+Importing this room imports neither torch nor anything else that is not in Python itself: it must run before
+torch does, and must be able to say that torch is missing.
 """
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -17,9 +18,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # what Colab and Kaggle set in their own kernels
-ESSENTIAL = {"torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"}  # no notebook runs without these
+ESSENTIAL = {
+    "torch",
+    "transformers",
+    "datasets",
+    "numpy",
+    "pandas",
+    "matplotlib",
+}  # no notebook runs without these
 DRIVER = Path("/proc/driver/nvidia/gpus")  # one folder a card, on Linux: counts cards without starting CUDA
-QUIET = {  # progress bars and advice of other libraries, which would fill a notebook; helpers shows its own progress
+QUIET = {  # progress bars and advice of other libraries, which would fill a notebook
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -32,10 +40,11 @@ from pathlib import Path
 
 REPOSITORY = "{repository}"
 near = [Path.cwd(), *Path.cwd().parents, Path("{name}")]
-near += [place for depth in ("*", "*/*", "*/*/*") for place in Path("../input").glob(depth)]  # Kaggle's attached data
+near += [place for depth in ("*", "*/*", "*/*/*") for place in Path("../input").glob(depth)]  # on Kaggle
 home = next((place for place in near if (place / "helpers" / "recipe.py").exists()), Path("{name}"))
-if not home.exists() and subprocess.run(["git", "clone", "--quiet", "--depth", "1", REPOSITORY, str(home)]).returncode:
-    raise RuntimeError(f"The course could not be fetched from {{REPOSITORY}}: turn on the internet, or attach a copy.")
+fetch = ["git", "clone", "--quiet", "--depth", "1", REPOSITORY, str(home)]
+if not home.exists() and subprocess.run(fetch).returncode:
+    raise RuntimeError(f"{{REPOSITORY}} could not be fetched: turn on the internet, or attach a copy of it.")
 sys.path.insert(0, str(home.resolve()))
 
 from helpers import start
@@ -66,30 +75,40 @@ def notebook() -> None:
     _inline()
     _hush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about a card that it cannot use; the profile's reason says it
+        warnings.simplefilter(
+            "ignore"
+        )  # torch warns about a card that it cannot use; the profile's reason says it
         from helpers import profile
+
         chosen = profile.choose()
         cuda, why = profile.usable_cuda()
-    versions = ", ".join(f"{name} {importlib.metadata.version(name).split('+')[0]}" for name in ("torch", "transformers"))
-    print(f"Python {platform.python_version()}, {versions}, on {'the GPU' if chosen.device == 'cuda' else 'the CPU'}.")
-    print(f"Profile {chosen.name}: {chosen.reason}. TIGHT_FIT_PROFILE=mini or full chooses another.")
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name).split('+')[0]}" for name in ("torch", "transformers")
+    )
+    device = "the GPU" if chosen.device == "cuda" else "the CPU"
+    print(f"Python {platform.python_version()}, {versions}, on {device}.")
+    other = "" if "TIGHT_FIT_PROFILE" in chosen.reason else " TIGHT_FIT_PROFILE=mini or full chooses another."
+    print(f"Profile {chosen.name}: {chosen.reason}.{other}")
     notes = [f"{'; '.join(absent)}: what needs it cannot run"] if absent else []
     if not cuda and why != "no GPU found" and why not in chosen.reason:
         notes.append(why)
     if cards > 1:
         notes.append(f"one of {cards} GPUs is used, as Trainer would split every batch over all of them")
     if chosen.name == "full" and not _hub_has_weights():
-        notes.append("the hub does not answer, so full models start from random weights, and every accuracy says so")
+        notes.append(
+            "the hub does not answer, so full models start from random weights, and every accuracy says so"
+        )
     if notes:
         print(f"Mind: {'; '.join(notes)}.")
 
 
 def say(text: str) -> None:
-    """Show a sentence whose numbers the code has just computed: as Markdown, and as plain text where there is none."""
+    """Show a sentence whose numbers the code has just computed: as Markdown, or as text where there is no page."""
     if _shell() is None:
         print(text)
         return
     from IPython.display import display
+
     display({"text/markdown": text, "text/plain": text}, raw=True)
 
 
@@ -101,6 +120,7 @@ def hosted() -> bool:
 def problems() -> dict[str, str]:
     """{package: what is wrong} for requirements.txt in this Python. Empty when all is well."""
     from packaging.requirements import Requirement
+
     found = {}
     for line in (ROOT / "requirements.txt").read_text(encoding="utf8").splitlines():
         if not line.strip() or line.startswith("#"):
@@ -133,10 +153,12 @@ def install() -> None:
 
 
 def complain() -> list[str]:
-    """Raise RuntimeError when the course cannot run here, with what to do; give the problems that stop only a part."""
+    """Raise RuntimeError, with what to do, when the course cannot run here; give what stops only a part of it."""
     remedy = "run `pip install -r requirements.txt` in the course's folder, then restart the kernel"
     if sys.version_info < (3, 11):
-        raise RuntimeError(f"This is Python {platform.python_version()}, the course needs 3.11 or newer: choose another kernel.")
+        raise RuntimeError(
+            f"This is Python {platform.python_version()} and the course needs 3.11: choose another kernel."
+        )
     if not _installed("packaging"):  # nearly every library brings it
         raise RuntimeError(f"The libraries of the course are not installed: {remedy}.")
     wrong = problems()
@@ -148,9 +170,9 @@ def complain() -> list[str]:
 def one_gpu() -> int:
     """Hide all GPUs but the first from this process, and give the number of cards that were visible.
 
-    CUDA reads the variable once, when it starts, so this must come before the first CUDA call of the kernel; later it
-    changes nothing. Why: with two T4s, transformers' Trainer silently switches to DataParallel, and every number of a
-    one-GPU notebook would be another.
+    CUDA reads the variable once, when it starts, so this must come before the first CUDA call of the kernel;
+    later it changes nothing. Why: with two T4s, transformers' Trainer silently switches to DataParallel, and
+    every number of a one-GPU notebook would be another.
     """
     given = os.environ.get(VISIBLE)
     if given is None:
@@ -173,6 +195,7 @@ def _installed(name: str) -> bool:
 
 def _hub_has_weights() -> bool:
     from helpers import hub, models
+
     return hub.available("model", models.REPOS["deberta"]) is not None
 
 
@@ -184,6 +207,7 @@ def _shell():
 def _inline() -> None:
     """Figures as pictures in the page, in the course's style."""
     from helpers import plots
+
     if _shell() is not None:
         _shell().run_line_magic("matplotlib", "inline")
     plots.style()
@@ -192,6 +216,7 @@ def _inline() -> None:
 def _hush() -> None:
     import datasets
     import transformers
+
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

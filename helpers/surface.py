@@ -2,7 +2,7 @@
 
 The same operations run whatever the shape; only sizes change. A storage of a transformer holds
 (a + b·rows)·(1, length, length²) elements, so six traces of small shapes give each storage's size as a polynomial,
-and a seventh checks all of them. The peak is then searched on the recomputed timeline, wherever it moves.
+and a seventh, at a point not used, checks all of them. The peak is then searched on the recomputed timeline, wherever it moves.
 """
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from helpers.plan import Plan, _shape, tell, trace
 from helpers.recipe import Recipe
 
-ROWS = (2, 3)
+ROWS = {False: (2, 3), True: (1,)}  # a single row takes other operations (nothing to transpose): its own surface
 LENGTHS = (24, 40, 64)
-CHECK = (5, 56)
+CHECK = {False: (5, 56), True: (1, 56)}
 
 
 class Surface:
@@ -27,15 +27,17 @@ class Surface:
 
     def __init__(self, recipe: Recipe, target: str):
         self.recipe, self.target = recipe, target
+        self.single = recipe.micro_batch == 1
         text = recipe.task == "text"
-        points = [(rows, length) for rows in ROWS for length in (LENGTHS if text else (None,))]
+        points = [(rows, length) for rows in ROWS[self.single] for length in (LENGTHS if text else (None,))]
         traces = [trace(_resized(recipe, *point), target) for point in points]
-        check = (CHECK[0], CHECK[1] if text else None)
+        rows, length = CHECK[self.single]
+        check = (rows, length if text else None)
         checked = trace(_resized(recipe, *check), target)
         self.story, self.parameters = checked
         if any(story.events != self.story.events for story, _ in traces):
             raise RuntimeError("This model takes other operations at other shapes: plan each shape by itself.")
-        basis = np.array([_basis(*point) for point in points])
+        basis = np.array([self._basis(*point) for point in points])
         sizes = np.array([story.bytes for story, _ in traces], dtype=float)
         flops = np.array([list(story.flops.values()) for story, _ in traces], dtype=float)
         self.sizes = np.linalg.solve(basis, sizes)
@@ -45,15 +47,20 @@ class Surface:
             raise RuntimeError("This model's sizes are no polynomial of rows and length: plan each shape by itself.")
 
     def _sizes(self, rows: int, length: int | None) -> np.ndarray:
-        return np.rint(np.array(_basis(rows, length)) @ self.sizes).astype(np.int64)
+        return np.rint(np.array(self._basis(rows, length)) @ self.sizes).astype(np.int64)
 
     def _flops(self, rows: int, length: int | None) -> np.ndarray:
-        return np.rint(np.array(_basis(rows, length)) @ self.flops).astype(np.int64)
+        return np.rint(np.array(self._basis(rows, length)) @ self.flops).astype(np.int64)
+
+    def _basis(self, rows: int, length: int | None) -> list[float]:
+        powers = (1, length, length**2) if length else (1,)
+        return [factor * power for factor in ((1,) if self.single else (1, rows)) for power in powers]
 
     def plan(self, recipe: Recipe) -> Plan:
         """The plan of a recipe that differs in batch_size, length or number of micro-batches (one stays one)."""
-        if _resized(_shape(recipe), *CHECK) != _resized(_shape(self.recipe), *CHECK):
-            raise ValueError("This surface was made for a recipe that differs in more than batch size and length.")
+        if _key(recipe) != _key(self.recipe):
+            raise ValueError("This surface was made for a recipe that differs in more than batch size and length, "
+                             "or has one row a micro-batch where the other has several.")
         shape = recipe.micro_batch, recipe.tokens
         groups = recipe.accumulation / min(recipe.accumulation, 2)
         plan = tell((self.story, self.parameters), recipe, self.target, self._sizes(*shape))
@@ -63,7 +70,7 @@ class Surface:
 
 def surface(recipe: Recipe, target: str = "cuda") -> Surface:
     """The surface through a recipe, made once and kept."""
-    return _surface(_resized(_shape(recipe), *CHECK), target)
+    return _surface(_key(recipe), target)
 
 
 @lru_cache(maxsize=32)
@@ -78,6 +85,6 @@ def _resized(recipe: Recipe, rows: int, length: int | None) -> Recipe:
                    length=length if recipe.task == "text" else None)
 
 
-def _basis(rows: int, length: int | None) -> list[float]:
-    powers = (1, length, length**2) if length else (1,)
-    return [rows**i * power for i in (0, 1) for power in powers]
+def _key(recipe: Recipe) -> Recipe:
+    """The same for all recipes that share a surface."""
+    return _resized(_shape(recipe), *CHECK[recipe.micro_batch == 1])

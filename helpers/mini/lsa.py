@@ -1,8 +1,8 @@
 """A warm start for the word embeddings: latent semantic analysis of the pretraining corpus.
 
-Deerwester et al., "Indexing by Latent Semantic Analysis" (1990): the singular vectors of the token-by-document table
-put tokens that occur in the same documents close together. It takes seconds and no label, and spares a transformer of
-this size the long start in which it learns little but word frequencies.
+Deerwester et al., "Indexing by Latent Semantic Analysis" (1990): the singular vectors of the
+token-by-document table put tokens that occur in the same documents close together. It takes seconds and no
+label, and spares a transformer of this size the long start in which it learns little but word frequencies.
 """
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import torch
 
 
 
-def embeddings(documents: list[np.ndarray], vocabulary: int, width: int, spread: float, seed: int) -> torch.Tensor:
-    """(vocabulary, width) float32 from token ids of each document, standard deviation `spread`; the same on every run
-    with one thread.
+def embeddings(
+    documents: list[np.ndarray], vocabulary: int, width: int, spread: float, seed: int
+) -> torch.Tensor:
+    """(vocabulary, width) float32 from token ids of each document, standard deviation `spread`; the same on
+    every run with one thread.
 
-    Entries of the table are log(1 + count) times log inverse document frequency, documents scaled to length 1.
+    Entries of the table are log(1 + count) times log inverse document frequency, documents scaled to length
+    1.
     """
     counts = [np.unique(ids, return_counts=True) for ids in documents]
     column = np.concatenate([found for found, _ in counts])
@@ -24,7 +27,9 @@ def embeddings(documents: list[np.ndarray], vocabulary: int, width: int, spread:
     value = np.log1p(np.concatenate([n for _, n in counts])) * rarity[column]
     value /= np.sqrt(np.bincount(row, value**2))[row] + 1e-9
     place, shape = torch.from_numpy(np.stack([row, column])), (len(counts), vocabulary)
-    weights = torch.sparse_coo_tensor(place, torch.from_numpy(value).float(), shape, is_coalesced=True, check_invariants=False)
+    weights = torch.sparse_coo_tensor(
+        place, torch.from_numpy(value).float(), shape, is_coalesced=True, check_invariants=False
+    )
     torch.manual_seed(seed)
     _, strength, vectors = torch.svd_lowrank(weights, q=width, niter=4)
     vectors = vectors * strength.sqrt()

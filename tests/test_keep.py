@@ -1,0 +1,106 @@
+"""`make record`: a notebook's runs are kept together and complete, or not at all."""
+
+import json
+import os
+from dataclasses import replace as change
+
+import pytest
+
+from helpers.course import files, keep
+from helpers.course.execute import Failed
+from helpers.recipe import replace
+from helpers.record import read
+from tests.small import AFTER, BEFORE, a_run, files_in, notebook, writing
+
+
+def test_record_keeps_a_checked_run_under_its_device(folder, tmp_path, capsys):
+    path, out = notebook(folder, writing(BEFORE, AFTER)), tmp_path / "results"
+    out.mkdir()
+    other = {"00_small.before.nvidia-t4.json", "00_smaller.before.cpu.json"}
+    for name in other | {"00_small.gone.cpu.json"}:
+        (out / name).write_text("{}")
+    keep.record([path], True, out, "make record-dry")
+    assert set(files_in(out)) == other | {"00_small.before.cpu.json", "00_small.after.cpu.json"}
+    assert "00_small.after.cpu.json" in capsys.readouterr().out
+    for name in other:
+        (out / name).unlink()
+    assert set(read("00_small", out)) == {"before", "after"}
+
+
+def test_a_dry_record_keeps_nothing(folder, capsys):
+    before = files_in(keep.RESULTS)
+    keep.record([notebook(folder, writing(BEFORE))], True, None, "make record-dry")
+    assert "nothing was kept" in capsys.readouterr().out and files_in(keep.RESULTS) == before
+
+
+HALF = BEFORE.to_json()[:200]
+LACKING = json.dumps({key: value for key, value in json.loads(BEFORE.to_json()).items() if key != "plan"})
+
+
+@pytest.mark.parametrize(
+    "cell, why",
+    [
+        (writing(BEFORE) + "\n1 / 0", "ZeroDivisionError"),
+        (writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({HALF!r})", "no complete run"),
+        (writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({LACKING!r})", "missing plan"),
+        (writing(BEFORE) + "\n(folder / '00_small.after.1.unfinished').write_text('')", "no complete run"),
+        (writing(BEFORE, a_run("01_other/before")), "is named '01_other/before'"),
+        (
+            writing(BEFORE, change(AFTER, recipe=replace(AFTER.recipe, profile="full"))),
+            "ran in the full profile",
+        ),
+        ("x = 1", "wrote no run"),
+    ],
+)
+def test_half_a_record_is_none(folder, tmp_path, cell, why):
+    out = tmp_path / "results"
+    out.mkdir()
+    (out / "00_small.before.cpu.json").write_text("the old one")
+    with pytest.raises(Failed, match=why):
+        keep.record([notebook(folder, cell)], True, out, "make record-dry")
+    assert files_in(out) == {"00_small.before.cpu.json": b"the old one"}
+
+
+def test_record_wants_a_gpu(folder, monkeypatch):
+    monkeypatch.setattr("helpers.profile.usable_cuda", lambda: (False, "no GPU found"))
+    with pytest.raises(
+        ValueError, match="taken on a GPU, and here it cannot be .no GPU found.: try `make record-dry`"
+    ):
+        keep.record([notebook(folder, writing(BEFORE))], False, None, "make record")
+
+
+def test_record_on_a_gpu_checks_profile_and_device(tmp_path):
+    path = tmp_path / "00_small.before.json"
+    full = change(BEFORE, recipe=replace(BEFORE.recipe, profile="full"))
+    path.write_text(full.to_json())
+    with pytest.raises(Failed, match="ran on cpu, not on cuda"):
+        keep.checked("00_small", tmp_path, "full", "cuda")
+    card = change(
+        full,
+        environment={"device": "cuda", "name": "NVIDIA H100 80GB HBM3"},
+        memory=full.memory | {"allocated": 1, "reserved": 2, "device": 3},
+    )
+    path.write_text(card.to_json())
+    assert set(keep.checked("00_small", tmp_path, "full", "cuda")) == {
+        "00_small.before.nvidia-h100-80gb-hbm3.json"
+    }
+
+
+def test_replace_all_is_all_or_nothing(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old a")
+    (tmp_path / "c").write_text("old c")
+    real, calls = os.replace, []
+
+    def breaks(source, target):
+        calls.append(target)
+        if len(calls) == 4:
+            raise OSError("disk")
+        real(source, target)
+
+    monkeypatch.setattr(files.os, "replace", breaks)
+    with pytest.raises(OSError, match="disk"):
+        files.replace_all(tmp_path, {"a": "new a", "b": "new b"}, [tmp_path / "c"])
+    assert files_in(tmp_path) == {"a": b"old a", "c": b"old c"}
+    monkeypatch.setattr(files.os, "replace", real)
+    files.replace_all(tmp_path, {"a": "new a", "b": "new b"}, [tmp_path / "c"])
+    assert files_in(tmp_path) == {"a": b"new a", "b": b"new b"}

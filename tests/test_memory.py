@@ -1,0 +1,49 @@
+"""Measuring, and giving memory back, in a real kernel as in a notebook."""
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from helpers import memory, train
+from helpers.plan import plan
+from helpers.recipe import Recipe
+
+# Each cell holds the tensor in one of the ways a notebook does: Out and _, the last error, its frames.
+HOLD = [
+    "import sys, weakref, torch\nfrom helpers import memory\n"
+    "class Model:\n    def __init__(self): self.weights = torch.zeros(10**6)\n"
+    "alive = []\ndef new():\n    model = Model(); alive.append(weakref.ref(model)); return model",
+    "new()",  # a bare model on the last line: Out, _
+    "def train_it():\n    model = new()\n    raise RuntimeError('CUDA out of memory.')\ntrain_it()",
+    "held = [reference() is not None for reference in alive]",
+    "memory.release()",
+    "print(held, [reference() is not None for reference in alive])",
+]
+
+
+def test_release_lets_go_of_what_a_kernel_holds():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in HOLD])
+    notebook.cells[2].metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    assert notebook.cells[-1].outputs[0].text.strip() == "[True, True] [False, False]"
+
+
+def test_release_outside_a_notebook_does_no_harm():
+    memory.release()
+
+
+def test_without_cuda_there_are_no_cuda_figures():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    recipe = Recipe(model="vit", batch_size=4)
+    found = memory.measure(recipe, train.encoded(recipe)["train"])
+    assert (found.allocated, found.reserved, found.device) == (None, None, None)
+    assert found.tracked.peak == plan(recipe, "cpu").peak
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_cuda_the_peak_is_near_the_plan():
+    recipe = Recipe(model="vit", batch_size=64)
+    found = memory.measure(recipe, train.encoded(recipe)["train"], "cuda")
+    assert found.allocated <= found.reserved <= found.device
+    assert plan(recipe, "cuda").peak == pytest.approx(found.tracked.peak, rel=0.05)

@@ -1,0 +1,39 @@
+"""README says what the code says."""
+import re
+from dataclasses import replace as with_
+
+from PIL import Image
+
+from helpers import record
+from helpers.course import ROOT, readme
+from tests.small import a_run
+
+TEXT = readme.README.read_text(encoding="utf8")
+
+
+def test_the_tables_are_fresh():
+    assert readme.fill(TEXT) == TEXT, "README.md is stale: run `make readme`"
+
+
+def test_the_picture_shows_todays_plan():
+    with Image.open(readme.PICTURE) as picture:
+        assert picture.info["Description"] == readme.digest(), "docs/plan.png is stale: run `make readme`"
+
+
+def test_its_links_and_make_targets_exist():
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT):
+        assert (ROOT / link).exists(), link
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)\b(?! a|s)", "\n".join(re.findall(r"`[^`\n]+`|^make .*", TEXT, re.MULTILINE)))) <= targets
+
+
+def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    assert "no run from a GPU" in readme.trust()
+    for label, planned in (("before", 98), ("after", 104)):
+        run = a_run(f"00_small/{label}")
+        gpu = with_(run, plan=run.plan | {"peak": planned}, environment={"device": "cuda", "name": "Card X"},
+                    memory=run.memory | {"allocated": 100, "reserved": 120, "device": 200})
+        (tmp_path / f"00_small.{label}.card-x.json").write_text(gpu.to_json())
+    assert "by 3.0% in the mean and by +4.0% at worst (00_small/after, Card X)" in readme.trust()
+    assert "Card X: after 100 bytes (plan +4.0%)" in readme.recorded("00_small")

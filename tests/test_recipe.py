@@ -1,0 +1,75 @@
+"""A recipe is complete, and a wrong one is refused in one sentence."""
+from dataclasses import fields, replace
+
+import pytest
+
+from helpers import data
+from helpers.recipe import DATASETS, Recipe, difference
+
+WRONG = [
+    (dict(precision="int3"), ValueError, "fp32"),
+    (dict(batch_size=0), ValueError, "at least 1"),
+    (dict(batch_size=True), TypeError, "whole number"),
+    (dict(batch_size=16.0), TypeError, "whole number"),
+    (dict(batch_size=16, accumulation=3), ValueError, "divide"),
+    (dict(accumulation=0), ValueError, "at least 1"),
+    (dict(model="bert"), ValueError, "deberta"),
+    (dict(model=None), ValueError, "deberta"),
+    (dict(profile="tiny"), ValueError, "mini"),
+    (dict(model="deberta-large"), ValueError, "full"),
+    (dict(weights="good"), ValueError, "random"),
+    (dict(data="imdb"), ValueError, "r8"),
+    (dict(model="vit", data="r8"), ValueError, "digits"),
+    (dict(model="vit", length=64), ValueError, "text"),
+    (dict(length=2), ValueError, "at least 3"),
+    (dict(length=4096), ValueError, "512"),
+    (dict(steps=0), ValueError, "at least 1"),
+    (dict(seed=-1), ValueError, "at least 0"),
+    (dict(train_size=0), ValueError, "at least 1"),
+    (dict(learning_rate=0), ValueError, "above 0"),
+    (dict(learning_rate=float("nan")), ValueError, "finite"),
+    (dict(learning_rate="1e-3"), TypeError, "number"),
+    (dict(weight_decay=-0.1), ValueError, "at least 0"),
+    (dict(warmup=1.5), ValueError, "share"),
+    (dict(max_grad_norm=0), ValueError, "above 0"),
+    (dict(checkpointing=1), TypeError, "True or False"),
+]
+
+
+@pytest.mark.parametrize("changes, kind, says", WRONG, ids=[str(case[0]) for case in WRONG])
+def test_wrong_recipes_are_refused_in_one_sentence(changes, kind, says):
+    with pytest.raises(kind) as caught:
+        Recipe(**changes)
+    message = str(caught.value)
+    assert says in message and "\n" not in message and message.endswith(".")
+    assert next(iter(changes)) in message or len(changes) > 1
+
+
+def test_there_and_back():
+    recipe = Recipe(model="vit", train_size=100, accumulation=4, precision="bf16", seed=3)
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    with pytest.raises(ValueError, match="no field colour"):
+        Recipe.from_dict({"colour": "red"})
+
+
+def test_difference_names_the_fields():
+    before = Recipe()
+    assert difference(before, replace(before, accumulation=4)) == {"accumulation": (1, 4)}
+    assert difference(before, before) == {}
+
+
+def test_what_a_recipe_leaves_out_follows_model_and_profile():
+    assert Recipe().dataset == "r8" and Recipe(profile="full").dataset == "newsgroups"
+    assert Recipe().tokens == 64 and Recipe(profile="full").tokens == 256 and Recipe(model="vit").tokens is None
+    assert Recipe(batch_size=16, accumulation=4).micro_batch == 4
+    assert Recipe(learning_rate=0.5).rate == 0.5
+
+
+def test_the_docstring_names_every_field():
+    for field in fields(Recipe):
+        assert field.name in Recipe.__doc__
+
+
+@pytest.mark.parametrize("name", ["r8", "newsgroups", "digits"])
+def test_the_number_of_classes_is_that_of_the_data(name):
+    assert data.load(name)["train"].features["label"].num_classes == DATASETS[name].classes
