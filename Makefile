@@ -13,7 +13,7 @@ NEEDS := $(if $(filter $(VENV)/%,$(PY)),$(READY))
 PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab record record-dry notebooks pretrain badges readme clean
+.PHONY: help run test lab record record-dry notebooks pretrain badges readme bench clean
 
 help:
 	@echo "make run         execute the notebooks on a CPU with the small models, write pages, print the tables"
@@ -23,6 +23,7 @@ help:
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
+	@echo "make bench       the planner against real tensors to the byte, and its time beside the naive plan's"
 	@echo "make readme      write the tables and the picture of README.md anew"
 	@echo "make pretrain    make the small models again (minutes)"
 	@echo "make clean       remove build/ and caches, not $(VENV)"
@@ -61,6 +62,9 @@ notebooks: $(NEEDS)
 
 badges: $(NEEDS)
 	@$(COURSE) badges
+
+bench: $(NEEDS)
+	@$(PY) -m helpers.bench
 
 readme: $(NEEDS)
 	@$(PY) -c "from helpers.course import readme; readme.write()"

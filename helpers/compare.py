@@ -19,14 +19,13 @@ class Table:
         self.caption = caption
 
     def __str__(self) -> str:
-        text = self.frame.to_string(index=False)
-        return f"{self.caption}\n{text}" if self.caption else text
+        return "\n".join(part for part in (self.caption, "" if self.frame.empty else self.frame.to_string(index=False)) if part)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         caption = f"<p>{self.caption}</p>" if self.caption else ""
-        return caption + self.frame.to_html(index=False, border=0, justify="right")
+        return caption + ("" if self.frame.empty else self.frame.to_html(index=False, border=0, justify="right"))
 
     def to_markdown(self) -> str:
         """As a GitHub table."""
@@ -71,11 +70,11 @@ def plans(found: Mapping[str, Plan]) -> Table:
                    "FLOPs a step": number(sum(plan.flops.values()))} for label, plan in found.items()])
 
 
-def record(notebook: str) -> Table | str:
-    """The newest record of a notebook's runs, or one line that says how to take one."""
+def record(notebook: str) -> Table:
+    """The newest record of a notebook's runs; without one a table of no rows, whose caption says how to take one."""
     found = read(notebook)
     if not found:
-        return missing(notebook)
+        return Table([], missing(notebook))
     first = next(iter(found.values()))
     where = first.environment
     return runs(found, f"Recorded on {first.date[:10]}: {where['name']}, driver {where['driver']}, torch {where['torch']}, "

@@ -147,7 +147,7 @@ def trace(recipe: Recipe, target: str) -> tuple[Story, int]:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        story = follow(model, optimizer, lambda: _fake_batch(model, recipe), recipe)
+        story = follow(model, optimizer, lambda: fake_batch(model, recipe), recipe)
     return story, sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -208,7 +208,8 @@ def tell(traced: tuple[Story, int], recipe: Recipe, target: str, sizes: np.ndarr
     return Plan(recipe, target, timeline, phases[first:], dict(story.flops), parameters, makers)
 
 
-def _fake_batch(model, recipe: Recipe) -> Batch:
+def fake_batch(model, recipe: Recipe) -> Batch:
+    """One micro-batch without values, as `data.Encoded.batch` makes it; inside FakeTensorMode."""
     rows = recipe.micro_batch
     labels = torch.zeros(rows, dtype=torch.long)
     if recipe.task == "text":

@@ -79,7 +79,8 @@ def categories(plans: Mapping[str, Plan], card: str | None = None) -> Figure:
         axis.barh(list(plans), values, left=left, color=COLOURS[category], label=category, height=0.65)
         left += values
     for row, total in enumerate(left):
-        axis.text(total, row, f" {total:.2f}", va="center", fontsize=9)
+        axis.text(total, row, f" {total:.2f}", va="center", fontsize=9, zorder=3,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
     if card:
         axis.axvline(limit / unit, color="black", linestyle="--", linewidth=1, label=f"{card}: {limit / unit:.1f} {name}")
     axis.invert_yaxis()

@@ -1,6 +1,5 @@
 """The planner against real tensors, torch's own tracker, the CPU's allocator, and itself."""
 import gc
-import warnings
 from itertools import product
 
 import numpy as np
@@ -11,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import advice, cards, memory, models, train
-from helpers.plan import _fake_batch, plan, trace
+from helpers import advice, bench, cards, memory, models, train
+from helpers.plan import fake_batch, plan, trace
 from helpers.recipe import PRECISIONS, Recipe, replace
 from helpers.step import loss_sum, make_optimizer, train_step
 from helpers.surface import surface
@@ -59,22 +58,9 @@ def test_the_cpus_own_allocator_agrees_to_the_byte(model):
                          ids=["mini deberta", "mini vit", "deberta-v3-base"])
 def test_torchs_own_tracker_agrees_by_category(recipe):
     """torch.distributed._tools.MemTracker, another implementation, on the same fake step."""
-    from torch.distributed._tools.mem_tracker import MemTracker
-    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        net = models.empty(recipe)
-        optimizer = make_optimizer(net, recipe)
-        tracker = MemTracker()
-        tracker.track_external(net, optimizer)
-        with tracker:
-            for step in range(2):
-                train_step(net, optimizer, [_fake_batch(net, recipe)], recipe.batch_size, recipe)
-                if step == 0:
-                    tracker.reset_mod_stats()
-    seen = {str(kind).split(".")[-1]: size for kind, size in
-            next(iter(tracker.get_tracker_snapshot("peak").values())).items()}
+    _, seen = bench.naive(recipe)
     planned = plan(recipe, "cpu").at_peak
-    assert planned == {"parameters": seen["_MemRefType.PARAM".split(".")[-1]] + seen["BUFFER"], "gradients": seen["GRAD"],
+    assert planned == {"parameters": seen["PARAM"] + seen["BUFFER"], "gradients": seen["GRAD"],
                        "optimizer states": seen["OPT"], "activations": seen["ACT"], "temporaries": seen["TEMP"]}
 
 
@@ -98,7 +84,7 @@ def test_fused_attention_counts_the_flops_of_the_plain_formula():
     with FakeTensorMode(allow_non_fake_inputs=True):
         net = models.empty(recipe)
         with FlopCounterMode(display=False) as counter:
-            loss_sum(net, _fake_batch(net, recipe), recipe)
+            loss_sum(net, fake_batch(net, recipe), recipe)
     attention = 2 * 2 * recipe.batch_size * shape.num_hidden_layers * tokens**2 * shape.hidden_size
     assert plan(recipe, "cpu").flops["forward"] == counter.get_total_flops() + attention
 

@@ -67,7 +67,8 @@ def test_named_runs_are_written_when_asked(before, tmp_path, monkeypatch):
 
 
 def test_without_a_record_a_notebook_says_how_to_take_one():
-    assert compare.record("99_test") == record.missing("99_test")
+    empty = compare.record("99_test")
+    assert str(empty) == record.missing("99_test") and empty._repr_html_() == f"<p>{record.missing('99_test')}</p>"
     assert "make record N=99" in record.missing("99_test")
 
 

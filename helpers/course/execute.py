@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -98,14 +99,12 @@ def execute(path: Path, environment: dict[str, str]) -> tuple[NotebookNode, floa
     )
     try:
         client.execute(env={**os.environ, **QUIET, **environment})
-    except (
-        CellControlSignal,
-        DeadKernelError,
-    ) as error:  # an exception, a cell past its time, a kernel that died
-        raise Failed(_report(path, notebook, now, error)) from None
-    except AssertionError:  # nbclient ends an interrupted kernel itself and then misses it
-        if client.km is None:
+    except Exception as error:
+        if getattr(client, "_async_cleanup_kernel_future", None):  # nbclient took the signal and ended the kernel
+            logging.getLogger("asyncio").disabled = True  # its other tasks then fail, and that is no news
             raise KeyboardInterrupt from None
+        if isinstance(error, (CellControlSignal, DeadKernelError)):  # a cell raised or hung, or the kernel died
+            raise Failed(_report(path, notebook, now, error)) from None
         raise
     finally:
         seconds = line.end()

@@ -1,0 +1,89 @@
+"""`make bench`: the planner against real tensors to the byte, and its time beside the naive plan's.
+
+The naive plan is the whole model's step, twice (so that the optimizer has its states), under torch's own `MemTracker`.
+Both are timed alternately in this process, each on shapes not planned before, and reported as the ratio of the medians.
+"""
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from helpers import memory, models, train
+from helpers.compare import Table
+from helpers.plan import fake_batch, plan
+from helpers.recipe import Recipe, replace
+from helpers.step import make_optimizer, train_step
+
+FULL = {"DeBERTa-v3-base, 16 × 256": Recipe(profile="full", batch_size=16, length=256),
+        "ViT-B/16, 32 images": Recipe(profile="full", model="vit", batch_size=32),
+        "DeBERTa-v3-large, 16 × 256": Recipe(profile="full", model="deberta-large", batch_size=16, length=256)}
+MINI = {"mini DeBERTa, 16 × 64": Recipe(), "mini ViT, 16 images": Recipe(model="vit")}
+CHANGES = ({}, {"accumulation": 4}, {"precision": "bf16"}, {"checkpointing": True},
+           {"accumulation": 2, "precision": "bf16", "checkpointing": True})
+ROUNDS = 3
+
+
+def naive(recipe: Recipe) -> tuple[int, dict[str, int]]:
+    """(peak bytes, bytes by torch's own names of the categories) of a step of the whole model, by `MemTracker`."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = models.empty(recipe)
+        optimizer = make_optimizer(model, recipe)
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        with tracker:
+            for step in range(2):
+                train_step(model, optimizer, [fake_batch(model, recipe)], recipe.batch_size, recipe)
+                if step == 0:
+                    tracker.reset_mod_stats()
+    seen = {str(kind).split(".")[-1]: size
+            for kind, size in next(iter(tracker.get_tracker_snapshot("peak").values())).items()}
+    return seen.pop("Total"), seen
+
+
+def bytes_table() -> Table:
+    """Plan against real tensors of the mini models, a row a change of the recipe."""
+    rows = []
+    for name, recipe in MINI.items():
+        for change in CHANGES:
+            changed = replace(recipe, **change)
+            planned = plan(changed, "cpu")
+            real = memory.measure(changed, train.encoded(changed)["train"]).tracked
+            moments = (planned.timeline != real.timeline).any(axis=1).sum() if len(planned.timeline) == len(real.timeline) else "all"
+            rows.append({"model": name, "change": ", ".join(f"{key}={value}" for key, value in change.items()) or "none",
+                         "planned peak": f"{planned.peak:,}", "real peak": f"{real.peak:,}", "moments": f"{len(real.timeline):,}",
+                         "moments that differ": str(moments)})
+    return Table(rows, "Plan against real tensors, bytes")
+
+
+def times_table() -> Table:
+    rows = []
+    for name, recipe in FULL.items():
+        ours, theirs = [], []
+        for turn in range(ROUNDS):  # another batch size each time: nothing is taken from a cache
+            changed = replace(recipe, batch_size=recipe.batch_size + turn)
+            begin = time.perf_counter()
+            planned = plan(changed, "cpu")
+            middle = time.perf_counter()
+            peak, _ = naive(changed)
+            ours.append(middle - begin)
+            theirs.append(time.perf_counter() - middle)
+        rows.append({"model": name, "planner": f"{statistics.median(ours):.2f} s ({min(ours):.2f} to {max(ours):.2f})",
+                     "naive": f"{statistics.median(theirs):.2f} s ({min(theirs):.2f} to {max(theirs):.2f})",
+                     "ratio": f"{statistics.median(theirs) / statistics.median(ours):.1f}",
+                     "peak, planner": f"{planned.peak:,}", "peak, naive": f"{peak:,}"})
+    return Table(rows, f"Seconds to plan the whole model, median of {ROUNDS} on {torch.get_num_threads()} threads")
+
+
+def main() -> None:
+    print(bytes_table(), "\n")
+    print(times_table())
+
+
+if __name__ == "__main__":
+    main()
