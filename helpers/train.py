@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,8 +71,8 @@ def _fit(recipe, train, device, folder, save_every, progress) -> Fit:
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took
     start, losses = checkpoints.load(folder, recipe, model, optimizer) if folder else (0, [])
     clock, rows, unread = Clock(device), [], []
-    quiet = {} if progress else {"disable": True}  # when it is not said here, TQDM_DISABLE=1 decides
-    bar = tqdm(range(start, recipe.steps), initial=start, total=recipe.steps, desc=recipe.model, leave=False, **quiet)
+    quiet = not progress or os.environ.get("TQDM_DISABLE") == "1"  # which tqdm's notebook form does not read itself
+    bar = tqdm(range(start, recipe.steps), initial=start, total=recipe.steps, desc=recipe.model, leave=False, disable=quiet)
     for step in bar:
         clock.start()
         for group in optimizer.param_groups:

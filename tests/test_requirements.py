@@ -12,8 +12,10 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from helpers import start
+
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = "helpers/course"  # the part of helpers that runs on requirements-dev.txt
+TOOLS = ("helpers/course",)  # what may import the part of requirements.txt that only make needs
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 
 
@@ -83,7 +85,8 @@ def notebook_code(path):
     return re.sub(r"^(\s*)[%!].*$", r"\1pass", code, flags=re.MULTILINE)
 
 
-EVERYTHING = requirements("requirements.txt", "requirements-dev.txt")
+EVERYTHING = requirements("requirements.txt")
+NOTEBOOKS = {canonicalize_name(requirement.name): requirement for requirement in start.requirements()}
 PINS = requirements("constraints.txt")
 
 
@@ -92,9 +95,7 @@ def test_conda_says_the_same():
     said = conda_lines(text)
     assert said[0] == "-c constraints.txt"
     assert said[1:] == [
-        str(line)
-        for name in ("requirements.txt", "requirements-dev.txt")
-        for line in lines((ROOT / name).read_text(encoding="utf8"))
+        str(line) for line in lines((ROOT / "requirements.txt").read_text(encoding="utf8"))
     ]
 
 
@@ -128,6 +129,12 @@ def test_constraints_pin_all_that_is_brought():
     assert not {name for name in closure(EVERYTHING) - set(PINS) if not cuda.match(name)}
 
 
+def test_a_notebook_asks_for_no_server_and_no_test_runner():
+    """Colab and Kaggle have a Jupyter of their own, which must stay as it is."""
+    assert {"torch", "ipywidgets"} <= set(NOTEBOOKS) < set(EVERYTHING)
+    assert not set(NOTEBOOKS) & {"jupyterlab", "nbval", "pytest", "nbclient"}
+
+
 def test_ranges_leave_torch_alone():
     """The oldest and newest releases that the course is said to run on, and later ones of torch."""
     for version in ("2.11.0", "2.13.0", "2.14.1"):
@@ -140,14 +147,13 @@ def test_ranges_leave_torch_alone():
     "path", sorted((ROOT / "helpers").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_what_helpers_import_is_required(path):
-    tool = str(path.relative_to(ROOT).as_posix()).startswith(TOOLS)
-    wanted = EVERYTHING if tool else requirements("requirements.txt")
+    wanted = EVERYTHING if path.relative_to(ROOT).as_posix().startswith(TOOLS) else NOTEBOOKS
     assert not missing(imports(path.read_text(encoding="utf8")), wanted)
 
 
 def test_what_notebooks_and_tests_import_is_required():
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        assert not missing(imports(notebook_code(path)), requirements("requirements.txt")), path.name
+        assert not missing(imports(notebook_code(path)), NOTEBOOKS), path.name
     for path in sorted((ROOT / "tests").rglob("*.py")):
         names = missing(imports(path.read_text(encoding="utf8")), EVERYTHING)
         assert not {name for name in names if not (ROOT / "tests" / f"{name}.py").is_file()}, path.name
@@ -159,7 +165,6 @@ def test_no_registry_is_named():
     )
     for name in (
         "requirements.txt",
-        "requirements-dev.txt",
         "requirements-data.txt",
         "constraints.txt",
         "environment.yml",
