@@ -1,13 +1,15 @@
 """DeBERTa and ViT with a classification head, full size or mini, and what a recipe does to them."""
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import transformers
-from transformers import (AutoTokenizer, DebertaV2Config, DebertaV2ForSequenceClassification, PretrainedConfig, PreTrainedModel,
-                          ViTConfig, ViTForImageClassification)
+from transformers import (AutoTokenizer, DebertaV2Config, DebertaV2ForSequenceClassification, PretrainedConfig,
+                          PreTrainedModel, ViTConfig, ViTForImageClassification)
 
 try:
     from transformers.initialization import no_init_weights
@@ -62,7 +64,7 @@ def source(recipe: Recipe) -> Path:
 
 
 def build(recipe: Recipe, device: str | torch.device = "cpu") -> PreTrainedModel:
-    """The model of a recipe in fp32 on `device`, in training mode, every parameter trainable.
+    """The model of a recipe in fp32 on `device`, in training mode, every parameter trainable that is not frozen.
 
     Sets torch's global seed to `recipe.seed`, so that a new head is the same each time. Raises hub.HubUnavailable
     (no pretrained weights to be had) and RuntimeError (a checkpoint that lacks more than the head).
@@ -103,18 +105,37 @@ def prepare(model: PreTrainedModel, recipe: Recipe, recompute=nullcontext) -> Pr
         # The non-reentrant kind: the other one loses gradients in silence when the embeddings are frozen.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), recompute())})
-    check_trainable(model)
+    frozen = frozen_names(model, recipe)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    check_trainable(model, frozen)
     return model.train()
 
 
-def check_trainable(model: torch.nn.Module) -> None:
-    """Raises RuntimeError when a parameter that should train is not fp32 or does not train."""
+def frozen_names(model: torch.nn.Module, recipe: Recipe) -> set[str]:
+    """Names of the parameters that the recipe freezes: the embeddings' and the first `recipe.frozen` layers'.
+
+    DeBERTa's relative position embeddings and their LayerNorm, which lie in the encoder, are among the embeddings: every
+    layer reads them, so while they train the backward pass has to go through all layers, frozen or not.
+    """
+    if recipe.frozen is None:
+        return set()
+    layers = "|".join(map(str, range(recipe.frozen)))
+    embeddings = r"\w+\.embeddings\.|\w+\.encoder\.(rel_embeddings|LayerNorm)\."
+    below = re.compile(rf"{embeddings}|\w+\.(encoder\.)?layers?\.({layers})\." if layers else embeddings)
+    return {name for name, _ in model.named_parameters() if below.match(name)}
+
+
+def check_trainable(model: torch.nn.Module, frozen: Container[str] = ()) -> None:
+    """Raises RuntimeError when a parameter that should train, all but the `frozen` ones, is not fp32 or does not train."""
     for name, parameter in model.named_parameters():
+        if name in frozen:
+            continue
         if parameter.dtype != torch.float32:
             raise RuntimeError(f"{name} was loaded as {parameter.dtype}: load with dtype=torch.float32, half-precision "
                                "weights under AdamW lose small updates or end in NaN.")
         if not parameter.requires_grad:
-            raise RuntimeError(f"{name} does not train although the recipe freezes nothing.")
+            raise RuntimeError(f"{name} does not train although the recipe does not freeze it.")
 
 
 @contextmanager

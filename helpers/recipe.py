@@ -15,6 +15,7 @@ class Model(NamedTuple):
     task: str  # "text" or "image"
     data: dict[str, str]  # profile -> data set
     learning_rate: dict[str, float]  # profile -> peak learning rate of AdamW
+    layers: dict[str, int]  # profile -> transformer layers
 
 
 class DataSet(NamedTuple):
@@ -23,9 +24,11 @@ class DataSet(NamedTuple):
 
 
 MODELS = {
-    "deberta": Model("text", {"mini": "r8", "full": "newsgroups"}, {"mini": 1e-3, "full": 2e-5}),
-    "deberta-large": Model("text", {"full": "newsgroups"}, {"full": 1e-5}),
-    "vit": Model("image", {"mini": "digits", "full": "cifar10"}, {"mini": 1e-3, "full": 5e-5}),
+    "deberta": Model("text", {"mini": "r8", "full": "newsgroups"}, {"mini": 1e-3, "full": 2e-5},
+                     {"mini": 4, "full": 12}),
+    "deberta-large": Model("text", {"full": "newsgroups"}, {"full": 1e-5}, {"full": 24}),
+    "vit": Model("image", {"mini": "digits", "full": "cifar10"}, {"mini": 1e-3, "full": 5e-5},
+                 {"mini": 4, "full": 12}),
 }
 DATASETS = {
     "r8": DataSet("text", 8),
@@ -55,6 +58,7 @@ class Recipe:
     accumulation   micro-batches an optimizer step; divides batch_size
     precision      "fp32", "tf32" (fp32 storage, TF32 matrix products on GPUs that have them) or "bf16" (autocast)
     checkpointing  recompute each layer's activations in the backward pass
+    frozen         None trains everything; k freezes the embeddings and the first k layers (0: the embeddings alone)
     steps          optimizer steps
     learning_rate  peak rate of AdamW; None takes the model's own
     weight_decay   decoupled, on every parameter
@@ -76,6 +80,7 @@ class Recipe:
     accumulation: int = 1
     precision: str = "fp32"
     checkpointing: bool = False
+    frozen: int | None = None
     steps: int = 60
     learning_rate: float | None = None
     weight_decay: float = 0.01
@@ -114,6 +119,11 @@ class Recipe:
                              "micro-batches must be equal; choose a divisor of the batch size.")
         if not isinstance(self.checkpointing, bool):
             raise TypeError(f"checkpointing={self.checkpointing!r} must be True or False.")
+        if self.frozen is not None:
+            _whole("frozen", self.frozen, 0)
+            if self.frozen > self.layers:
+                raise ValueError(f"frozen={self.frozen} is more than the {self.layers} layers of model={self.model!r} "
+                                 f"in the {self.profile} profile.")
         if self.learning_rate is not None:
             _real("learning_rate", self.learning_rate, above=0)
         _real("weight_decay", self.weight_decay, at_least=0)
@@ -135,6 +145,11 @@ class Recipe:
     @property
     def classes(self) -> int:
         return DATASETS[self.dataset].classes
+
+    @property
+    def layers(self) -> int:
+        """Transformer layers of the model."""
+        return MODELS[self.model].layers[self.profile]
 
     @property
     def tokens(self) -> int | None:

@@ -1,5 +1,6 @@
 """What corrupts training in silence: half-precision weights, frozen heads, missing gradients, a checkpoint half read."""
 import json
+import re
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from helpers import models, train
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.step import make_optimizer, train_step
 
@@ -38,6 +40,31 @@ def test_every_parameter_trains(model):
     net.classifier.weight.requires_grad_(False)
     with pytest.raises(RuntimeError, match="does not train"):
         models.check_trainable(net)
+
+
+@pytest.mark.parametrize("frozen", [0, 2, 4])
+@pytest.mark.parametrize("model", MINI)
+def test_what_is_frozen_stays_and_what_is_not_moves(model, frozen):
+    recipe = replace(MINI[model], weight_decay=0.1, learning_rate=1e-2, frozen=frozen)
+    net = models.build(recipe)
+    before = {name: value.clone() for name, value in net.named_parameters()}
+    optimizer = make_optimizer(net, recipe)
+    train_step(net, optimizer, [train.encoded(recipe)["train"].batch(range(4))], 4, recipe)
+    moved = {name for name, value in net.named_parameters() if not torch.equal(value, before[name])}
+    still = models.frozen_names(net, recipe)
+    layers = {int(found[1]) for name in still if (found := re.search(r"layers?\.(\d+)\.", name))}
+    assert layers == set(range(frozen)) and any("embeddings" in name for name in still)
+    assert moved == set(before) - still
+    assert len(optimizer.state) == len(moved), "what is frozen has no optimizer states"
+
+
+def test_below_the_lowest_trained_layer_there_is_no_backward():
+    """Its FLOPs go: with all layers frozen, only the head's are left. A frozen layer keeps no activations either."""
+    for model, head in (("deberta", 3 * 2 * 4 * 128 * (128 + 8)), ("vit", 2 * 2 * 4 * 96 * 10)):
+        flops = plan(replace(MINI[model], frozen=4), "cpu").flops
+        assert flops["backward"] <= head
+    half, whole = (plan(Recipe(model="vit", profile="full", frozen=k)).highest["activations"] for k in (6, None))
+    assert half < 0.55 * whole
 
 
 @pytest.mark.parametrize("model", MINI)

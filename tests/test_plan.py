@@ -17,8 +17,8 @@ from helpers.step import loss_sum, make_optimizer, train_step
 from helpers.surface import surface
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
-FIELDS = [dict(accumulation=a, precision=p, checkpointing=c)
-          for a, p, c in product((1, 2, 4), PRECISIONS, (False, True))]
+FIELDS = [dict(accumulation=a, precision=p, checkpointing=c, frozen=f)
+          for a, p, c, f in product((1, 4), PRECISIONS, (False, True), (None, 2))]
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "-".join(map(str, fields.values())))

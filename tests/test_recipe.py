@@ -32,6 +32,8 @@ WRONG = [
     (dict(weight_decay=-0.1), ValueError, "at least 0"),
     (dict(warmup=1.5), ValueError, "share"),
     (dict(max_grad_norm=0), ValueError, "above 0"),
+    (dict(frozen=5), ValueError, "4 layers"),
+    (dict(frozen=-1), ValueError, "at least 0"),
     (dict(checkpointing=1), TypeError, "True or False"),
 ]
 
