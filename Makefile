@@ -1,5 +1,5 @@
 # Tight Fit. `make` alone lists what there is.
-#   N="00 02"          only these notebooks (run, record, record-dry, notebooks)
+#   N="00 02"          only these notebooks (run, record, record-dry, notebooks); `make run` takes 00 to 02, or N=all
 #   PYTHON=python3.12  the Python that .venv is made from (the first one from 3.11 on by default)
 #   PY=python3         use this interpreter as it is and make no .venv (it must have the requirements)
 
@@ -12,11 +12,13 @@ COURSE = $(PY) -m helpers.course
 NEEDS := $(if $(filter $(VENV)/%,$(PY)),$(READY))
 PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
 
+FIRST := 00 01 02
+
 .DEFAULT_GOAL := help
 .PHONY: help run test lab record record-dry notebooks pretrain badges readme bench clean
 
 help:
-	@echo "make run         execute the notebooks on a CPU with the small models, write pages, print the tables"
+	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
 	@echo "make test        every test, the notebooks through nbval included"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: run the notebooks with the full models and keep their runs in results/"
@@ -27,7 +29,7 @@ help:
 	@echo "make readme      write the tables and the picture of README.md anew"
 	@echo "make pretrain    make the small models again (minutes)"
 	@echo "make clean       remove build/ and caches, not $(VENV)"
-	@echo 'Notebooks are chosen by N: make run N="00 02"'
+	@echo 'Notebooks are chosen by N: make run N="03 06", make run N=all'
 
 $(READY): requirements.txt requirements-data.txt constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python from 3.11 on with venv was found: install python3.11 and its venv module," \
@@ -42,7 +44,7 @@ $(READY): requirements.txt requirements-data.txt constraints.txt
 	@touch $@
 
 run: $(NEEDS)
-	@$(COURSE) run $(N)
+	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
 
 test: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout=300 \
