@@ -61,6 +61,31 @@ def test_half_a_record_is_none(folder, tmp_path, cell, why):
     assert files_in(out) == {"00_small.before.cpu.json": b"the old one"}
 
 
+def test_a_notebook_that_fails_does_not_stop_the_others(folder, tmp_path, capsys):
+    broken = notebook(folder, "1 / 0", name="00_broken")
+    good = notebook(folder, writing(BEFORE))
+    with pytest.raises(Failed, match="1 of 2 notebooks left no record: 00_broken.ipynb failed"):
+        keep.record([broken, good], True, tmp_path / "out", "make record-dry")
+    assert set(files_in(tmp_path / "out")) == {"00_small.before.cpu.json"}
+
+
+def test_without_a_hub_the_mini_models_are_recorded_and_named(tmp_path, monkeypatch, capsys):
+    card = change(BEFORE, environment={"device": "cuda", "name": "Card X"},
+                  memory=BEFORE.memory | {"allocated": 1, "reserved": 2, "device": 3})
+
+    def execute(path, environment):
+        (tmp_path / "kept").mkdir(exist_ok=True)
+        folder = environment["TIGHT_FIT_RUNS"]
+        with open(f"{folder}/00_small.before.json", "w") as file:
+            file.write(card.to_json())
+        return None, 1.0
+
+    monkeypatch.setattr(keep, "execute", execute)
+    monkeypatch.setattr("helpers.profile.usable_cuda", lambda: (True, ""))
+    keep.record([tmp_path / "00_small.ipynb"], False, tmp_path / "kept", "make record")
+    assert "00_small.before.card-x.json  (mini models" in capsys.readouterr().out
+
+
 def test_record_wants_a_gpu(folder, monkeypatch):
     monkeypatch.setattr("helpers.profile.usable_cuda", lambda: (False, "no GPU found"))
     with pytest.raises(

@@ -23,10 +23,11 @@ LIMIT = 60  # seconds that a notebook's record may take on a data-centre GPU
 
 
 def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None:
-    """Record notebooks, one after the other; what was kept of earlier ones stays when a later one fails.
+    """Record notebooks, one after the other. One that fails is reported at once, keeps nothing, and does not stop the
+    others, because a GPU is rarely at hand; the whole then ends in Failed.
 
     dry  mini profile on any device, into a folder that is thrown away unless `out` names one
-    Raises ValueError without a GPU, Failed for a notebook that fails or writes no complete run.
+    Raises ValueError without a GPU, Failed where a notebook failed or wrote no complete run.
     """
     if not dry:
         _need_gpu()
@@ -34,7 +35,13 @@ def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None
     os.environ["TIGHT_FIT_PROFILE"] = profile
     with tempfile.TemporaryDirectory(prefix="dry-record-") as thrown_away:
         folder = out or (Path(thrown_away) if dry else RESULTS)
-        seconds = {path.stem: _one(path, folder, profile, None if dry else "cuda", command) for path in paths}
+        seconds, failed = {}, {}
+        for path in paths:
+            try:
+                seconds[path.stem] = _one(path, folder, profile, None if dry else "cuda", command)
+            except Failed as error:
+                failed[path.stem] = str(error)
+                print(f"\n{error}\n", flush=True)
         print(
             "\n"
             + "\n".join(
@@ -42,6 +49,8 @@ def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None
                 for name, spent in seconds.items()
             )
         )
+        if failed:
+            raise Failed(f"{len(failed)} of {len(paths)} notebooks left no record: " + "; ".join(failed.values()))
         if dry and not out:
             print("Every run was complete. This was a dry run: nothing was kept.")
 
@@ -64,8 +73,9 @@ def _one(path: Path, folder: Path, profile: str, device: str | None, command: st
     old = [file for file in folder.glob(f"{path.stem}.*.json") if file.name.split(".")[2] in machines]
     replace_all(folder, texts, old)
     kept = checked(path.stem, folder, profile, device, set(texts))
-    for name in kept:
-        print(f"    {name}")
+    for name, text in kept.items():
+        small = profile == "full" and '"profile": "mini"' in text
+        print(f"    {name}" + ("  (mini models: the full ones could not be had)" if small else ""))
     return seconds
 
 
@@ -101,7 +111,7 @@ def checked(
 def _wrong(run: Run, notebook: str, profile: str, device: str | None) -> str | None:
     if run.name.split("/")[0] != notebook:
         return f"is named {run.name!r}"
-    if run.recipe.profile != profile:
+    if profile == "mini" and run.recipe.profile != profile:  # full may fall back to mini where there is no hub
         return f"ran in the {run.recipe.profile} profile, not the {profile} one"
     if device and run.environment["device"] != device:
         return f"ran on {run.environment['device']}, not on {device}"

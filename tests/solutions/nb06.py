@@ -1,0 +1,83 @@
+"""Answers to the exercises of notebook 06, right and wrong."""
+import math
+
+from torch.utils.checkpoint import checkpoint
+
+
+def through(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def keep_last(layers, x, segment):
+    for start in range(0, len(layers), segment):
+        part = layers[start:start + segment]
+        if start + segment < len(layers):
+            x = checkpoint(through, part, x, use_reentrant=False)
+        else:
+            x = through(part, x)
+    return x
+
+
+def plain(layers, x, segment):
+    return through(layers, x)
+
+
+def all_segments(layers, x, segment):
+    for start in range(0, len(layers), segment):
+        x = checkpoint(through, layers[start:start + segment], x, use_reentrant=False)
+    return x
+
+
+def every_layer(layers, x, segment):
+    last = (len(layers) - 1) // segment * segment
+    for layer in layers[:last]:
+        x = checkpoint(layer, x, use_reentrant=False)
+    return through(layers[last:], x)
+
+
+def keeps_first(layers, x, segment):
+    x = through(layers[:segment], x)
+    for start in range(segment, len(layers), segment):
+        x = checkpoint(through, layers[start:start + segment], x, use_reentrant=False)
+    return x
+
+
+def forgets_the_rest(layers, x, segment):
+    for start in range(0, len(layers) - segment, segment):
+        x = checkpoint(through, layers[start:start + segment], x, use_reentrant=False)
+    return x
+
+
+def other_masks(layers, x, segment):
+    for start in range(0, len(layers), segment):
+        part = layers[start:start + segment]
+        if start + segment < len(layers):
+            x = checkpoint(through, part, x, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x = through(part, x)
+    return x
+
+
+def reentrant(layers, x, segment):
+    for start in range(0, len(layers), segment):
+        part = layers[start:start + segment]
+        x = checkpoint(through, part, x, use_reentrant=True) if start + segment < len(layers) else through(part, x)
+    return x
+
+
+def late_binding(layers, x, segment):
+    parts = [lambda x: through(layers[start:start + segment], x) for start in range(0, len(layers), segment)]
+    for part in parts[:-1]:
+        x = checkpoint(part, x, use_reentrant=False)
+    return parts[-1](x)
+
+
+RIGHT = {"06.1": 4, "06.2": 23 / 18, "06.3": keep_last, "06.4": lambda m: 1 - math.sqrt(1 - m)}
+WRONG = {
+    "06.1": [8, 1, 2, 16, 64, 4.0, 0],
+    "06.2": [4 / 3, 7 / 6, 11 / 9, 20 / 24, "23/18", 1.25],
+    "06.3": [plain, all_segments, every_layer, keeps_first, forgets_the_rest, other_masks, reentrant, late_binding, 3],
+    "06.4": [lambda m: m / 2, lambda m: math.sqrt(1 - m), lambda m: 1 - (1 - m) ** 2, lambda m: m, 0.05],
+}
