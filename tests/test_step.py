@@ -128,3 +128,27 @@ def test_the_optimizer_is_torchs_adamw_over_every_parameter():
     assert isinstance(optimizer, torch.optim.AdamW)
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
     assert optimizer.param_groups[0]["weight_decay"] == 0.3 and optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_trainer_accumulates_rightly_when_told(told, tmp_path):
+    """huggingface/transformers#47688: otherwise it multiplies DeBERTa's gradient by the accumulation steps."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    recipe = Recipe(length=24)
+    rows = torch.utils.data.Subset(train.encoded(recipe)["train"], range(8))
+    norms = {}
+
+    class Look(TrainerCallback):
+        def on_pre_optimizer_step(self, arguments, state, control, model=None, **rest):
+            norms[arguments.gradient_accumulation_steps] = parameters_to_vector(
+                [parameter.grad for parameter in model.parameters()]).norm().item()
+
+    for micro, steps in ((8, 1), (2, 4)):
+        model = still(recipe)
+        if not told:
+            del model.accepts_loss_kwargs
+        arguments = TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=micro, gradient_accumulation_steps=steps, max_steps=1, seed=0,
+            max_grad_norm=0, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, logging_strategy="no")
+        Trainer(model, arguments, train_dataset=rows, callbacks=[Look()]).train()
+    assert norms[4] / norms[1] == pytest.approx(1 if told else 4, rel=0.05)
