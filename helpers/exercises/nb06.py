@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from helpers.check import agree, close, exercise, same
 from helpers.tracker import ACTIVATIONS, BORN, DIES, PARAMETERS, Tracker, steady_memory
 
-LAYERS, HANDED, KEPT = 64, 8, 32  # of exercise 1; the bytes in MiB
+LAYERS, KEPT = 64, 4  # of exercise 1; what a layer keeps, in units of its input
 WIDTH = 24
 
 
-@exercise("06.1", hints=["Checkpoints take 64 / s times 8 MiB, the segment that is alive s times 32 MiB: add the two for a few s.",
+@exercise("06.1", hints=["Count in inputs: the checkpoints take 64 / s, the one segment that is alive 4 s. Add the two for a few s.",
                          "The sum is least where the two terms are equal: s = sqrt(n h / a), not sqrt(n)."],
           why="What a layer keeps inside decides the segment's length; the square root of the depth is right only for layers that keep no more than their input.")
 def _(answer):
@@ -24,10 +24,10 @@ def _(answer):
     assert 1 <= answer <= LAYERS, f"a segment has from 1 to {LAYERS} layers"
 
     def peak(segment: int) -> float:
-        return LAYERS / segment * HANDED + segment * KEPT
+        return LAYERS / segment + segment * KEPT
 
     best = min(range(1, LAYERS + 1), key=peak)
-    assert answer == best, (f"segments of {answer} take {peak(answer):.0f} MiB, and segments {'longer' if answer < best else 'shorter'} than "
+    assert answer == best, (f"segments of {answer} take {peak(answer):.0f} inputs, and segments {'longer' if answer < best else 'shorter'} than "
                             "that take less")
 
 
@@ -49,7 +49,7 @@ def _(answer):
         x = torch.randn(8, WIDTH)
         truth, _, _ = _measured(lambda layers, x, segment: _through(layers, x), plain, x, segment)
         reference = _measured(_keep_last, copy.deepcopy(mine), x, segment)
-        output, calls, peak = _measured(answer, mine, x, segment)
+        output, calls, held = _measured(answer, mine, x, segment)
         same(output, truth, rel=1e-6, what=f"the output of {case}")
         for one, other in zip(mine.parameters(), plain.parameters()):
             assert one.grad is not None, f"with {case} a parameter has no gradient: is it the non-reentrant kind?"
@@ -57,7 +57,8 @@ def _(answer):
         kept = depth - (depth - 1) // segment * segment
         assert all(count == 1 for count in calls[-kept:]), f"with {case} the last {kept} should run once, and run again in the backward pass"
         assert all(count == 2 for count in calls[:-kept]), f"with {case} all but the last {kept} should run twice: forward, and again in the backward pass"
-        assert peak <= 1.02 * reference[2], f"with {case} your peak is {peak / reference[2]:.2f} times what it should be: is each checkpoint a whole segment?"
+        assert held <= 1.01 * reference[2], (f"with {case} you keep {held / reference[2]:.2f} times the bytes from forward to backward pass that you "
+                                             "should: is each checkpoint a whole segment?")
 
 
 @exercise("06.4", hints=["After two updates the old statistics weigh (1 - m')(1 - m').", "That should be 1 - m; solve for m'."],
@@ -91,7 +92,7 @@ def _keep_last(layers, x, segment):
 
 
 def _measured(function, layers: nn.ModuleList, x: torch.Tensor, segment: int) -> tuple[torch.Tensor, list[int], int]:
-    """Run forward and backward: (output, runs of each layer, most bytes alive at once beside the parameters)."""
+    """Run forward and backward: (output, runs of each layer, bytes that wait between the two, parameters left out)."""
     calls = [0] * len(layers)
 
     def count(place: int):
@@ -113,8 +114,6 @@ def _measured(function, layers: nn.ModuleList, x: torch.Tensor, segment: int) ->
         loss.backward()
     for handle in handles:
         handle.remove()
-    now = peak = 0
-    for kind, storage, _, _ in tracker.story.events:
-        now += {BORN: 1, DIES: -1}.get(kind, 0) * tracker.story.bytes[storage]
-        peak = max(peak, now)
-    return output, calls, peak - sum(parameter.nbytes for parameter in layers.parameters())
+    held = sum({BORN: 1, DIES: -1}.get(kind, 0) * tracker.story.bytes[storage]
+               for kind, storage, _, phase in tracker.story.events if phase == 0)
+    return output, calls, held - sum(parameter.nbytes for parameter in layers.parameters())
