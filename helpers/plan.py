@@ -144,7 +144,7 @@ def trace(recipe: Recipe, target: str) -> tuple[Story, int]:
         model = models.empty(recipe, recompute=kernels)
         optimizer = make_optimizer(model, recipe)
         for parameter in model.parameters():  # a first update, so that the optimizer has its states
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         story = follow(model, optimizer, lambda: fake_batch(model, recipe), recipe)

@@ -59,7 +59,7 @@ def index(build: Path, tables: dict[str, list[Table]]) -> None:
         name = escape.escape(title(nbformat.read(source, as_version=4)))
         seconds = json.loads(note.read_text(encoding="utf8"))["seconds"]
         parts.append(
-            f'<h2><a href="{page.name}">{page.stem[:2]} {name}</a></h2><p class="small">ran in {seconds:.0f} s</p>'
+            f'<h2><a href="{page.name}">{name}</a></h2><p class="small">ran in {seconds:.0f} s</p>'
         )
         parts += [table._repr_html_() for table in tables.get(page.stem, [])]
     body = "\n".join(parts)
