@@ -22,7 +22,7 @@ FULL = {"DeBERTa-v3-base, 16 × 256": Recipe(profile="full", batch_size=16, leng
         "ViT-B/16, 32 images": Recipe(profile="full", model="vit", batch_size=32),
         "DeBERTa-v3-large, 16 × 256": Recipe(profile="full", model="deberta-large", batch_size=16, length=256)}
 MINI = {"mini DeBERTa, 16 × 64": Recipe(), "mini ViT, 16 images": Recipe(model="vit")}
-CHANGES = ({}, {"accumulation": 4}, {"precision": "bf16"}, {"checkpointing": True},
+CHANGES = ({}, {"accumulation": 4}, {"precision": "bf16"}, {"checkpointing": True}, {"frozen": 2},
            {"accumulation": 2, "precision": "bf16", "checkpointing": True})
 ROUNDS = 3
 
