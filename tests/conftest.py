@@ -19,3 +19,13 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "NOTEBOOKS", tmp_path / "notebooks")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "notebooks"
+
+
+@pytest.fixture(autouse=True)
+def same_environment():
+    """No test leaves the course's variables changed for those that follow."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("TIGHT_FIT")}
+    yield
+    after = {name: value for name, value in os.environ.items() if name.startswith("TIGHT_FIT")}
+    os.environ.update(before)
+    assert after == before

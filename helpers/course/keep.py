@@ -5,7 +5,6 @@ A notebook's runs arrive there together, after all of it succeeded and each file
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -32,7 +31,6 @@ def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None
     if not dry:
         _need_gpu()
     profile = "mini" if dry else "full"
-    os.environ["TIGHT_FIT_PROFILE"] = profile
     with tempfile.TemporaryDirectory(prefix="dry-record-") as thrown_away:
         folder = out or (Path(thrown_away) if dry else RESULTS)
         seconds, failed = {}, {}
@@ -67,7 +65,9 @@ def _need_gpu() -> None:
 
 def _one(path: Path, folder: Path, profile: str, device: str | None, command: str) -> float:
     with tempfile.TemporaryDirectory(prefix="staging-") as staging:
-        _, seconds = execute(path, {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command})
+        _, seconds = execute(
+            path, {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command, "TIGHT_FIT_PROFILE": profile}
+        )
         texts = checked(path.stem, Path(staging), profile, device)
     machines = {name.split(".")[2] for name in texts}
     old = [file for file in folder.glob(f"{path.stem}.*.json") if file.name.split(".")[2] in machines]
