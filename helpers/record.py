@@ -187,11 +187,15 @@ def environment(device: str | torch.device) -> dict:
 
 
 def _driver() -> str | None:
-    for path in ("/proc/driver/nvidia/version", "/sys/module/nvidia/version"):
-        try:
-            found = re.search(r"\d+\.\d+(\.\d+)?", Path(path).read_text().split("Kernel Module")[-1])
-        except OSError:
-            continue
-        if found:
-            return found[0]
-    return None
+    """NVIDIA's driver version as Linux tells it, or None."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf8")
+    except OSError:
+        return None
+    return driver_version(text)
+
+
+def driver_version(text: str) -> str | None:
+    """The version in the driver's own words: its first line names the kernel module, then the version."""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(\.\d+)?)\b", text)
+    return found[1] if found else None

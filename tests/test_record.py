@@ -30,6 +30,12 @@ def test_a_run_knows_all_about_itself(before):
     assert before.train_rows == 24 and before.test_rows == 500
 
 
+def test_the_drivers_version_is_read_from_its_own_words():
+    old = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version: gcc 12.2.0"
+    new = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 12.2.0"
+    assert [record.driver_version(text) for text in (old, new, "no driver")] == ["535.183.01", "580.159.04", None]
+
+
 def test_there_and_back(before):
     assert record.Run.from_json(before.to_json()) == before
 
