@@ -68,7 +68,7 @@ def test_below_the_lowest_trained_layer_there_is_no_backward():
 
 
 @pytest.mark.parametrize("model", MINI)
-def test_pretrained_and_random_differ_in_the_backbone_alone(model):
+def test_pretrained_weights_are_the_files_and_random_ones_have_their_shapes(model):
     trained, random = (models.build(replace(MINI[model], weights=kind)) for kind in ("pretrained", "random"))
     names = [name for name, _ in trained.named_parameters()]
     assert names == [name for name, _ in random.named_parameters()]

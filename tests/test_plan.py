@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
@@ -205,8 +204,14 @@ def test_the_surface_holds_for_full_models():
 
 
 def test_the_plan_needs_little_memory_and_no_network(monkeypatch):
-    """Planning 24 GiB must not take them: the process grows by less than 1 GiB."""
+    """Planning 24 GiB must not take them: the process grows by less than 1 GiB. No socket is opened."""
     import resource
+    import socket
+
+    def refuse(*arguments, **keywords):
+        raise AssertionError("the planner opened a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     planned = plan(Recipe(profile="full", model="deberta-large", batch_size=17))
     assert planned.peak > 20 * 2**30
