@@ -43,8 +43,13 @@ def remedies(recipe: Recipe, card: Card) -> list[dict]:
     single: list[dict] = [{"accumulation": n} for n in divisors]
     if not recipe.checkpointing:
         single.append({"checkpointing": True})
-    if recipe.precision != "bf16" and card.bf16:
-        single.append({"precision": "bf16"})
+    half = "bf16" if card.bf16 else "fp16"
+    if recipe.precision not in ("bf16", "fp16") and target == "cuda":
+        single.append({"precision": half})
+    if recipe.optimizer == "adamw":
+        single.append({"optimizer": "adamw8bit"})
+    if recipe.lora_rank is None and recipe.frozen != recipe.layers:
+        single.append({"lora_rank": 8})
     fits, seen = [], set()
     for change in single:
         field = next(iter(change))

@@ -23,7 +23,8 @@ FULL = {"DeBERTa-v3-base, 16 × 256": Recipe(profile="full", batch_size=16, leng
         "DeBERTa-v3-large, 16 × 256": Recipe(profile="full", model="deberta-large", batch_size=16, length=256)}
 MINI = {"mini DeBERTa, 16 × 64": Recipe(), "mini ViT, 16 images": Recipe(model="vit")}
 CHANGES = ({}, {"accumulation": 4}, {"precision": "bf16"}, {"checkpointing": True}, {"frozen": 2},
-           {"accumulation": 2, "precision": "bf16", "checkpointing": True})
+           {"precision": "fp16"}, {"optimizer": "adamw8bit"}, {"optimizer": "adafactor"}, {"lora_rank": 8},
+           {"accumulation": 2, "precision": "bf16", "checkpointing": True, "optimizer": "adamw8bit_embed32"})
 ROUNDS = 3
 
 

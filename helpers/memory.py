@@ -11,9 +11,10 @@ from helpers import models
 from helpers.data import Encoded
 from helpers.plan import Plan, follow, tell
 from helpers.recipe import Recipe
-from helpers.step import make_optimizer, tensor_cores, train_step
+from helpers.step import make_optimizer, make_scaler, tensor_cores, train_step
 
 WARM_UP, MEASURED = 2, 3  # optimizer steps before and after the peak counters are reset
+SCALES = 32  # halvings from the first loss scale to where nothing can overflow
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,21 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
     release()
     with tensor_cores(recipe):
         model = models.build(recipe, device)
-        optimizer = make_optimizer(model, recipe)
-        rows = list(range(recipe.micro_batch))
+        optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
+        rows = data.lengths.argsort(descending=True, stable=True)[:recipe.micro_batch]  # the most a step can take
 
         def batch():
             return data.batch(rows, device)
 
         def step():
             batches = (batch() for _ in range(recipe.accumulation))
-            train_step(model, optimizer, batches, recipe.batch_size, recipe)
+            train_step(model, optimizer, batches, recipe.batch_size, recipe, scaler=scaler)
 
         peaks = None, None, None
+        for _ in range(SCALES):  # fp16 skips its first steps until the loss scale is low enough: no states until then
+            step()
+            if optimizer.state:
+                break
         if device.type == "cuda":
             for _ in range(WARM_UP):
                 step()
@@ -61,12 +66,10 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
             torch.cuda.synchronize(device)
             free, total = torch.cuda.mem_get_info(device)
             peaks = (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), total - free)
-        else:
-            step()
-        story = follow(model, optimizer, batch, recipe)
+        story = follow(model, optimizer, batch, recipe, scaler)
     count = sum(parameter.numel() for parameter in model.parameters())
     tracked = tell((story, count), recipe, device.type)
-    del model, optimizer, story, step, batch
+    del model, optimizer, scaler, story, step, batch
     release()
     return Memory(tracked, *peaks)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Container
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -26,6 +27,7 @@ REPOS = {
     "deberta-large": "microsoft/deberta-v3-large",
     "vit": "google/vit-base-patch16-224-in21k",
 }
+TARGETS = {"text": ("query_proj", "value_proj"), "image": ("q_proj", "v_proj")}  # what adapters stand beside
 CLASSES = {"text": DebertaV2ForSequenceClassification, "image": ViTForImageClassification}
 NEW_HEADS = ("classifier.", "pooler.dense.")  # what a checkpoint without a head leaves to be made
 
@@ -93,7 +95,9 @@ def empty(recipe: Recipe, recompute=nullcontext) -> PreTrainedModel:
     """
     with no_init_weights():
         model = CLASSES[recipe.task](config(recipe))
-    return prepare(model, recipe, recompute)
+    # peft moves its adapters to where the layer is; tensors without values are there, and cannot be moved.
+    with patch.object(torch.nn.Module, "to", lambda module, *args, **kwargs: module):
+        return prepare(model, recipe, recompute)
 
 
 def prepare(model: PreTrainedModel, recipe: Recipe, recompute=nullcontext) -> PreTrainedModel:
@@ -105,6 +109,8 @@ def prepare(model: PreTrainedModel, recipe: Recipe, recompute=nullcontext) -> Pr
         # The non-reentrant kind: the other one loses gradients in silence when the embeddings are frozen.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), recompute())})
+    if recipe.lora_rank is not None:
+        add_adapters(model, recipe)
     frozen = frozen_names(model, recipe)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
@@ -112,12 +118,27 @@ def prepare(model: PreTrainedModel, recipe: Recipe, recompute=nullcontext) -> Pr
     return model.train()
 
 
+def add_adapters(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Put adapters of `recipe.lora_rank` beside the query and value projections, in place, with peft.
+
+    LoRA, Hu et al. 2021: x W + (α/r) x A B, A drawn at random (peft: Kaiming uniform), B zero, so that nothing changes
+    at first; α = 2 r, no dropout. Layers that the recipe freezes get none.
+    """
+    from peft import LoraConfig, inject_adapter_in_model  # takes a second or two to import
+    layers = list(range(recipe.frozen or 0, recipe.layers))
+    inject_adapter_in_model(LoraConfig(r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank,
+                                       target_modules=list(TARGETS[recipe.task]), layers_to_transform=layers), model)
+
+
 def frozen_names(model: torch.nn.Module, recipe: Recipe) -> set[str]:
-    """Names of the parameters that the recipe freezes: the embeddings' and the first `recipe.frozen` layers'.
+    """Names of the parameters that the recipe freezes: the embeddings' and the first `recipe.frozen` layers'; with
+    `lora_rank` all but the adapters' and the head's.
 
     DeBERTa's relative position embeddings and their LayerNorm, which lie in the encoder, are among the embeddings: every
     layer reads them, so while they train the backward pass has to go through all layers, frozen or not.
     """
+    if recipe.lora_rank is not None:
+        return {name for name, _ in model.named_parameters() if "lora_" not in name and not name.startswith(NEW_HEADS)}
     if recipe.frozen is None:
         return set()
     layers = "|".join(map(str, range(recipe.frozen)))

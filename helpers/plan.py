@@ -9,6 +9,7 @@ plans what the same step takes here, and is compared with real tensors to the by
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -20,10 +21,12 @@ from helpers import models
 from helpers.cards import CONTEXT, FRAGMENTATION, Card, cublas_workspace, find
 from helpers.on_cuda import OnCuda
 from helpers.recipe import Recipe
-from helpers.step import Batch, make_optimizer, train_step
+from helpers.optimizers import make_optimizer, states
+from helpers.step import Batch, train_step
 from helpers.tracker import (BORN, CATEGORIES, DIES, MOVES, ACTIVATIONS, OPTIMIZER, PARAMETERS, PHASES, Story, Tracker,
                              steady_memory)
 from helpers.units import GIB
+from helpers.valueless import Stepping, Valueless
 
 BLOCK = {"cuda": 512, "cpu": 1}  # bytes; the CUDA caching allocator's smallest unit (c10/cuda/CUDACachingAllocator)
 
@@ -112,8 +115,14 @@ class Fit:
         return f"needs {self.need / GIB:.1f} GiB, the {self.card.name} has {self.card.memory / GIB:.1f} GiB: {room}"
 
 
-def plan(recipe: Recipe, target: str = "cuda") -> Plan:
-    """Plan one optimizer step of `recipe` on "cuda" or "cpu". Raises ValueError for another target."""
+def plan(recipe: Recipe, target: str = "cuda", change: Callable[[torch.nn.Module], object] | None = None) -> Plan:
+    """Plan one optimizer step of `recipe` on "cuda" or "cpu". Raises ValueError for another target.
+
+    change  what else to do to the model (in place) before its optimizer is made, such as freezing by other names;
+            inside it, the model's tensors have no values
+    """
+    if change is not None:
+        return tell(trace(recipe, target, change), recipe, target)
     return replace(_plan(_shape(recipe), target), recipe=recipe)
 
 
@@ -127,10 +136,11 @@ def _shape(recipe: Recipe) -> Recipe:
     plain = Recipe()
     return replace(recipe, seed=plain.seed, steps=plain.steps, learning_rate=None, warmup=plain.warmup, train_size=None,
                    test_size=plain.test_size,
-                   weight_decay=plain.weight_decay, max_grad_norm=plain.max_grad_norm, weights=plain.weights)
+                   weight_decay=plain.weight_decay, max_grad_norm=plain.max_grad_norm, weights=plain.weights,
+                   padding=plain.padding)
 
 
-def trace(recipe: Recipe, target: str) -> tuple[Story, int]:
+def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], object] | None = None) -> tuple[Story, int]:
     """(story of one step on fake tensors with its optimizer states in place, number of parameters).
 
     From the third micro-batch on nothing new happens, so at most two are traced.
@@ -140,19 +150,23 @@ def trace(recipe: Recipe, target: str) -> tuple[Story, int]:
     def kernels():
         return OnCuda(recipe, active=target == "cuda")
 
-    with FakeTensorMode(allow_non_fake_inputs=True), kernels():
+    with FakeTensorMode(allow_non_fake_inputs=True), Valueless(), kernels():
         model = models.empty(recipe, recompute=kernels)
-        optimizer = make_optimizer(model, recipe)
+        if change is not None:
+            change(model)
+        optimizer, scaler = make_optimizer(model, recipe), Stepping("cpu", enabled=recipe.precision == "fp16")
         for parameter in model.parameters():  # a first update, so that the optimizer has its states
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        story = follow(model, optimizer, lambda: fake_batch(model, recipe), recipe)
+        scaler.scale(torch.zeros(()))  # it makes its tensors when first used
+        story = follow(model, optimizer, lambda: fake_batch(model, recipe), recipe, scaler)
     return story, sum(parameter.numel() for parameter in model.parameters())
 
 
-def follow(model, optimizer, make_batch, recipe: Recipe) -> Story:
-    """Run one optimizer step under the tracker, on fake or on real tensors. `make_batch()` gives a micro-batch."""
+def follow(model, optimizer, make_batch, recipe: Recipe, scaler) -> Story:
+    """Run one optimizer step under the tracker, on fake or on real tensors. `make_batch()` gives a micro-batch;
+    optimizer and scaler must have taken a step before, so that their states exist."""
     count = min(recipe.accumulation, 2)
     tracker = Tracker()
 
@@ -167,10 +181,10 @@ def follow(model, optimizer, make_batch, recipe: Recipe) -> Story:
 
     with steady_memory(), tracker:
         tracker.adopt([list(model.parameters()), list(model.buffers())], PARAMETERS)
-        tracker.adopt([list(state.values()) for state in optimizer.state.values()], OPTIMIZER)
+        tracker.adopt(states(optimizer, scaler), OPTIMIZER)
         tracker.story.begin = len(tracker.story.events)
         tracker.watch_gradients(model)
-        train_step(model, optimizer, batches(), recipe.micro_batch * count, recipe, tracker.phase)
+        train_step(model, optimizer, batches(), recipe.micro_batch * count, recipe, tracker.phase, scaler)
     for name in tracker.story.flops:
         tracker.story.flops[name] = tracker.story.flops[name] * recipe.accumulation // count
     return tracker.story

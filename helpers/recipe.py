@@ -16,6 +16,7 @@ class Model(NamedTuple):
     data: dict[str, str]  # profile -> data set
     learning_rate: dict[str, float]  # profile -> peak learning rate of AdamW
     layers: dict[str, int]  # profile -> transformer layers
+    width: dict[str, int]  # profile -> hidden size
 
 
 class DataSet(NamedTuple):
@@ -25,10 +26,10 @@ class DataSet(NamedTuple):
 
 MODELS = {
     "deberta": Model("text", {"mini": "r8", "full": "newsgroups"}, {"mini": 1e-3, "full": 2e-5},
-                     {"mini": 4, "full": 12}),
-    "deberta-large": Model("text", {"full": "newsgroups"}, {"full": 1e-5}, {"full": 24}),
+                     {"mini": 4, "full": 12}, {"mini": 128, "full": 768}),
+    "deberta-large": Model("text", {"full": "newsgroups"}, {"full": 1e-5}, {"full": 24}, {"full": 1024}),
     "vit": Model("image", {"mini": "digits", "full": "cifar10"}, {"mini": 1e-3, "full": 5e-5},
-                 {"mini": 4, "full": 12}),
+                 {"mini": 4, "full": 12}, {"mini": 96, "full": 768}),
 }
 DATASETS = {
     "r8": DataSet("text", 8),
@@ -38,7 +39,9 @@ DATASETS = {
 }
 PROFILES = ("mini", "full")
 WEIGHTS = ("pretrained", "random")
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+OPTIMIZERS = ("adamw", "adamw8bit", "adamw8bit_embed32", "sgd", "adafactor", "lion", "lion8bit")
+PADDINGS = ("fixed", "dynamic", "uniform")
 LENGTH = {"mini": 64, "full": 256}
 MAX_LENGTH = 512
 
@@ -53,15 +56,22 @@ class Recipe:
     data           a key of DATASETS; None takes the profile's own
     train_size     rows of the training split to use; None takes all
     test_size      rows of the test split to measure accuracy on, in its class shares; None takes all
-    length         tokens a row, padded and cut to it (text only); None takes 64 (mini) or 256 (full)
+    length         most tokens a row, longer ones are cut (text only); None takes 64 (mini) or 256 (full)
+    padding        text only: "fixed" pads every row to `length`, "dynamic" to the longest of its micro-batch,
+                   "uniform" also puts rows of like length into one micro-batch
     batch_size     rows an optimizer step
     accumulation   micro-batches an optimizer step; divides batch_size
-    precision      "fp32", "tf32" (fp32 storage, TF32 matrix products on GPUs that have them) or "bf16" (autocast)
+    precision      "fp32", "tf32" (fp32 storage, TF32 matrix products on GPUs that have them), "bf16" (autocast) or
+                   "fp16" (autocast, with the loss scaled; steps whose gradients overflow are skipped)
+    optimizer      "adamw"; "adamw8bit" (its states in 8 bits, bitsandbytes), "adamw8bit_embed32" (those of the
+                   embeddings in 32); "sgd" (momentum 0.9), "adafactor" (no momentum), "lion", "lion8bit"
     checkpointing  recompute each layer's activations in the backward pass
     frozen         None trains everything; k freezes the embeddings and the first k layers (0: the embeddings alone)
+    lora_rank      None trains the weights; r freezes them and trains adapters of rank r beside the query and value
+                   projections (of the layers that `frozen` leaves), scaled by 2, and the head
     steps          optimizer steps
-    learning_rate  peak rate of AdamW; None takes the model's own
-    weight_decay   decoupled, on every parameter
+    learning_rate  peak rate; None takes the model's own, which suits AdamW on all weights
+    weight_decay   on every parameter that trains; decoupled from the gradient, except with "sgd"
     warmup         share of the steps in which the rate rises from 0; it then falls to 0 linearly
     max_grad_norm  gradients are clipped to this L2 norm
     seed           of the new head, the order of the rows and dropout
@@ -78,9 +88,12 @@ class Recipe:
     length: int | None = None
     batch_size: int = 16
     accumulation: int = 1
+    padding: str = "fixed"
     precision: str = "fp32"
+    optimizer: str = "adamw"
     checkpointing: bool = False
     frozen: int | None = None
+    lora_rank: int | None = None
     steps: int = 60
     learning_rate: float | None = None
     weight_decay: float = 0.01
@@ -93,6 +106,8 @@ class Recipe:
         _one_of("profile", self.profile, PROFILES)
         _one_of("weights", self.weights, WEIGHTS)
         _one_of("precision", self.precision, PRECISIONS)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("padding", self.padding, PADDINGS)
         if self.profile not in MODELS[self.model].data:
             raise ValueError(f"model={self.model!r} exists only in the full profile: use profile='full'.")
         if self.data is not None:
@@ -114,6 +129,8 @@ class Recipe:
             _whole("length", self.length, 3)
             if self.length > MAX_LENGTH:
                 raise ValueError(f"length={self.length} is longer than the {MAX_LENGTH} tokens the models take.")
+        if self.padding != "fixed" and self.task == "image":
+            raise ValueError(f"padding={self.padding!r} is for text; pictures have no padding: leave it out.")
         if self.batch_size % self.accumulation:
             raise ValueError(f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}: "
                              "micro-batches must be equal; choose a divisor of the batch size.")
@@ -124,6 +141,8 @@ class Recipe:
             if self.frozen > self.layers:
                 raise ValueError(f"frozen={self.frozen} is more than the {self.layers} layers of model={self.model!r} "
                                  f"in the {self.profile} profile.")
+        if self.lora_rank is not None:
+            self._check_lora()
         if self.learning_rate is not None:
             _real("learning_rate", self.learning_rate, above=0)
         _real("weight_decay", self.weight_decay, at_least=0)
@@ -131,6 +150,16 @@ class Recipe:
         _real("warmup", self.warmup, at_least=0)
         if self.warmup > 1:
             raise ValueError(f"warmup={self.warmup} is a share of the steps: give a number from 0 to 1.")
+
+    def _check_lora(self) -> None:
+        _whole("lora_rank", self.lora_rank, 1)
+        width = MODELS[self.model].width[self.profile]
+        if self.lora_rank > width:
+            raise ValueError(f"lora_rank={self.lora_rank} is more than the {width} columns of the matrices it adapts: "
+                             "an adapter of full rank is larger than the matrix; choose a rank far below.")
+        if self.frozen == self.layers:
+            raise ValueError(f"lora_rank={self.lora_rank} has nothing to adapt with frozen={self.frozen}: all layers are "
+                             "frozen; lower frozen, or leave lora_rank out to train the head alone.")
 
     @property
     def task(self) -> str:

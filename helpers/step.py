@@ -7,15 +7,11 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.nn.functional as F
 
+from helpers.optimizers import make_optimizer, make_scaler  # noqa: F401  (a step needs them: import them from here)
 from helpers.recipe import Recipe
 
 Batch = dict[str, torch.Tensor]
-
-
-def make_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2017) over what trains, fused: one kernel, no temporaries."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=recipe.rate, weight_decay=recipe.weight_decay, fused=True)
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def loss_sum(model: torch.nn.Module, batch: Batch, recipe: Recipe) -> torch.Tensor:
@@ -23,35 +19,51 @@ def loss_sum(model: torch.nn.Module, batch: Batch, recipe: Recipe) -> torch.Tens
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with autocast(recipe, batch["labels"].device):
         logits = model(**inputs).logits
-        return F.cross_entropy(logits, batch["labels"], reduction="sum")
+        return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")
 
 
 def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_batches: Iterable[Batch], rows: int,
-               recipe: Recipe, phase: Callable[[str], None] = lambda name: None) -> torch.Tensor:
+               recipe: Recipe, phase: Callable[[str], None] = lambda name: None,
+               scaler: torch.amp.GradScaler | None = None) -> torch.Tensor:
     """Accumulate over the micro-batches, clip, update, clear. Returns the mean loss (fp32 scalar, on the device).
 
     Each micro-batch's loss is a sum divided by `rows`, the rows of the whole group: so the gradient is that of the
     full batch, also when the last micro-batch, or the last group, is smaller. `phase` is told "forward",
-    "backward" and "optimizer" as they begin.
+    "backward" and "optimizer" as they begin. fp16 needs its `scaler` (`make_scaler`), kept from step to step: it is
+    undone once for the whole group, before the norm is taken; a step whose gradients overflow changes nothing.
+    Raises ValueError for fp16 without one.
     """
+    scaler = _usable(scaler, recipe)
     total = 0.0
     for batch in micro_batches:
         phase("forward")
         loss = loss_sum(model, batch, recipe) / rows
         phase("backward")
-        loss.backward()
+        scaler.scale(loss).backward()
         total = total + loss.detach()
     phase("optimizer")
+    scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm, foreach=True)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return total
 
 
+def _usable(scaler: torch.amp.GradScaler | None, recipe: Recipe) -> torch.amp.GradScaler:
+    if scaler is None and recipe.precision == "fp16":
+        raise ValueError("precision='fp16' needs a loss scaler that lives as long as the training: "
+                         "pass scaler=make_scaler(recipe, device).")
+    return _OFF if scaler is None else scaler
+
+
+_OFF = torch.amp.GradScaler("cpu", enabled=False)
+
+
 def autocast(recipe: Recipe, device: torch.device):
     """The precision of a forward pass as a context."""
-    if recipe.precision == "bf16":
-        return torch.autocast(device.type, torch.bfloat16)
+    if recipe.precision in AUTOCAST:
+        return torch.autocast(device.type, AUTOCAST[recipe.precision])
     return nullcontext()
 
 

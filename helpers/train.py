@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,10 +16,11 @@ from transformers import PreTrainedModel
 from helpers import checkpoint as checkpoints
 from helpers import data, memory, models
 from helpers.advice import OutOfMemory, explain, is_out_of_memory
-from helpers.data import Encoded
+from helpers.data import Encoded, batching
 from helpers.recipe import Recipe
-from helpers.step import autocast, learning_rate, make_optimizer, tensor_cores, train_step
+from helpers.step import autocast, learning_rate, make_optimizer, make_scaler, tensor_cores, train_step
 
+WINDOW = 32  # batches that padding="uniform" sorts at a time: a wider window pads less and mixes less
 LOOK = 10  # steps between looks at the loss: each look waits for the GPU
 
 
@@ -32,6 +34,7 @@ class Fit:
 
     losses   mean loss of each optimizer step
     seconds  wall-clock seconds of each step made now (after a resume: without those made before), data included
+    skipped  which steps (from 0) changed nothing because a gradient overflowed in fp16; empty in other precisions
     rows     rows of each of those steps
     """
     recipe: Recipe
@@ -39,6 +42,7 @@ class Fit:
     losses: list[float]
     seconds: list[float]
     rows: list[int]
+    skipped: list[int]
 
 
 def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device | None = None,
@@ -67,20 +71,24 @@ def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device
 
 def _fit(recipe, train, device, folder, save_every, progress) -> Fit:
     model = models.build(recipe, device)
-    optimizer = make_optimizer(model, recipe)
+    optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took
-    start, losses = checkpoints.load(folder, recipe, model, optimizer) if folder else (0, [])
+    start, losses, skipped = checkpoints.load(folder, recipe, model, optimizer, scaler) if folder else (0, [], [])
+    lengths = train.lengths.tolist() if recipe.padding == "uniform" else None
     clock, rows, unread = Clock(device), [], []
     quiet = not progress or os.environ.get("TQDM_DISABLE") == "1"  # which tqdm's notebook form does not read itself
     bar = tqdm(range(start, recipe.steps), initial=start, total=recipe.steps, desc=recipe.model, leave=False, disable=quiet)
     for step in bar:
         clock.start()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, step)
-        parts = rows_of_step(recipe, len(train), step)
+            group["lr"] = learning_rate(recipe, step - len(skipped))  # a skipped step is not a step of the schedule
+        parts = rows_of_step(recipe, len(train), step, lengths)
         rows.append(sum(map(len, parts)))
         batches = (train.batch(part, device) for part in parts)
-        unread.append(train_step(model, optimizer, batches, rows[-1], recipe))
+        scale = scaler.get_scale()
+        unread.append(train_step(model, optimizer, batches, rows[-1], recipe, scaler=scaler))
+        if scaler.get_scale() < scale:  # read each step, which a GPU waits for; in other precisions both are 1
+            skipped.append(step)
         clock.stop()
         done = step + 1
         saving = folder is not None and (done % save_every == 0 or done == recipe.steps)
@@ -89,8 +97,8 @@ def _fit(recipe, train, device, folder, save_every, progress) -> Fit:
             unread.clear()
             bar.set_postfix(loss=f"{losses[-1]:.3f}")
         if saving:
-            checkpoints.save(folder, recipe, done, model, optimizer, losses)
-    return Fit(recipe, model, losses, clock.seconds(), rows)
+            checkpoints.save(folder, recipe, done, model, optimizer, losses, scaler, skipped)
+    return Fit(recipe, model, losses, clock.seconds(), rows, skipped)
 
 
 def _read(losses: list[torch.Tensor], before: int) -> list[float]:
@@ -102,21 +110,21 @@ def _read(losses: list[torch.Tensor], before: int) -> list[float]:
     return values
 
 
-def rows_of_step(recipe: Recipe, rows: int, step: int) -> list[list[int]]:
-    """The row numbers of each micro-batch of one optimizer step: a function of the seed and the step alone.
+def rows_of_step(recipe: Recipe, rows: int, step: int, lengths: Sequence[int] | None = None) -> list[list[int]]:
+    """The row numbers of each micro-batch of one optimizer step: a function of its arguments alone.
 
-    Every epoch is a new permutation of all rows; its last group is smaller when the batch size does not divide them.
+    Every epoch is a new permutation of all rows, or their `bucketed` order for padding="uniform", which needs their
+    `lengths`; its last group is smaller when the batch size does not divide the rows.
     """
-    per_epoch = math.ceil(rows / recipe.batch_size)
-    epoch, place = divmod(step, per_epoch)
-    order = _order(recipe.seed, epoch, rows)
-    group = order[place * recipe.batch_size:(place + 1) * recipe.batch_size]
-    return [group[start:start + recipe.micro_batch] for start in range(0, len(group), recipe.micro_batch)]
+    epoch, place = divmod(step, math.ceil(rows / recipe.batch_size))
+    if recipe.padding != "uniform":
+        return _shuffled(rows, recipe.batch_size, recipe.micro_batch, recipe.seed, epoch)[place]
+    if lengths is None:
+        raise ValueError("padding='uniform' puts rows of like length together: give their lengths.")
+    return _bucketed(tuple(lengths), recipe.batch_size, recipe.micro_batch, WINDOW, recipe.seed, epoch)[place]
 
 
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, rows: int) -> list[int]:
-    return torch.randperm(rows, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).tolist()
+_shuffled, _bucketed = lru_cache(maxsize=4)(batching.shuffled), lru_cache(maxsize=4)(batching.bucketed)
 
 
 @torch.inference_mode()
@@ -126,8 +134,8 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
     model.eval()
     right = 0
     with tensor_cores(recipe):
-        for start in range(0, len(split), batch_size):
-            batch = split.batch(range(start, min(start + batch_size, len(split))), device)
+        for rows in batching.length_sorted(split.lengths, batch_size):
+            batch = split.batch(rows, device)
             labels = batch.pop("labels")
             with autocast(recipe, device):
                 right += (model(**batch).logits.argmax(-1) == labels).sum()
@@ -137,7 +145,7 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
 
 def encoded(recipe: Recipe) -> dict[str, Encoded]:
     """The recipe's data, ready for its model: {"train": ..., "test": ...}. Kept for the next call."""
-    fields = ("model", "profile", "data", "train_size", "test_size", "length", "weights", "batch_size")
+    fields = ("model", "profile", "data", "train_size", "test_size", "length", "weights", "batch_size", "padding")
     return _encoded(Recipe(**{name: getattr(recipe, name) for name in fields}))
 
 

@@ -21,7 +21,7 @@ LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=120)
 
 def recipe(task, batch_size=4, tokens=12):
     model = {"text": "deberta", "image": "vit"}[task]
-    return SimpleNamespace(task=task, model=model, batch_size=batch_size, tokens=tokens)
+    return SimpleNamespace(task=task, model=model, batch_size=batch_size, tokens=tokens, padding="fixed")
 
 
 def shares(labels):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers import models, train
 from helpers.plan import plan
-from helpers.recipe import Recipe, replace
+from helpers.recipe import MODELS, Recipe, replace
 from helpers.step import make_optimizer, train_step
 
 MINI = {"deberta": Recipe(length=16, batch_size=4), "vit": Recipe(model="vit", batch_size=4)}
@@ -139,3 +139,9 @@ def test_the_full_architecture_runs_without_a_hub(monkeypatch, tmp_path):
 
 def _refuse(kind, repo):
     raise models.hub.HubUnavailable(f"{repo} cannot be loaded.")
+
+
+@pytest.mark.parametrize("model, profile", [(name, profile) for name, model in MODELS.items() for profile in model.data])
+def test_the_table_of_models_agrees_with_their_configurations(model, profile):
+    shape = models.config(Recipe(model=model, profile=profile))
+    assert MODELS[model].layers[profile] == shape.num_hidden_layers and MODELS[model].width[profile] == shape.hidden_size

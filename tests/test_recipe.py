@@ -35,6 +35,15 @@ WRONG = [
     (dict(frozen=5), ValueError, "4 layers"),
     (dict(frozen=-1), ValueError, "at least 0"),
     (dict(checkpointing=1), TypeError, "True or False"),
+    (dict(precision="fp8"), ValueError, "fp16"),
+    (dict(optimizer="adam"), ValueError, "adamw8bit"),
+    (dict(optimizer=8), ValueError, "adamw8bit"),
+    (dict(padding="longest"), ValueError, "dynamic"),
+    (dict(model="vit", padding="dynamic"), ValueError, "text"),
+    (dict(lora_rank=0), ValueError, "at least 1"),
+    (dict(lora_rank=True), TypeError, "whole number"),
+    (dict(lora_rank=129), ValueError, "128 columns"),
+    (dict(lora_rank=8, frozen=4), ValueError, "nothing to adapt"),
 ]
 
 

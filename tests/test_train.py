@@ -39,19 +39,23 @@ def test_the_same_recipe_gives_the_same_run_bit_for_bit(recipe):
     assert train.fit(replace(recipe, seed=1), device="cpu", progress=False).losses != one.losses
 
 
-@pytest.mark.parametrize("recipe", [SHORT, TEXT], ids=["vit", "deberta"])
+@pytest.mark.parametrize("recipe", [
+    SHORT, TEXT, replace(SHORT, precision="fp16"), replace(TEXT, padding="uniform"),
+    *(replace(SHORT, optimizer=name) for name in ("adamw8bit", "sgd", "adafactor", "lion8bit")),
+    replace(TEXT, steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
+], ids=["vit", "deberta", "fp16", "uniform", "adamw8bit", "sgd", "adafactor", "lion8bit", "lora"])
 def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_path, monkeypatch):
     whole = train.fit(recipe, device="cpu", progress=False)
     real = train.train_step
     for dies_in in range(recipe.steps):
         calls = 0
 
-        def step(*arguments):
+        def step(*arguments, **keywords):
             nonlocal calls
             if calls == dies_in:
                 raise KeyboardInterrupt
             calls += 1
-            return real(*arguments)
+            return real(*arguments, **keywords)
 
         folder = tmp_path / str(dies_in)
         monkeypatch.setattr(train, "train_step", step)
@@ -60,7 +64,7 @@ def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_pat
         monkeypatch.setattr(train, "train_step", real)
         torch.manual_seed(dies_in)  # another session
         resumed = train.fit(recipe, device="cpu", checkpoint=folder, save_every=2, progress=False)
-        assert resumed.losses == whole.losses
+        assert resumed.losses == whole.losses and resumed.skipped == whole.skipped
         assert len(resumed.seconds) == recipe.steps - dies_in // 2 * 2, "it went on from the last save"
         assert same(weights(resumed), weights(whole)), f"killed in step {dies_in}"
 
@@ -122,7 +126,7 @@ def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
 def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
     real, calls = train.train_step, 0
 
-    def step(*arguments):
+    def step(*arguments, **keywords):
         nonlocal calls
         calls += 1
         return real(*arguments) * (float("nan") if calls == 3 else 1)
@@ -139,7 +143,7 @@ def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
     from helpers.cards import CARDS
     alive = []
 
-    def step(model, *rest):
+    def step(model, *rest, **keywords):
         alive.append(weakref.ref(model))
         kept = torch.zeros(1000)  # a tensor in the failed frame
         alive.append(weakref.ref(kept))
@@ -164,7 +168,7 @@ REAL_BUILD = models.build
 
 
 def test_other_errors_pass_through(monkeypatch):
-    def step(*arguments):
+    def step(*arguments, **keywords):
         raise RuntimeError("shapes do not match")
     monkeypatch.setattr(train, "train_step", step)
     with pytest.raises(RuntimeError, match="shapes do not match"):

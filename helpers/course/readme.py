@@ -19,8 +19,11 @@ MODELS = {"DeBERTa-v3-base, 16 × 256 tokens": Recipe(profile="full", batch_size
           "ViT-B/16, 32 images": Recipe(profile="full", model="vit", batch_size=32)}
 # What the course can plan today: a row a technique, the one field that changes.
 TECHNIQUES = {"plain fp32": {}, "gradient accumulation, 4 micro-batches": {"accumulation": 4},
-              "mixed precision, bf16": {"precision": "bf16"}, "gradient checkpointing": {"checkpointing": True},
-              "frozen embeddings and half of the layers": {"frozen": 6}}
+              "frozen embeddings and half of the layers": {"frozen": 6},
+              "mixed precision, fp16": {"precision": "fp16"}, "mixed precision, bf16": {"precision": "bf16"},
+              "8-bit AdamW": {"optimizer": "adamw8bit"},
+              "8-bit AdamW, embeddings in 32 bits": {"optimizer": "adamw8bit_embed32"},
+              "gradient checkpointing": {"checkpointing": True}, "LoRA, rank 8": {"lora_rank": 8}}
 
 
 def techniques() -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SPACES = dict.fromkeys(
     map(ord, "\t\n\f\r\u061c\u1680\u200b\u200c\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd"), " ")
 _DROPPED = dict.fromkeys([*range(1, 9), 0x0B, *range(0x0E, 0x20), 0x7F, 0x8F, 0x9F])
+MULTIPLE = 8  # tokens: what a trimmed batch is rounded up to
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which image processors store
 
 
@@ -71,10 +72,12 @@ class Encoded:
              uint8 (rows, channels, height, width); and labels, int64 (rows,)
     lengths  int64 (rows,): tokens that are not padding; 1 for a picture
     pixels   how pictures become input; None for text
+    trim     cut each batch to its longest row, rounded up to a multiple of 8, which tensor cores like
     """
     columns: dict[str, Tensor]
     lengths: Tensor
     pixels: Pixels | None = None
+    trim: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -85,7 +88,11 @@ class Encoded:
         Raises IndexError for a row that does not exist.
         """
         rows = torch.as_tensor(rows, dtype=torch.int64)
-        part = {name: column[rows].to(device) for name, column in self.columns.items()}
+        columns = self.columns
+        if self.trim:
+            longest = -(-int(self.lengths[rows].max()) // MULTIPLE) * MULTIPLE
+            columns = {name: column[:, :longest] if column.dim() == 2 else column for name, column in columns.items()}
+        part = {name: column[rows].to(device) for name, column in columns.items()}
         if self.pixels is not None:
             part["pixel_values"] = self.pixels(part["pixel_values"])
         return part
@@ -127,20 +134,20 @@ def encode(split: Dataset, recipe: Recipe, processor) -> Encoded:
         row = int(outside[0])
         raise ValueError(f"Row {row} has label {int(labels[row])}: labels go from 0 to {classes - 1}.")
     if recipe.task == "text":
-        return _encode_text(split["text"][:], labels, recipe.tokens, processor)
+        return _encode_text(split["text"][:], labels, recipe, processor)
     pixels = Pixels.of(processor)
     columns = {"pixel_values": _stack(split["image"], pixels), "labels": labels}
     return Encoded(columns, torch.ones(len(labels), dtype=torch.int64), pixels)
 
 
-def _encode_text(texts: list[str], labels: Tensor, length: int, tokenizer) -> Encoded:
+def _encode_text(texts: list[str], labels: Tensor, recipe: Recipe, tokenizer) -> Encoded:
     for row, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"Row {row} has no text: drop it before encoding.")
     out = tokenizer([normalise(text) for text in texts], padding="max_length", truncation=True,
-                    max_length=length, return_tensors="pt")
+                    max_length=recipe.tokens, return_tensors="pt")
     columns = {"input_ids": out["input_ids"], "attention_mask": out["attention_mask"], "labels": labels}
-    return Encoded(columns, out["attention_mask"].sum(1))
+    return Encoded(columns, out["attention_mask"].sum(1), trim=recipe.padding != "fixed")
 
 
 def _stack(images, pixels: Pixels) -> Tensor:

@@ -1,0 +1,51 @@
+"""Recipes in which every two values of every two fields meet at least once."""
+from itertools import combinations, product
+
+from helpers.recipe import OPTIMIZERS, PRECISIONS, Recipe
+
+VALUES = {
+    "model": ("deberta", "vit"),
+    "optimizer": OPTIMIZERS,
+    "precision": PRECISIONS,
+    "accumulation": (1, 4),
+    "checkpointing": (False, True),
+    "frozen": (None, 2),
+    "lora_rank": (None, 4),
+}
+
+
+def _pairs(fields: dict) -> set:
+    return {frozenset(pair) for pair in combinations(fields.items(), 2)}
+
+
+def covering() -> list[dict]:
+    """Greedy: of all combinations the one that adds most pairs not met yet, until none is left. Always the same."""
+    everything = [dict(zip(VALUES, values)) for values in product(*VALUES.values())]
+    pairs = [_pairs(fields) for fields in everything]
+    left, chosen = set.union(*pairs), []
+    while left:
+        best = max(range(len(pairs)), key=lambda index: len(pairs[index] & left))
+        chosen.append(everything[best])
+        left -= pairs[best]
+    return chosen
+
+
+def singles() -> list[dict]:
+    """The plain recipe, and every value alone beside it, for both models."""
+    plain = {name: values[0] for name, values in VALUES.items()}
+    alone = [plain | {name: value} for name, values in VALUES.items() if name != "model" for value in values[1:]]
+    return [fields | {"model": model} for model in VALUES["model"] for fields in [plain, *alone]]
+
+
+ALL = singles() + [fields for fields in covering() if fields not in singles()]
+
+
+def recipe(fields: dict, **others) -> Recipe:
+    length = {"length": 32} if fields["model"] == "deberta" else {}
+    return Recipe(batch_size=8, **length, **fields, **others)
+
+
+def name(fields: dict) -> str:
+    plain = {key: values[0] for key, values in VALUES.items()}
+    changed = [f"{key}={value}" for key, value in fields.items() if value != plain[key] and key != "model"]
+    return "-".join([fields["model"], *changed]) if changed else f"{fields['model']}-plain"
