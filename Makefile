@@ -1,6 +1,7 @@
 # Tight Fit. `make` alone lists what there is.
 #   N="00 02"          only these notebooks (run, record, record-dry, notebooks); `make run` takes 00 to 02, or N=all
 #   PYTHON=python3.12  the Python that .venv is made from (the first one from 3.11 on by default)
+#   JOBS=4             processes that share the tests, a file each (2 by default; 0 runs them one after another)
 #   PY=python3         use this interpreter as it is and make no .venv (it must have the requirements)
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -13,6 +14,7 @@ NEEDS := $(if $(filter $(VENV)/%,$(PY)),$(READY))
 PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
 
 FIRST := 00 01 02
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lab record record-dry notebooks pretrain badges readme bench clean
@@ -51,8 +53,8 @@ run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
 
 test: $(NEEDS)
-	@TQDM_DISABLE=1 $(PY) -m pytest tests notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout=300 \
-		--nbval-sanitize-with tests/sanitize.cfg --durations=15
+	@TQDM_DISABLE=1 $(PY) -m pytest tests notebooks -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
+		--nbval-cell-timeout=300 --nbval-sanitize-with tests/sanitize.cfg --durations=15
 
 lab: $(NEEDS)
 	@$(PY) -m jupyterlab notebooks

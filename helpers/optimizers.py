@@ -57,9 +57,9 @@ def make_scaler(recipe: Recipe, device: str | torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(torch.device(device).type, enabled=recipe.precision == "fp16")
 
 
-def states(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> list[torch.Tensor]:
+def states(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> list[torch.Tensor]:
     """Every tensor that the two keep from step to step."""
     kept = [value for state in optimizer.state.values() for value in state.values()]
-    if scaler.is_enabled():
+    if scaler is not None and scaler.is_enabled():
         kept += [scaler._scale, scaler._growth_tracker]
     return [value for value in kept if isinstance(value, torch.Tensor)]

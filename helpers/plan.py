@@ -164,7 +164,7 @@ def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], objec
     return story, sum(parameter.numel() for parameter in model.parameters())
 
 
-def follow(model, optimizer, make_batch, recipe: Recipe, scaler) -> Story:
+def follow(model, optimizer, make_batch, recipe: Recipe, scaler: torch.amp.GradScaler | None = None) -> Story:
     """Run one optimizer step under the tracker, on fake or on real tensors. `make_batch()` gives a micro-batch;
     optimizer and scaler must have taken a step before, so that their states exist."""
     count = min(recipe.accumulation, 2)

@@ -1,4 +1,4 @@
-"""Orders, samplers and the collator: every row once, the same again, resumable, and never more padding than promised."""
+"""Orders, samplers and the collator: every row once, the same again, resumable, no more padding than promised."""
 import json
 import pickle
 
@@ -33,14 +33,14 @@ def micro(groups):
 
 def test_the_order_is_pinned():
     """Saved runs resume into it: another order would repeat some rows and leave out others."""
-    assert epoch_order(10, 0, 0) == torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
+    assert epoch_order(7, 0, 0) == [4, 0, 5, 3, 2, 6, 1]
     assert epoch_order(8, 3, 2) == torch.randperm(8, generator=torch.Generator().manual_seed(3_000_011)).tolist()
-    assert bucketed([5, 1, 4, 2, 3, 9, 7], 4, 2, 1, 0, 0) == GOLDEN
+    assert bucketed([5, 1, 4, 2, 3, 9, 7], 4, 2, 1, 0, 0) == [[[0, 5], [3, 4]], [[1, 2], [6]]]
 
 
 @prop
 @given(LENGTHS, MICRO, PARTS, WINDOW, SEEDS, EPOCH)
-def test_groups_hold_every_row_once_and_the_remainder_is_the_end_of_the_permutation(lengths, size, parts, window, seed, epoch):
+def test_groups_hold_every_row_once_and_end_with_the_end_of_the_permutation(lengths, size, parts, window, seed, epoch):
     rows, batch = len(lengths), size * parts
     order = epoch_order(rows, seed, epoch)
     full = rows - rows % batch
@@ -55,8 +55,7 @@ def test_groups_hold_every_row_once_and_the_remainder_is_the_end_of_the_permutat
 
 @prop
 @given(LENGTHS, MICRO, PARTS, WINDOW, SEEDS, EPOCH)
-def test_a_window_s_rows_stay_together_and_its_micro_batches_do_not_overlap_in_length(lengths, size, parts, window, seed,
-                                                                                   epoch):
+def test_a_window_s_micro_batches_do_not_overlap_in_length(lengths, size, parts, window, seed, epoch):
     batch = size * parts
     order = epoch_order(len(lengths), seed, epoch)
     full = len(order) - len(order) % batch
@@ -256,8 +255,8 @@ def make_epoch(sampler, epoch):
 def test_a_state_of_another_order_or_beyond_the_epoch_is_refused():
     sampler = BucketBatchSampler([3, 1, 2, 5], 2)
     state = sampler.state_dict()
-    for other in (BucketBatchSampler([3, 1, 2], 2), BucketBatchSampler([3, 1, 2, 6], 2), BucketBatchSampler([3, 1, 2, 5], 1),
-                  BucketBatchSampler([3, 1, 2, 5], 2, seed=1), TokenBudgetBatchSampler([3, 1, 2, 5], 16)):
+    for other in (BucketBatchSampler([3, 1, 2], 2), BucketBatchSampler([3, 1, 2, 6], 2),
+                  BucketBatchSampler([3, 1, 2, 5], 1), BucketBatchSampler([3, 1, 2, 5], 2, seed=1), TokenBudgetBatchSampler([3, 1, 2, 5], 16)):
         with pytest.raises(ValueError, match="resume with the same data and settings"):
             other.load_state_dict(state)
     for wrong in ({"done": 3}, {"done": -1}, {"epoch": -1}):
