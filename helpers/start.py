@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+HIDDEN: dict[str, str | None] = {}  # what one_gpu replaced: processes that use every GPU put it back
 HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # what Colab and Kaggle set in their own kernels
 ESSENTIAL = {
     "torch",
@@ -188,6 +189,7 @@ def one_gpu() -> int:
         cards = [card for card in given.split(",") if card.strip()]
     torch = sys.modules.get("torch")
     if len(cards) > 1 and not (torch is not None and torch.cuda.is_initialized()):
+        HIDDEN[VISIBLE] = given
         os.environ[VISIBLE] = cards[0]
     return len(cards)
 
