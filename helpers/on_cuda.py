@@ -26,7 +26,7 @@ class OnCuda(TorchFunctionMode):
     def __init__(self, recipe: Recipe, active: bool = True):
         super().__init__()
         self.active = active
-        self.mixed = recipe.precision == "bf16"
+        self.mixed = recipe.precision in ("bf16", "fp16")
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

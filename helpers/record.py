@@ -38,6 +38,7 @@ class Run:
     losses       mean loss of each optimizer step
     seconds      wall-clock seconds of each optimizer step
     rows         rows of each optimizer step
+    skipped      which steps (from 0) changed nothing because a gradient overflowed in fp16
     accuracy     on the test split, 0 to 1
     test_rows, train_rows  sizes of the splits used
     date, command          when (UTC, ISO 8601) and by which command
@@ -50,6 +51,7 @@ class Run:
     losses: list[float]
     seconds: list[float]
     rows: list[int]
+    skipped: list[int]
     accuracy: float
     train_rows: int
     test_rows: int
@@ -133,7 +135,7 @@ def run(recipe: Recipe, name: str | None = None, device: str | None = None, chec
         plan={"target": planned.target, "peak": planned.peak, "at_peak": planned.at_peak, "flops": planned.flops},
         memory={"tracked": measured.tracked.peak, "at_peak": measured.tracked.at_peak, "allocated": measured.allocated,
                 "reserved": measured.reserved, "device": measured.device},
-        losses=trained.losses, seconds=trained.seconds, rows=trained.rows,
+        losses=trained.losses, seconds=trained.seconds, rows=trained.rows, skipped=trained.skipped,
         accuracy=evaluate(trained.model, data["test"], recipe), train_rows=len(data["train"]),
         test_rows=len(data["test"]), date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=os.environ.get(COMMAND) or "a notebook")

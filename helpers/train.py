@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -46,13 +46,15 @@ class Fit:
 
 
 def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device | None = None,
-        checkpoint: str | Path | None = None, save_every: int = 20, progress: bool = True) -> Fit:
+        checkpoint: str | Path | None = None, save_every: int = 20, progress: bool = True,
+        optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer] = make_optimizer) -> Fit:
     """Fine-tune the recipe's model. The same recipe gives the same losses and weights, bit for bit, on the same CPU.
 
     train       the encoded training split; None loads the recipe's own
     device      None takes the GPU if there is one
     checkpoint  a folder: the state is saved there every `save_every` steps and at the end, and a call that finds a
                 state there goes on from it, to the same weights as if nothing had happened
+    optimizer   what makes the optimizer from the model and the recipe, for one that no recipe names
     Raises Diverged (loss is NaN or infinite), advice.OutOfMemory (with the plan and what would fit; everything the
     attempt held is released), ValueError (a checkpoint of another recipe), hub.HubUnavailable.
     """
@@ -60,7 +62,7 @@ def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device
     train = encoded(recipe)["train"] if train is None else train
     try:
         with tensor_cores(recipe):
-            return _fit(recipe, train, device, checkpoint, save_every, progress)
+            return _fit(recipe, train, device, checkpoint, save_every, progress, optimizer)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -69,7 +71,7 @@ def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device
     raise OutOfMemory(explain(recipe))
 
 
-def _fit(recipe, train, device, folder, save_every, progress) -> Fit:
+def _fit(recipe, train, device, folder, save_every, progress, make_optimizer) -> Fit:
     model = models.build(recipe, device)
     optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took

@@ -20,6 +20,7 @@ def a_run(name="00_small/before", **fields):
         losses=[2.0, 1.0],
         seconds=[0.1, 0.1],
         rows=[16, 16],
+        skipped=[],
         accuracy=0.5,
         train_rows=100,
         test_rows=10,

@@ -22,16 +22,18 @@ TOLERANCE = 2e-4  # the attention kernels' statistics are padded and carry a see
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **rest):
     """The kernel a GPU takes: without one, torch cannot choose."""
     if torch.is_autocast_enabled("cuda"):
-        low = [tensor.bfloat16() for tensor in (query, key, value)]
+        low = [tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (query, key, value)]
         return torch.ops.aten._scaled_dot_product_flash_attention(*low, dropout_p, is_causal)[0]
     return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, None, True, dropout_p, is_causal)[0]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("lora_rank", [None, 8])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("model, rows", [("deberta", 16), ("vit", 32)])
-def test_the_forward_pass_keeps_what_cuda_keeps(model, rows, precision, checkpointing, monkeypatch):
-    recipe = Recipe(model=model, profile="full", batch_size=rows, precision=precision, checkpointing=checkpointing)
+def test_the_forward_pass_keeps_what_cuda_keeps(model, rows, precision, lora_rank, checkpointing, monkeypatch):
+    recipe = Recipe(model=model, profile="full", batch_size=rows, precision=precision, lora_rank=lora_rank,
+                    checkpointing=checkpointing)
     planned = plan(recipe, "cuda")
     end = int((planned.phases == PHASES.index("forward")).nonzero()[0][-1])
     expected = planned.timeline[end, ACTIVATIONS]

@@ -143,8 +143,9 @@ def test_on_cuda_dropout_keeps_one_byte_an_element():
     assert plan(recipe, "cuda").peak < plan(recipe, "cpu").peak
 
 
-def test_on_cuda_autocast_keeps_softmax_in_fp32():
-    recipe = replace(MINI["deberta"], precision="bf16")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_on_cuda_autocast_keeps_softmax_in_fp32(precision):
+    recipe = replace(MINI["deberta"], precision=precision)
     rows, tokens, heads = recipe.batch_size, recipe.tokens, models.config(recipe).num_attention_heads
     for target, width in (("cuda", 4), ("cpu", 2)):
         story = trace(recipe, target)[0]

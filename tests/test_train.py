@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from helpers import checkpoint, models, train
 from helpers.advice import OutOfMemory
 from helpers.recipe import Recipe, replace
+from helpers.step import learning_rate
 
 SHORT = Recipe(model="vit", steps=7, batch_size=8, accumulation=2, train_size=20)  # 20 rows: a partial third group
 TEXT = Recipe(steps=5, batch_size=4, length=16, train_size=30, accumulation=2)
@@ -212,3 +213,15 @@ def test_a_progress_bar_is_shown(capfd):
     train.fit(replace(SHORT, steps=2), device="cpu")
     if not os.environ.get("TQDM_DISABLE"):
         assert "vit" in capfd.readouterr().err
+
+
+def test_an_optimizer_that_no_recipe_names_can_be_given():
+    made = []
+
+    def sgd(model, recipe):
+        made.append(torch.optim.SGD(model.parameters(), lr=recipe.rate))
+        return made[0]
+
+    done = train.fit(SHORT, device="cpu", progress=False, optimizer=sgd)
+    assert len(made) == 1 and made[0].param_groups[0]["lr"] == learning_rate(SHORT, SHORT.steps - 1)
+    assert done.losses != train.fit(SHORT, device="cpu", progress=False).losses
