@@ -1,0 +1,68 @@
+"""Answers to the exercises of notebook 08, right and wrong."""
+from helpers.plan import plan
+from helpers.recipe import Recipe
+
+
+def offsets(text, pieces):
+    found, place = [], -1
+    for piece in pieces:
+        found.append((max(place, 0), place + len(piece)))
+        place += len(piece)
+    return found
+
+
+def from_zero(text, pieces):
+    found, place = [], 0
+    for piece in pieces:
+        found.append((place, place + len(piece)))
+        place += len(piece)
+    return found
+
+
+def without_spaces(text, pieces):
+    return [(start + (piece[0] == "▁" and start > 0), end) for (start, end), piece in zip(offsets(text, pieces), pieces)]
+
+
+def first_found(text, pieces):
+    return [(text.find(piece.strip("▁")), text.find(piece.strip("▁")) + len(piece.strip("▁"))) for piece in pieces]
+
+
+def negative(text, pieces):
+    found = offsets(text, pieces)
+    return [(-1, found[0][1]), *found[1:]]
+
+
+def align(word_ids, labels):
+    last, out = None, []
+    for word in word_ids:
+        out.append(labels[word] if word is not None and word != last else -100)
+        last = word
+    return out
+
+
+def every_piece(word_ids, labels):
+    return [-100 if word is None else labels[word] for word in word_ids]
+
+
+def drops_special(word_ids, labels):
+    return [label for label, word in zip(align(word_ids, labels), word_ids) if word is not None]
+
+
+def zero_for_special(word_ids, labels):
+    return [0 if label == -100 else label for label in align(word_ids, labels)]
+
+
+def in_order(word_ids, labels):
+    rest = iter([*labels, *[-100] * len(word_ids)])
+    return [next(rest) for _ in word_ids]
+
+
+STEP = sum(plan(Recipe("deberta", profile="full", batch_size=16, length=256)).flops.values()) / 400e12
+
+RIGHT = {"08.1": 200, "08.2": offsets, "08.3": 16 * 256 / STEP, "08.4": align}
+WRONG = {
+    "08.1": [2**19, 320, 210, 185, 200.0, True],
+    "08.2": [from_zero, without_spaces, first_found, negative, 7],
+    "08.3": [16 * 256 / STEP * 3, STEP, 16 / STEP, -1.0, "fast"],
+    "08.4": [every_piece, drops_special, zero_for_special, in_order, [0]],
+}
