@@ -1,0 +1,22 @@
+"""Run by test_loops.py under torchrun: the Accelerate loop with DeepSpeed at a stage, against the plain loop."""
+import json
+import sys
+
+import deepspeed
+import torch
+from accelerate import Accelerator, DeepSpeedPlugin
+
+from helpers import loops, train
+from helpers.recipe import Recipe
+from tests.test_loops import distance, still_models
+
+stage, recipe = int(sys.argv[1]), Recipe.from_dict(json.loads(sys.argv[2]))
+data = train.encoded(recipe)["train"]
+still_models()
+reference, expected = loops.plain(recipe, data)
+plugin = DeepSpeedPlugin(hf_ds_config=loops.zero(stage, recipe))
+model, losses = loops.accelerate(recipe, data, deepspeed_plugin=plugin)
+with deepspeed.zero.GatheredParameters(list(model.parameters())):
+    print("RESULT " + json.dumps({"kind": str(Accelerator().distributed_type), "losses": losses, "expected": expected,
+                                  "distance": distance(model, reference)}))
+torch.distributed.destroy_process_group()
