@@ -85,6 +85,8 @@ def notebook() -> None:
 
         chosen = profile.choose()
         cuda, why = profile.usable_cuda()
+    if not cuda:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed prints a line, with the time, when it looks
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name).split('+')[0]}" for name in ("torch", "transformers")
     )
