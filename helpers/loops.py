@@ -169,7 +169,7 @@ def accelerate(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, li
 def trainer(recipe: Recipe, data: Encoded, cured: bool = True) -> tuple[nn.Module, list[float]]:
     """transformers' Trainer. cured=False leaves its own loss, which is wrong for DeBERTa with accumulation: its
     gradient is multiplied by the number of micro-batches (huggingface/transformers#47688)."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
     if not cured:
@@ -196,5 +196,6 @@ def trainer(recipe: Recipe, data: Encoded, cured: bool = True) -> tuple[nn.Modul
             disable_tqdm=True, remove_unused_columns=False, bf16=recipe.precision == "bf16")
         ours = Ours(model, arguments, train_dataset=Batches(data), optimizers=(optimizer, schedule), callbacks=[Look()],
                     compute_loss_func=mean_loss if cured else None)
+        ours.remove_callback(PrinterCallback)
         ours.train()
     return model, losses

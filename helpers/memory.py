@@ -52,7 +52,7 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
             train_step(model, optimizer, batches, recipe.batch_size, recipe, scaler=scaler)
 
         peaks = None, None, None
-        for _ in range(SCALES):  # fp16 skips its first steps until the loss scale is low enough: no states until then
+        for _ in range(SCALES):  # fp16 may skip steps until the loss scale is low enough; bitsandbytes has no states until then
             step()
             if optimizer.state:
                 break
