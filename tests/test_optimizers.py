@@ -1,0 +1,284 @@
+"""The optimizers of a recipe: what each keeps, and that each computes what its paper says."""
+import gc
+import math
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import checkpoint, models, train
+from helpers.optimizers import make_optimizer, make_scaler, states
+from helpers.recipe import OPTIMIZERS, Recipe, replace
+from helpers.step import loss_sum, train_step
+
+SMALL = 4096  # elements under which bitsandbytes keeps fp32 states
+BLOCK = 256
+MAPS = 2 * 256 * 4  # bytes of the two maps, signed and unsigned, that all 8-bit states of an AdamW8bit share
+LIBRARY = [name for name in OPTIMIZERS if "8bit" in name or "lion" in name]
+
+
+def recipe(model="vit", **fields):
+    return Recipe(model, batch_size=8, train_size=64, **({"length": 32} if model == "deberta" else {}), **fields)
+
+
+def gradients(net, wanted, rows=range(8)):
+    """The mini model's real gradients, on real rows."""
+    net.zero_grad()
+    (loss_sum(net, train.encoded(wanted)["train"].batch(rows), wanted) / len(rows)).backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def stepped(name, model="vit"):
+    wanted = recipe(model, optimizer=name)
+    net = models.build(wanted)
+    optimizer = make_optimizer(net, wanted)
+    gradients(net, wanted)
+    optimizer.step()
+    return net, optimizer
+
+
+def embeddings(net):
+    return {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding)}
+
+
+# -- what each keeps -------------------------------------------------------------------------------------------
+
+def by_dtype(optimizer):
+    found = {}
+    seen = set()
+    for value in states(optimizer, make_scaler(recipe(), "cpu")):
+        if id(value) not in seen:
+            seen.add(id(value))
+            found[value.dtype] = found.get(value.dtype, 0) + value.nbytes
+    return found
+
+
+def quantised(counts, moments):
+    """{dtype: bytes}: a byte for each element of a large tensor and a scale a block; fp32 for the small ones."""
+    large = [n for n in counts if n >= SMALL]
+    return {torch.uint8: moments * sum(large),
+            torch.float32: moments * 4 * (sum(-(-n // BLOCK) for n in large) + sum(n for n in counts if n < SMALL))
+            + MAPS // 2 * moments}
+
+
+@pytest.mark.parametrize("model", ["deberta", "vit"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
+    net, optimizer = stepped(name, model)
+    shapes = [p.shape for p in net.parameters()]
+    counts = [shape.numel() for shape in shapes]
+    everything, fp32 = sum(counts), torch.float32
+    expected = {
+        "adamw": {fp32: 8 * everything + 4 * len(counts)},  # and a step counter each
+        "sgd": {fp32: 4 * everything},
+        "lion": {fp32: 4 * everything},
+        "lion8bit": quantised(counts, 1),
+        "adamw8bit": quantised(counts, 2),
+        "adafactor": {fp32: 4 * sum(1 + (s.numel() // s[-1] + s.numel() // s[-2] if len(s) > 1 else s.numel())
+                                    for s in shapes)},
+    }
+    if name == "adamw8bit_embed32":
+        held = sum(p.numel() for p in net.parameters() if id(p) in embeddings(net))
+        found = quantised([p.numel() for p in net.parameters() if id(p) not in embeddings(net)], 2)
+        expected[name] = {**found, fp32: found[fp32] + 8 * held}
+    assert by_dtype(optimizer) == expected[name]
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "lion8bit"])
+@pytest.mark.parametrize("count, dtype", [(SMALL - 1, torch.float32), (SMALL, torch.uint8)])
+def test_states_under_4096_elements_stay_fp32(name, count, dtype):
+    net = nn.ParameterList([nn.Parameter(torch.randn(count))])
+    optimizer = make_optimizer(net, recipe(optimizer=name))
+    net[0].grad = torch.ones_like(net[0])
+    optimizer.step()
+    assert optimizer.state[net[0]]["state1"].dtype == dtype
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_frozen_has_no_state(name):
+    wanted = recipe(optimizer=name, frozen=2)
+    net = models.build(wanted)
+    optimizer = make_optimizer(net, wanted)
+    batch = train.encoded(wanted)["train"].batch(range(8))
+    train_step(net, optimizer, [batch], 8, wanted)
+    assert {id(p) for p in optimizer.state} == {id(p) for p in net.parameters() if p.requires_grad}
+
+
+# -- 32-bit embeddings -----------------------------------------------------------------------------------------
+
+def test_embed32_keeps_exactly_the_embeddings_in_fp32():
+    net, optimizer = stepped("adamw8bit_embed32", "deberta")
+    fp32 = {id(p) for p in net.parameters() if p.numel() >= SMALL and optimizer.state[p]["state1"].dtype == torch.float32}
+    assert fp32 == {place for place in embeddings(net)} and len(fp32) == 2
+    assert all(optimizer.state[p]["state2"].dtype == optimizer.state[p]["state1"].dtype for p in net.parameters())
+
+
+def test_embed32_does_not_reach_the_next_optimizer_nor_the_librarys_own_manager():
+    from bitsandbytes.optim import GlobalOptimManager
+    stepped("adamw8bit_embed32", "deberta")
+    net, optimizer = stepped("adamw8bit", "deberta")
+    assert all(optimizer.state[p]["state1"].dtype == torch.uint8 for p in net.parameters() if p.numel() >= SMALL)
+    shared = GlobalOptimManager.get_instance()
+    assert not (shared.index2config or shared.pid2config or shared.module_weight_config_triple)
+
+
+def test_an_override_in_the_librarys_manager_does_not_reach_ours():
+    from bitsandbytes.optim import GlobalOptimManager
+    shared = GlobalOptimManager.get_instance()
+    try:
+        shared.index2config[(0, 0)] = {"optim_bits": 32}
+        net, optimizer = stepped("adamw8bit", "deberta")
+        first = next(net.parameters())
+        assert first.numel() >= SMALL and optimizer.state[first]["state1"].dtype == torch.uint8
+    finally:
+        shared.initialize()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_deleted_model_is_gone(name):
+    net, optimizer = stepped(name, "deberta")
+    ghosts = [weakref.ref(net), weakref.ref(net.deberta.embeddings.word_embeddings), weakref.ref(next(net.parameters()))]
+    del net, optimizer
+    gc.collect()
+    assert [ghost() for ghost in ghosts] == [None] * 3
+
+
+def test_a_missing_bitsandbytes_is_said_in_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    net = nn.Linear(4, 4)
+    for name in LIBRARY:
+        with pytest.raises(ModuleNotFoundError, match="pip install bitsandbytes, or use optimizer='adamw'") as caught:
+            make_optimizer(net, recipe(optimizer=name))
+        assert "\n" not in str(caught.value)
+    for name in set(OPTIMIZERS) - set(LIBRARY):
+        make_optimizer(net, recipe(optimizer=name))
+
+
+# -- what each computes ----------------------------------------------------------------------------------------
+
+def paths(name, model, steps=6, reference=None):
+    """Steps of an optimizer on real gradients beside a reference that sees the same ones:
+    [(parameter there, parameter at the reference, how far the reference came)]."""
+    wanted = recipe(model, optimizer=name, learning_rate=1e-3, weight_decay=0.1)
+    lead, follower = models.build(wanted), models.build(wanted)
+    begin = [p.detach().clone() for p in lead.parameters()]
+    optimizer = make_optimizer(follower, wanted)
+    rule = reference or make_optimizer(lead, replace(wanted, optimizer="adamw"))
+    memory = [{} for _ in begin]
+    for step in range(1, steps + 1):
+        grads = gradients(lead, wanted, range(8 * (step - 1) % 64, 8 * (step - 1) % 64 + 8))
+        for p, grad in zip(follower.parameters(), grads):
+            p.grad = grad.clone()
+        optimizer.step()
+        if reference is None:
+            rule.step()
+        else:
+            with torch.no_grad():
+                for p, grad, state in zip(lead.parameters(), grads, memory):
+                    p.copy_(rule(p, grad, state, step, wanted.rate, wanted.weight_decay))
+    return [(ours.detach(), theirs.detach(), (theirs.detach() - first).norm().item())
+            for ours, theirs, first in zip(follower.parameters(), lead.parameters(), begin)]
+
+
+@pytest.mark.parametrize("model", ["deberta", "vit"])
+def test_8_bit_adamw_goes_adamws_way_on_real_gradients(model):
+    off = [((ours - theirs).norm().item() / way, ours.numel()) for ours, theirs, way in paths("adamw8bit", model)]
+    assert max(gap for gap, count in off if count < SMALL) < 1e-3
+    assert 1e-4 < max(gap for gap, count in off if count >= SMALL) < 0.1, "quantised: near, and not the same"
+
+
+def test_32_bit_embeddings_are_adamws():
+    pairs = paths("adamw8bit_embed32", "deberta")
+    held = embeddings(models.build(recipe("deberta")))
+    assert len(held) == 2
+    net = models.build(recipe("deberta"))
+    exact = [id(p) in embeddings(net) for p in net.parameters()]
+    gaps = [(ours - theirs).norm().item() / way for (ours, theirs, way), is_embedding in zip(pairs, exact) if is_embedding]
+    assert len(gaps) == 2 and max(gaps) < 1e-3
+
+
+def sgd(p, grad, state, step, rate, decay):
+    """Momentum as PyTorch writes it: the first step takes the gradient whole; weight decay is part of the "
+      "gradient."""
+    grad = grad + decay * p
+    state["b"] = 0.9 * state["b"] + grad if "b" in state else grad
+    return p - rate * state["b"]
+
+
+def lion(p, grad, state, step, rate, decay):
+    """Chen et al. 2023, algorithm 2: the sign of a mix of momentum and gradient; decay is decoupled."""
+    m = state.get("m", torch.zeros_like(p))
+    direction = torch.sign(0.9 * m + 0.1 * grad)
+    state["m"] = 0.99 * m + 0.01 * grad
+    return p - rate * (direction + decay * p)
+
+
+def adafactor(p, grad, state, step, rate, decay):
+    """Shazeer and Stern 2018, algorithms 4 and 5: factored second moments, clipped to d=1, relative steps; no "
+      "momentum."""
+    beta = 1 - step**-0.8
+    rho = min(rate, 1 / math.sqrt(step))
+    alpha = max(1e-3, (p.norm() / p.numel() ** 0.5).item()) * rho
+    p = p * (1 - rate * decay)
+    square = grad**2
+    if p.ndim > 1:
+        row, column = square.mean(-1, keepdim=True), square.mean(-2, keepdim=True)
+        state["r"] = beta * state.get("r", 0) + (1 - beta) * row
+        state["c"] = beta * state.get("c", 0) + (1 - beta) * column
+        v = state["r"] * state["c"] / state["r"].mean(-2, keepdim=True).clamp(min=torch.finfo(p.dtype).eps)
+    else:
+        state["v"] = beta * state.get("v", 0) + (1 - beta) * square
+        v = state["v"]
+    u = grad / v.clamp(min=torch.finfo(p.dtype).eps ** 2).sqrt()
+    return p - alpha * u / max(1.0, (u.norm() / u.numel() ** 0.5).item())
+
+
+def adamw(p, grad, state, step, rate, decay):
+    """Loshchilov and Hutter 2017, algorithm 2."""
+    state["m"] = 0.9 * state.get("m", 0) + 0.1 * grad
+    state["v"] = 0.999 * state.get("v", 0) + 0.001 * grad**2
+    m, v = state["m"] / (1 - 0.9**step), state["v"] / (1 - 0.999**step)
+    return p - rate * (m / (v.sqrt() + 1e-8) + decay * p)
+
+
+@pytest.mark.parametrize("rule", [adamw, sgd, lion, adafactor], ids=lambda rule: rule.__name__)
+def test_the_update_is_the_papers(rule):
+    for ours, theirs, way in paths(rule.__name__, "vit", reference=rule):
+        assert way > 0
+        if rule is lion:  # the sign of a sum near zero may go either way
+            apart = (ours - theirs).abs() > 1e-6
+            assert apart.float().mean() < 1e-3
+        else:
+            assert (ours - theirs).norm().item() < 2e-3 * way
+
+
+# -- saved and loaded ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_states_survive_a_checkpoint_bit_for_bit(name, tmp_path):
+    wanted = recipe(optimizer=name, steps=6)
+    data = train.encoded(wanted)["train"]
+
+    def go(net, optimizer, steps):
+        for step in steps:
+            rows = range(8 * step, 8 * step + 8)
+            torch.manual_seed(step)
+            train_step(net, optimizer, [data.batch(rows)], 8, wanted)
+
+    net = models.build(wanted)
+    optimizer = make_optimizer(net, wanted)
+    go(net, optimizer, range(3))
+    checkpoint.save(tmp_path, wanted, 3, net, optimizer, [1.0] * 3)
+    go(net, optimizer, range(3, 6))
+    again = models.build(wanted)
+    resumed = make_optimizer(again, wanted)
+    assert checkpoint.load(tmp_path, wanted, again, resumed)[0] == 3
+    go(again, resumed, range(3, 6))
+    for one, other in zip(net.parameters(), again.parameters()):
+        assert torch.equal(one, other)
+        assert optimizer.state[one].keys() == resumed.state[other].keys()
+        for key, value in optimizer.state[one].items():
+            held = resumed.state[other][key]
+            assert torch.equal(value, held) and value.dtype == held.dtype if isinstance(value, torch.Tensor) else value == held
