@@ -109,6 +109,9 @@ def prepare(model: PreTrainedModel, recipe: Recipe, recompute=nullcontext) -> Pr
         # The non-reentrant kind: the other one loses gradients in silence when the embeddings are frozen.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), recompute())})
+        # The library also makes the embeddings' output ask for a gradient, which only the reentrant kind needs: the
+        # backward pass would go through every frozen layer.
+        model.disable_input_require_grads()
     if recipe.lora_rank is not None:
         add_adapters(model, recipe)
     frozen = frozen_names(model, recipe)

@@ -102,6 +102,17 @@ def test_checkpointing_costs_one_more_forward_of_the_layers(model):
     assert again["recompute"] == plain["forward"] - outside
 
 
+@pytest.mark.parametrize("fields", [{}, {"lora_rank": 4}], ids=["frozen", "frozen-lora"])
+@pytest.mark.parametrize("model", MINI)
+def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_back_through(model, fields):
+    """transformers makes the embeddings' output ask for a gradient when checkpointing is switched on."""
+    half, whole = (replace(MINI[model], frozen=frozen, **fields) for frozen in (2, 0))
+    plain, again, all_again = (plan(recipe, "cpu").flops for recipe in (
+        half, replace(half, checkpointing=True), replace(whole, checkpointing=True)))
+    assert again["backward"] == plain["backward"]
+    assert again["recompute"] == pytest.approx(all_again["recompute"] / 2, rel=0.02)
+
+
 def test_accumulation_keeps_gradients_alive_in_the_next_forward_pass():
     """One micro-batch or four of the same size: the second forward pass has the first's gradients beside it."""
     recipe = Recipe(profile="full", batch_size=4)
