@@ -1,0 +1,99 @@
+"""Answers to the exercises of notebook 07, right and wrong."""
+import copy
+
+import torch
+from torch import nn
+
+
+def squeeze(delta, rank, alpha):
+    U, S, V = torch.linalg.svd(delta, full_matrices=False)
+    return V[:rank], U[:, :rank] * S[:rank] * rank / alpha
+
+
+def forgets_alpha(delta, rank, alpha):
+    U, S, V = torch.linalg.svd(delta, full_matrices=False)
+    return V[:rank], U[:, :rank] * S[:rank]
+
+
+def turns_them(delta, rank, alpha):
+    A, B = squeeze(delta, rank, alpha)
+    return A.T, B.T
+
+
+def swaps_them(delta, rank, alpha):
+    A, B = squeeze(delta, rank, alpha)
+    return B, A
+
+
+def smallest(delta, rank, alpha):
+    U, S, V = torch.linalg.svd(delta, full_matrices=False)
+    return V[-rank:], U[:, -rank:] * S[-rank:] * rank / alpha
+
+
+def first_columns(delta, rank, alpha):
+    A = torch.eye(delta.shape[1])[:rank]
+    return A, delta[:, :rank] * rank / alpha
+
+
+def scales_both(delta, rank, alpha):
+    A, B = squeeze(delta, rank, alpha)
+    return A * rank / alpha, B
+
+
+def product(delta, rank, alpha):
+    A, B = squeeze(delta, rank, alpha)
+    return alpha / rank * B @ A
+
+
+def merge(linear, A, B, alpha):
+    merged = copy.deepcopy(linear)
+    merged.weight.data += alpha / A.shape[0] * B @ A
+    return merged
+
+
+def as_given(linear, A, B, alpha):
+    linear.weight.data += A.T @ B.T
+    return linear
+
+
+def in_place(linear, A, B, alpha):
+    linear.weight.data += alpha / A.shape[0] * B @ A
+    return linear
+
+
+def without_scale(linear, A, B, alpha):
+    merged = copy.deepcopy(linear)
+    merged.weight.data += B @ A
+    return merged
+
+
+def divides_by_the_width(linear, A, B, alpha):
+    merged = copy.deepcopy(linear)
+    merged.weight.data += alpha / A.shape[1] * B @ A
+    return merged
+
+
+def loses_the_bias(linear, A, B, alpha):
+    merged = nn.Linear(linear.in_features, linear.out_features, bias=False)
+    merged.weight.data = linear.weight.data + alpha / A.shape[0] * B @ A
+    return merged
+
+
+def shares_the_weight(linear, A, B, alpha):
+    merged = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    merged.weight, merged.bias = linear.weight, linear.bias
+    merged.weight.data += alpha / A.shape[0] * B @ A
+    return merged
+
+
+def a_function(linear, A, B, alpha):
+    return lambda x: linear(x) + alpha / A.shape[0] * (x @ A.T) @ B.T
+
+
+RIGHT = {"07.1": 24 * 2 * 2 * 1024 * 16 + 1024 * 1024 + 1024 + 1024 * 20 + 20, "07.2": 18 / 36, "07.3": squeeze, "07.4": merge}
+WRONG = {
+    "07.1": [1_572_864, 1_593_364, 786_432, 2_643_968, 25_165_824, 2_642_944.0, "2642964"],
+    "07.2": [2 / 3, 24 / 36, 1 / 3, 15 / 36, 21 / 36, 1.0, "1/2"],
+    "07.3": [forgets_alpha, turns_them, swaps_them, smallest, first_columns, scales_both, product, 3],
+    "07.4": [as_given, in_place, without_scale, divides_by_the_width, loses_the_bias, shares_the_weight, a_function, 3],
+}
