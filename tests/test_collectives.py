@@ -1,0 +1,105 @@
+"""Collectives by hand against torch's own and against plain sums: any number of ranks, length and dtype."""
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from helpers.parallel import launch
+from helpers.parallel.collectives import (chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter,
+                                          server_all_reduce, tree_broadcast)
+from helpers.parallel.wire import threads
+
+RANKS, LENGTH = st.integers(1, 8), st.integers(0, 40)
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16])
+
+
+def data(ranks: int, length: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
+    """Small whole numbers: their sums are exact in every dtype, in any order."""
+    dice = torch.Generator().manual_seed(seed)
+    return [torch.randint(-8, 9, (length,), generator=dice).to(dtype) for _ in range(ranks)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(ranks=RANKS, length=LENGTH, dtype=DTYPES, seed=st.integers(0, 99))
+def test_sums_are_right_on_every_rank(ranks, length, dtype, seed):
+    tensors = data(ranks, length, dtype, seed)
+    expected = torch.stack(tensors).sum(0).to(dtype)
+    for reduce in (ring_all_reduce, server_all_reduce):
+        results, _ = threads(ranks, lambda wire: reduce(wire, tensors[wire.rank]))
+        assert all(torch.equal(result, expected) and result.dtype == dtype for result in results)
+    assert all(torch.equal(one, other) for one, other in zip(tensors, data(ranks, length, dtype, seed))), "inputs stay"
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=RANKS, rows=st.integers(0, 5), columns=st.integers(1, 7))
+def test_real_numbers_are_the_same_bits_on_every_rank_and_near_the_sum(ranks, rows, columns):
+    tensors = [torch.randn(rows, columns, generator=torch.Generator().manual_seed(rank)) for rank in range(ranks)]
+    results, _ = threads(ranks, lambda wire: ring_all_reduce(wire, tensors[wire.rank]))
+    assert all(torch.equal(result, results[0]) and result.shape == (rows, columns) for result in results)
+    assert torch.allclose(results[0].double(), torch.stack(tensors).double().sum(0), atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ranks=RANKS, length=LENGTH)
+def test_the_ring_sends_what_the_formula_says(ranks, length):
+    """2 (N-1)/N of the tensor a rank, exactly where N divides its length; else within a piece's odd element a step."""
+    tensors = data(ranks, length, torch.float32)
+    _, wires = threads(ranks, lambda wire: ring_all_reduce(wire, tensors[wire.rank]))
+    for wire in wires:
+        assert len(wire.sent) == 2 * (ranks - 1)
+        assert abs(wire.bytes_sent - 2 * (ranks - 1) / ranks * 4 * length) <= 4 * 2
+    assert sum(wire.bytes_sent for wire in wires) == 2 * (ranks - 1) * 4 * length, "over all ranks the odd ones even out"
+    _, wires = threads(ranks, lambda wire: server_all_reduce(wire, tensors[wire.rank]))
+    assert wires[0].bytes_sent == 4 * length * (ranks - 1) == sum(wire.bytes_sent for wire in wires[1:])
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=RANKS, length=LENGTH)
+def test_the_halves_of_the_ring(ranks, length):
+    tensors = data(ranks, length, torch.int64)
+    total = chunks(torch.stack(tensors).sum(0), ranks)
+    scattered, _ = threads(ranks, lambda wire: ring_reduce_scatter(wire, tensors[wire.rank]))
+    mine = [(rank + 1) % ranks for rank in range(ranks)]
+    assert all(torch.equal(pieces[place], total[place]) for pieces, place in zip(scattered, mine))
+    gathered, _ = threads(ranks, lambda wire: ring_all_gather(wire, [
+        piece if place == mine[wire.rank] else torch.full_like(piece, -99) for place, piece in enumerate(total)]))
+    assert all(torch.equal(piece, right) for pieces in gathered for piece, right in zip(pieces, total))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ranks=RANKS, length=LENGTH, data=st.data())
+def test_a_broadcast_reaches_everybody_in_logarithmic_rounds(ranks, length, data):
+    root = data.draw(st.integers(0, ranks - 1))
+    given_ = torch.arange(length)
+    results, wires = threads(ranks, lambda wire: tree_broadcast(
+        wire, given_ if wire.rank == root else torch.zeros_like(given_), root))
+    assert all(torch.equal(result, given_) for result in results)
+    assert max(len(wire.sent) for wire in wires) <= math.ceil(math.log2(ranks)) if ranks > 1 else True
+    assert sum(len(wire.sent) for wire in wires) == ranks - 1
+
+
+def test_wrong_partners_and_shapes_are_refused():
+    with pytest.raises(ValueError, match="Rank 0 of 2 cannot exchange messages with rank 2"):
+        threads(2, lambda wire: wire.send(torch.zeros(1), 2))
+    with pytest.raises(ValueError, match="expected .3,. .* and got .2,."):
+        threads(2, lambda wire: wire.send(torch.zeros(2), 1) if wire.rank == 0 else wire.receive(torch.zeros(3), 0))
+    with pytest.raises(ValueError, match="at least 1"):
+        threads(0, lambda wire: None)
+
+
+def test_a_message_that_never_comes_is_given_up(monkeypatch):
+    monkeypatch.setattr("helpers.parallel.wire.PATIENCE", 0.1)
+    with pytest.raises(TimeoutError, match="rank 1 in vain"):
+        threads(2, lambda wire: wire.receive(torch.zeros(1), 1) if wire.rank == 0 else None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_on_real_processes_it_is_torchs_own_all_reduce(ranks):
+    """gloo's sum may add in another order: equal to rounding, and bit for bit the same on all ranks."""
+    texts = launch(Path(__file__).parent / "ranks" / "ring.py", ranks=ranks, show=False)
+    results = [json.loads(text) for text in texts]
+    assert all(result["near"] and result["bytes"] == results[0]["expected_bytes"] for result in results)
+    assert len({result["digest"] for result in results}) == 1
