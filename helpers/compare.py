@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from helpers import techniques as planned_techniques
 from helpers.plan import Plan
 from helpers.record import Run, missing, read
 from helpers.recipe import difference
@@ -68,6 +69,13 @@ def plans(found: Mapping[str, Plan]) -> Table:
     return Table([{"plan": label, "peak": size(plan.peak),
                    **{name: size(value) for name, value in plan.at_peak.items()},
                    "FLOPs a step": number(sum(plan.flops.values()))} for label, plan in found.items()])
+
+
+def techniques(*fields: str) -> Table:
+    """All techniques of one GPU side by side, by plan at full size; an arrow marks those that change one of `fields`."""
+    kept = planned_techniques.read()
+    rows = [{"": "→" if any(row["recipe"].startswith(f"{field}=") for field in fields) else ""} | row for row in kept]
+    return Table(rows, "Plan for a GPU: peak of one optimizer step at full size, and the smallest card that holds it")
 
 
 def record(notebook: str) -> Table:

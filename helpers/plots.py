@@ -114,7 +114,8 @@ def bars(values: Mapping[str, float | list[float]], label: str, percent: bool = 
         axis.barh(name, several.mean(), color=LINES[row % len(LINES)], height=0.6)
         if len(several) > 1:
             axis.plot(several, [row] * len(several), "o", color="black", markersize=3)
-        axis.text(several.max(), row, f"  {several.mean():.3g}", va="center", fontsize=9)
+        end, side = (several.max(), "left") if several.mean() >= 0 else (several.min(), "right")
+        axis.text(end, row, f"  {several.mean():.3g}  ", va="center", ha=side, fontsize=9)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.set(xlabel=label)

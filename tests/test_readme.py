@@ -4,7 +4,7 @@ from dataclasses import replace as with_
 
 from PIL import Image
 
-from helpers import record
+from helpers import compare, record, techniques
 from helpers.course import ROOT, readme
 from tests.small import a_run
 
@@ -13,6 +13,12 @@ TEXT = readme.README.read_text(encoding="utf8")
 
 def test_the_tables_are_fresh():
     assert readme.fill(TEXT) == TEXT, "README.md is stale: run `make readme`"
+
+
+def test_the_notebooks_table_is_fresh_and_marks_its_rows():
+    assert techniques.read() == techniques.rows(), "docs/techniques.json is stale: run `make readme`"
+    marked = compare.techniques("precision").frame.set_index("technique")[""]
+    assert {name for name, mark in marked.items() if mark} == {"mixed precision, fp16", "mixed precision, bf16"}
 
 
 def test_the_picture_shows_todays_plan():

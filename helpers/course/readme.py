@@ -7,43 +7,20 @@ import re
 from pathlib import Path
 
 from helpers import cards, plots, record
+from helpers import techniques as planned
 from helpers.compare import Table
 from helpers.course import NOTEBOOKS, ROOT
 from helpers.plan import Plan, plan
-from helpers.recipe import Recipe, replace
+from helpers.recipe import replace
 from helpers.units import size
 
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "plan.png"
-MODELS = {"DeBERTa-v3-base, 16 × 256 tokens": Recipe(profile="full", batch_size=16, length=256),
-          "ViT-B/16, 32 images": Recipe(profile="full", model="vit", batch_size=32)}
-# What the course can plan today: a row a technique, the one field that changes.
-TECHNIQUES = {"plain fp32": {}, "gradient accumulation, 4 micro-batches": {"accumulation": 4},
-              "frozen embeddings and half of the layers": {"frozen": 6},
-              "mixed precision, fp16": {"precision": "fp16"}, "mixed precision, bf16": {"precision": "bf16"},
-              "8-bit AdamW": {"optimizer": "adamw8bit"},
-              "8-bit AdamW, embeddings in 32 bits": {"optimizer": "adamw8bit_embed32"},
-              "gradient checkpointing": {"checkpointing": True}, "LoRA, rank 8": {"lora_rank": 8}}
 
 
 def techniques() -> str:
-    """A row a technique: planned peak on a GPU for both models, and the smallest card that holds it."""
-    rows = []
-    for name, change in TECHNIQUES.items():
-        row = {"technique": name, "recipe": ", ".join(f"`{key}={value!r}`" for key, value in change.items()) or "`Recipe()`"}
-        for model, recipe in MODELS.items():
-            planned = plan(replace(recipe, **change))
-            row[model] = f"{size(planned.peak)}, {smallest(planned)}"
-        rows.append(row)
-    return Table(rows).to_markdown()
-
-
-def smallest(planned: Plan) -> str:
-    """The card with the least memory that holds a plan."""
-    for card in sorted(cards.CARDS.values(), key=lambda card: card.memory):
-        if planned.fits(card) and (planned.recipe.precision != "bf16" or card.bf16):
-            return card.name
-    return "no card"
+    """The table of techniques, planned anew."""
+    return Table([row | {"recipe": f"`{row['recipe']}`"} for row in planned.rows()]).to_markdown()
 
 
 def notebooks() -> str:
@@ -81,12 +58,12 @@ def trust() -> str:
 
 def digest() -> str:
     """What the picture shows, in twelve characters."""
-    whole = b"".join(planned.timeline.tobytes() for planned in _drawn().values())
+    whole = b"".join(step.timeline.tobytes() for step in _drawn().values())
     return hashlib.sha256(whole).hexdigest()[:12]
 
 
 def _drawn() -> dict[str, Plan]:
-    before = next(iter(MODELS.values()))
+    before = next(iter(planned.MODELS.values()))
     return {"accumulation=1: one batch of 16": plan(before),
             "accumulation=4: micro-batches of 4, two of four drawn": plan(replace(before, accumulation=4))}
 
@@ -112,5 +89,6 @@ def write(path: Path = README) -> None:
     from helpers import plots
     plots.style()
     path.write_text(fill(path.read_text(encoding="utf8")), encoding="utf8")
+    planned.write()
     draw()
-    print(f"Written: {path.name} and {PICTURE.relative_to(ROOT)}")
+    print(f"Written: {path.name}, {planned.FILE.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}")
