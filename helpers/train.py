@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -147,11 +147,12 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
 
 def encoded(recipe: Recipe) -> dict[str, Encoded]:
     """The recipe's data, ready for its model: {"train": ..., "test": ...}. Kept for the next call."""
-    fields = ("model", "profile", "data", "train_size", "test_size", "length", "weights", "batch_size", "padding")
-    return _encoded(Recipe(**{name: getattr(recipe, name) for name in fields}))
+    fields = ("model", "profile", "data", "train_size", "test_size", "length", "weights", "batch_size")
+    splits = _encoded(Recipe(**{name: getattr(recipe, name) for name in fields}))  # the same tokens for every padding
+    return {part: replace(split, trim=recipe.padding != "fixed") for part, split in splits.items()}
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _encoded(recipe: Recipe) -> dict[str, Encoded]:
     splits = data.load(recipe.dataset, train_size=recipe.train_size, test_size=recipe.test_size)
     return {part: data.encode(splits[part], recipe, models.processor(recipe)) for part in ("train", "test")}

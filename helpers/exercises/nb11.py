@@ -76,11 +76,14 @@ def _(answer):
                 setups.append("loader")
                 return super().setup_dataloaders(*loaders, **settings)
 
-        plugins = [MixedPrecision(plugin, "cpu")] if plugin else []
-        truth, true_losses = _truth(Spy(**cpu, plugins=plugins))
+        def new() -> Fabric:  # a scale at which nothing overflows
+            scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if plugin == "16-mixed" else None
+            return Spy(**cpu, plugins=[MixedPrecision(plugin, "cpu", scaler)] if plugin else [])
+
+        truth, true_losses = _truth(new())
         setups.clear()
         net, optimizer, loader = _task()
-        losses = answer(Spy(**cpu, plugins=plugins), net, optimizer, loader)
+        losses = answer(new(), net, optimizer, loader)
         assert isinstance(losses, list) and len(losses) == len(true_losses), "your function should give back one loss a batch, in a list"
         assert setups, "your function leaves the loader as it was: on a GPU its batches would stay on the CPU"
         same([float(loss) for loss in losses], true_losses, rel=1e-4, what=f"the list of losses in {name}")
