@@ -2,6 +2,7 @@
 
 Each function is a whole training loop over the same micro-batches, with the recipe's optimizer, schedule and clipping,
 and returns (model, losses), the mean loss of each optimizer step. They run on the CPU, or where their library puts them.
+They are for fp32 and bf16: with Fabric's precision="16-mixed" the gradients are still scaled where `fabric` clips them.
 Notebooks 11 and 12 teach them; the tests hold them to the same weights.
 """
 from __future__ import annotations
