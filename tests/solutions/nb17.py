@@ -1,0 +1,84 @@
+"""Answers to the exercises of notebook 17, right and wrong."""
+import math
+
+
+def direction(g, m, v, t, beta1, beta2, eps, corrected=True):
+    m.mul_(beta1).add_(g, alpha=1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    if not corrected:
+        return m / (v.sqrt() + eps)
+    return m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
+
+
+def right(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
+    length, step = w.norm().item(), u.norm().item()
+    ratio = length / step if length > 0 and step > 0 else 1.0
+    w.sub_(lr * ratio * u)
+
+
+def as_given(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    r = direction(g, m, v, t, beta1, beta2, eps, corrected=False)
+    w.sub_(lr * w.norm() / r.norm() * (r + decay * w))
+
+
+def without_corrections(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    u = direction(g, m, v, t, beta1, beta2, eps, corrected=False) + decay * w
+    w.sub_(lr * (w.norm() / u.norm() if w.norm() > 0 and u.norm() > 0 else 1.0) * u)
+
+
+def norm_without_decay(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    r = direction(g, m, v, t, beta1, beta2, eps)
+    w.sub_(lr * (w.norm() / r.norm() if w.norm() > 0 and r.norm() > 0 else 1.0) * (r + decay * w))
+
+
+def zeros_stay(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
+    w.sub_(lr * w.norm() / u.norm().clamp(min=1e-30) * u)
+
+
+def divides_by_zero(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
+    w.sub_(lr * (w.norm() / u.norm() if w.norm() > 0 else 1.0) * u)
+
+
+def adamw(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    w.sub_(lr * (direction(g, m, v, t, beta1, beta2, eps) + decay * w))
+
+
+def clipped(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
+    u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
+    w.sub_(lr * (min(1.0, (w.norm() / u.norm()).item()) if w.norm() > 0 and u.norm() > 0 else 0.0) * u)
+
+
+def critical(b, squares, B, whole):
+    trace = (squares - whole) / (1 / b - 1 / B)
+    length = whole - trace / B
+    return trace / length if length > 0 else math.inf
+
+
+def biased(b, squares, B, whole):
+    return (squares - whole) / (1 / b - 1 / B) / whole
+
+
+def no_limit(b, squares, B, whole):
+    trace = (squares - whole) / (1 / b - 1 / B)
+    return trace / (whole - trace / B) if whole != trace / B else math.inf
+
+
+def swapped(b, squares, B, whole):
+    trace = (squares - whole) / (1 / b - 1 / B)
+    return (whole - trace / B) / trace
+
+
+def rows_forgotten(b, squares, B, whole):
+    return (squares - whole) / whole if whole > 0 else math.inf
+
+
+RIGHT = {"17.1": (33, 0.001 * math.sqrt(32), 0.032), "17.2": (10 / 768, 10 / math.sqrt(128100 * 768)), "17.3": right, "17.4": critical}
+WRONG = {
+    "17.1": [(30, 0.00566, 0.032), (33, 0.032, 0.00566), (32, 0.00566, 0.032), (33, 0.0045, 0.032), (11, 0.00566, 0.032), 33, (33, 0.00566)],
+    "17.2": [(0.02, 0.05), (10 / 768, 0.05), (0.02, 10 / math.sqrt(128100 * 768)), (50.0, 20.0), 0.013, (1.0, 1.0)],
+    "17.3": [as_given, without_corrections, norm_without_decay, zeros_stay, divides_by_zero, adamw, clipped, 3],
+    "17.4": [biased, no_limit, swapped, rows_forgotten, lambda b, squares, B, whole: b * squares / whole, 40],
+}
