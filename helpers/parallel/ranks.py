@@ -37,6 +37,8 @@ class RankFailed(RuntimeError):
         who = "torchrun" if rank is None else f"rank {rank} of {ranks}"
         how = (f"was killed by signal {-exitcode} ({_signal(-exitcode)})" if exitcode is not None and exitcode < 0
                else f"failed with exit code {exitcode}")
+        if exitcode == -signal.SIGABRT and traceback.startswith("Traceback"):  # gloo's threads may abort a process at its end
+            how = "failed"
         said = traceback.strip() or "It wrote no error."
         super().__init__(f"{who[0].upper()}{who[1:]} {how}; the others were stopped. What it wrote:\n\n{said}")
 
@@ -115,6 +117,7 @@ class _Output:
         """The rank's error output from its last traceback on."""
         file = self._file(rank, "stderr")
         text = file.read_text(errors="replace") if file else ""
+        text = re.sub(rf"^\[rank{rank}\]:? ?", "", text, flags=re.MULTILINE)  # which torch puts before each line
         begin = text.rfind("Traceback (most recent call last)")
         return text[max(begin, 0):]
 
