@@ -19,7 +19,8 @@ def loss_sum(model: torch.nn.Module, batch: Batch, recipe: Recipe) -> torch.Tens
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with autocast(recipe, batch["labels"].device):
         logits = model(**inputs).logits
-        return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")
+        logits = logits.float() if logits.dtype in AUTOCAST.values() else logits  # a sum of losses overflows fp16
+        return F.cross_entropy(logits, batch["labels"], reduction="sum")
 
 
 def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_batches: Iterable[Batch], rows: int,

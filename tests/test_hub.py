@@ -149,7 +149,7 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
     rows = ["the new price of oil", " the new  price\n\n\tof oil\r\n",
             "the net\u200bsale\x07 of gold\u3000may \uff21", "\ufb01ve \u2581oil", "the\ufeff bank \u061cof"]
     split = data.text.build(rows, [0] * len(rows), ["x"], "test", "")
-    recipe = SimpleNamespace(task="text", model="deberta", batch_size=4, tokens=40)
+    recipe = SimpleNamespace(task="text", model="deberta", batch_size=4, tokens=40, padding="fixed")
     encoded = data.encode(split, recipe, AutoTokenizer.from_pretrained(language.path))
     for row, length in enumerate(encoded.lengths.tolist()):
         ids = encoded.columns["input_ids"][row].tolist()
