@@ -4,7 +4,6 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
 # Without this torch would run them on real tensors of the same sizes (it has no other implementation).
 IN_PLACE = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
 

@@ -1,10 +1,20 @@
-"""Small notebooks and runs for the tests of the tooling."""
+"""Small notebooks, runs and models for the tests."""
 
 import nbformat
+import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from helpers.recipe import Recipe
 from helpers.record import Run
+
+
+def without_dropout(model):
+    """The model with no dropout, so that only the arithmetic differs between two ways to train it."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
 
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
 

@@ -10,6 +10,7 @@ from torch.nn.utils import parameters_to_vector
 from helpers import loops, models, train
 from helpers.parallel import launch
 from helpers.recipe import Recipe, replace
+from tests.small import without_dropout
 
 # 19 rows in steps of 8: the third step of an epoch is a group of two micro-batches, the second of one row
 TEXT = Recipe(batch_size=8, accumulation=4, length=32, train_size=19, test_size=8, steps=5, padding="dynamic")
@@ -20,13 +21,7 @@ REAL = models.build
 
 def still_models(replace_build=lambda build: setattr(models, "build", build)) -> None:
     """No dropout: each library draws from the generator at other moments."""
-    def build(*arguments, **keywords):
-        model = REAL(*arguments, **keywords)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        return model
-    replace_build(build)
+    replace_build(lambda *arguments, **keywords: without_dropout(REAL(*arguments, **keywords)))
 
 
 def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:

@@ -9,6 +9,7 @@ from helpers import models, train
 from helpers.recipe import Recipe, replace
 from helpers.step import make_optimizer, make_scaler, train_step
 from tests.combinations import ALL, VALUES, covering, name, recipe
+from tests.small import without_dropout
 
 # fp32 sums in another order; half precision rounds to 2^-8 (bf16) or 2^-11 (fp16) at every product
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "bf16": 0.15, "fp16": 0.02}
@@ -21,12 +22,7 @@ class Keep(torch.optim.SGD):
 
 
 def still(recipe: Recipe):
-    """The recipe's model without dropout, so that only the arithmetic differs."""
-    model = models.build(recipe)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
+    return without_dropout(models.build(recipe))
 
 
 def gradients(recipe: Recipe) -> tuple[dict[str, torch.Tensor], float]:

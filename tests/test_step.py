@@ -9,6 +9,7 @@ from torch.nn.utils import parameters_to_vector
 from helpers import models, train
 from helpers.recipe import Recipe, replace
 from helpers.step import learning_rate, loss_sum, make_optimizer, tensor_cores, train_step
+from tests.small import without_dropout
 
 TOLERANCE = 1e-5  # relative L2 distance, fp32, sums in another order
 
@@ -22,12 +23,7 @@ class Keep(torch.optim.SGD):
 
 
 def still(recipe):
-    """A model without dropout, so that only the arithmetic differs."""
-    model = models.build(recipe)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
+    return without_dropout(models.build(recipe))
 
 
 def gradients(model, batch, sizes, recipe):
