@@ -62,20 +62,22 @@ class Wire:
 
 
 class GroupWire(Wire):
-    """Over torch.distributed's default process group. Sends do not wait for the other side."""
+    """Over a process group of torch.distributed, by default the one of all ranks. Sends do not wait for the other side;
+    `finish` does."""
 
-    def __init__(self):
-        super().__init__(dist.get_rank(), dist.get_world_size())
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        self.group = group
         self._pending: list[tuple[dist.Work, torch.Tensor]] = []
 
     def _send(self, tensor: torch.Tensor, to: int) -> None:
         self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
         tensor = tensor.clone()
-        self._pending.append((dist.isend(tensor, to), tensor))
+        self._pending.append((dist.isend(tensor, group=self.group, group_dst=to), tensor))
 
     def _receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
-        dist.recv(tensor, of)
+        dist.recv(tensor, group=self.group, group_src=of)
         return tensor
 
     def finish(self) -> None:

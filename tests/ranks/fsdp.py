@@ -1,0 +1,105 @@
+"""Run by test_zero.py under torchrun: a few steps with each engine that shares out states, against one process."""
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from helpers import loops, models, train
+from helpers.recipe import Recipe
+from helpers.step import loss_sum, make_optimizer
+from tests.test_loops import still_models
+
+
+def ddp_zero(model, recipe):
+    settings = {name: make_optimizer(model, recipe).defaults[name] for name in ("lr", "weight_decay", "fused")}
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, **settings)
+    return DistributedDataParallel(model), optimizer
+
+
+def fsdp(model, recipe, reshard, **settings):
+    layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == recipe.layers)
+    for part in (*layers, model):
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **settings)
+    return model, make_optimizer(model, recipe)
+
+
+ENGINES = {"zero-1": ddp_zero, "fsdp, kept": lambda *both: fsdp(*both, False), "fsdp": lambda *both: fsdp(*both, True),
+           "fsdp, offload": lambda *both: fsdp(*both, True, offload_policy=CPUOffloadPolicy(pin_memory=False))}
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes of the collectives by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            name = function.overloadpacket.__name__.strip("_")
+            most = max(sum(leaf.nbytes for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor)) for arg in args)
+            self.bytes[name] = self.bytes.get(name, 0) + most
+        return function(*args, **(kwargs or {}))
+
+
+def held(tensors):
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    storages = [tensor.untyped_storage() for tensor in local if tensor.dim()]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def tune(make, recipe, data, ranks=1, rank=0):
+    """(weights, losses, bytes held, bytes of collectives in the last step); rank's share of each step's rows."""
+    bare = models.build(recipe)
+    model, optimizer = make(bare, recipe)
+    losses = []
+    for step in range(recipe.steps):
+        parts, traffic = train.rows_of_step(recipe, len(data), step), Traffic()
+        rows = parts[rank] if ranks > 1 else sum(parts, [])
+        with traffic:
+            loss = loss_sum(model, data.batch(rows), recipe) / sum(map(len, parts))
+            (loss * ranks).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+            loops.set_rate(optimizer, recipe, step)
+            gradients = held([parameter.grad for parameter in model.parameters()])
+            optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    inner = getattr(optimizer, "optim", optimizer)
+    bytes_ = {"parameters": held(model.parameters()), "gradients": gradients,
+              "optimizer states": held([value for state in inner.state.values() for value in state.values()])}
+    whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in bare.parameters()]
+    total = torch.tensor(losses)
+    if ranks > 1:
+        dist.all_reduce(total)
+    return torch.cat([value.detach().flatten() for value in whole]), total.tolist(), bytes_, traffic.bytes
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    recipe = Recipe.from_dict(json.loads(sys.argv[1]))
+    still_models()
+    data = train.encoded(recipe)["train"]
+    truth, expected, _, _ = tune(lambda model, recipe: (model, make_optimizer(model, recipe)), recipe, data)
+    if sys.argv[2:] == ["dies"] and rank == ranks - 1:
+        os.kill(os.getpid(), 9)
+    found = {}
+    for name, make in ENGINES.items():
+        weights, losses, bytes_, sent = tune(make, recipe, data, ranks, rank)
+        found[name] = {"losses": losses, "held": bytes_, "sent": sent, "distance": ((weights - truth).norm() / truth.norm()).item()}
+    print("RESULT " + json.dumps({"expected": expected, "parameters": truth.numel(), "engines": found,
+                                  "largest": max(value.numel() for value in models.build(recipe).parameters())}), flush=True)
+    dist.barrier()
+    os._exit(0)  # gloo's threads now and then abort while Python is taken down

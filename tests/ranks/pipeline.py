@@ -1,0 +1,65 @@
+"""Run by test_stages.py under torchrun: a model in stages on real processes, by hand and by torch's own engine."""
+import json
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from helpers import models, train
+from helpers.parallel.schedules import gpipe, interleaved, one_f_one_b
+from helpers.parallel.stages import LaneWire, cut, run
+from helpers.recipe import Recipe
+from helpers.step import loss_sum
+
+ROWS, MICRO = 8, 4
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def apart(stages, truth):
+    found = torch.cat([value.grad.flatten() for stage in stages for value in stage.parameters()])
+    right = torch.cat([truth[name].flatten() for stage in stages for name, _ in stage.named_parameters()])
+    return ((found - right).norm() / right.norm()).item()
+
+
+dist.init_process_group("gloo")
+wire, found = LaneWire(), {}
+if "killed" in sys.argv and wire.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+for name in ("vit", "deberta"):
+    recipe = Recipe(name, batch_size=ROWS)
+    model = without_dropout(models.build(recipe))
+    batch = train.encoded(recipe)["train"].batch(range(ROWS))
+    loss = loss_sum(model, batch, recipe) / ROWS
+    loss.backward()
+    truth = {key: value.grad.clone() for key, value in model.named_parameters()}
+    micro_batches = [dict(zip(batch, parts)) for parts in zip(*(value.tensor_split(MICRO) for value in batch.values()))]
+    for schedule in (gpipe(wire.ranks, MICRO), one_f_one_b(wire.ranks, MICRO), interleaved(wire.ranks, MICRO, 2)):
+        model.zero_grad()
+        mine = cut(model, schedule.stages)[wire.rank::wire.ranks]
+        step = run(schedule, mine, wire, micro_batches)
+        found[f"{name} {schedule.name}"] = [apart(mine, truth), abs(sum(step.losses) - loss).item() if step.losses else 0.0]
+    if name == "vit":
+        model.zero_grad()
+        stage = cut(model, wire.ranks)[wire.rank]
+        engine = Schedule1F1B(PipelineStage(stage, wire.rank, wire.ranks, torch.device("cpu")), MICRO, scale_grads=False,
+                              loss_fn=lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum") / ROWS)
+        losses: list = []
+        if stage.last:
+            engine.step(target=batch["labels"], losses=losses)
+        else:
+            engine.step(batch["pixel_values"])
+        found["vit torch"] = [apart([stage], truth), abs(sum(losses) - loss).item() if losses else 0.0]
+print(json.dumps(found))
+sys.stdout.flush()
+dist.barrier()
+os._exit(0)  # gloo's threads now and then abort while Python is taken down
