@@ -43,6 +43,7 @@ CARDS = {card.name: card for card in (
 
 # What is on the card besides tensors. Stated assumptions, each a term of its own in `Fit`.
 CONTEXT = 500 * MIB  # CUDA context and loaded kernels; 300 to 600 MiB by card and driver
+NCCL = 200 * MIB  # its buffers and channels, outside PyTorch's allocator; 100 to 400 MiB by version and number of groups
 FRAGMENTATION = 0.05  # share of the tensors' peak that the caching allocator reserves and cannot use
 
 

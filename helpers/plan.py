@@ -115,12 +115,19 @@ class Fit:
         return f"needs {self.need / GIB:.1f} GiB, the {self.card.name} has {self.card.memory / GIB:.1f} GiB: {room}"
 
 
-def plan(recipe: Recipe, target: str = "cuda", change: Callable[[torch.nn.Module], object] | None = None) -> Plan:
+def plan(recipe: Recipe, target: str = "cuda", change: Callable[[torch.nn.Module], object] | None = None,
+         parallel=None) -> Plan:
     """Plan one optimizer step of `recipe` on "cuda" or "cpu". Raises ValueError for another target.
 
-    change  what else to do to the model (in place) before its optimizer is made, such as freezing by other names;
-            inside it, the model's tensors have no values
+    change    what else to do to the model (in place) before its optimizer is made, such as freezing by other names;
+              inside it, the model's tensors have no values
+    parallel  a `helpers.parallel.Parallel`: the step laid over ranks, as a `helpers.parallel.planned.ParallelPlan`
     """
+    if parallel is not None:
+        if change is not None:
+            raise ValueError("change and parallel cannot be planned together: leave one out.")
+        from helpers.parallel.planned import plan_parallel  # which is made of plans
+        return plan_parallel(recipe, parallel, target)
     if change is not None:
         return tell(trace(recipe, target, change), recipe, target)
     return replace(_plan(_shape(recipe), target), recipe=recipe)
@@ -140,10 +147,15 @@ def _shape(recipe: Recipe) -> Recipe:
                    padding=plain.padding)
 
 
-def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], object] | None = None) -> tuple[Story, int]:
+def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], object] | None = None,
+          empty: Callable[..., torch.nn.Module] = models.empty,
+          make_batch: Callable[[torch.nn.Module, Recipe], Batch] | None = None) -> tuple[Story, int]:
     """(story of one step on fake tensors with its optimizer states in place, number of parameters).
 
     From the third micro-batch on nothing new happens, so at most two are traced.
+
+    empty, make_batch  for a model that is not the course's: `empty(recipe, recompute=...)` makes it, as `models.empty`
+                       does, and `make_batch(model, recipe)` a micro-batch of it, as `fake_batch` does
     """
     if target not in BLOCK:
         raise ValueError(f"target={target!r} is not known: use cuda or cpu.")
@@ -151,7 +163,7 @@ def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], objec
         return OnCuda(recipe, active=target == "cuda")
 
     with FakeTensorMode(allow_non_fake_inputs=True), Valueless(), kernels():
-        model = models.empty(recipe, recompute=kernels)
+        model = empty(recipe, recompute=kernels)
         if change is not None:
             change(model)
         optimizer, scaler = make_optimizer(model, recipe), Stepping("cpu", enabled=recipe.precision == "fp16")
@@ -160,7 +172,7 @@ def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], objec
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         scaler.scale(torch.zeros(()))  # it makes its tensors when first used
-        story = follow(model, optimizer, lambda: fake_batch(model, recipe), recipe, scaler)
+        story = follow(model, optimizer, lambda: (make_batch or fake_batch)(model, recipe), recipe, scaler)
     return story, sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -231,3 +243,8 @@ def fake_batch(model, recipe: Recipe) -> Batch:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
     shape = model.config
     return {"pixel_values": torch.zeros(rows, shape.num_channels, shape.image_size, shape.image_size), "labels": labels}
+
+
+if __name__ == "__main__":
+    from helpers.command import main  # it imports this module by its own name: what runs is that copy
+    raise SystemExit(main())

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -20,6 +22,7 @@ PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(5)
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 PHASES = ("forward", "backward", "optimizer")
 BORN, DIES, MOVES = range(3)
+WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that are made of another
 
 aten = torch.ops.aten
 
@@ -48,6 +51,7 @@ class Tracker(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.story = Story()
+        self._resize = None
         self._phase = 0
         self._alive: dict[int, tuple[int, int]] = {}  # storage address -> (index, category)
         self._handles = []
@@ -78,7 +82,19 @@ class Tracker(TorchDispatchMode):
                 self._handles.append(parameter.register_post_accumulate_grad_hook(
                     lambda p: self._see(p.grad, GRADIENTS, "gradient")))
 
+    def __enter__(self):
+        # FSDP keeps a gathered parameter's storage and gives its memory back: no operation of torch's tells of it.
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def watched(storage, size):
+            out = resize(storage, size)
+            self._resized(storage)
+            return out
+        torch.UntypedStorage.resize_ = watched
+        return super().__enter__()
+
     def __exit__(self, *exception):
+        torch.UntypedStorage.resize_ = self._resize
         for handle in self._handles:
             handle.remove()
         self._alive.clear()  # what dies from now on is not part of the story
@@ -86,6 +102,8 @@ class Tracker(TorchDispatchMode):
         return super().__exit__(*exception)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the operations on what it wraps come by
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         if not self._looking:
@@ -99,9 +117,18 @@ class Tracker(TorchDispatchMode):
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, category, function.overloadpacket.__name__, new=True)
+        if function.overloadpacket.__name__ == "_reduce_scatter_base_":  # FSDP's: this rank's part of the gradient
+            self._see(args[0], GRADIENTS, "reduce_scatter")
         return out
 
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        self._forget(storage._cdata)
+        if self._looking and storage.nbytes():
+            self._born(storage, PARAMETERS, "gathered")
+
     def _see(self, tensor: torch.Tensor, category: int, made_by: str, new: bool = False) -> None:
+        while isinstance(tensor, WRAPPERS):
+            tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.elem
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._alive:
@@ -110,17 +137,21 @@ class Tracker(TorchDispatchMode):
                 self._alive[key] = (index, category)
                 self.story.events.append((MOVES, index, category, self._phase))
             return
-        index = len(self.story.bytes)
+        self._born(storage, category, made_by)
+
+    def _born(self, storage: torch.UntypedStorage, category: int, made_by: str) -> None:
+        key, index = storage._cdata, len(self.story.bytes)
         self.story.bytes.append(storage.nbytes())
         self.story.made_by.append(made_by)
         self._alive[key] = (index, category)
         self.story.events.append((BORN, index, category, self._phase))
         weakref.finalize(storage, self._forget, key, index).atexit = False
 
-    def _forget(self, key: int, index: int) -> None:
-        if key not in self._alive:
+    def _forget(self, key: int, index: int | None = None) -> None:
+        """The storage at that address has died; one that was resized first is told of twice."""
+        if key not in self._alive or index not in (None, self._alive[key][0]):
             return
-        _, category = self._alive.pop(key)
+        index, category = self._alive.pop(key)
         self.story.events.append((DIES, index, category, self._phase))
 
 

@@ -1,0 +1,215 @@
+"""One rank of a layout: the course's step, its model wrapped by torch's own engines.
+
+The same code runs on real ranks (gloo, NCCL) and on none (`planned`: tensors without values, a process group that
+sends nothing). Gradients are summed over the ranks, not averaged: each rank divides its loss by the rows of the whole
+step already, as in a single process.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from helpers.optimizers import make_optimizer
+from helpers.parallel.layout import Parallel
+from helpers.parallel.schedules import gpipe, one_f_one_b
+from helpers.parallel.split import regroup, split
+from helpers.parallel.stages import SHARED, cut, run
+from helpers.parallel.wire import GroupWire
+from helpers.recipe import Recipe
+from helpers.step import Batch, loss_sum
+from helpers.valueless import Indices
+
+SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
+# The models' buffers never change: nothing to send. torch 2.13 has renamed the switch.
+_SWITCHES = inspect.signature(DistributedDataParallel).parameters
+STILL_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers": False}
+AXES = ("pipeline", "data", "tensor")  # of the grid; neighbours in the last one are neighbours in rank
+
+
+def grid(parallel: Parallel, device: str = "cpu") -> dict[str, DeviceMesh]:
+    """This rank's line of ranks along each axis of the grid, tensor ranks next to each other. The process group must be
+    there; raises ValueError where it has another number of ranks."""
+    if dist.get_world_size() != parallel.ranks:
+        raise ValueError(f"{parallel} needs {parallel.ranks} ranks, and {dist.get_world_size()} were started.")
+    mesh = init_device_mesh(device, tuple(getattr(parallel, axis) for axis in AXES), mesh_dim_names=AXES)
+    return {axis: mesh[axis] for axis in AXES}
+
+
+class Rank:
+    """One rank's model and optimizer. `model` is what the recipe asks for, the same on every rank; it is taken over.
+
+    recipe  the step of the whole: `batch_size` counts the rows of all ranks
+    """
+
+    def __init__(self, recipe: Recipe, parallel: Parallel, model: nn.Module, mesh: dict[str, DeviceMesh]):
+        self.recipe, self.parallel, self.mesh = recipe, parallel, mesh
+        self.local = parallel.local(recipe)
+        if parallel.tensor > 1:
+            split(model, mesh["tensor"], vocabulary=recipe.task == "text")
+        if parallel.pipeline > 1:
+            self.wire = GroupWire(mesh["pipeline"].get_group())
+            self.schedule = SCHEDULES[parallel.schedule](parallel.pipeline, self.local.accumulation)
+            model = cut(model, parallel.pipeline)[self.wire.rank]
+        self.module = model
+        if parallel.shard >= 2:
+            shard(model, mesh["data"], parallel.shard == 3)
+        elif parallel.data > 1 and parallel.pipeline == parallel.tensor == 1:  # DDP knows neither stages nor split tensors
+            model = DistributedDataParallel(model, process_group=mesh["data"].get_group(), gradient_as_bucket_view=True,
+                                            init_sync=False, **STILL_BUFFERS)
+            model.register_comm_hook(mesh["data"].get_group(), add_up)
+        self.model = model
+        self.optimizer, self.slices = optimizer_of(self.module, recipe, parallel, mesh)
+
+    def step(self, batches: Iterable[Batch], phase: Callable[[str], None] = lambda name: None,
+             count: int | None = None) -> torch.Tensor:
+        """One optimizer step over this rank's micro-batches (`count` of them, `accumulation` by default), as
+        `helpers.step.train_step`. Returns this rank's part of the mean loss: the sum over the data ranks is the loss."""
+        if self.parallel.pipeline > 1:
+            return self._pipeline_step(list(batches), phase)
+        total, count = 0.0, count or self.local.accumulation
+        mean = self.parallel.data if self.parallel.shard >= 2 else 1  # FSDP2 divides by the ranks; gloo can do no other
+        for number, batch in enumerate(batches):
+            phase("forward")
+            last = number == count - 1
+            with nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync():
+                loss = loss_sum(self.model, batch, self.local) / (self.recipe.batch_size / mean)
+                phase("backward")
+                loss.backward()
+            total = total + loss.detach()
+        phase("optimizer")
+        self._sum_over_data()
+        clip(self.module.parameters(), self.recipe.max_grad_norm)
+        self._update()
+        return total / mean if mean > 1 else total
+
+    def settle(self, make_batch: Callable[[], Batch]) -> None:
+        """Take the steps after which nothing new is made once for all: optimizer states, DDP's buckets (laid anew after its
+        first step), the places for FSDP2's gathered parameters, what DTensor works out about each operation.
+        `make_batch()` gives a micro-batch."""
+        ddp = isinstance(self.model, DistributedDataParallel)
+        if not ddp and self.parallel.shard < 2 and self.parallel.tensor == 1:
+            for parameter in self.module.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            self._update()
+            return
+        count = self.local.accumulation
+        if self.parallel.pipeline == 1:
+            count = min(count, 2) if self.parallel.tensor > 1 else 1  # adding to a gradient is an operation of its own
+        for number in range(2 if ddp else 1):
+            if number == 1:
+                with Indices():
+                    self.model.reducer._rebuild_buckets()
+            self.step([make_batch() for _ in range(count)], count=count)
+
+    def _pipeline_step(self, batches: list[Batch], phase: Callable[[str], None]) -> torch.Tensor:
+        if not self.module.first and self.recipe.task == "image":  # the others do without the pictures
+            batches = [{"labels": batch["labels"]} for batch in batches]
+        done = run(self.schedule, [self.module], self.wire, batches, self.recipe.batch_size, self.recipe, phase=phase)
+        phase("optimizer")
+        self._sum_over_data()
+        own = [parameter for name, parameter in self.module.named_parameters()
+               if self.module.first or not name.startswith(SHARED)]
+        clip(self.module.parameters(), self.recipe.max_grad_norm, own, self.mesh["pipeline"].get_group())
+        self._update()
+        return sum(done.losses, torch.zeros(()))
+
+    def _sum_over_data(self) -> None:
+        """What DDP and FSDP2 do during the backward pass, where neither is used."""
+        if self.parallel.data == 1 or self.parallel.shard >= 2 or isinstance(self.model, DistributedDataParallel):
+            return
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        pending = [dist.all_reduce(local(gradient), group=self.mesh["data"].get_group(), async_op=True) for gradient in gradients]
+        for work in pending:
+            work.wait()
+
+    def _update(self) -> None:
+        for parameter, part in self.slices:
+            part.grad = parameter.grad.to_local()
+        self.optimizer.step()
+        for _, part in self.slices:
+            part.grad = None
+        # DDP's buckets stay, and gradients that stay are views of them: else accumulation would make others beside them.
+        self.module.zero_grad(set_to_none=not isinstance(self.model, DistributedDataParallel))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that may be split."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP's communication hook: the sum over the ranks, where DDP by itself takes the mean."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda future: bucket.buffer())
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, reshard: bool) -> None:
+    """FSDP2, in place: each transformer layer is a group of its own, the rest (embeddings, head) one more.
+
+    reshard  drop a layer's gathered parameters after its forward pass and gather them again for the backward (ZeRO-3)
+    """
+    for layer in layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The transformer layers of a course model, in order."""
+    return list(max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len))
+
+
+def optimizer_of(model: nn.Module, recipe: Recipe, parallel: Parallel, mesh: dict[str, DeviceMesh]):
+    """(the recipe's optimizer over this rank's parameters, pairs of split parameters and what stands for them there).
+
+    With shard=1 each data rank keeps the states of some whole parameters; ZeroRedundancyOptimizer does not know split
+    ones, so it is given this rank's slices of them.
+    """
+    optimizer = make_optimizer(model, recipe)
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if parallel.shard == 1:
+        pairs = [(parameter, nn.Parameter(parameter.to_local().detach())) for parameter in trained
+                 if isinstance(parameter, DTensor)]
+        slices = {id(parameter): part for parameter, part in pairs}
+        settings = {name: value for name, value in optimizer.defaults.items() if name != "decoupled_weight_decay"}
+        return ZeroRedundancyOptimizer([slices.get(id(parameter), parameter) for parameter in trained],
+                                       optimizer_class=type(optimizer), process_group=mesh["data"].get_group(), **settings), pairs
+    return regroup(optimizer) if parallel.tensor > 1 else optimizer, []
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], limit: float, own: Iterable[nn.Parameter] | None = None,
+         others: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """`torch.nn.utils.clip_grad_norm_` for gradients of which each rank may hold a part: the norm is that of the whole
+    model. Scales them in place, returns the norm (fp32 scalar). Parts are summed over the ranks that share them out.
+
+    own, others  in a pipeline: the parameters that count here (the copies of another stage's do not), and the stages
+    """
+    parameters = list(parameters)
+    parts: dict[tuple, list[torch.Tensor]] = {}
+    for gradient in [parameter.grad for parameter in own or parameters if parameter.grad is not None]:
+        shared = ()
+        if isinstance(gradient, DTensor):
+            shared = tuple(gradient.device_mesh.get_group(dim) for dim, placement in enumerate(gradient.placements)
+                           if not placement.is_replicate())
+        parts.setdefault(shared, []).append(local(gradient))
+    total = 0.0
+    for groups, some in parts.items():
+        square = torch.stack(torch._foreach_norm(some)).square().sum()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        total = total + square
+    if others is not None:
+        dist.all_reduce(total, group=others)
+    norm = total.sqrt()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_([local(gradient) for gradient in gradients], (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm

@@ -1,0 +1,67 @@
+"""Run by test_planned.py under torchrun: a layout's rank trains a few steps and is then followed by the tracker."""
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from helpers import models, train
+from helpers.parallel.engines import Rank, grid
+from helpers.parallel.layout import Parallel
+from helpers.parallel.planned import follow_rank
+from helpers.plan import tell
+from helpers.recipe import Recipe
+from helpers.step import make_optimizer, train_step
+from tests.small import without_dropout
+
+STEPS = 3
+
+
+def cases(text: str) -> list[tuple[Recipe, Parallel]]:
+    return [(Recipe.from_dict(recipe), Parallel(**parallel)) for recipe, parallel in json.loads(text)]
+
+
+def micro_batches(recipe: Recipe, step: int, data, share: slice | None = None):
+    for rows in train.rows_of_step(recipe, len(data), step):
+        yield data.batch(rows[share] if share else rows, "cpu")
+
+
+def reference(recipe: Recipe, data) -> dict[str, torch.Tensor]:
+    model = without_dropout(models.build(recipe))
+    optimizer = make_optimizer(model, recipe)
+    for step in range(STEPS):
+        train_step(model, optimizer, micro_batches(recipe, step, data), recipe.batch_size, recipe)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def run(recipe: Recipe, parallel: Parallel) -> dict:
+    data = train.encoded(recipe)["train"]
+    rank = Rank(recipe, parallel, without_dropout(models.build(recipe)), grid(parallel))
+    mine, size = rank.mesh["data"].get_local_rank(), rank.local.micro_batch
+    share = slice(mine * size, (mine + 1) * size)
+    for step in range(STEPS):
+        rank.step(micro_batches(recipe, step, data, share))
+    expected = reference(recipe, data)
+    distance = 0.0
+    for name, parameter in rank.module.named_parameters():
+        value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        distance = max(distance, (value - expected[name]).abs().max().item())
+    del expected, rank
+    rank = Rank(recipe, parallel, models.build(recipe), grid(parallel))
+    rows = list(range(size))
+    story, sent = follow_rank(rank, lambda: data.batch(rows, "cpu"))
+    followed = tell((story, 0), recipe, "cpu")
+    wire: dict[str, int] = {}
+    for message in sent:
+        wire[message.kind] = wire.get(message.kind, 0) + message.bytes
+    return {"distance": distance, "peak": followed.peak, "highest": followed.highest, "flops": followed.flops,
+            "wire": wire, "messages": len(sent)}
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    for number, case in enumerate(cases(sys.argv[1])):
+        print("RESULT " + json.dumps({"case": number, "rank": dist.get_rank()} | run(*case)), flush=True)
+    dist.destroy_process_group()
