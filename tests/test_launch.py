@@ -1,10 +1,12 @@
 """Ranks from a notebook: their output, their failures, and nothing left behind."""
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -69,6 +71,28 @@ def test_a_failing_rank_is_named_with_its_traceback(tmp_path):
         launch(path, ranks=2, show=False)
     assert caught.value.rank == 1 and "in train" in caught.value.traceback
     assert gone(str(path))
+
+
+def test_a_port_in_use_is_no_error(tmp_path):
+    """torchrun's usual port is taken, and two launches run at once: each finds a free one."""
+    path = script(tmp_path, """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        print("port", os.environ["MASTER_PORT"])
+        dist.destroy_process_group()
+    """)
+    with socket.socket() as taken, ThreadPoolExecutor(2) as pool:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", 29500))
+            taken.listen()
+        except OSError:
+            pass  # somebody else has it: as good
+        both = list(pool.map(lambda _: launch(path, ranks=2, show=False), range(2)))
+    ports = [texts[0].split()[-1] for texts in both]
+    assert "29500" not in ports and ports[0] != ports[1]
+    assert all(texts[0] == texts[1] for texts in both)
 
 
 def test_a_killed_rank_is_named_with_its_signal(tmp_path):

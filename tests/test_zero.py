@@ -174,14 +174,3 @@ def test_a_killed_rank_is_named():
     with pytest.raises(RankFailed, match="(?s)Rank 1 of 2 was killed by signal 9 .SIGKILL.; the others were stopped") as caught:
         launch(SCRIPT, json.dumps(TEXT.to_dict() | {"accumulation": 2}), "dies", ranks=2, show=False)
     assert caught.value.rank == 1 and caught.value.exitcode == -9
-
-
-def test_the_plan_of_1024_ranks_is_that_of_8_less_the_shares():
-    """Notebook 14 goes on from few ranks by the formula: what a rank gathers and computes does not know how many there are.
-    A hundredth more is padding: 1,024 ranks are more than the matrices have rows."""
-    def peak(ranks):
-        recipe = Recipe("deberta", profile="full", batch_size=4 * ranks, length=256)
-        return plan(recipe, parallel=Parallel(data=ranks, shard=3)).peak
-
-    length = plan(Recipe("deberta", profile="full", batch_size=4, length=256)).parameters
-    assert peak(1024) == pytest.approx(peak(8) - 12 * length * (1 / 8 - 1 / 1024), rel=0.01)

@@ -55,7 +55,7 @@ def run(recipe: Recipe, parallel: Parallel) -> dict:
     wire: dict[str, int] = {}
     for message in sent:
         wire[message.kind] = wire.get(message.kind, 0) + message.bytes
-    return {"distance": distance, "peak": followed.peak, "highest": followed.highest, "flops": followed.flops,
+    return {"distance": distance, "peak": followed.peak, "at_peak": followed.at_peak, "flops": followed.flops,
             "wire": wire, "messages": len(sent)}
 
 

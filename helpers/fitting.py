@@ -1,0 +1,152 @@
+"""What would fit: the smallest changes of a step that a card holds, and the largest batch."""
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from helpers.architectures import CannotPlan
+from helpers.cards import Card
+from helpers.strangers import ModelPlan, Stranger, plan_stranger
+
+MOST_ROWS = 2**20  # nobody asks for more
+SHALLOW = 2, 3  # layers of the models that are planned first
+
+
+class Fitting:
+    """Plans around one step for one card, each made once.
+
+    target is "cuda", but for a card without CUDA (this machine's own memory, capability 0.0).
+    """
+
+    def __init__(self, stranger: Stranger, card: Card):
+        self.stranger, self.card = stranger, card
+        self.target = "cpu" if card.capability == (0, 0) else "cuda"
+        self._plans: dict[tuple, ModelPlan] = {}
+        self._deep = self._depth()
+
+    def plan(self, depth: int | None = None, **change) -> ModelPlan:
+        """The plan with a change, or of the same model with fewer layers. Raises CannotPlan where the model does not take
+        the change."""
+        change = {name: value for name, value in change.items() if value != getattr(self.stranger, name)}
+        key = depth, *sorted(change.items())
+        if key not in self._plans:
+            asked = replace(self.stranger, **change)
+            if depth is not None:
+                config = copy.deepcopy(asked.config)
+                config.num_hidden_layers = depth
+                asked = replace(asked, config=config)
+            self._plans[key] = plan_stranger(asked, self.target)
+        return self._plans[key]
+
+    def fits(self, **change) -> bool:
+        """Whether the card holds the step with a change; False where the model does not take the change."""
+        try:
+            return self._over(change, SHALLOW) <= 0 and self._over(change) <= 0
+        except (CannotPlan, ModuleNotFoundError):
+            return False
+
+    def _over(self, change: dict, depths: tuple[int, int] | None = None) -> float:
+        """Bytes over the card, negative where there is room; with `depths` from the line through the plans of two models
+        that deep. The peak is the largest of several lines in the depth, so such a line never asks for more than the
+        whole model's plan (which is what decides), and shallow models plan in no time."""
+        if depths is None or not self._deep:
+            return self.plan(**change).fits(self.card).over
+        low, high = (self.plan(depth=depth, **change).fits(self.card).over for depth in depths)
+        return low + (high - low) / (depths[1] - depths[0]) * (self._deep - depths[0])
+
+    def _depth(self) -> int | None:
+        """Number of layers, where all are alike and can be left out; else None."""
+        config = self.stranger.config
+        layers = getattr(config, "num_hidden_layers", None)
+        lists = [value for value in config.to_dict().values() if isinstance(value, (list, dict)) and len(value) == layers]
+        if self.stranger.reads == "texts" or self.stranger.frozen is not None or not isinstance(layers, int) or lists:
+            return None
+        return layers if layers > 2 * SHALLOW[1] else None
+
+    def remedies(self) -> list[dict]:
+        """Changes that fit, [] if none does or none is needed: single ones; where none suffices alone, the fewest of them
+        taken in the order of what they ask of the training, the cheapest first."""
+        if self.fits():
+            return []
+        singles = [change for change in self._singles() if self.fits(**change)]
+        if singles:
+            return singles
+        together: dict = {}
+        for change in self._steps():
+            if self._taken({**together, **change}):
+                together |= change
+                if self.fits(**together):
+                    break
+        else:
+            return []
+        for name in list(together):  # what came early may no longer be needed
+            fewer = {key: value for key, value in together.items() if key != name}
+            if self.fits(**fewer):
+                together = fewer
+        if "accumulation" in together:
+            rest = {key: value for key, value in together.items() if key != "accumulation"}
+            together |= self._accumulation(rest) or {}
+        return [together]
+
+    def largest_batch(self) -> int | None:
+        """Rows a step of the largest batch that fits with all else as it is, the number of micro-batches included; None
+        where not even one row a micro-batch does. The next larger one was planned, too, and does not fit."""
+        parts = self.stranger.accumulation
+        guess = self._most_rows(self.stranger.micro_batch, SHALLOW) if self._deep else self.stranger.micro_batch
+        rows = self._most_rows(max(1, guess))
+        return rows * parts or None
+
+    def _most_rows(self, rows: int, depths: tuple[int, int] | None = None) -> int:
+        """Most rows a micro-batch, 0 for none, searched from `rows` on: bytes are nearly a line in rows."""
+        fits: dict[int, float] = {}  # rows -> bytes over the card
+        over: dict[int, float] = {}
+        guess = rows
+        while True:
+            found = self._over({"batch_size": guess * self.stranger.accumulation}, depths)
+            (fits if found <= 0 else over)[guess] = found
+            low, high = max(fits, default=0), min(over, default=MOST_ROWS)
+            if high - low <= 1:
+                return low
+            if len(fits) + len(over) == 1:
+                guess = guess + 1 if fits else max(1, guess - 1)  # a good first guess needs no third
+            else:
+                (a, at_a), (b, at_b) = sorted(sorted({**fits, **over}.items(), key=lambda pair: abs(pair[1]))[:2])
+                guess = int(a - at_a * (b - a) / (at_b - at_a)) if at_b > at_a else 2 * low
+                guess += guess in fits  # where the line ends fits: the next one?
+            guess = min(max(guess, low + 1), high - 1)
+
+    def _accumulation(self, rest: dict) -> dict | None:
+        """The fewest micro-batches that fit."""
+        for parts in _divisors(self.stranger):
+            if self.fits(**rest, accumulation=parts):
+                return {"accumulation": parts}
+        return None
+
+    def _singles(self) -> list[dict]:
+        fewest = self._accumulation({})
+        return ([fewest] if fewest else []) + [change for change in self._steps() if "accumulation" not in change]
+
+    def _steps(self) -> list[dict]:
+        """Every change there is: accumulation as far as it goes, half precision, 8-bit states, checkpointing, adapters."""
+        asked, steps = self.stranger, []
+        steps += [{"accumulation": parts} for parts in _divisors(asked)[-1:]]
+        if asked.precision in ("fp32", "tf32") and self.target == "cuda":
+            steps.append({"precision": "bf16" if self.card.bf16 else "fp16"})
+        if asked.optimizer == "adamw":
+            steps.append({"optimizer": "adamw8bit"})
+        if not asked.checkpointing:
+            steps.append({"checkpointing": True})
+        if asked.lora_rank is None:
+            steps.append({"lora_rank": 8})
+        return steps
+
+    def _taken(self, change: dict) -> bool:
+        try:
+            self.plan(**change)
+        except (CannotPlan, ModuleNotFoundError):
+            return False
+        return True
+
+
+def _divisors(stranger: Stranger) -> list[int]:
+    return [parts for parts in range(stranger.accumulation + 1, stranger.batch_size + 1) if stranger.batch_size % parts == 0]
