@@ -5,6 +5,7 @@ save [NN ...]                execute and save in place, cleaned, as committed
 record [NN ...] [--dry-run] [--out DIR]    full models on a GPU, runs kept in results/
 clean [NN ...]               clean without executing
 tables [NN ...]              print the tables of the last run
+grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exercises are right
 badges [--check]             the repository's address into notebooks and README
 """
 
@@ -15,7 +16,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from helpers.course import badges, build, clean, keep, tables
+from helpers.course import badges, build, clean, grade, keep, tables
 from helpers.course.execute import Failed, chosen
 
 
@@ -36,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
                 "--dry-run", action="store_true", help="small models, any device, nothing is kept"
             )
             command.add_argument("--out", type=Path, help="another folder than results/")
+    grading = commands.add_parser("grade")
+    grading.add_argument("files", nargs="+", type=Path, metavar="FILE", help="students' notebooks, anywhere")
+    grading.add_argument("--csv", type=Path, help="also write the table there")
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"
     )
@@ -48,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if asked.command == "badges":
             return badges.command(asked.check)
+        if asked.command == "grade":
+            grade.command(asked.files, asked.csv)
+            return 0
         paths = chosen(asked.numbers)
         if asked.command == "run":
             build.run(paths, typed)

@@ -73,10 +73,14 @@ def chosen(numbers: Iterable[str] = (), folder: Path = NOTEBOOKS) -> list[Path]:
     return [path for path in every if path in wanted or not wanted]
 
 
-def execute(path: Path, environment: dict[str, str]) -> tuple[NotebookNode, float]:
-    """(the executed notebook, seconds). `environment` is added to this process's own for the kernel.
+def execute(
+    path: Path, environment: dict[str, str], folder: Path | None = None, keep_going: bool = False
+) -> tuple[NotebookNode, float]:
+    """(the executed notebook, seconds). `environment` is added to this process's own for the kernel, which runs in
+    `folder`, by default the notebook's own.
 
-    Prints one line: the name, cells done of all, seconds. Raises Failed at the first cell that fails.
+    Prints one line: the name, cells done of all, seconds. Raises Failed at the first cell that fails, or with
+    `keep_going` only when one hangs or the kernel dies.
     """
     notebook = nbformat.read(path, as_version=4)
     total = sum(_runs(cell) for cell in notebook.cells)
@@ -93,7 +97,8 @@ def execute(path: Path, environment: dict[str, str]) -> tuple[NotebookNode, floa
         store_widget_state=False,
         record_timing=False,
         coalesce_streams=True,
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(folder or path.parent)}},
+        allow_errors=keep_going,
         on_cell_start=starts,
         on_cell_executed=lambda execute_reply, **_: line.step(execute_reply),
     )
