@@ -1,15 +1,12 @@
 """Plans for many ranks: against real ranks, against the single device, against formulas."""
 import json
 import sys
-from functools import cache
 
 import pytest
 import torch.distributed as dist
 
-from helpers import models
 from helpers.parallel import Parallel, launch
 from helpers.parallel.cost import LINKS, UTILIZATION, Link, rate, transfer
-from helpers.parallel.engines import layers
 from helpers.parallel.meter import Sent
 from helpers.parallel.planned import plan_rank, wire
 from helpers.plan import plan
@@ -23,23 +20,21 @@ FOUR = [Parallel(data=4, shard=3), Parallel(data=2, tensor=2), Parallel(data=2, 
         Parallel(data=2, tensor=2, shard=3), Parallel(pipeline=2, data=2, shard=1), Parallel(pipeline=2, tensor=2)]
 CASES = {
     "vit, 2 ranks": (2, [(VIT, layout) for layout in TWO] + [(replace(VIT, precision="bf16"), Parallel(data=2)),
-                                                            (replace(VIT, checkpointing=True), Parallel(tensor=2))]),
+                                                            (replace(VIT, checkpointing=True), Parallel(tensor=2)),
+                                                            (replace(VIT, precision="fp16"), Parallel(data=2))]),
     "deberta, 2 ranks": (2, [(DEBERTA, layout) for layout in TWO] + [(replace(DEBERTA, frozen=2), Parallel(data=2, shard=3))]),
     "vit, 4 ranks": (4, [(VIT, layout) for layout in FOUR]),
     "deberta, 4 ranks": (4, [(DEBERTA, Parallel(data=4)), (replace(DEBERTA, accumulation=4), Parallel(pipeline=4))]),
 }
 
 
-@cache
-def gathered(model: str) -> int:
-    """Bytes of a layer's parameters, gathered: what FSDP2 may still hold while gloo's thread lets go of it."""
-    return max(sum(4 * parameter.numel() for parameter in layer.parameters())
-               for layer in layers(models.build(Recipe(model=model, weights="random"))))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_planned_ranks_are_real_ranks(name):
-    """Weights of the single process after three steps; peak, messages and FLOPs of every rank as planned."""
+    """Weights of the single process after three steps; peak, messages and FLOPs of every rank as planned.
+
+    Where computation waits for messages (FSDP2, split layers), gloo's thread may let go of one message's buffer a moment
+    after the computation went on: then the real peak is higher, by no more than that message.
+    """
     ranks, cases = CASES[name]
     out = launch("tests/ranks/planned.py", json.dumps([(recipe.to_dict(), vars(layout)) for recipe, layout in cases]),
                  ranks=ranks, show=False, timeout=500)
@@ -49,11 +44,12 @@ def test_planned_ranks_are_real_ranks(name):
         recipe, layout = cases[real["case"]]
         planned = plan_rank(recipe, layout, real["rank"], "cpu")
         at = f"{layout}, rank {real['rank']}"
-        assert real["distance"] < (5e-3 if recipe.precision == "bf16" else 1e-4), at
+        assert real["distance"] < (1e-4 if recipe.precision == "fp32" else 5e-3), at
         assert real["wire"] == wire(planned.sent) and real["messages"] == len(planned.sent), at
         assert real["flops"] == planned.flops, at
         over = real["peak"] - planned.peak
-        late = layout.shard >= 2 and 0 < over <= gathered(recipe.model)
+        largest = max(message.payload for message in planned.sent if message.phase != "optimizer")
+        late = (layout.shard >= 2 or layout.tensor > 1) and 0 < over <= largest
         assert over == 0 or late, f"{at}: {over} bytes over the plan"
         assert late or real["at_peak"] == planned.at_peak, at
 
@@ -112,8 +108,9 @@ def test_layouts_refused(fields, says):
 
 @pytest.mark.parametrize("changes, fields, says", [
     ({"batch_size": 6, "accumulation": 1}, {"data": 4}, "cannot be shared evenly"),
-    ({"precision": "fp16"}, {"data": 2}, "loss scale"), ({"optimizer": "lion"}, {"tensor": 2}, "use optimizer='adamw'"),
+    ({"precision": "fp16"}, {"tensor": 2}, "would have to agree"), ({"optimizer": "lion"}, {"tensor": 2}, "use optimizer='adamw'"),
     ({"lora_rank": 4}, {"data": 2, "shard": 3}, "lora_rank"), ({}, {"pipeline": 8}, "need as many layers"),
+    ({"frozen": 2}, {"pipeline": 2}, "nothing to train"),
     ({}, {"tensor": 3}, "cannot be divided")])
 def test_layouts_and_recipes_that_do_not_go_together(changes, fields, says):
     with pytest.raises(ValueError, match=says):

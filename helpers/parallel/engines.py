@@ -18,7 +18,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.optimizers import make_optimizer
+from helpers.optimizers import make_optimizer, make_scaler
 from helpers.parallel.layout import Parallel
 from helpers.parallel.schedules import gpipe, one_f_one_b
 from helpers.parallel.split import regroup, split
@@ -48,10 +48,13 @@ class Rank:
     """One rank's model and optimizer. `model` is what the recipe asks for, the same on every rank; it is taken over.
 
     recipe  the step of the whole: `batch_size` counts the rows of all ranks
+    scaler  fp16's loss scaler; None makes the recipe's own
     """
 
-    def __init__(self, recipe: Recipe, parallel: Parallel, model: nn.Module, mesh: dict[str, DeviceMesh]):
+    def __init__(self, recipe: Recipe, parallel: Parallel, model: nn.Module, mesh: dict[str, DeviceMesh],
+                 scaler: torch.amp.GradScaler | None = None):
         self.recipe, self.parallel, self.mesh = recipe, parallel, mesh
+        self.scaler = scaler or make_scaler(recipe, next(model.parameters()).device)
         self.local = parallel.local(recipe)
         if parallel.tensor > 1:
             split(model, mesh["tensor"], vocabulary=recipe.task == "text")
@@ -70,23 +73,28 @@ class Rank:
         self.optimizer, self.slices = optimizer_of(self.module, recipe, parallel, mesh)
 
     def step(self, batches: Iterable[Batch], phase: Callable[[str], None] = lambda name: None,
-             count: int | None = None) -> torch.Tensor:
+             count: int | None = None, rows: int | None = None) -> torch.Tensor:
         """One optimizer step over this rank's micro-batches (`count` of them, `accumulation` by default), as
-        `helpers.step.train_step`. Returns this rank's part of the mean loss: the sum over the data ranks is the loss."""
+        `helpers.step.train_step`. Returns this rank's part of the mean loss: the sum over the data ranks is the loss.
+
+        rows  of the step over all ranks, where the last of an epoch has fewer than `batch_size`
+        """
+        rows = rows or self.recipe.batch_size
         if self.parallel.pipeline > 1:
-            return self._pipeline_step(list(batches), phase)
+            return self._pipeline_step(list(batches), phase, rows)
         total, count = 0.0, count or self.local.accumulation
         mean = self.parallel.data if self.parallel.shard >= 2 else 1  # FSDP2 divides by the ranks; gloo can do no other
         for number, batch in enumerate(batches):
             phase("forward")
             last = number == count - 1
             with nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync():
-                loss = loss_sum(self.model, batch, self.local) / (self.recipe.batch_size / mean)
+                loss = loss_sum(self.model, batch, self.local) / (rows / mean)
                 phase("backward")
-                loss.backward()
+                self.scaler.scale(loss).backward()
             total = total + loss.detach()
         phase("optimizer")
         self._sum_over_data()
+        self.scaler.unscale_(self.optimizer)
         clip(self.module.parameters(), self.recipe.max_grad_norm)
         self._update()
         return total / mean if mean > 1 else total
@@ -110,10 +118,10 @@ class Rank:
                     self.model.reducer._rebuild_buckets()
             self.step([make_batch() for _ in range(count)], count=count)
 
-    def _pipeline_step(self, batches: list[Batch], phase: Callable[[str], None]) -> torch.Tensor:
+    def _pipeline_step(self, batches: list[Batch], phase: Callable[[str], None], rows: int) -> torch.Tensor:
         if not self.module.first and self.recipe.task == "image":  # the others do without the pictures
             batches = [{"labels": batch["labels"]} for batch in batches]
-        done = run(self.schedule, [self.module], self.wire, batches, self.recipe.batch_size, self.recipe, phase=phase)
+        done = run(self.schedule, [self.module], self.wire, batches, rows, self.recipe, phase=phase)
         phase("optimizer")
         self._sum_over_data()
         own = [parameter for name, parameter in self.module.named_parameters()
@@ -134,7 +142,8 @@ class Rank:
     def _update(self) -> None:
         for parameter, part in self.slices:
             part.grad = parameter.grad.to_local()
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)  # every rank has the same sum, so all skip a step or none
+        self.scaler.update()
         for _, part in self.slices:
             part.grad = None
         # DDP's buckets stay, and gradients that stay are views of them: else accumulation would make others beside them.

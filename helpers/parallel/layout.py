@@ -56,14 +56,16 @@ class Parallel:
         if recipe.batch_size % (self.data * recipe.accumulation):
             raise ValueError(f"batch_size={recipe.batch_size} cannot be shared evenly by data={self.data} ranks with "
                              f"accumulation={recipe.accumulation}: use a multiple of {self.data * recipe.accumulation}.")
-        if recipe.precision == "fp16" and self.ranks > 1:
-            raise ValueError("precision='fp16' needs a loss scale that all ranks agree on, which the course does not "
-                             "build: use bf16 or fp32 on several ranks.")
+        if recipe.precision == "fp16" and (self.shard or self.tensor > 1 or self.pipeline > 1):
+            raise ValueError("precision='fp16' skips steps whose gradients overflow, and ranks that hold parts of them would "
+                             "have to agree: use it with data ranks and shard=0, or bf16 or fp32.")
         if (self.shard or self.tensor > 1) and recipe.optimizer != "adamw":
             raise ValueError(f"optimizer={recipe.optimizer!r} does not know shared-out tensors: use optimizer='adamw' with "
                              "shard or tensor.")
         if (self.shard >= 2 or self.tensor > 1 or self.pipeline > 1) and recipe.lora_rank is not None:
             raise ValueError("lora_rank leaves little to share out: use it with data ranks and shard=0 or 1 only.")
+        if self.pipeline > 1 and recipe.frozen is not None:
+            raise ValueError("frozen may leave a stage of a pipeline with nothing to train: use it with pipeline=1.")
         if self.pipeline > recipe.layers:
             raise ValueError(f"pipeline={self.pipeline} stages need as many layers, and {recipe.model} has {recipe.layers}.")
         return replace(recipe, batch_size=recipe.batch_size // self.data)

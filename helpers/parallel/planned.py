@@ -30,7 +30,7 @@ from helpers.plan import Fit, Plan, _shape, fake_batch, tell
 from helpers.recipe import Recipe
 from helpers.tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS, Story, Tracker, steady_memory
 from helpers.units import GIB
-from helpers.valueless import Indices, Valueless
+from helpers.valueless import Indices, Stepping, Valueless
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda
             shapes = SimpleNamespace(config=model.config)
             count = sum(parameter.numel() for parameter in model.parameters())
             with Indices(), patch.object(_fsdp_param, "_chunk_with_empty", Chunks):
-                one = Rank(recipe, parallel, model, mesh)
+                one = Rank(recipe, parallel, model, mesh, Stepping("cpu", enabled=recipe.precision == "fp16"))
             del model
             story, sent = follow_rank(one, lambda: fake_batch(shapes, one.local))
             del one
@@ -147,7 +147,7 @@ def follow_rank(rank: Rank, make_batch) -> tuple[Story, tuple[Sent, ...]]:
 
     with steady_memory(), tracker, meter:
         tracker.adopt([list(rank.module.parameters()), list(rank.module.buffers())], PARAMETERS)
-        tracker.adopt(states(getattr(rank.optimizer, "optim", rank.optimizer)), OPTIMIZER)  # ZeroRedundancyOptimizer's own
+        tracker.adopt(states(getattr(rank.optimizer, "optim", rank.optimizer), rank.scaler), OPTIMIZER)  # ZeroRedundancyOptimizer's own
         tracker.adopt([parameter.grad for parameter in rank.module.parameters()], GRADIENTS)  # views of DDP's buckets
         tracker.story.begin = len(tracker.story.events)
         tracker.watch_gradients(rank.module)

@@ -12,7 +12,7 @@ from helpers.parallel.layout import Parallel
 from helpers.parallel.planned import follow_rank
 from helpers.plan import tell
 from helpers.recipe import Recipe
-from helpers.step import make_optimizer, train_step
+from helpers.step import make_optimizer, make_scaler, train_step
 from tests.small import without_dropout
 
 STEPS = 3
@@ -29,9 +29,9 @@ def micro_batches(recipe: Recipe, step: int, data, share: slice | None = None):
 
 def reference(recipe: Recipe, data) -> dict[str, torch.Tensor]:
     model = without_dropout(models.build(recipe))
-    optimizer = make_optimizer(model, recipe)
+    optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, "cpu")
     for step in range(STEPS):
-        train_step(model, optimizer, micro_batches(recipe, step, data), recipe.batch_size, recipe)
+        train_step(model, optimizer, micro_batches(recipe, step, data), recipe.batch_size, recipe, scaler=scaler)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
