@@ -42,4 +42,5 @@ def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
                     memory=run.memory | {"allocated": 100, "reserved": 120, "device": 200})
         (tmp_path / f"00_small.{label}.card-x.json").write_text(gpu.to_json())
     assert "by 3.0% in the mean and by +4.0% at worst (00_small/after, Card X)" in readme.trust()
+    assert re.search(r"00_small/after +\| vit, mini +\| Card X +\| 104 bytes +\| 100 bytes +\| \+4.0%", readme.trust())
     assert "Card X: after 100 bytes (plan +4.0%)" in readme.recorded("00_small")

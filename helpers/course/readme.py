@@ -10,8 +10,9 @@ from helpers import cards, plots, record
 from helpers import techniques as planned
 from helpers.compare import Table
 from helpers.course import NOTEBOOKS, ROOT
+from helpers.parallel import Parallel
 from helpers.plan import Plan, plan
-from helpers.recipe import replace
+from helpers.recipe import Recipe, replace
 from helpers.units import size
 
 README = ROOT / "README.md"
@@ -52,8 +53,30 @@ def trust() -> str:
         return "`results/` holds no run from a GPU yet, so how well a plan agrees with one is not shown."
     worst = max(runs, key=lambda run: abs(run.miss))
     mean = sum(abs(run.miss) for run in runs) / len(runs)
+    rows = [{"run": run.name, "model": f"{run.recipe.model}, {run.recipe.profile}", "card": run.environment["name"],
+             "planned peak": size(run.plan["peak"]), "allocated": size(run.memory["allocated"]), "miss": f"{run.miss:+.1%}"}
+            for run in sorted(runs, key=lambda run: -abs(run.miss))]
     return (f"Over the {len(runs)} runs from GPUs in `results/`, the planned peak misses CUDA's allocated peak by {mean:.1%} in "
-            f"the mean and by {worst.miss:+.1%} at worst ({worst.name}, {worst.environment['name']}).")
+            f"the mean and by {worst.miss:+.1%} at worst ({worst.name}, {worst.environment['name']}).\n\n"
+            + Table(rows).to_markdown())
+
+
+LAYOUTS = (Parallel(), Parallel(data=4), Parallel(data=4, shard=1), Parallel(data=4, shard=2), Parallel(data=4, shard=3),
+           Parallel(tensor=4), Parallel(pipeline=4))
+
+
+def ranks() -> str:
+    """What four GPUs hold and send, planned anew: a row a layout of the same step."""
+    job = Recipe(profile="full", batch_size=16, length=256, accumulation=4)
+    rows = []
+    for layout in LAYOUTS:
+        laid = plan(job, parallel=layout)
+        time = {link: laid.seconds("A100-40GB", link).total for link in ("NVLink 3", "PCIe 4 x16")}
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(layout).items() if value != getattr(Parallel, name))
+        rows.append({"layout": f"`Parallel({fields})`", "peak of a rank": size(laid.peak),
+                     "a rank sends": size(sum(laid.wire.values())) if laid.wire else "nothing",
+                     **{f"A100s, {link}": f"{seconds * 1e3:.0f} ms" for link, seconds in time.items()}})
+    return Table(rows).to_markdown()
 
 
 def digest() -> str:
@@ -79,7 +102,7 @@ def draw() -> None:
 
 def fill(text: str) -> str:
     """README's text with its generated blocks written anew."""
-    for name, make in (("techniques", techniques), ("notebooks", notebooks), ("trust", trust)):
+    for name, make in (("techniques", techniques), ("notebooks", notebooks), ("trust", trust), ("ranks", ranks)):
         block = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
         text = re.sub(rf"<!-- {name} -->\n.*?<!-- /{name} -->", lambda _: block, text, flags=re.DOTALL)
     return text
