@@ -114,8 +114,8 @@ def everything() -> list[Recipe]:
     """The recipes whose plans are kept, each shape once: the ladder up, each rung taken away, each alone, start and full
     stack at shorter lengths, what a T4 may choose from, and a small step, for which the ladder is too long."""
     shorter = [replace(recipe, length=length) for recipe in (START, top(START)) for length in SHORTER]
-    found = [*climb(START).values(), *without(START).values(), *alone(START).values(), *shorter, *T4.values(), TWO_T4,
-             SHORT, top(SHORT), replace(SHORT, lora_rank=8)]
+    found = [*climb(START).values(), *without(START).values(), *alone(START).values(), *shorter, *T4.values(), SHORT,
+             top(SHORT), replace(SHORT, lora_rank=8)]
     return list(dict.fromkeys(map(_shape, found)))
 
 
@@ -123,7 +123,6 @@ def everything() -> list[Recipe]:
 T4 = {f"{16 // parts} rows at a time" + (", checkpointing" if again else ""):
       replace(START, precision="fp16", padding="uniform", accumulation=parts, checkpointing=again)
       for parts, again in ((4, False), (8, False), (4, True))}
-TWO_T4 = replace(START, precision="fp16", padding="uniform", accumulation=4, batch_size=START.batch_size // 2)  # of one card
 
 SHORT = Recipe("deberta", profile="full", length=32, batch_size=4)
 

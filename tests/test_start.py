@@ -6,6 +6,7 @@ import sys
 
 import nbformat
 import pytest
+import torch
 
 from helpers import start
 from helpers.course import ROOT, __main__, badges
@@ -72,8 +73,14 @@ def test_notebook_says_why_a_gpu_cannot_be_used(capsys, monkeypatch):
     monkeypatch.setattr(
         "helpers.profile.usable_cuda", lambda: (False, "there is a GPU, but it cannot run this PyTorch")
     )
+    for name in ("is_available", "device_count"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 1)
+    monkeypatch.setenv(start.VISIBLE, "0,1")
+    monkeypatch.setattr(start, "HIDDEN", {})
     start.notebook()
     assert "Mind: there is a GPU, but it cannot run this PyTorch." in capsys.readouterr().out
+    assert not torch.cuda.is_available() and torch.cuda.device_count() == 0  # so that no later cell uses it
+    assert os.environ[start.VISIBLE] == "" and start.HIDDEN == {}  # nor a rank
 
 
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
