@@ -64,13 +64,14 @@ class Machines:
                                   ("pipeline", parallel.tensor * parallel.data, parallel.ranks)):
             lines = min(step, self.per_machine)
             shared = f"{self.between.name}, shared by {lines}" if lines > 1 else self.between.name
-            found[axis] = self.inside if reach <= self.per_machine else Link(shared, self.between.speed / lines, self.between.latency)
+            within = parallel.ranks <= self.per_machine or self.per_machine % reach == 0
+            found[axis] = self.inside if within else Link(shared, self.between.speed / lines, self.between.latency)
         return found
 
     def __str__(self) -> str:
         inside = f", {self.inside.name}" if self.per_machine > 1 else ""
-        return (f"{self.machines} machines of " if self.machines > 1 else "") + f"{self.per_machine} × {self.card.name}{inside}" + (
-            f", {self.between.name} between" if self.machines > 1 else "")
+        one = f"{self.per_machine} × {self.card.name}{inside}"
+        return one if self.machines == 1 else f"{self.machines} machines of {one}, {self.between.name} between"
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Row:
     @property
     def name(self) -> str:
         laid = "one card" if self.parallel.ranks == 1 else str(self.parallel)
-        told = [name if new is True else f"{name} {new}" for name, new in self.changed.items()] + ["states off the card"] * self.offload
-        return ", ".join([laid, *told])
+        told = [name if new is True else f"{name} {new}" for name, new in self.changed.items()]
+        return ", ".join([laid, *told, *["states off the card"] * self.offload])
 
     @cached_property
     def peak(self) -> int:
@@ -134,7 +135,9 @@ class Row:
     def limit(self) -> str:
         """What stands in the way of more: "memory: <its largest part>" where it does not fit, else what takes most time."""
         if not self.fit:
-            parts = {name: count for name, count in self.plan.at_peak.items() if not (self.offload and name == "optimizer states")}
+            parts = dict(self.plan.at_peak)
+            if self.offload:
+                del parts["optimizer states"]
             return f"memory: {max(parts, key=parts.get)}"
         return LIMITS.get(self.time.limit, self.time.limit)
 
@@ -151,7 +154,8 @@ class Row:
         waits = {axis: seconds for axis, seconds in time.exposed.items() if seconds > 0.02 * time.total}
         for axis, seconds in sorted(waits.items(), key=lambda pair: -pair[1]):
             link = self.machines.host if axis == "host" else self.machines.links(self.parallel)[axis]
-            hidden = f" ({span(time.hidden[axis])} more are hidden behind work)" if time.hidden.get(axis, 0) > 0.02 * time.total else ""
+            beside = time.hidden.get(axis, 0.0)
+            hidden = f" ({span(beside)} more are hidden behind work)" if beside > 0.02 * time.total else ""
             told.append(f"It waits {span(seconds)} for {axis} messages over {link.name}{hidden}.")
         if not self.same:
             told.append("It learns something else: " + ("adapters instead of the weights." if "lora_rank" in self.changed

@@ -28,7 +28,8 @@ def tiny(room_for: int) -> Card:
 def test_an_axis_pays_the_link_that_its_ranks_reach():
     park = Machines("A100-40GB", 8, machines=2, inside="NVLink 3", between="Ethernet 10 Gbit")
     inside, between = LINKS["NVLink 3"], LINKS["Ethernet 10 Gbit"]
-    assert park.links(Parallel(data=16)) == {"tensor": inside, "data": between, "pipeline": between}
+    assert park.links(Parallel(data=16))["data"] == between
+    assert set(park.links(Parallel(data=8)).values()) == {inside}
     shared = park.links(Parallel(data=2, tensor=8))
     assert shared["tensor"] == inside and shared["data"].speed == between.speed / 8 and "shared by 8" in shared["data"].name
     staged = park.links(Parallel(data=8, pipeline=2))
@@ -105,10 +106,11 @@ def test_tables_and_unknown_names(two):
 
 def test_what_the_planner_refuses_is_left_out_with_its_reason():
     found = choose(replace(MINI, precision="fp16"), Machines("T4", 2))
-    assert [row.name for row in found.rows] == ["one card"] and "needs a loss scale" in found.left_out["data 2"]
+    assert {row.name for row in found.rows} == {"one card", "data 2"} and "gradients overflow" in found.left_out["data 2, ZeRO-1"]
     odd = choose(replace(MINI, batch_size=3), Machines("T4", 2))
     assert "cannot be shared evenly" in odd.left_out["data 2"] and odd.row("tensor 2").fit
-    heads = choose(replace(MINI, batch_size=8), Machines("T4", 8))
+    with patch.object(room, "layouts", lambda *some: [(MINI, Parallel(tensor=8), False)]):
+        heads = choose(MINI, Machines("T4", 8))
     assert "4 attention heads cannot be divided by 8" in heads.left_out["tensor 8"]
 
 
@@ -182,7 +184,7 @@ def test_packed_and_unpacked():
 
 
 KEPT = choices.read()
-SAMPLE = [row for row in KEPT if len(row["stages"]) == 1][::12] + [row for row in KEPT if row["recipe"].get("profile") != "full"]
+SAMPLE = [row for row in KEPT if len(row["stages"]) == 1][::25] + [row for row in KEPT if row["recipe"].get("profile") != "full"]
 
 
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: f"{row['recipe']} {row['parallel']}"[:90])

@@ -1,0 +1,119 @@
+"""Plans of layouts, kept: a full-size plan of many ranks takes ten seconds and more, and a choice needs a dozen.
+
+docs/choices.json holds those of notebook 18, made by `python -m helpers.choose`; what is not in it is planned when asked
+for. A plan depends on no card and on no link, so one kept plan answers for all of them.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+
+from helpers.parallel.layout import Parallel
+from helpers.parallel.meter import Sent
+from helpers.parallel.planned import ParallelPlan
+from helpers.plan import Plan, _shape, plan
+from helpers.recipe import Recipe, difference
+from helpers.tracker import CATEGORIES, OPTIMIZER
+
+FILE = Path(__file__).parent.parent / "docs" / "choices.json"
+_made: dict[tuple[Recipe, Parallel], "tuple[Stage, ...]"] = {}  # in this process
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a choice needs of the plan of a rank: the fields of `Plan` and `RankPlan` of these names, and
+
+    without_states  bytes at the peak if the optimizer's states were elsewhere
+    gradients       bytes of all gradients
+    """
+    at_peak: dict[str, int]
+    peak_phase: str
+    flops: dict[str, int]
+    parameters: int
+    without_states: int
+    gradients: int
+    sent: tuple[Sent, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        return sum(self.at_peak.values())
+
+    fits = Plan.fits
+
+
+def stage(made: Plan) -> Stage:
+    """The part of a plan that is kept."""
+    rest = made.timeline.sum(axis=1) - made.timeline[:, OPTIMIZER]
+    return Stage(made.at_peak, made.peak_phase, dict(made.flops), made.parameters, int(rest.max()),
+                 made.highest["gradients"], tuple(getattr(made, "sent", ())))
+
+
+def planned(recipe: Recipe, parallel: Parallel = Parallel()) -> ParallelPlan:
+    """The plan of a layout for a GPU, kept or made now: its `ranks` are `Stage`s. Raises ValueError where recipe and layout
+    do not go together."""
+    parallel.local(recipe)
+    key = _shape(recipe), parallel
+    stages = _read().get(key) or _made.get(key)
+    if stages is None:
+        stages = _made[key] = make(*key)
+    return ParallelPlan(recipe, parallel, "cuda", stages)
+
+
+def is_kept(recipe: Recipe, parallel: Parallel = Parallel()) -> bool:
+    """Whether `planned` takes no time."""
+    key = _shape(recipe), parallel
+    return key in _read() or key in _made
+
+
+def make(recipe: Recipe, parallel: Parallel) -> tuple[Stage, ...]:
+    """Plan it now. A plan of one card is the plain planner's."""
+    if parallel.ranks == 1:
+        return (stage(plan(recipe)),)
+    return tuple(stage(rank) for rank in plan(recipe, parallel=parallel).ranks)
+
+
+def pack(recipe: Recipe, parallel: Parallel, stages: tuple[Stage, ...]) -> dict:
+    """A plan as it is kept: fields that differ from the defaults, figures, and messages as (which, how many in a row)."""
+    rows = []
+    for one in stages:
+        kinds = list(dict.fromkeys(one.sent))
+        order = [[kinds.index(message), len(list(some))] for message, some in groupby(one.sent)]
+        rows.append([[one.at_peak[name] for name in CATEGORIES], one.peak_phase, one.flops, one.parameters, one.without_states,
+                     one.gradients, [list(asdict(kind).values()) for kind in kinds], order])
+    changed = {name: value for name, (_, value) in difference(_shape(Recipe()), recipe).items()}
+    laid = {name: value for name, value in asdict(parallel).items() if value != getattr(Parallel(), name)}
+    return {"recipe": changed, "parallel": laid, "stages": rows}
+
+
+def unpack(kept: dict) -> tuple[Recipe, Parallel, tuple[Stage, ...]]:
+    """The reverse of `pack`."""
+    stages = []
+    for at_peak, phase, flops, parameters, without, gradients, kinds, order in kept["stages"]:
+        sent = tuple(message for which, count in order for message in [Sent(*kinds[which])] * count)
+        stages.append(Stage(dict(zip(CATEGORIES, at_peak)), phase, flops, parameters, without, gradients, sent))
+    return replace(_shape(Recipe()), **kept["recipe"]), Parallel(**kept["parallel"]), tuple(stages)
+
+
+def write() -> None:
+    """Keep every plan made in this process, and those kept before that were not forgotten."""
+    found = _read() | _made
+    rows = [json.dumps(pack(*key, stages), separators=(",", ":")) for key, stages in found.items()]
+    FILE.write_text("[\n" + ",\n".join(sorted(rows)) + "\n]\n", encoding="utf8")
+
+
+def forget() -> None:
+    """From here on in this process as if nothing were kept."""
+    _made.clear()
+    _read().clear()
+
+
+def read() -> list[dict]:
+    return json.loads(FILE.read_text(encoding="utf8")) if FILE.exists() else []
+
+
+@lru_cache(maxsize=1)
+def _read() -> dict[tuple[Recipe, Parallel], tuple[Stage, ...]]:
+    return {(recipe, parallel): stages for recipe, parallel, stages in map(unpack, read())}
