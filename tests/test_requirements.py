@@ -16,7 +16,7 @@ from helpers import start
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("helpers/course",)  # what may import the part of requirements.txt that only make needs
-OPTIONAL = ("deepspeed", "disentangled_flash")  # a notebook looks for them first and runs without
+OPTIONAL = ("deepspeed", "disentangled_flash", "torch_preflight")  # looked for first, and done without
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 
 
@@ -149,15 +149,20 @@ def test_ranges_leave_torch_alone():
 )
 def test_what_helpers_import_is_required(path):
     wanted = EVERYTHING if path.relative_to(ROOT).as_posix().startswith(TOOLS) else NOTEBOOKS
-    assert not missing(imports(path.read_text(encoding="utf8")), wanted)
+    code = path.read_text(encoding="utf8")
+    assert not missing(imports(code), wanted) - optional(code)
+
+
+def optional(code: str) -> set[str]:
+    """Packages that the code looks for before it imports them."""
+    return {name for name in OPTIONAL if f'find_spec("{name}")' in code}
 
 
 def test_what_notebooks_and_tests_import_is_required():
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         code = notebook_code(path)
-        optional = {name for name in OPTIONAL if f'find_spec("{name}")' in code}
         written = set(re.findall(r"%%writefile (\w+)\.py", path.read_text(encoding="utf8")))  # by the notebook itself
-        assert not missing(imports(code), NOTEBOOKS) - optional - written, path.name
+        assert not missing(imports(code), NOTEBOOKS) - optional(code) - written, path.name
     for path in sorted((ROOT / "tests").rglob("*.py")):
         names = missing(imports(path.read_text(encoding="utf8")), EVERYTHING)
         assert not {name for name in names if not (ROOT / "tests" / f"{name}.py").is_file()}, path.name
