@@ -1,6 +1,7 @@
 # Tight Fit. `make` alone lists what there is.
-#   N="00 02"          only these notebooks (run, record, record-dry, notebooks); `make run` takes 00 to 02, or N=all
+#   N="00 02"          only these notebooks (run, soak, record, record-dry, notebooks); `make run` takes 00 to 02, or N=all
 #   PYTHON=python3.12  the Python that .venv is made from (the first one from 3.11 on by default)
+#   SOAK="--only offline"   what else soak takes: --rounds 3, --seed 0, --only order|offline|interrupted|no-kernels
 #   JOBS=4             processes that share the tests, a file each (2 by default; 0 runs them one after another)
 #   PY=python3         use this interpreter as it is and make no .venv (it must have the requirements)
 
@@ -17,11 +18,12 @@ FIRST := 00 01 02
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab record record-dry notebooks pretrain badges readme bench clean
+.PHONY: help run test soak lab record record-dry notebooks pretrain badges readme bench clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
 	@echo "make test        every test, the notebooks through nbval included"
+	@echo "make soak        all notebooks in random order three times, offline, interrupted, on a GPU without kernels (hours)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: run the notebooks with the full models and keep their runs in results/"
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
@@ -47,7 +49,7 @@ $(READY): requirements.txt requirements-data.txt constraints.txt
 
 # One thread: these small models gain little from a second one, stand still when something else wants it, and add up
 # in the same order on every machine.
-run test notebooks record-dry: export OMP_NUM_THREADS ?= 1
+run test soak notebooks record-dry: export OMP_NUM_THREADS ?= 1
 
 run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
@@ -55,6 +57,9 @@ run: $(NEEDS)
 test: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests notebooks -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=300 --nbval-sanitize-with tests/sanitize.cfg --durations=15
+
+soak: $(NEEDS)
+	@$(COURSE) soak $(N) $(SOAK)
 
 lab: $(NEEDS)
 	@$(PY) -m jupyterlab notebooks

@@ -85,6 +85,9 @@ def notebook() -> None:
 
         chosen = profile.choose()
         cuda, why = profile.usable_cuda()
+    unusable = not cuda and why != "no GPU found"
+    if unusable:
+        no_gpu()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed prints a line, with the time, when it looks
     versions = ", ".join(
@@ -95,9 +98,9 @@ def notebook() -> None:
     other = "" if "TIGHT_FIT_PROFILE" in chosen.reason else " TIGHT_FIT_PROFILE=mini or full chooses another."
     print(f"Profile {chosen.name}: {chosen.reason}.{other}")
     notes = [f"{'; '.join(absent)}: what needs it cannot run"] if absent else []
-    if not cuda and why != "no GPU found" and why not in chosen.reason:
+    if unusable and why not in chosen.reason:
         notes.append(why)
-    if cards > 1:
+    if cards > 1 and not unusable:
         notes.append(f"one of {cards} GPUs is used, as Trainer would split every batch over all of them")
     if chosen.name == "full" and not _hub_has_weights():
         notes.append(
@@ -194,6 +197,20 @@ def one_gpu() -> int:
         HIDDEN[VISIBLE] = given
         os.environ[VISIBLE] = cards[0]
     return len(cards)
+
+
+def no_gpu() -> None:
+    """Make this process and those that it starts see no GPU: for one that is there but cannot run a kernel.
+
+    Every library asks torch.cuda.is_available() and would use it. CUDA has started by now, so hiding the cards by
+    the variable helps new processes only; in this one torch's own answers are replaced, until the kernel restarts.
+    """
+    import torch
+
+    HIDDEN.clear()
+    os.environ[VISIBLE] = ""
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
 
 
 def _installed(name: str) -> bool:

@@ -6,6 +6,7 @@ record [NN ...] [--dry-run] [--out DIR]    full models on a GPU, runs kept in re
 clean [NN ...]               clean without executing
 tables [NN ...]              print the tables of the last run
 grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exercises are right
+soak [NN ...] [--only KIND]  run notebooks in random order, offline, interrupted, on a GPU without kernels
 badges [--check]             the repository's address into notebooks and README
 """
 
@@ -16,7 +17,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from helpers.course import badges, build, clean, grade, keep, tables
+from helpers.course import badges, build, clean, grade, keep, soak, tables
 from helpers.course.execute import Failed, chosen
 
 
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
     )
     commands = made.add_subparsers(dest="command", required=True)
-    for name in ("run", "save", "record", "clean", "tables"):
+    for name in ("run", "save", "record", "clean", "tables", "soak"):
         command = commands.add_parser(name)
         command.add_argument(
             "numbers", nargs="*", metavar="NN", help="notebooks, as 02; all when none is named"
@@ -37,6 +38,11 @@ def parser() -> argparse.ArgumentParser:
                 "--dry-run", action="store_true", help="small models, any device, nothing is kept"
             )
             command.add_argument("--out", type=Path, help="another folder than results/")
+        if name == "soak":
+            command.add_argument("--rounds", type=int, default=3, help="of random order (3)")
+            command.add_argument("--seed", type=int, default=0, help="of the order and the interrupts (0)")
+            command.add_argument("--only", choices=soak.KINDS, help="one kind instead of all")
+            command.add_argument("--cells", type=int, help="only the first so many code cells: a quick look")
     grading = commands.add_parser("grade")
     grading.add_argument("files", nargs="+", type=Path, metavar="FILE", help="students' notebooks, anywhere")
     grading.add_argument("--csv", type=Path, help="also write the table there")
@@ -56,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
             grade.command(asked.files, asked.csv)
             return 0
         paths = chosen(asked.numbers)
+        if asked.command == "soak":
+            return soak.soak(paths, asked.rounds, asked.seed, asked.only, asked.cells)
         if asked.command == "run":
             build.run(paths, typed)
         elif asked.command == "save":

@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbclient
@@ -83,13 +84,25 @@ def execute(
     `keep_going` only when one hangs or the kernel dies.
     """
     notebook = nbformat.read(path, as_version=4)
-    total = sum(_runs(cell) for cell in notebook.cells)
-    line, now = _Line(path.stem, total), []
+    line = Line(path.stem, sum(map(runs, notebook.cells)))
+    client = client_for(
+        notebook,
+        folder or path.parent,
+        allow_errors=keep_going,
+        on_cell_start=line.start,
+        on_cell_executed=line.step,
+    )
+    try:
+        with failures(client, path, line):
+            client.execute(env={**os.environ, **QUIET, **environment})
+    finally:
+        seconds = line.end()
+    return notebook, seconds
 
-    def starts(cell, cell_index, **_):
-        now[:] = [cell_index]
 
-    client = nbclient.NotebookClient(
+def client_for(notebook: NotebookNode, folder: Path, **more) -> nbclient.NotebookClient:
+    """What executes `notebook` in a fresh kernel of this Python in `folder`; `more` is nbclient's own."""
+    return nbclient.NotebookClient(
         notebook,
         timeout=CELL_SECONDS,
         kernel_name="python3",
@@ -97,62 +110,66 @@ def execute(
         store_widget_state=False,
         record_timing=False,
         coalesce_streams=True,
-        resources={"metadata": {"path": str(folder or path.parent)}},
-        allow_errors=keep_going,
-        on_cell_start=starts,
-        on_cell_executed=lambda execute_reply, **_: line.step(execute_reply),
+        resources={"metadata": {"path": str(folder)}},
+        **more,
     )
+
+
+@contextmanager
+def failures(client: nbclient.NotebookClient, path: Path, line: "Line") -> Iterator[None]:
+    """Inside it a cell that raises or hangs, or a kernel that dies, raises Failed; `line` knows which."""
     try:
-        client.execute(env={**os.environ, **QUIET, **environment})
+        yield
     except Exception as error:
         if getattr(client, "_async_cleanup_kernel_future", None):  # nbclient took the signal and ended the kernel
             logging.getLogger("asyncio").disabled = True  # its other tasks then fail, and that is no news
             raise KeyboardInterrupt from None
-        if isinstance(error, (CellControlSignal, DeadKernelError)):  # a cell raised or hung, or the kernel died
-            raise Failed(_report(path, notebook, now, error)) from None
+        if isinstance(error, (CellControlSignal, DeadKernelError)):
+            raise Failed(_report(path, client.nb, line.index, error)) from None
         raise
-    finally:
-        seconds = line.end()
-    return notebook, seconds
 
 
-def _runs(cell: NotebookNode) -> bool:
+def runs(cell: NotebookNode) -> bool:
+    """Whether there is anything in the cell to execute."""
     return cell.cell_type == "code" and bool(cell.source.strip())
 
 
-def _report(path: Path, notebook: NotebookNode, now: list[int], error: Exception) -> str:
-    if not now:
+def _report(path: Path, notebook: NotebookNode, index: int | None, error: Exception) -> str:
+    if index is None:
         return f"{path.name} failed before its first cell: {error}"
-    index = now[0]
     cell = notebook.cells[index]
     source = "\n".join("    " + row for row in cell.source.splitlines())
-    count = sum(map(_runs, notebook.cells[: index + 1]))
+    count = sum(map(runs, notebook.cells[: index + 1]))
     why = [output for output in cell.get("outputs", []) if output.output_type == "error"]
     shown = (
         "\n".join(why[0].traceback)
         if why
         else f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     )
-    where = f"cell {index} (code cell {count} of {sum(map(_runs, notebook.cells))})"
+    where = f"cell {index} (code cell {count} of {sum(map(runs, notebook.cells))})"
     return (
         f"{path.name} failed in {where}:\n\n{source}\n\n"
         f"{COLOURS.sub('', shown)}\n\nNothing of {path.name} was kept."
     )
 
 
-class _Line:
+class Line:
     """One line of progress: rewritten in a terminal, begun and ended in a log."""
 
     def __init__(self, name: str, total: int):
         self.name, self.total, self.done, self.begun = name, total, 0, time.perf_counter()
+        self.index: int | None = None  # of the cell that runs
         self.live = sys.stdout.isatty()
         print(f"{name:32}", end="", flush=True)
 
     def _state(self) -> str:
         return f"{self.done:3}/{self.total} cells {time.perf_counter() - self.begun:6.1f} s"
 
-    def step(self, reply: dict) -> None:
-        self.done += reply["content"]["status"] == "ok"
+    def start(self, cell_index: int, **_) -> None:
+        self.index = cell_index
+
+    def step(self, execute_reply: dict, **_) -> None:
+        self.done += execute_reply["content"]["status"] == "ok"
         if self.live:
             print(f"\r{self.name:32}{self._state()}", end="", flush=True)
 
