@@ -11,6 +11,7 @@ from helpers.parallel import launch
 from helpers.parallel.collectives import (chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter,
                                           server_all_reduce, tree_broadcast)
 from helpers.parallel.wire import threads
+from tests.gloo import among_threads
 
 RANKS, LENGTH = st.integers(1, 8), st.integers(0, 40)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16])
@@ -31,6 +32,24 @@ def test_sums_are_right_on_every_rank(ranks, length, dtype, seed):
         results, _ = threads(ranks, lambda wire: reduce(wire, tensors[wire.rank]))
         assert all(torch.equal(result, expected) and result.dtype == dtype for result in results)
     assert all(torch.equal(one, other) for one, other in zip(tensors, data(ranks, length, dtype, seed))), "inputs stay"
+
+
+@settings(max_examples=25, deadline=None)
+@given(ranks=RANKS, length=st.integers(1, 40), dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.float16]),
+       root=st.integers(0, 7))
+def test_torchs_own_give_the_same(ranks, length, dtype, root):
+    """gloo's all-reduce and broadcast, with as many ranks."""
+    tensors, root = data(ranks, length, dtype), root % ranks
+
+    def torchs(group, rank):
+        summed, told = tensors[rank].clone(), tensors[rank].clone()
+        group.allreduce([summed]).wait()
+        group.broadcast(told, root).wait()
+        return summed, told
+    by_hand, _ = threads(ranks, lambda wire: (ring_all_reduce(wire, tensors[wire.rank]),
+                                              tree_broadcast(wire, tensors[wire.rank], root)))
+    for ours, theirs in zip(by_hand, among_threads(ranks, torchs)):
+        assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
 
 
 @settings(max_examples=40, deadline=None)
