@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def folder(tmp_path):
-    library.LlamaConfig(vocab_size=500, hidden_size=64, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+    library.LlamaConfig(vocab_size=500, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
                         intermediate_size=128, max_position_embeddings=128).save_pretrained(tmp_path)
     return tmp_path
 
@@ -64,8 +64,6 @@ def test_what_does_not_fit_says_what_would(folder, small, capsys):
         assert plan_model(folder, batch_size=32, length=128, **change).fits(small)
     parts = [change["accumulation"] for change in found["would_fit"] if "accumulation" in change]
     assert parts and not plan_model(folder, batch_size=32, length=128, accumulation=parts[0] // 2).fits(small)
-    code, text = asked(capsys, "--model", folder, "--card", "Small", "--batch", 32, "--length", 128)
-    assert code == 1 and "NO, it does not fit" in text and f"--accumulation {parts[0]}" in text
 
 
 @pytest.mark.parametrize("rows, parts", [(4, 1), (300, 2)])
