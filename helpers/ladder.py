@@ -1,7 +1,7 @@
 """The ladder: all techniques of one GPU, one after the other on the same fine-tune, and each taken away again.
 
 A plan of the large model takes some seconds, so those that notebook 19 shows are kept in docs/ladder.json, made by
-`write()` (`python -m helpers.ladder`); a test plans every one of them anew.
+`write()` (`python -m helpers.ladder`); a test plans every fourth of them anew.
 """
 from __future__ import annotations
 

@@ -157,8 +157,7 @@ def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], objec
     empty, make_batch  for a model that is not the course's: `empty(recipe, recompute=...)` makes it, as `models.empty`
                        does, and `make_batch(model, recipe)` a micro-batch of it, as `fake_batch` does
     """
-    if target not in BLOCK:
-        raise ValueError(f"target={target!r} is not known: use cuda or cpu.")
+    check_target(target)
     def kernels():
         return OnCuda(recipe, active=target == "cuda")
 
@@ -174,6 +173,12 @@ def trace(recipe: Recipe, target: str, change: Callable[[torch.nn.Module], objec
         scaler.scale(torch.zeros(()))  # it makes its tensors when first used
         story = follow(model, optimizer, lambda: (make_batch or fake_batch)(model, recipe), recipe, scaler)
     return story, sum(parameter.numel() for parameter in model.parameters())
+
+
+def check_target(target: str) -> None:
+    """Raises ValueError for a target that is not planned."""
+    if target not in BLOCK:
+        raise ValueError(f"target={target!r} is not known: use cuda or cpu.")
 
 
 def follow(model, optimizer, make_batch, recipe: Recipe, scaler: torch.amp.GradScaler | None = None) -> Story:

@@ -118,6 +118,13 @@ def test_layouts_and_recipes_that_do_not_go_together(changes, fields, says):
         plan(replace(VIT, **changes), "cpu", parallel=Parallel(**fields))
 
 
+def test_targets_and_ranks_that_are_not_there():
+    with pytest.raises(ValueError, match="target='tpu' is not known"):
+        plan(VIT, "tpu", parallel=Parallel(data=2))
+    with pytest.raises(ValueError, match="rank=2 is not one of the 2 of data 2"):
+        plan_rank(VIT, Parallel(data=2), 2, "cpu")
+
+
 def test_time_of_a_ring():
     """An all-reduce over four: 2·3 messages of a quarter each; by hand."""
     message = Sent("all_reduce", payload=4_000_000, ranks=4, axis="data", phase="backward")

@@ -26,7 +26,7 @@ from helpers.parallel import cost
 from helpers.parallel.engines import AXES, Rank, grid
 from helpers.parallel.layout import Parallel
 from helpers.parallel.meter import Meter, Sent
-from helpers.plan import Fit, Plan, _shape, fake_batch, tell
+from helpers.plan import Fit, Plan, _shape, check_target, fake_batch, tell
 from helpers.recipe import Recipe
 from helpers.tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS, Story, Tracker, steady_memory
 from helpers.units import GIB
@@ -99,8 +99,12 @@ def plan_parallel(recipe: Recipe, parallel: Parallel, target: str = "cuda") -> P
 
 @lru_cache(maxsize=256)
 def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda") -> RankPlan:
-    """Plan the step of one rank, counted from 0 over pipeline, data, tensor (the last runs fastest)."""
+    """Plan the step of one rank, counted from 0 over pipeline, data, tensor (the last runs fastest). Raises ValueError for
+    another target than "cuda" and "cpu", and for a rank that the layout does not have."""
+    check_target(target)
     parallel.local(recipe)
+    if not 0 <= rank < parallel.ranks:
+        raise ValueError(f"rank={rank} is not one of the {parallel.ranks} of {parallel}: count from 0.")
 
     def kernels():
         return OnCuda(recipe, active=target == "cuda")
