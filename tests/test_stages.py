@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused():
         played(model, gpipe(2, 2), parts(batch, [1, 1, 1, 1]))
     with pytest.raises(ValueError, match="changes weights on the way"):
         played(model, pipedream(2, 2), parts(batch, [2, 2]))
-    with pytest.raises(ValueError, match="needs the stages .0. of 2"):
+    with pytest.raises(ValueError, match="Rank [01] needs the stages .[01]. of 2"):
         threads(2, lambda wire: run(gpipe(2, 1), cut(model, 4)[:1], wire, [batch]))
 
 

@@ -111,7 +111,7 @@ class ThreadWire(Wire):
 def threads(ranks: int, work: Callable[[Wire], Result]) -> tuple[list[Result], list[Wire]]:
     """Run `work(wire)` as `ranks` ranks in threads of this process: (what each returned, each rank's wire).
 
-    Raises ValueError for less than one rank, and whatever the first failing rank raised.
+    Raises ValueError for less than one rank, and what the rank that failed first raised.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks} must be at least 1.")
