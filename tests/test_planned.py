@@ -1,12 +1,13 @@
 """Plans for many ranks: against real ranks, against the single device, against formulas."""
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from helpers.parallel import Parallel, launch
-from helpers.parallel.cost import LINKS, UTILIZATION, Link, rate, transfer
+from helpers.parallel.cost import LINKS, UTILIZATION, Link, rate, step, transfer
 from helpers.parallel.meter import Sent
 from helpers.parallel.planned import plan_rank, wire
 from helpers.plan import plan
@@ -129,6 +130,24 @@ def test_time_of_a_ring():
     """An all-reduce over four: 2·3 messages of a quarter each; by hand."""
     message = Sent("all_reduce", payload=4_000_000, ranks=4, axis="data", phase="backward")
     assert transfer(message, Link("slow", 1e6, 0.5)) == pytest.approx(6 * (1e6 / 1e6 + 0.5))
+
+
+def test_what_hides_behind_work():
+    """By hand: two seconds forward, four backward, and messages of a second each over a link of 1 MB/s."""
+    def seconds(layout, *phases, accumulation=1):
+        sent = [Sent("send", 1_000_000, 2, "data", phase) for phase in phases]
+        rank = SimpleNamespace(flops={"forward": 2 * rate("T4", "fp32"), "backward": 4 * rate("T4", "fp32")}, sent=sent)
+        recipe = replace(VIT, accumulation=accumulation)
+        time = step(SimpleNamespace(parallel=layout, recipe=recipe, ranks=[rank]), "T4", Link("slow", 1e6, 0.0))
+        assert time.compute == pytest.approx(6) and time.exposed["data"] + time.hidden["data"] == pytest.approx(len(phases))
+        return time.exposed["data"]
+    ddp, fsdp, back = Parallel(data=2), Parallel(data=2, shard=3), "backward"
+    assert seconds(ddp, *[back] * 3) == pytest.approx(1)  # the last bucket
+    assert seconds(ddp, *[back] * 7) == pytest.approx(3)
+    assert seconds(ddp, *[back] * 7, accumulation=4) == pytest.approx(6)  # one backward pass of four hides one second
+    assert seconds(ddp, *[back] * 2, *["optimizer"] * 2) == pytest.approx(3)
+    assert seconds(fsdp, "forward", back) == pytest.approx(2)  # the first gathering and the last scattering
+    assert seconds(fsdp, *["forward"] * 5, *[back] * 3) == pytest.approx(3 + 1)  # the forward pass hides two, not six
 
 
 def test_time_of_a_step():

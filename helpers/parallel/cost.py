@@ -87,16 +87,17 @@ def step(plan, card: Card | str, links: Link | str | Mapping[str, Link | str]) -
 
     links  one for all, or one for each axis: {"data": ..., "tensor": ..., "pipeline": ...}
     What is taken to overlap: DDP's all-reduce with the last backward pass, all but its last bucket (in a pipeline it comes
-    after everything, and waits); FSDP's gathering and scattering with computation, all but the first gathering; a
-    pipeline's messages with computation, all but those that fill and drain it. Tensor-parallel messages, ZeRO-1's
-    broadcasts and the gradient norm are waited for. Raises ValueError for an unknown card, link or missing axis.
+    after everything, and waits); FSDP's gathering in the forward passes with their computation, all but the first, and
+    what it sends in the backward passes with theirs, all but the last; a pipeline's messages with computation, all but
+    those that fill and drain it. Tensor-parallel messages, ZeRO-1's broadcasts and the gradient norm are waited for.
+    Raises ValueError for an unknown card, link or missing axis.
     """
     layout, recipe = plan.parallel, plan.recipe
     works = [sum(rank.flops.values()) / rate(card, recipe.precision) for rank in plan.ranks]
     compute = max(works)
     bubble = compute * (layout.pipeline - 1) / recipe.accumulation if layout.pipeline > 1 else 0.0
     slowest = plan.ranks[works.index(compute)]
-    backward = compute * slowest.flops["backward"] / max(1, sum(slowest.flops.values())) / recipe.accumulation
+    room = {phase: compute * work / max(1, sum(slowest.flops.values())) for phase, work in slowest.flops.items()}
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
     for axis in ("data", "tensor", "pipeline"):
@@ -113,10 +114,11 @@ def step(plan, card: Card | str, links: Link | str | Mapping[str, Link | str]) -
         if rest and axis == "pipeline":
             shown = 2 * (layout.pipeline - 1) * max(times[id(message)] for message in rest)
             shown = min(total, shown)
+        elif rest and layout.shard >= 2:
+            gathers, scatters = ([times[id(message)] for message in rest if message.phase == phase] for phase in ("forward", "backward"))
+            shown = max(gathers[0], sum(gathers) - room["forward"]) + max(scatters[-1], sum(scatters) - room["backward"])
         elif rest:
-            room = compute if layout.shard >= 2 else backward
-            edge = rest[0] if layout.shard >= 2 else rest[-1]
-            shown = max(times[id(edge)], total - room)
+            shown = max(times[id(rest[-1])], total - room["backward"] / recipe.accumulation)
         else:
             shown = 0.0
         exposed[axis], hidden[axis] = seen + shown, total - shown

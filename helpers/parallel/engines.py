@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.optimizers import make_optimizer, make_scaler
 from helpers.parallel.layout import Parallel
 from helpers.parallel.schedules import gpipe, one_f_one_b
-from helpers.parallel.split import regroup, split
+from helpers.parallel.split import clip_, local, regroup, split
 from helpers.parallel.stages import SHARED, cut, run
 from helpers.parallel.wire import GroupWire
 from helpers.recipe import Recipe
@@ -95,7 +95,7 @@ class Rank:
         phase("optimizer")
         self._sum_over_data()
         self.scaler.unscale_(self.optimizer)
-        clip(self.module.parameters(), self.recipe.max_grad_norm)
+        clip_(self.module.parameters(), self.recipe.max_grad_norm)
         self._update()
         return total / mean if mean > 1 else total
 
@@ -126,7 +126,7 @@ class Rank:
         self._sum_over_data()
         own = [parameter for name, parameter in self.module.named_parameters()
                if self.module.first or not name.startswith(SHARED)]
-        clip(self.module.parameters(), self.recipe.max_grad_norm, own, self.mesh["pipeline"].get_group())
+        clip_(self.module.parameters(), self.recipe.max_grad_norm, own, self.mesh["pipeline"].get_group())
         self._update()
         return sum(done.losses, torch.zeros(()))
 
@@ -148,11 +148,6 @@ class Rank:
             part.grad = None
         # DDP's buckets stay, and gradients that stay are views of them: else accumulation would make others beside them.
         self.module.zero_grad(set_to_none=not isinstance(self.model, DistributedDataParallel))
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that may be split."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -192,33 +187,3 @@ def optimizer_of(model: nn.Module, recipe: Recipe, parallel: Parallel, mesh: dic
         return ZeroRedundancyOptimizer([slices.get(id(parameter), parameter) for parameter in trained],
                                        optimizer_class=type(optimizer), process_group=mesh["data"].get_group(), **settings), pairs
     return regroup(optimizer) if parallel.tensor > 1 else optimizer, []
-
-
-@torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], limit: float, own: Iterable[nn.Parameter] | None = None,
-         others: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """`torch.nn.utils.clip_grad_norm_` for gradients of which each rank may hold a part: the norm is that of the whole
-    model. Scales them in place, returns the norm (fp32 scalar). Parts are summed over the ranks that share them out.
-
-    own, others  in a pipeline: the parameters that count here (the copies of another stage's do not), and the stages
-    """
-    parameters = list(parameters)
-    parts: dict[tuple, list[torch.Tensor]] = {}
-    for gradient in [parameter.grad for parameter in own or parameters if parameter.grad is not None]:
-        shared = ()
-        if isinstance(gradient, DTensor):
-            shared = tuple(gradient.device_mesh.get_group(dim) for dim, placement in enumerate(gradient.placements)
-                           if not placement.is_replicate())
-        parts.setdefault(shared, []).append(local(gradient))
-    total = 0.0
-    for groups, some in parts.items():
-        square = torch.stack(torch._foreach_norm(some)).square().sum()
-        for group in groups:
-            dist.all_reduce(square, group=group)
-        total = total + square
-    if others is not None:
-        dist.all_reduce(total, group=others)
-    norm = total.sqrt()
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_([local(gradient) for gradient in gradients], (limit / (norm + 1e-6)).clamp(max=1.0))
-    return norm

@@ -197,31 +197,40 @@ def regroup(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def clip_(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """`torch.nn.utils.clip_grad_norm_` where some parameters are split and some are not (torch's refuses the mixture).
+@torch.no_grad()
+def clip_(parameters: Iterable[nn.Parameter], max_norm: float, own: Iterable[nn.Parameter] | None = None,
+          others: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """`torch.nn.utils.clip_grad_norm_` for gradients of which each rank may hold a part: the norm is that of the whole
+    model. Scales them in place, returns the norm (fp32 scalar). Parts are summed over the ranks that share them out.
 
-    Scales the gradients in place so that the norm of all of them, over all ranks, is at most `max_norm`; returns the
-    norm before, an fp32 scalar. One number is sent.
+    own, others  in a pipeline: the parameters that count here (the copies of another stage's do not), and the stages
     """
-    split_, whole, groups = [], [], set()
-    for parameter in parameters:
-        gradient = parameter.grad
+    parameters = list(parameters)
+    parts: dict[tuple, list[torch.Tensor]] = {}
+    counted = parameters if own is None else own
+    for gradient in [parameter.grad for parameter in counted if parameter.grad is not None]:
+        shared = ()
         if isinstance(gradient, DTensor):
-            groups.add(gradient.device_mesh.get_group())
-            shard = any(isinstance(placement, Shard) for placement in gradient.placements)
-            (split_ if shard else whole).append(gradient.to_local())
-        elif gradient is not None:
-            whole.append(gradient)
-    squares = _norm(split_).square()
-    for group in groups:
-        dist.all_reduce(squares, group=group)
-    norm = (squares + _norm(whole).square()).sqrt()
-    torch._foreach_mul_(split_ + whole, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+            shared = tuple(gradient.device_mesh.get_group(dim) for dim, placement in enumerate(gradient.placements)
+                           if not placement.is_replicate())
+        parts.setdefault(shared, []).append(local(gradient))
+    total = torch.zeros((), device=parameters[0].device)
+    for groups, some in parts.items():
+        square = torch.stack(torch._foreach_norm(some)).square().sum()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        total = total + square
+    if others is not None:
+        dist.all_reduce(total, group=others)
+    norm = total.sqrt()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_([local(gradient) for gradient in gradients], (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(torch._foreach_norm(gradients)).norm() if gradients else torch.zeros(())
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that may be split."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(model: nn.Module) -> dict[str, torch.Tensor]:
