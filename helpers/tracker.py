@@ -158,7 +158,6 @@ class Tracker(TorchDispatchMode):
 @contextmanager
 def steady_memory():
     """No cyclic garbage collection inside: it would free things at a moment that nobody can foretell."""
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,5 +1,6 @@
 """Every test, and every notebook that nbval runs, sees the mini profile and a quiet terminal, wherever it runs."""
 
+import gc
 import os
 
 import pytest
@@ -8,6 +9,14 @@ os.environ["TIGHT_FIT_PROFILE"] = "mini"
 os.environ["TQDM_DISABLE"] = "1"
 for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_FIT_GRADE"):
     os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settled():
+    """What is imported once stays: garbage collections, of which measuring memory makes many, need not look at it."""
+    import helpers.train  # noqa: F401  (with torch and transformers)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
