@@ -18,7 +18,7 @@ from helpers.advice import OutOfMemory
 from helpers.recipe import Recipe, replace
 from helpers.step import learning_rate
 
-SHORT = Recipe(model="vit", steps=7, batch_size=8, accumulation=2, train_size=20)  # 20 rows: a partial third group
+SHORT = Recipe(model="vit", steps=5, batch_size=8, accumulation=2, train_size=20)  # 20 rows: a partial third group
 TEXT = Recipe(steps=5, batch_size=4, length=16, train_size=30, accumulation=2)
 
 
@@ -70,7 +70,7 @@ def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_pat
         assert same(weights(resumed), weights(whole)), f"killed in step {dies_in}"
 
 
-LONG = replace(SHORT, steps=60)
+LONG = replace(SHORT, steps=40)
 CHILD = """
 import sys
 from helpers import train

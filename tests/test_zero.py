@@ -139,7 +139,7 @@ def test_bad_calls_are_refused():
 
 # -- torch's own, between processes --------------------------------------------------------------------------
 
-TEXT = Recipe(batch_size=16, accumulation=4, length=16, train_size=64, test_size=8, steps=4)
+TEXT = Recipe(batch_size=16, accumulation=4, length=16, train_size=64, test_size=8, steps=3)
 STAGE = {"zero-1": 1, "fsdp, kept": 3, "fsdp": 3, "fsdp, offload": 3}  # as to what is held from step to step
 # per parameter's bytes: DDP's all-reduce is not a reduce-scatter, so ZeroRedundancyOptimizer adds a third
 SENT = {"zero-1": {"allreduce": 1, "broadcast": 1}, "fsdp, kept": {"allgather_base": 1, "reduce_scatter_base": 1},
@@ -147,9 +147,9 @@ SENT = {"zero-1": {"allreduce": 1, "broadcast": 1}, "fsdp, kept": {"allgather_ba
 SENT["fsdp, offload"] = SENT["fsdp"]
 
 
-@pytest.mark.parametrize("ranks, model", [(2, "deberta"), (4, "deberta"), (2, "vit")])
+@pytest.mark.parametrize("ranks, model", [(4, "deberta"), (2, "vit")])
 def test_torchs_own_give_the_unsharded_weights_and_the_formulas_bytes(ranks, model):
-    recipe = TEXT if model == "deberta" else Recipe("vit", batch_size=16, train_size=64, test_size=8, steps=4)
+    recipe = TEXT if model == "deberta" else Recipe("vit", batch_size=16, train_size=64, test_size=8, steps=3)
     recipe = Recipe.from_dict(recipe.to_dict() | {"accumulation": ranks})
     texts = launch(SCRIPT, json.dumps(recipe.to_dict()), ranks=ranks, show=False)
     results = [json.loads(text.split("RESULT ")[1]) for text in texts]
