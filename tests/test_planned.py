@@ -132,13 +132,13 @@ def test_time_of_a_ring():
 
 def test_what_hides_behind_work():
     """By hand: two seconds forward, four backward, and messages of a second each over a link of 1 MB/s."""
-    def seconds(layout, *phases, accumulation=1):
-        sent = [Sent("send", 1_000_000, 2, "data", phase) for phase in phases]
+    def seconds(layout, *phases, axis="data", accumulation=1):
+        sent = [Sent("send", 1_000_000, 2, axis, phase) for phase in phases]
         rank = SimpleNamespace(flops={"forward": 2 * rate("T4", "fp32"), "backward": 4 * rate("T4", "fp32")}, sent=sent)
-        recipe = replace(VIT, accumulation=accumulation)
+        recipe = replace(VIT, batch_size=20, accumulation=accumulation)
         time = step(SimpleNamespace(parallel=layout, recipe=recipe, ranks=[rank]), "T4", Link("slow", 1e6, 0.0))
-        assert time.compute == pytest.approx(6) and time.exposed["data"] + time.hidden["data"] == pytest.approx(len(phases))
-        return time.exposed["data"]
+        assert time.compute == pytest.approx(6) and time.exposed[axis] + time.hidden[axis] == pytest.approx(len(phases))
+        return time.exposed[axis]
     ddp, fsdp, back = Parallel(data=2), Parallel(data=2, shard=3), "backward"
     assert seconds(ddp, *[back] * 3) == pytest.approx(1)  # the last bucket
     assert seconds(ddp, *[back] * 7) == pytest.approx(3)
@@ -146,6 +146,10 @@ def test_what_hides_behind_work():
     assert seconds(ddp, *[back] * 2, *["optimizer"] * 2) == pytest.approx(3)
     assert seconds(fsdp, "forward", back) == pytest.approx(2)  # the first gathering and the last scattering
     assert seconds(fsdp, *["forward"] * 5, *[back] * 3) == pytest.approx(3 + 1)  # the forward pass hides two, not six
+    stages = Parallel(pipeline=2)
+    assert seconds(stages, *["forward"] * 4, axis="pipeline", accumulation=4) == pytest.approx(2)  # to fill and to drain
+    assert seconds(stages, *["forward"] * 20, axis="pipeline", accumulation=20) == pytest.approx(14)  # work hides no more than it lasts
+    assert seconds(stages, "forward", axis="pipeline") == pytest.approx(1)
 
 
 def test_time_of_a_step():

@@ -89,7 +89,8 @@ def step(plan, card: Card | str, links: Link | str | Mapping[str, Link | str]) -
     What is taken to overlap: DDP's all-reduce with the last backward pass, all but its last bucket (in a pipeline it comes
     after everything, and waits); FSDP's gathering in the forward passes with their computation, all but the first, and
     what it sends in the backward passes with theirs, all but the last; a pipeline's messages with computation, all but
-    those that fill and drain it. Tensor-parallel messages, ZeRO-1's broadcasts and the gradient norm are waited for.
+    those that fill and drain it or outlast the work. Tensor-parallel messages, ZeRO-1's broadcasts and the gradient norm
+    are waited for.
     Raises ValueError for an unknown card, link or missing axis.
     """
     layout, recipe = plan.parallel, plan.recipe
@@ -112,8 +113,8 @@ def step(plan, card: Card | str, links: Link | str | Mapping[str, Link | str]) -
         total = sum(times[id(message)] for message in rest)
         seen = sum(times[id(message)] for message in waits)
         if rest and axis == "pipeline":
-            shown = 2 * (layout.pipeline - 1) * max(times[id(message)] for message in rest)
-            shown = min(total, shown)
+            fill = 2 * (layout.pipeline - 1) * max(times[id(message)] for message in rest)
+            shown = min(total, max(fill, total - compute))
         elif rest and layout.shard >= 2:
             gathers, scatters = ([times[id(message)] for message in rest if message.phase == phase] for phase in ("forward", "backward"))
             shown = max(gathers[0], sum(gathers) - room["forward"]) + max(scatters[-1], sum(scatters) - room["backward"])
