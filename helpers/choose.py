@@ -180,7 +180,7 @@ def toggled() -> Iterator[Recipe]:
 
 
 def main() -> None:
-    """Plan all of it anew, some twenty minutes, and keep it."""
+    """Plan all of it anew, some ten minutes, and keep it."""
     choices.forget()
     for job, machines in SCENARIOS.values():
         choose(job, machines, "memory")
