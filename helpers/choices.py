@@ -1,4 +1,4 @@
-"""Plans of layouts, kept: a full-size plan of many ranks takes ten seconds and more, and a choice needs a dozen.
+"""Plans of layouts, kept: a full-size plan of many ranks takes five to ten seconds, and a choice needs a dozen.
 
 docs/choices.json holds those of notebook 18, made by `python -m helpers.choose`; what is not in it is planned when asked
 for. A plan depends on no card and on no link, so one kept plan answers for all of them.
