@@ -44,15 +44,17 @@ CARDS = {card.name: card for card in (
 # What is on the card besides tensors. Stated assumptions, each a term of its own in `Fit`.
 CONTEXT = 500 * MIB  # CUDA context and loaded kernels; 300 to 600 MiB by card and driver
 NCCL = 200 * MIB  # its buffers and channels, outside PyTorch's allocator; 100 to 400 MiB by version and number of groups
-FRAGMENTATION = 0.05  # share of the tensors' peak that the caching allocator reserves and cannot use
+WORKSPACE = int(8.125 * MIB)  # of one cuBLAS handle but on Hopper: the default of CUBLAS_WORKSPACE_CONFIG in PyTorch's notes
+HOPPER_WORKSPACE = 32 * MIB
+MARGIN = 0.02  # share of the tensors' peak: about what plans miss the reserved peak of a real T4 by in the mean (published.py)
+MALLOC = 0.05  # share of the tensors' peak that a CPU's malloc keeps beside them; CUDA's allocator is simulated (allocator.py)
 
 
 def cublas_workspace(card: Card) -> int:
-    """Bytes cuBLAS keeps, from PyTorch's allocator: per handle 32 MiB on Hopper, 8.125 MiB elsewhere (the default of
-    CUBLAS_WORKSPACE_CONFIG in PyTorch's notes), for two handles: the forward pass and autograd's own thread."""
+    """Bytes cuBLAS keeps, from PyTorch's allocator, for two handles: the forward pass's and autograd's own thread's."""
     if card.capability < (1, 0):
         return 0
-    return 2 * (32 * MIB if card.capability >= (9, 0) else int(8.125 * MIB))
+    return 2 * (HOPPER_WORKSPACE if card.capability >= (9, 0) else WORKSPACE)
 
 
 def find(name: str) -> Card:

@@ -35,6 +35,7 @@ class Stage:
     parameters: int
     without_states: int
     gradients: int
+    overhead: int
     sent: tuple[Sent, ...] = ()
 
     @property
@@ -48,7 +49,7 @@ def stage(made: Plan) -> Stage:
     """The part of a plan that is kept."""
     rest = made.timeline.sum(axis=1) - made.timeline[:, OPTIMIZER]
     return Stage(made.at_peak, made.peak_phase, dict(made.flops), made.parameters, int(rest.max()),
-                 made.highest["gradients"], tuple(getattr(made, "sent", ())))
+                 made.highest["gradients"], made.overhead, tuple(getattr(made, "sent", ())))
 
 
 def planned(recipe: Recipe, parallel: Parallel = Parallel()) -> ParallelPlan:
@@ -82,7 +83,7 @@ def pack(recipe: Recipe, parallel: Parallel, stages: tuple[Stage, ...]) -> dict:
         kinds = list(dict.fromkeys(one.sent))
         order = [[kinds.index(message), len(list(some))] for message, some in groupby(one.sent)]
         rows.append([[one.at_peak[name] for name in CATEGORIES], one.peak_phase, one.flops, one.parameters, one.without_states,
-                     one.gradients, [list(asdict(kind).values()) for kind in kinds], order])
+                     one.gradients, one.overhead, [list(asdict(kind).values()) for kind in kinds], order])
     changed = {name: value for name, (_, value) in difference(_shape(Recipe()), recipe).items()}
     laid = {name: value for name, value in asdict(parallel).items() if value != getattr(Parallel(), name)}
     return {"recipe": changed, "parallel": laid, "stages": rows}
@@ -91,9 +92,9 @@ def pack(recipe: Recipe, parallel: Parallel, stages: tuple[Stage, ...]) -> dict:
 def unpack(kept: dict) -> tuple[Recipe, Parallel, tuple[Stage, ...]]:
     """The reverse of `pack`."""
     stages = []
-    for at_peak, phase, flops, parameters, without, gradients, kinds, order in kept["stages"]:
+    for at_peak, phase, flops, parameters, without, gradients, overhead, kinds, order in kept["stages"]:
         sent = tuple(message for which, count in order for message in [Sent(*kinds[which])] * count)
-        stages.append(Stage(dict(zip(CATEGORIES, at_peak)), phase, flops, parameters, without, gradients, sent))
+        stages.append(Stage(dict(zip(CATEGORIES, at_peak)), phase, flops, parameters, without, gradients, overhead, sent))
     return replace(_shape(Recipe()), **kept["recipe"]), Parallel(**kept["parallel"]), tuple(stages)
 
 

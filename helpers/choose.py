@@ -162,7 +162,7 @@ SCENARIOS = {
                    Machines("A100-40GB", 8, machines=2, inside="NVLink 3", between="Ethernet 10 Gbit")),
     "fast links": (replace(LARGE, precision="bf16", batch_size=128),
                    Machines("A100-40GB", 8, machines=2, inside="NVLink 3", between="InfiniBand 400 Gbit")),
-    "small cards": (replace(LARGE, batch_size=8, length=128), Machines("GTX 1650", 4)),
+    "small cards": (replace(LARGE, batch_size=4, length=128), Machines("GTX 1650", 4)),
     "mini": (Recipe("vit", batch_size=32), Machines("T4", 2)),
     "pictures": (Recipe("vit", profile="full", batch_size=64), Machines("T4", 2)),
 }

@@ -79,6 +79,8 @@ def answer(asked: argparse.Namespace) -> int:
     if not asked.json:
         print(_plan(name, plan), flush=True)  # the rest takes some more seconds
         print(_fit(fit) if card else _cards(plan), flush=True)
+        if card and plan.target == "cuda":
+            print(f"With room to spare PyTorch would report {plan.occupied(card)}.", flush=True)
     remedies = fitting.remedies() if card else []
     largest = fitting.largest_batch() if card else None
     if asked.json:
@@ -93,7 +95,8 @@ def notes(plan: ModelPlan, card: Card | None) -> list[str]:
     """What to know about this plan, a sentence each."""
     asked, kind, found = plan.recipe, plan.recipe.config.model_type, []
     if card and asked.precision == "bf16" and not card.bf16:
-        found.append(f"the {card.name} has no bf16 arithmetic and only emulates it: fp16 takes as much and is faster.")
+        found.append(f"the {card.name} has no bf16 arithmetic and only emulates it, without a fused attention kernel: where a model "
+                     "has one, bf16 takes more there than planned. Use fp16.")
     if card and asked.optimizer.startswith(("adamw8bit", "lion")) and card.capability < (6, 0):
         found.append("bitsandbytes asks for compute capability 6.0.")
     if asked.reads == "image":
@@ -162,6 +165,8 @@ def _facts(name: str, plan: ModelPlan, fit: Fit | None, remedies: list[dict], la
              "peak": plan.peak, "peak_phase": plan.peak_phase, "at_peak": plan.at_peak, "flops": plan.flops}
     if fit is None:
         return found | {"cards": {card.name: bool(plan.fits(card)) for card in CARDS.values()}, "notes": notes(plan, None)}
+    if plan.target == "cuda":
+        found |= vars(plan.occupied(fit.card))
     return found | {"card": fit.card.name, "card_memory": fit.card.memory, "terms": fit.terms, "need": fit.need,
                     "fits": bool(fit), "would_fit": remedies, "largest_batch": largest, "notes": notes(plan, fit.card)}
 

@@ -5,7 +5,7 @@ import copy
 from dataclasses import replace
 
 from helpers.architectures import CannotPlan
-from helpers.cards import Card
+from helpers.cards import CONTEXT, MARGIN, Card, cublas_workspace
 from helpers.strangers import ModelPlan, Stranger, plan_stranger
 
 MOST_ROWS = 2**20  # nobody asks for more
@@ -48,11 +48,18 @@ class Fitting:
     def _over(self, change: dict, depths: tuple[int, int] | None = None) -> float:
         """Bytes over the card, negative where there is room; with `depths` from the line through the plans of two models
         that deep. The peak is the largest of several lines in the depth, so such a line never asks for more than the
-        whole model's plan (which is what decides), and shallow models plan in no time."""
+        whole model's plan (which is what decides), and shallow models plan in no time. The allocator's part is no line in
+        anything: it counts where the rest leaves room for it."""
         if depths is None or not self._deep:
-            return self.plan(**change).fits(self.card).over
-        low, high = (self.plan(depth=depth, **change).fits(self.card).over for depth in depths)
+            made = self.plan(**change)
+            least = self._least(made)
+            return least if least > 0 else made.fits(self.card).over
+        low, high = (self._least(self.plan(depth=depth, **change)) for depth in depths)
         return low + (high - low) / (depths[1] - depths[0]) * (self._deep - depths[0])
+
+    def _least(self, made: ModelPlan) -> int:
+        """Bytes over the card before the allocator takes its part."""
+        return made.peak + int(MARGIN * made.peak) + cublas_workspace(self.card) + CONTEXT - self.card.memory
 
     def _depth(self) -> int | None:
         """Number of layers, where all are alike and can be left out; else None."""

@@ -93,10 +93,11 @@ def smallest(planned: Plan | Kept) -> tuple[Card, str] | None:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of a plan for a GPU. Fields as in `Plan`: bytes at the peak, in all and by category; the phase it
-    falls in; {phase: FLOPs a step}."""
+    """What is kept of a plan for a GPU. Fields as in `Plan`: bytes at the peak, in all and by category, and those that the
+    allocator needs beside them; the phase the peak falls in; {phase: FLOPs a step}."""
     recipe: Recipe
     peak: int
+    overhead: int
     at_peak: dict[str, int]
     peak_phase: str
     flops: dict[str, int]
@@ -131,7 +132,7 @@ def row(recipe: Recipe) -> dict:
     """A recipe's plan, made now, as it is kept: the fields in which it differs from the start, and the figures."""
     made = plan(recipe)
     return {"change": {name: value for name, (_, value) in difference(_shape(START), recipe).items()}, "peak": made.peak,
-            "at_peak": made.at_peak, "peak_phase": made.peak_phase, "flops": made.flops}
+            "overhead": made.overhead, "at_peak": made.at_peak, "peak_phase": made.peak_phase, "flops": made.flops}
 
 
 def write() -> None:
@@ -148,7 +149,7 @@ def _read() -> dict[Recipe, Kept]:
     found = {}
     for kept in read():
         recipe = replace(_shape(START), **kept["change"])
-        found[recipe] = Kept(recipe, *(kept[name] for name in ("peak", "at_peak", "peak_phase", "flops")))
+        found[recipe] = Kept(recipe, *(kept[name] for name in ("peak", "overhead", "at_peak", "peak_phase", "flops")))
     return found
 
 

@@ -18,7 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import models
-from helpers.cards import CONTEXT, FRAGMENTATION, Card, cublas_workspace, find
+from helpers.allocator import Ledger, Occupied, replay
+from helpers.cards import CONTEXT, MALLOC, MARGIN, WORKSPACE, Card, cublas_workspace, find
 from helpers.on_cuda import OnCuda
 from helpers.recipe import Recipe
 from helpers.optimizers import make_optimizer, states
@@ -41,6 +42,7 @@ class Plan:
     flops      {"forward", "recompute", "backward"}: operations an optimizer step (a multiply-add counts as two)
     parameters number of parameters, trained or not
     makers     (bytes, category, operation) of everything alive at the peak, largest first
+    ledger     births and deaths of the same moments by storage, for `occupied`
     """
     recipe: Recipe
     target: str
@@ -49,6 +51,7 @@ class Plan:
     flops: dict[str, int]
     parameters: int
     makers: list[tuple[int, str, str]]
+    ledger: Ledger
 
     @cached_property
     def moment(self) -> int:
@@ -74,11 +77,27 @@ class Plan:
     def peak_phase(self) -> str:
         return PHASES[self.phases[self.moment]]
 
+    def occupied(self, card: str | Card, capacity: int | None = None) -> Occupied:
+        """What PyTorch's caching allocator makes of the step on a card: the allocated and the reserved peak, in bytes.
+
+        capacity  bytes it may reserve, None for as much as it likes
+        Raises ValueError for an unknown card or a plan for a CPU, allocator.OutOfMemory where the capacity does not suffice.
+        """
+        if self.target != "cuda":
+            raise ValueError("A CPU has no caching allocator: plan for target=\"cuda\".")
+        return replay(self.ledger, cublas_workspace(find(card) if isinstance(card, str) else card) // 2, capacity)
+
+    @property
+    def overhead(self) -> int:
+        """Bytes that the allocator must have beside the tensors for the step to run: unused ends of blocks, and free blocks
+        too small for what comes. Simulated for CUDA (`allocator.Ledger.least`), a stated share on a CPU."""
+        return self.ledger.least - self.peak - 2 * WORKSPACE if self.target == "cuda" else int(self.peak * MALLOC)
+
     def fits(self, card: str | Card) -> "Fit":
         """Whether the step fits a card, with every term that decides it. Raises ValueError for an unknown card."""
         card = find(card) if isinstance(card, str) else card
         return Fit(card, {"tensors at the peak": self.peak, "cuBLAS workspace": cublas_workspace(card),
-                          "fragmentation margin": int(self.peak * FRAGMENTATION), "CUDA context": CONTEXT})
+                          "allocator": self.overhead, "margin": int(MARGIN * self.peak), "CUDA context": CONTEXT})
 
     def at(self, batch_size: int | None = None, length: int | None = None) -> "Plan":
         """The plan for another batch size or length, in a few milliseconds once `surface` has been made."""
@@ -210,8 +229,8 @@ def follow(model, optimizer, make_batch, recipe: Recipe, scaler: torch.amp.GradS
 def tell(traced: tuple[Story, int], recipe: Recipe, target: str, sizes: np.ndarray | None = None) -> Plan:
     """A story as a plan; `sizes` (bytes a storage) replace those that were seen."""
     story, parameters = traced
-    sizes = np.array(story.bytes) if sizes is None else sizes
-    sizes = -(-sizes // BLOCK[target]) * BLOCK[target]
+    asked = np.array(story.bytes) if sizes is None else sizes
+    sizes = -(-asked // BLOCK[target]) * BLOCK[target]
     changes = np.zeros((len(story.events), len(CATEGORIES)), dtype=np.int64)
     phases = np.zeros(len(story.events), dtype=np.int8)
     where: dict[int, int] = {}
@@ -236,7 +255,16 @@ def tell(traced: tuple[Story, int], recipe: Recipe, target: str, sizes: np.ndarr
         elif kind == DIES:
             del alive[storage]
     makers = sorted(((int(sizes[s]), CATEGORIES[c], story.made_by[s]) for s, c in alive.items()), reverse=True)
-    return Plan(recipe, target, timeline, phases[first:], dict(story.flops), parameters, makers)
+    return Plan(recipe, target, timeline, phases[first:], dict(story.flops), parameters, makers, _ledger(story, asked))
+
+
+def _ledger(story: Story, sizes: np.ndarray) -> Ledger:
+    """What an allocator is asked for in the course of a story."""
+    before, events = story.events[:story.begin], story.events[story.begin:]
+    moves = [(storage + 1 if kind == BORN else -storage - 1, phase) for kind, storage, _, phase in events if kind != MOVES]
+    signed, phases = np.array(moves, dtype=np.int32).reshape(-1, 2).T
+    given, states = ([storage for _, storage, category, _ in before if (category == OPTIMIZER) == late] for late in (False, True))
+    return Ledger(sizes, np.array(given, np.int32), np.array(states, np.int32), signed, phases.astype(np.int8))
 
 
 def fake_batch(model, recipe: Recipe) -> Batch:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from helpers import memory
+from helpers import cards, memory
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from helpers.train import Fit, encoded, evaluate, fit
@@ -75,8 +75,8 @@ class Run:
 
     @property
     def miss(self) -> float:
-        """(planned peak - measured peak) / measured peak."""
-        return self.plan["peak"] / self.peak - 1
+        """(planned peak - measured peak) / measured peak; on a GPU of what its allocator hands out."""
+        return self.plan.get("allocated", self.plan["peak"]) / self.peak - 1
 
     @property
     def accuracy_label(self) -> str:
@@ -130,9 +130,11 @@ def run(recipe: Recipe, name: str | None = None, device: str | None = None, chec
     if len(trained.seconds) != recipe.steps:
         raise ValueError("A resumed fine-tune has not timed its first steps: it is no record; start it anew.")
     planned = plan(recipe, torch.device(device).type)
+    blocks = planned.occupied(cards.here()) if planned.target == "cuda" else None
     done = Run(
         name=name or "unnamed", recipe=recipe, environment=environment(device),
-        plan={"target": planned.target, "peak": planned.peak, "at_peak": planned.at_peak, "flops": planned.flops},
+        plan={"target": planned.target, "peak": planned.peak, "at_peak": planned.at_peak, "flops": planned.flops}
+        | ({"allocated": blocks.allocated, "reserved": blocks.reserved} if blocks else {}),
         memory={"tracked": measured.tracked.peak, "at_peak": measured.tracked.at_peak, "allocated": measured.allocated,
                 "reserved": measured.reserved, "device": measured.device},
         losses=trained.losses, seconds=trained.seconds, rows=trained.rows, skipped=trained.skipped,

@@ -173,7 +173,7 @@ def test_unknown_targets_and_cards_are_refused():
 def test_fits_names_its_terms_and_adds_them_up():
     recipe = Recipe(profile="full", model="vit", batch_size=32)
     fit = plan(recipe).fits("T4")
-    assert set(fit.terms) == {"tensors at the peak", "cuBLAS workspace", "fragmentation margin", "CUDA context"}
+    assert set(fit.terms) == {"tensors at the peak", "cuBLAS workspace", "allocator", "margin", "CUDA context"}
     assert fit and fit.need == sum(fit.terms.values()) and fit.over == fit.need - cards.CARDS["T4"].memory < 0
     assert not plan(replace(recipe, batch_size=512)).fits("T4")
     assert "to spare" in str(fit)

@@ -23,7 +23,8 @@ def _(answer):
 
 @exercise("00.2", hints=["plan(recipe).fits(card) counts more than tensors.",
                          "Find rows for which fits() is false while it is true for one row less."],
-          why="Memory is a straight line in the rows: two plans tell where any card ends.")
+          why="The tensors are a straight line in the rows: two plans tell about where a card ends. What the allocator adds is "
+              "no line, so the last rows are planned one by one.")
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of rows"
     assert 1 < answer <= 1024, "your answer should be a batch size from 2 to 1024"

@@ -9,8 +9,12 @@ SHARE = 85_806_346 * 4 / 2**30  # ViT-B/16 with ten classes, fp32
 def stops() -> int:
     few, many = plan(replace(TEXT, batch_size=12)), plan(replace(TEXT, batch_size=16))
     a_row = (many.fits("RTX 3060").need - few.fits("RTX 3060").need) / 4
-    room = -many.fits("RTX 3060").over
-    return 16 + int(room // a_row) + 1
+    rows = 16 + int(-many.fits("RTX 3060").over // a_row)
+    while plan(replace(TEXT, batch_size=rows)).fits("RTX 3060"):
+        rows += 1
+    while not plan(replace(TEXT, batch_size=rows - 1)).fits("RTX 3060"):
+        rows -= 1
+    return rows
 
 
 def count_bytes(model):
