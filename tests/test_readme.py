@@ -35,12 +35,14 @@ def test_its_links_and_make_targets_exist():
 
 def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "RESULTS", tmp_path)
-    assert "no run from a GPU" in readme.trust()
+    assert "no run from a GPU" in readme.of_records()
     for label, planned in (("before", 98), ("after", 104)):
         run = a_run(f"00_small/{label}")
-        gpu = with_(run, plan=run.plan | {"peak": planned}, environment={"device": "cuda", "name": "Card X"},
+        gpu = with_(run, plan=run.plan | {"peak": 90, "allocated": planned, "reserved": 110},
+                    environment={"device": "cuda", "name": "Card X"},
                     memory=run.memory | {"allocated": 100, "reserved": 120, "device": 200})
         (tmp_path / f"00_small.{label}.card-x.json").write_text(gpu.to_json())
-    assert "by 3.0% in the mean and by +4.0% at worst (00_small/after, Card X)" in readme.trust()
-    assert re.search(r"00_small/after +\| vit, mini +\| Card X +\| 104 bytes +\| 100 bytes +\| \+4.0%", readme.trust())
+    told = readme.of_records()
+    assert "by 3.0% in the mean and by +4.0% at worst (00_small/after, Card X)" in told
+    assert re.search(r"00_small/after +\| vit, mini +\| Card X +\| 104 bytes +\| 100 bytes +\| \+4.0% +\| 110 bytes +\| 120 bytes", told)
     assert "Card X: after 100 bytes (plan +4.0%)" in readme.recorded("00_small")

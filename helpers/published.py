@@ -1,0 +1,149 @@
+"""The plan against a real GPU: peaks that somebody else measured and published to the byte, planned here.
+
+torch-preflight 0.5.0 ships what its authors measured on a Tesla T4 with PyTorch 2.11 (tests/calibration/measured_peaks.json
+of its source distribution, written by measure_cuda.py beside it; https://pypi.org/project/torch-preflight/0.5.0/): eight
+training steps with autocast and AdamW, second step, allocated and reserved peak. Below are the figures, and the same steps in
+our words. "auto" precision is bf16 there, since PyTorch says that a T4 can (it emulates), so attention is written out.
+
+`python -m helpers.published` prints the table.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from accelerate.commands.estimate import estimate_training_usage
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, DistilBertConfig, GPT2Config
+
+from helpers import models
+from helpers.allocator import Occupied
+from helpers.compare import Table
+from helpers.own import OwnPlan, plan_own
+from helpers.units import size
+
+CARD = "T4"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A measured step: its peaks in bytes; its parameters; the error that torch-preflight publishes of its own estimate of the
+    same step (of reserved memory and CUDA context together); how to make it."""
+    name: str
+    allocated: int
+    reserved: int
+    parameters: int
+    preflight: float
+    setup: Callable
+
+    def plan(self) -> OwnPlan:
+        return plan_own(self.setup, mixed=True, fused_attention=False)
+
+
+def _text(config, rows: int, length: int, language: bool = False):
+    """A bare encoder whose loss is the mean square of its last hidden states, or a language model with its own loss."""
+    def setup():
+        with models._quiet():
+            model = (AutoModelForCausalLM if language else AutoModel).from_config(config()).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
+        ids = torch.zeros(rows, length, dtype=torch.long)
+
+        def step():
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(input_ids=ids, labels=ids) if language else model(input_ids=ids)
+                loss = out.loss if language else out.last_hidden_state.float().square().mean()
+            loss.backward()
+            optimizer.step()
+        return [model, ids], step
+    return setup
+
+
+def _pictures(rows: int):
+    def setup():
+        model = ResNet50().train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+        pixels, labels = torch.zeros(rows, 3, 224, 224), torch.zeros(rows, dtype=torch.long)
+
+        def step():
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(pixels), labels)
+            loss.backward()
+            optimizer.step()
+        return [model, pixels, labels], step
+    return setup
+
+
+class ResNet50(nn.Sequential):
+    """He et al. 2015 as torchvision has it, stride in the 3 × 3 convolution: 25,557,032 parameters."""
+
+    def __init__(self):
+        stages, width = [], 64
+        for count, inner, stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
+            for place in range(count):
+                stages.append(Bottleneck(width, inner, stride if place == 0 else 1))
+                width = 4 * inner
+        super().__init__(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
+                         nn.MaxPool2d(3, 2, 1), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, width: int, inner: int, stride: int):
+        super().__init__()
+        self.narrow, self.narrow_norm = nn.Conv2d(width, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.middle, self.middle_norm = nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner)
+        self.wide, self.wide_norm = nn.Conv2d(inner, 4 * inner, 1, bias=False), nn.BatchNorm2d(4 * inner)
+        self.relu = nn.ReLU(inplace=True)
+        self.aside = None if width == 4 * inner else nn.Sequential(nn.Conv2d(width, 4 * inner, 1, stride, bias=False),
+                                                                   nn.BatchNorm2d(4 * inner))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.relu(self.narrow_norm(self.narrow(x)))
+        out = self.relu(self.middle_norm(self.middle(out)))
+        out = self.wide_norm(self.wide(out))
+        out += x if self.aside is None else self.aside(x)
+        return self.relu(out)
+
+
+STEPS = (
+    Published("GPT-2, 4 × 128", 2705153536, 3042967552, 124439808, 0.025, _text(GPT2Config, 4, 128, language=True)),
+    Published("GPT-2, 8 × 256", 5736883712, 6092226560, 124439808, -0.124, _text(GPT2Config, 8, 256, language=True)),
+    Published("BERT-base, 4 × 128", 2209738240, 2483027968, 109482240, -0.021, _text(BertConfig, 4, 128)),
+    Published("BERT-base, 8 × 256", 3185408000, 3491758080, 109482240, -0.017, _text(BertConfig, 8, 256)),
+    Published("DistilBERT, 4 × 128", 1354818048, 1501560832, 66362880, -0.034, _text(DistilBertConfig, 4, 128)),
+    Published("DistilBERT, 8 × 256", 1757328384, 1954545664, 66362880, -0.004, _text(DistilBertConfig, 8, 256)),
+    Published("ResNet-50, 16 pictures", 1119203840, 1195376640, 25557032, 0.056, _pictures(16)),
+    Published("ResNet-50, 32 pictures", 1839903232, 2000683008, 25557032, 0.014, _pictures(32)),
+)
+
+
+def table(done: Sequence[tuple[Published, OwnPlan, Occupied]]) -> Table:
+    """A row a step with its plan: both peaks as measured on the T4 and as planned, and what two other estimators miss by."""
+    rows = []
+    for step, planned, found in done:
+        fixed = max(estimate_training_usage(4 * step.parameters, "float16").values())
+        rows.append({
+            "step": step.name,
+            "allocated on the T4": size(step.allocated), "planned": f"{size(found.allocated)} ({off(found.allocated, step.allocated)})",
+            "its tensors alone": off(planned.peak, step.allocated),
+            "reserved on the T4": size(step.reserved), "reserved, planned": f"{size(found.reserved)} ({off(found.reserved, step.reserved)})",
+            "torch-preflight": f"{step.preflight:+.1%}", "accelerate estimate-memory": off(fixed, step.allocated),
+        })
+    return Table(rows)
+
+
+def occupied(step: Published) -> tuple[OwnPlan, Occupied]:
+    """The step planned, and what the allocator makes of it on the card."""
+    planned = step.plan()
+    return planned, planned.occupied(CARD)
+
+
+def off(found: int, truth: int) -> str:
+    return f"{found / truth - 1:+.2%}"
+
+
+if __name__ == "__main__":
+    print(table([(step, *occupied(step)) for step in STEPS]))
