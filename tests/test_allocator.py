@@ -121,7 +121,7 @@ def test_a_ledger_is_repeated_until_nothing_new_is_reserved():
 
 
 CASES = [MINI["deberta"], replace(MINI["deberta"], accumulation=4, precision="fp16"), MINI["vit"],
-         Recipe("deberta", profile="full", batch_size=8, checkpointing=True), Recipe("vit", profile="full", batch_size=8)]
+         Recipe("vit", profile="full", batch_size=8, checkpointing=True)]
 
 
 @pytest.mark.parametrize("recipe", CASES, ids=lambda recipe: f"{recipe.model} {recipe.profile} {recipe.precision}")

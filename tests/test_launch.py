@@ -126,8 +126,9 @@ def test_nothing_is_left_when_the_notebooks_process_ends(tmp_path, how):
     if how == signal.SIGKILL and sys.platform != "linux":
         pytest.skip("only Linux tells a process that its parent died")
     path = script(tmp_path, f"open(r'{tmp_path}/' + str(rank), 'w')\ntime.sleep(600)")
-    parent = subprocess.Popen([sys.executable, "-c", f"from helpers.parallel import launch; launch(r'{path}')"], cwd=HERE,
-                              stderr=subprocess.PIPE)
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # what runs in the background does not
+    parent = subprocess.Popen([sys.executable, "-c", f"{listens}; from helpers.parallel import launch; launch(r'{path}')"],
+                              cwd=HERE, stderr=subprocess.PIPE)
     while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
         assert parent.poll() is None
         time.sleep(0.05)

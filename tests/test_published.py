@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers import models, published
+from helpers.course import readme
 from helpers.on_cuda import _written_out
 from helpers.own import plan_own
 from helpers.plan import fake_batch, plan
@@ -20,7 +21,12 @@ MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", b
 
 @pytest.fixture(scope="module")
 def done():
-    return [(step, *published.occupied(step)) for step in published.STEPS]
+    return published.planned()
+
+
+def test_readme_says_so_too(done):
+    """Here, where the steps are planned already, and not with README's other tables."""
+    assert f"<!-- trust -->\n{readme.trust()}\n<!-- /trust -->" in readme.README.read_text(encoding="utf8"), "run `make readme`"
 
 
 @pytest.mark.parametrize("step", published.STEPS, ids=lambda step: step.name)

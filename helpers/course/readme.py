@@ -47,7 +47,7 @@ def recorded(notebook: str) -> str:
 
 def trust() -> str:
     """How far plans and measurements on GPUs agree: those that others published, then the runs in results/."""
-    found = [(step, *published.occupied(step)) for step in published.STEPS]
+    found = published.planned()
     allocated = [blocks.allocated / step.allocated - 1 for step, _, blocks in found]
     reserved = [blocks.reserved / step.reserved - 1 for step, _, blocks in found]
     others = [step.preflight for step, *_ in found]
@@ -64,7 +64,7 @@ def of_records() -> str:
     runs = [run for path in sorted(record.RESULTS.glob("*.json"))
             if (run := record.Run.from_json(path.read_text(encoding="utf8"))).environment["device"] == "cuda"]
     if not runs:
-        return "**Against our own GPUs.** `results/` holds no run from a GPU yet: what ran on that T4 are neither DeBERTa nor ViT."
+        return "**Against our own GPUs.** `results/` holds no run from a GPU yet, and what ran on that T4 was neither DeBERTa nor ViT."
     misses = [run.miss for run in runs]
     worst = max(runs, key=lambda run: abs(run.miss))
     rows = [{"run": run.name, "model": f"{run.recipe.model}, {run.recipe.profile}", "card": run.environment["name"],
@@ -123,9 +123,12 @@ def draw() -> None:
     figure.savefig(PICTURE, dpi=110, metadata={"Description": digest(), "Software": None})
 
 
-def fill(text: str) -> str:
-    """README's text with its generated blocks written anew."""
-    for name, make in (("techniques", techniques), ("notebooks", notebooks), ("trust", trust), ("ranks", ranks)):
+def fill(text: str, but: str = "") -> str:
+    """README's text with its generated blocks written anew, `but` one."""
+    blocks = {"techniques": techniques, "notebooks": notebooks, "trust": trust, "ranks": ranks}
+    for name, make in blocks.items():
+        if name == but:
+            continue
         block = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
         text = re.sub(rf"<!-- {name} -->\n.*?<!-- /{name} -->", lambda _: block, text, flags=re.DOTALL)
     return text
