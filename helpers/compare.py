@@ -41,7 +41,7 @@ def runs(found: Mapping[str, Run], caption: str = "") -> Table:
     for label, run in found.items():
         rows.append({
             "run": label,
-            "planned peak": size(run.plan["peak"]),
+            "planned peak": size(run.planned),
             "measured peak": size(run.peak),
             "step": duration(run.step_seconds),
             "rows/s": f"{run.rows_per_second:.0f}",

@@ -5,7 +5,7 @@ import copy
 from dataclasses import replace
 
 from helpers.architectures import CannotPlan
-from helpers.cards import CONTEXT, MARGIN, Card, cublas_workspace
+from helpers.cards import Card
 from helpers.strangers import ModelPlan, Stranger, plan_stranger
 
 MOST_ROWS = 2**20  # nobody asks for more
@@ -59,7 +59,7 @@ class Fitting:
 
     def _least(self, made: ModelPlan) -> int:
         """Bytes over the card before the allocator takes its part."""
-        return made.peak + int(MARGIN * made.peak) + cublas_workspace(self.card) + CONTEXT - self.card.memory
+        return made.fits(self.card, allocator=False).over
 
     def _depth(self) -> int | None:
         """Number of layers, where all are alike and can be left out; else None."""

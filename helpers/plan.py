@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import models
-from helpers.allocator import Ledger, Occupied, replay
+from helpers.allocator import UNIT, Ledger, Occupied, replay
 from helpers.cards import CONTEXT, MALLOC, MARGIN, WORKSPACE, Card, cublas_workspace, find
 from helpers.on_cuda import OnCuda
 from helpers.recipe import Recipe
@@ -29,7 +29,7 @@ from helpers.tracker import (BORN, CATEGORIES, DIES, MOVES, ACTIVATIONS, OPTIMIZ
 from helpers.units import GIB
 from helpers.valueless import Stepping, Valueless
 
-BLOCK = {"cuda": 512, "cpu": 1}  # bytes; the CUDA caching allocator's smallest unit (c10/cuda/CUDACachingAllocator)
+BLOCK = {"cuda": UNIT, "cpu": 1}  # bytes that sizes are rounded up to
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """Bytes of tensors at the peak: what `torch.cuda.max_memory_allocated` is compared with."""
+        """Bytes of tensors at the peak. What `torch.cuda.max_memory_allocated` says is a little more: see `occupied`."""
         return int(self.timeline[self.moment].sum())
 
     @property
@@ -93,11 +93,14 @@ class Plan:
         too small for what comes. Simulated for CUDA (`allocator.Ledger.least`), a stated share on a CPU."""
         return self.ledger.least - self.peak - 2 * WORKSPACE if self.target == "cuda" else int(self.peak * MALLOC)
 
-    def fits(self, card: str | Card) -> "Fit":
-        """Whether the step fits a card, with every term that decides it. Raises ValueError for an unknown card."""
+    def fits(self, card: str | Card, allocator: bool = True) -> "Fit":
+        """Whether the step fits a card, with every term that decides it. Raises ValueError for an unknown card.
+
+        allocator  False leaves its part out: a bound from below, for which nothing is simulated
+        """
         card = find(card) if isinstance(card, str) else card
         return Fit(card, {"tensors at the peak": self.peak, "cuBLAS workspace": cublas_workspace(card),
-                          "allocator": self.overhead, "margin": int(MARGIN * self.peak), "CUDA context": CONTEXT})
+                          "allocator": self.overhead if allocator else 0, "margin": int(MARGIN * self.peak), "CUDA context": CONTEXT})
 
     def at(self, batch_size: int | None = None, length: int | None = None) -> "Plan":
         """The plan for another batch size or length, in a few milliseconds once `surface` has been made."""

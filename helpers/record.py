@@ -32,7 +32,8 @@ class Run:
     name         "<notebook>/<label>"
     recipe       every field; `weights` says whether the accuracy is that of pretrained or of random weights
     environment  device, driver, versions, threads
-    plan         {"target", "peak" (bytes), "at_peak" {category: bytes}, "flops" {phase: count a step}}
+    plan         {"target", "peak" (bytes), "at_peak" {category: bytes}, "flops" {phase: count a step}};
+                 on a GPU also "allocated" and "reserved", as `Plan.occupied` has them (bytes)
     memory       {"tracked", "allocated", "reserved", "device"} in bytes, None where there is no such figure, and
                  "at_peak" {category: bytes} of the tracked pass
     losses       mean loss of each optimizer step
@@ -75,8 +76,13 @@ class Run:
 
     @property
     def miss(self) -> float:
-        """(planned peak - measured peak) / measured peak; on a GPU of what its allocator hands out."""
-        return self.plan.get("allocated", self.plan["peak"]) / self.peak - 1
+        """(planned peak - measured peak) / measured peak."""
+        return self.planned / self.peak - 1
+
+    @property
+    def planned(self) -> int:
+        """Planned bytes of what `peak` measures: CUDA's allocated peak, or the tensors' where there is no CUDA."""
+        return self.plan.get("allocated", self.plan["peak"])
 
     @property
     def accuracy_label(self) -> str:

@@ -42,6 +42,7 @@ def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
                     environment={"device": "cuda", "name": "Card X"},
                     memory=run.memory | {"allocated": 100, "reserved": 120, "device": 200})
         (tmp_path / f"00_small.{label}.card-x.json").write_text(gpu.to_json())
+    assert "104 bytes" in str(compare.runs({"after": gpu})), "planned beside measured, both of the allocator"
     told = readme.of_records()
     assert "by 3.0% in the mean and by +4.0% at worst (00_small/after, Card X)" in told
     assert re.search(r"00_small/after +\| vit, mini +\| Card X +\| 104 bytes +\| 100 bytes +\| \+4.0% +\| 110 bytes +\| 120 bytes", told)

@@ -68,7 +68,7 @@ def of_records() -> str:
     misses = [run.miss for run in runs]
     worst = max(runs, key=lambda run: abs(run.miss))
     rows = [{"run": run.name, "model": f"{run.recipe.model}, {run.recipe.profile}", "card": run.environment["name"],
-             "planned": size(run.plan["allocated"]), "allocated": size(run.memory["allocated"]), "miss": f"{run.miss:+.1%}",
+             "planned": size(run.planned), "allocated": size(run.memory["allocated"]), "miss": f"{run.miss:+.1%}",
              "reserved, planned": size(run.plan["reserved"]), "reserved": size(run.memory["reserved"])}
             for run in sorted(runs, key=lambda run: -abs(run.miss))]
     return (f"**Against our own GPUs.** Over the {len(runs)} runs in `results/`, the plan misses CUDA's allocated peak by "

@@ -59,7 +59,7 @@ def _(answer):
 
 
 @exercise("03.4", hints=["Every frozen layer saves the same: plan frozen=0 and frozen=8, and draw the line to the card.",
-                         "`plan(replace(recipe, frozen=k)).fits('T4')` also counts context, workspace and allocator."],
+                         "`plan(replace(recipe, frozen=k)).fits('T4')` also counts context, workspace, allocator and margin."],
           why="The line makes a search out of two plans, and the embeddings alone are far from enough here")
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of layers"
