@@ -104,7 +104,8 @@ class Fitting:
         return rows * parts or None
 
     def _most_rows(self, rows: int, depths: tuple[int, int] | None = None) -> int:
-        """Most rows a micro-batch, 0 for none, searched from `rows` on: bytes are nearly a line in rows."""
+        """Most rows a micro-batch, 0 for none, searched from `rows` on: bytes are nearly a line in rows. Where the allocator's
+        large segments make them anything but one, halving what is left (or doubling) takes turns with the line."""
         fits: dict[int, float] = {}  # rows -> bytes over the card
         over: dict[int, float] = {}
         guess = rows
@@ -114,10 +115,14 @@ class Fitting:
             low, high = max(fits, default=0), min(over, default=MOST_ROWS)
             if high - low <= 1:
                 return low
-            if len(fits) + len(over) == 1:
+            tries = len(fits) + len(over)
+            if tries == 1:
                 guess = guess + 1 if fits else max(1, guess - 1)  # a good first guess needs no third
+            elif tries > 4 and tries % 2:
+                guess = (low + high) // 2 if over else 2 * low
             else:
-                (a, at_a), (b, at_b) = sorted(sorted({**fits, **over}.items(), key=lambda pair: abs(pair[1]))[:2])
+                near = [max(fits), min(over)] if fits and over else sorted(fits)[-2:] or sorted(over)[:2]
+                (a, at_a), (b, at_b) = ((place, (fits | over)[place]) for place in near)
                 guess = int(a - at_a * (b - a) / (at_b - at_a)) if at_b > at_a else 2 * low
                 guess += guess in fits  # where the line ends fits: the next one?
             guess = min(max(guess, low + 1), high - 1)

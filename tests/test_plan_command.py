@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers as library
+from hypothesis import given, strategies as st
 
 from helpers import cards
 from helpers.command import main
-from helpers.fitting import Fitting
+from helpers.fitting import MOST_ROWS, Fitting
 from helpers.strangers import Stranger, plan_model
 
 ROOT = Path(__file__).parent.parent
@@ -18,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def folder(tmp_path):
-    library.LlamaConfig(vocab_size=500, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    library.LlamaConfig(vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                         intermediate_size=128, max_position_embeddings=128).save_pretrained(tmp_path)
     return tmp_path
 
@@ -77,8 +79,22 @@ def test_the_largest_batch_fits_and_one_more_does_not(folder, small, rows, parts
     assert not plan_model(folder, batch_size=most + parts, **fields).fits(small)
 
 
+@given(first=st.integers(1, 3000), row=st.integers(0, 50), every=st.integers(1, 300), jump=st.integers(1, 5000), room=st.integers(0, 10**6))
+def test_the_search_needs_few_plans_where_bytes_jump(first, row, every, jump, room):
+    """A staircase, as the allocator's segments make one: thousands of rows are searched in a few dozen looks."""
+    def over(change, depths=None):
+        looks.append(change["batch_size"])
+        return row * change["batch_size"] + jump * (change["batch_size"] // every) - room
+
+    looks: list[int] = []
+    search = SimpleNamespace(stranger=SimpleNamespace(accumulation=1), _over=over)
+    most = Fitting._most_rows(search, first)
+    assert over({"batch_size": most}) <= 0 < over({"batch_size": most + 1}) or most == MOST_ROWS - 1
+    assert len(looks) <= 60
+
+
 def test_several_changes_together_where_none_suffices(folder, monkeypatch):
-    card = cards.Card("Tiny", cards.CONTEXT + 2 * int(8.125 * 2**20) + 10 * 2**20, (7, 5))
+    card = cards.Card("Tiny", cards.CONTEXT + 2 * int(8.125 * 2**20) + 8 * 2**20, (7, 5))
     fitting = Fitting(Stranger(library.LlamaConfig.from_pretrained(folder), batch_size=32, length=128), card)
     (change,) = fitting.remedies()
     assert len(change) > 1 and plan_model(folder, batch_size=32, length=128, **change).fits(card)
