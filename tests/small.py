@@ -1,8 +1,6 @@
 """Small notebooks, runs and models for the tests."""
 
-import nbformat
 import torch
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from helpers.recipe import Recipe
 from helpers.record import Run
@@ -50,6 +48,9 @@ BEFORE, AFTER = a_run(), a_run("00_small/after", accumulation=2)
 
 
 def notebook(folder, *sources, name="00_small"):
+    import nbformat  # here, as the ranks of the tests need none of it and it is slow to import
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
     path = folder / f"{name}.ipynb"
     cells = [
         new_markdown_cell("# Small\n\nSee [the next](01_next.ipynb): $a^2$."),

@@ -1,5 +1,6 @@
 """The planner against real tensors, torch's own tracker, the CPU's allocator, and itself."""
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -193,7 +194,7 @@ def test_remedies_fit_and_change_one_field():
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @example(rows=1, length=40, accumulation=1)
 @given(rows=st.integers(1, 24), length=st.integers(3, 96), accumulation=st.sampled_from([1, 3]))
 def test_the_surface_is_the_plan(target, rows, length, accumulation):
@@ -212,7 +213,7 @@ def test_the_surface_holds_for_full_models():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_plan_needs_little_memory_and_no_network(optimizer, monkeypatch):
-    """Planning 24 GiB must not take them: the process grows by less than 1 GiB. No socket is opened."""
+    """Planning 8 GiB must not take them: the process grows by less than half of the weights alone. No socket is opened."""
     import resource
     import socket
 
@@ -220,7 +221,9 @@ def test_the_plan_needs_little_memory_and_no_network(optimizer, monkeypatch):
         raise AssertionError("the planner opened a socket")
 
     monkeypatch.setattr(socket, "socket", refuse)
+    if Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: from here on it is the most of this test, not of those before
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    planned = plan(Recipe(profile="full", model="deberta-large", batch_size=17, optimizer=optimizer))
-    assert planned.peak > 19 * 2**30
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2**30
+    planned = plan(Recipe(profile="full", batch_size=17, optimizer=optimizer))
+    assert planned.peak > 7 * 2**30
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2 * planned.parameters

@@ -61,7 +61,7 @@ def test_one_rank_is_the_plain_plan(recipe):
     assert laid.wire == {}
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 1024])
+@pytest.mark.parametrize("ranks", [8, 1024])
 def test_messages_are_zeros_formulas(ranks):
     """ZeRO's 2Ψ, 2Ψ and 3Ψ (Rajbhandari et al. 2020), times (N-1)/N; ZeroRedundancyOptimizer pays Ψ more, as it sums all."""
     recipe = replace(VIT, batch_size=ranks, accumulation=1)
@@ -75,7 +75,7 @@ def test_messages_are_zeros_formulas(ranks):
 
 
 def test_optimizer_states_are_shared_out():
-    for ranks in (2, 4, 8):
+    for ranks in (2, 8):
         states = [plan(replace(VIT, batch_size=16), "cpu", parallel=Parallel(data=ranks, shard=stage)).ranks[0]
                   .highest["optimizer states"] for stage in (0, 1, 2, 3)]
         assert states[1] == pytest.approx(states[0] / ranks, rel=0.15)  # whole tensors are dealt out

@@ -1,6 +1,7 @@
 """The files that say what to install say the same, and what is imported is among it."""
 
 import ast
+import functools
 import importlib.metadata
 import json
 import re
@@ -51,9 +52,12 @@ def imports(source):
     return found
 
 
+installed = functools.cache(importlib.metadata.packages_distributions)  # {module: packages}
+
+
 def missing(modules, wanted):
     """Modules that are neither Python's, nor ours, nor of a package in `wanted`."""
-    packages = importlib.metadata.packages_distributions()
+    packages = installed()
     known = set(sys.stdlib_module_names) | {"helpers", "tests"}
     return {
         module

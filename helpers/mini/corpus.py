@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from functools import cache
 
 from helpers.data.offline import read_tab
 
@@ -90,6 +91,7 @@ def dropped() -> int:
     return sum(len(lost) for _, lost in _sorted_out().values())
 
 
+@cache
 def _sorted_out() -> dict[str, tuple[list[str], list[str]]]:
     """{"reuters": (kept, dropped), "others": (kept, dropped)}: whole documents."""
     forbidden, rooms = held_out(), {}

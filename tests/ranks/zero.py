@@ -1,23 +1,29 @@
-"""Run by test_loops.py under torchrun: the Accelerate loop with DeepSpeed at a stage, against the plain loop."""
+"""Run by test_loops.py under torchrun: the Accelerate loop with DeepSpeed at each stage, against the plain loop."""
 import json
 import sys
 
 import deepspeed
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate.state import AcceleratorState
 
 from helpers import loops, train
 from helpers.recipe import Recipe
 from tests.test_loops import distance, still_models
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it compiles C++ that training never calls
-stage, recipe = int(sys.argv[1]), Recipe.from_dict(json.loads(sys.argv[2]))
+stages, recipe = json.loads(sys.argv[1]), Recipe.from_dict(json.loads(sys.argv[2]))
 data = train.encoded(recipe)["train"]
 still_models()
 reference, expected = loops.plain(recipe, data)
-plugin = DeepSpeedPlugin(hf_ds_config=loops.zero(stage, recipe))
-model, losses = loops.accelerate(recipe, data, deepspeed_plugin=plugin)
-with deepspeed.zero.GatheredParameters(list(model.parameters())):
-    print("RESULT " + json.dumps({"kind": str(Accelerator().distributed_type), "losses": losses, "expected": expected,
-                                  "distance": distance(model, reference)}))
+results = []
+for stage in stages:
+    AcceleratorState._reset_state(reset_partial_state=True)  # only because this process makes several
+    plugin = DeepSpeedPlugin(hf_ds_config=loops.zero(stage, recipe))
+    model, losses = loops.accelerate(recipe, data, deepspeed_plugin=plugin)
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        state = Accelerator().state
+        results.append({"kind": str(state.distributed_type), "stage": state.deepspeed_plugin.zero_stage, "losses": losses,
+                        "expected": expected, "distance": distance(model, reference)})
+print("RESULT " + json.dumps(results))
 torch.distributed.destroy_process_group()
