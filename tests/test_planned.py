@@ -30,7 +30,7 @@ CASES = {
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_planned_ranks_are_real_ranks(ranks):
-    """Weights of the single process after three steps; peak, messages and FLOPs of every rank as planned.
+    """Weights of the single process after two steps; peak, messages and FLOPs of every rank as planned.
 
     Where computation waits for messages (FSDP2, split layers), gloo's thread may let go of one message's buffer a moment
     after the computation went on: then the real peak is higher, by no more than that message.

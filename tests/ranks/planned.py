@@ -16,7 +16,7 @@ from helpers.recipe import Recipe
 from helpers.step import make_optimizer, make_scaler, train_step
 from tests.small import without_dropout
 
-STEPS = 3
+STEPS = 2
 
 
 def cases(text: str) -> list[tuple[Recipe, Parallel]]:
