@@ -1,6 +1,8 @@
 """What makes a training step run on tensors that have shapes and no values (`FakeTensorMode`)."""
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
@@ -17,7 +19,16 @@ WEIGHT_OF = {torch.ops.aten.native_layer_norm.default: 2, torch.ops.aten.native_
 class Valueless(TorchDispatchMode):
     """For tensors without values: whoever asks for one (`.item()`) is told 1. What depends on it is a rate or a size of
     a step, or whether a mask is all ones, seldom a shape. An update in place that torch cannot do without values is left
-    out: it makes nothing new."""
+    out: it makes nothing new. So is the initializer that draws until all values are within bounds, which would never end."""
+
+    def __enter__(self):
+        self._drawing = patch.object(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *rest, **named: tensor)
+        self._drawing.start()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self._drawing.stop()
+        return super().__exit__(*exception)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
