@@ -6,11 +6,11 @@ training steps with autocast and AdamW, each the second of its kind, allocated a
 same steps in our words. The script takes bf16 where PyTorch says that the card can, and of a T4 it says so, since it emulates
 it; a fused attention kernel for bf16 the T4 has not, so attention is planned written out.
 
-optimum-benchmark keeps the reports of its own tests on an A10 (https://huggingface.co/datasets/optimum-benchmark/cuda, commits
-289e2d8d3939 for DeBERTa and 947897815a55 for ViT, the latter a difference that shows the reserved peak alone): transformers'
-Trainer, fp32, AdamW, PyTorch 2.2 to 2.4 (https://github.com/huggingface/optimum-benchmark, scenarios/training and tests/test_api.py).
-The batches are tiny, so the peak lies in the optimizer's step: weights, gradients, states and AdamW's temporaries are tried, and
-hardly an activation.
+optimum-benchmark keeps the reports of its own tests (https://huggingface.co/datasets/optimum-benchmark/cuda, commits 289e2d8d3939
+for DeBERTa and 947897815a55 for ViT, where we saw the reserved peak alone): transformers' Trainer, fp32, AdamW, PyTorch 2.2 to 2.4
+on an A10 (https://github.com/huggingface/optimum-benchmark, scenarios/training/config.py, .github/workflows/test_api_cuda.yaml). The
+batches are tiny, so the peak lies in the optimizer's step: weights, gradients, states and AdamW's temporaries are tried, and hardly
+an activation.
 
 `python -m helpers.published` prints the table.
 """
@@ -43,7 +43,7 @@ T4, A10 = find("T4"), Card("A10", 24 * GIB, (8, 6))
 class Published:
     """A measured step.
 
-    allocated, reserved  its peaks in bytes; allocated is None where it was not published
+    allocated, reserved  its peaks in bytes; allocated is None where we saw none
     parameters           their number
     preflight            the error that torch-preflight publishes of its own estimate of the same step (of reserved memory and
                          CUDA context together), None where it gives none
@@ -171,7 +171,7 @@ def table(done: Sequence[tuple[Published, OwnPlan, Occupied]]) -> Table:
         fixed = max(estimate_training_usage(4 * step.parameters, "float16" if step.mixed else "float32").values())
         rows.append({
             "step": step.name, "card": step.card.name,
-            "allocated": size(step.allocated) if step.allocated else "not published",
+            "allocated": size(step.allocated) if step.allocated else "not seen",
             "planned": size(found.allocated) + (f" ({off(found.allocated, step.allocated)})" if step.allocated else ""),
             "its tensors alone": off(made.peak, step.allocated),
             "reserved": size(step.reserved), "reserved, planned": f"{size(found.reserved)} ({off(found.reserved, step.reserved)})",

@@ -53,7 +53,7 @@ def test_the_table_says_it(done):
     assert len(frame) == len(published.STEPS)
     for name in ("BERT-base, 4 × 128", "DeBERTa-v3-base, 2 × 16", "ViT-B/16, 2 pictures"):
         assert frame.loc[name, "reserved, planned"].endswith("(+0.00%)")
-    assert frame.loc["ViT-B/16, 2 pictures", "allocated"] == "not published"
+    assert frame.loc["ViT-B/16, 2 pictures", "allocated"] == "not seen"
 
 
 # -- attention written out -----------------------------------------------------------------------------------
