@@ -52,7 +52,7 @@ def trust() -> str:
     reserved = [blocks.reserved / step.reserved - 1 for step, _, blocks in found]
     others = [step.preflight for step, *_ in found if step.preflight is not None]
     return (f"**Against GPUs that were not ours.** Of {len(found)} training steps that others measured on a T4 and an A10 and "
-            f"published to the byte, the plan misses the allocated peak ({len(allocated)} of them) by {_mean(allocated):.2%} in the "
+            f"published to the byte, the plan misses the allocated peak (seen of {len(allocated)}) by {_mean(allocated):.2%} in the "
             f"mean and by {_worst(allocated):+.2%} at worst, the reserved peak by {_mean(reserved):.1%} and {_worst(reserved):+.1%}; "
             f"torch-preflight, whose measurements {len(others)} of them are, publishes {_mean(others):.1%} and "
             f"{_worst(others):+.1%} for its own estimates. The A10's are the course's own models with so small a batch that the peak "
