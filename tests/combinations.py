@@ -30,14 +30,8 @@ def covering() -> list[dict]:
     return chosen
 
 
-def singles() -> list[dict]:
-    """The plain recipe, and every value alone beside it, for both models."""
-    plain = {name: values[0] for name, values in VALUES.items()}
-    alone = [plain | {name: value} for name, values in VALUES.items() if name != "model" for value in values[1:]]
-    return [fields | {"model": model} for model in VALUES["model"] for fields in [plain, *alone]]
-
-
-ALL = singles() + [fields for fields in covering() if fields not in singles()]
+PLAIN = [{name: values[0] for name, values in VALUES.items()} | {"model": model} for model in VALUES["model"]]
+ALL = PLAIN + [fields for fields in covering() if fields not in PLAIN]
 
 
 def recipe(fields: dict, **others) -> Recipe:
