@@ -29,7 +29,7 @@ help:
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
-	@echo "make bench       the planner against real tensors and a T4, beside other estimators; the loop beside others'"
+	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"
 	@echo "make readme      write the tables and the picture of README.md anew"
 	@echo "make pretrain    make the small models again (minutes)"
 	@echo "make clean       remove build/ and caches, not $(VENV)"

@@ -1,5 +1,5 @@
 """`make bench`: the planner against real tensors to the byte, its time beside the naive plan's, what other estimators say,
-all of them against a real GPU, and the course's loop beside the others'.
+all of them against real GPUs, and the course's loop beside the others'.
 
 The naive plan is the whole model's step, twice (so that the optimizer has its states), under torch's own `MemTracker`.
 Both are timed alternately in this process, each on shapes not planned before, and reported as the ratio of the medians.
@@ -130,7 +130,7 @@ def main() -> None:
     print(bytes_table(), "\n")
     print(times_table(), "\n")
     print(rivals.table(), "\n")
-    print("Peaks that others measured on a T4, and how far the plan and two estimators are off",
+    print("Peaks that others measured on a T4 and an A10, and how far the plan and two estimators are off",
           published.table(published.planned()), "\n", sep="\n")
     print(loops_table())
 

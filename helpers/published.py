@@ -105,8 +105,8 @@ def _trainer(kind: type[PreTrainedModel], recipe: Recipe, classes: int, labels: 
         config.num_labels = classes
         with models._quiet():
             model = kind(config).train()
-        flat = [[value for value in model.parameters() if (value.dim() > 1) == matrix] for matrix in (True, False)]
-        optimizer = torch.optim.AdamW([{"params": group} for group in flat], lr=5e-5, weight_decay=0.0, foreach=True)
+        groups = [[value for value in model.parameters() if (value.dim() > 1) == matrix] for matrix in (True, False)]
+        optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=5e-5, weight_decay=0.0, foreach=True)
 
         def step():
             model(**fake_batch(model, recipe) | {"labels": torch.zeros(labels, dtype=torch.long)}).loss.backward()

@@ -22,7 +22,8 @@ class Valueless(TorchDispatchMode):
     out: it makes nothing new. So is the initializer that draws until all values are within bounds, which would never end."""
 
     def __enter__(self):
-        self._drawing = patch.object(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *rest, **named: tensor)
+        self._drawing = patch.object(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *rest, **named: tensor,
+                                     create=True)  # it is torch's own affair, and may go by another name
         self._drawing.start()
         return super().__enter__()
 
