@@ -6,6 +6,7 @@ torch does, and must be able to say that torch is missing.
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import logging
 import os
@@ -108,6 +109,17 @@ def notebook() -> None:
         )
     if notes:
         print(f"Mind: {'; '.join(notes)}.")
+    _settle()
+
+
+def _settle() -> None:
+    """What the imports made stays for good: let garbage collections, of which measuring memory makes many, not look at it.
+
+    Once a kernel, before there is a model: a cycle that is frozen alive would never be freed.
+    """
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 def say(text: str) -> None:
