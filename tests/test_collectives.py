@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from helpers.parallel import launch
 from helpers.parallel.collectives import (chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter,
                                           server_all_reduce, tree_broadcast)
 from helpers.parallel.wire import threads
+from tests.forked import forked
 from tests.gloo import among_threads
 
 RANKS, LENGTH = st.integers(1, 8), st.integers(0, 40)
@@ -118,7 +118,7 @@ def test_a_message_that_never_comes_is_given_up(monkeypatch):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_on_real_processes_it_is_torchs_own_all_reduce(ranks):
     """gloo's sum may add in another order: equal to rounding, and bit for bit the same on all ranks."""
-    texts = launch(Path(__file__).parent / "ranks" / "ring.py", ranks=ranks, show=False)
+    texts = forked(Path(__file__).parent / "ranks" / "ring.py", ranks=ranks)
     results = [json.loads(text) for text in texts]
     assert all(result["near"] and result["bytes"] == results[0]["expected_bytes"] for result in results)
     assert len({result["digest"] for result in results}) == 1

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from helpers.parallel import Parallel, launch
+from helpers.parallel import Parallel
 from helpers.parallel.cost import LINKS, UTILIZATION, Link, rate, step, transfer
 from helpers.parallel.meter import Sent
 from helpers.parallel.planned import plan_rank, wire
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from tests.forked import forked
 
 SMALL = {"weights": "random", "batch_size": 8, "accumulation": 2, "train_size": 64, "test_size": 8}
 VIT, DEBERTA = Recipe(model="vit", **SMALL), Recipe(**SMALL)
@@ -35,8 +36,8 @@ def test_planned_ranks_are_real_ranks(ranks):
     after the computation went on: then the real peak is higher, by no more than that message.
     """
     cases = CASES[ranks]
-    out = launch("tests/ranks/planned.py", json.dumps([(recipe.to_dict(), vars(layout)) for recipe, layout in cases]),
-                 ranks=ranks, show=False, timeout=500)
+    out = forked("tests/ranks/planned.py", json.dumps([(recipe.to_dict(), vars(layout)) for recipe, layout in cases]),
+                 ranks=ranks, timeout=500)
     found = [json.loads(line[7:]) for text in out for line in text.splitlines() if line.startswith("RESULT ")]
     assert len(found) == ranks * len(cases)
     for real in found:

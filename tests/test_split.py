@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers import models
-from helpers.parallel import launch
 from helpers.parallel.split import Collectives, clip_, regroup, split
 from helpers.plan import fake_batch
 from helpers.recipe import Recipe
 from helpers.step import loss_sum, make_optimizer
+from tests.forked import forked
 
 SCRIPT = Path(__file__).parent / "ranks" / "split.py"
 WAYS = [{}, {"sequence": True}]
@@ -26,7 +26,7 @@ CASES += [("vit", "sgd", 2, {"sequence": True}), ("deberta", "sgd", 2, VOCABULAR
 
 @pytest.fixture(scope="module")
 def ranks():
-    return [json.loads(text) for text in launch(SCRIPT, json.dumps(CASES), ranks=2, show=False, timeout=280)]
+    return [json.loads(text) for text in forked(SCRIPT, json.dumps(CASES), ranks=2)]
 
 
 @pytest.mark.parametrize("model, optimizer, accumulation, ways", CASES)

@@ -15,6 +15,7 @@ from helpers.parallel.stages import SHARED, clip_gradients, cut, run
 from helpers.parallel.wire import threads
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
+from tests.forked import forked
 from tests.small import without_dropout
 
 ROWS = 6
@@ -197,7 +198,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_on_real_processes_the_gradients_are_the_whole_models_by_hand_and_by_torch():
-    for text in launch(SCRIPT, ranks=2, show=False):
+    for text in forked(SCRIPT, ranks=2):
         for name, (gradients, loss) in json.loads(text).items():
             assert gradients < 1e-5 and loss < 1e-5, name
 

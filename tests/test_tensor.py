@@ -1,6 +1,5 @@
 """A layer cut over ranks against the whole layer: outputs, gradients, bytes; any number of ranks, uneven slices."""
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ from torch import nn
 from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTLayer
 
-from helpers.parallel import RankFailed, launch
 from helpers.parallel.exchange import Ring
 from helpers.parallel.tensor import (MLP, Attention, Columns, Layer, Rows, VocabularyEmbedding, cut, f, g, gather, join,
                                      scatter, vocabulary_cross_entropy)
 from helpers.parallel.wire import threads
+from tests.forked import forked
 
 SCRIPT = Path(__file__).parent / "ranks" / "tensor.py"
 RANKS, DTYPES = st.integers(1, 8), st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
@@ -229,13 +228,7 @@ def test_columns_and_rows_alone_and_a_width_without_heads():
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_on_real_processes(ranks):
     """Ring over gloo's messages and torch's own collectives: a layer, an embedding and a loss equal to the whole."""
-    for text in launch(SCRIPT, ranks=ranks, show=False, timeout=240):
+    for text in forked(SCRIPT, ranks=ranks):
         found = json.loads(text)
         assert found.pop("bytes") == found.pop("expected_bytes")
         assert max(found.values()) < 2e-5, found
-
-
-def test_a_killed_rank_is_told(tmp_path):
-    with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9") as raised:
-        launch(SCRIPT, "die", ranks=2, show=False, timeout=240)
-    assert raised.value.rank == 1 and raised.value.exitcode == -signal.SIGKILL

@@ -14,6 +14,7 @@ from helpers.parallel.wire import threads
 from helpers.parallel.zero import Zero, sent_bytes, states_bytes
 from helpers.plan import plan
 from helpers.recipe import Recipe
+from tests.forked import forked
 
 RANKS, STAGES = st.integers(1, 8), st.sampled_from([0, 1, 2, 3])
 SCRIPT = Path(__file__).parent / "ranks" / "fsdp.py"
@@ -151,7 +152,7 @@ SENT["fsdp, offload"] = SENT["fsdp"]
 def test_torchs_own_give_the_unsharded_weights_and_the_formulas_bytes(ranks, model):
     recipe = TEXT if model == "deberta" else Recipe("vit", batch_size=16, train_size=64, test_size=8, steps=3)
     recipe = Recipe.from_dict(recipe.to_dict() | {"accumulation": ranks})
-    texts = launch(SCRIPT, json.dumps(recipe.to_dict()), ranks=ranks, show=False)
+    texts = forked(SCRIPT, json.dumps(recipe.to_dict()), ranks=ranks)
     results = [json.loads(text.split("RESULT ")[1]) for text in texts]
     size = 4 * results[0]["parameters"]
     for name, stage in STAGE.items():

@@ -1,4 +1,4 @@
-"""Run by test_zero.py under torchrun: a few steps with each engine that shares out states, against one process."""
+"""Run by test_zero.py as ranks: a few steps with each engine that shares out states, against one process."""
 import json
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Run by test_stages.py under torchrun: a model in stages on real processes, by hand and by torch's own engine."""
+"""Run by test_stages.py as ranks: a model in stages on real processes, by hand and by torch's own engine."""
 import json
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Run by test_planned.py under torchrun: a layout's rank trains a few steps and is then followed by the tracker."""
+"""Run by test_planned.py as ranks: a layout's rank trains a few steps and is then followed by the tracker."""
 import json
 import sys
 from functools import cache

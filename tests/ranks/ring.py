@@ -1,4 +1,4 @@
-"""Run by test_collectives.py under torchrun: the ring by hand against torch's all_reduce, with gloo."""
+"""Run by test_collectives.py as ranks: the ring by hand against torch's all_reduce, with gloo."""
 import hashlib
 import json
 

@@ -1,4 +1,4 @@
-"""Run by test_split.py under torchrun: the course's models split by DTensor, against the whole models."""
+"""Run by test_split.py as ranks: the course's models split by DTensor, against the whole models."""
 import json
 import os
 import sys

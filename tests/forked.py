@@ -1,0 +1,74 @@
+"""Ranks for the tests without the price of starting them: forked from a process that has imported the course already.
+
+`helpers.parallel.launch` starts each rank afresh by torchrun, which imports torch and transformers once a rank; it has tests of its
+own (test_launch.py), and those here that kill a rank use it.
+"""
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+IMPORTS = ["torch.distributed.tensor", "helpers.train", "helpers.parallel.engines", "helpers.parallel.planned", "tests.test_loops"]
+ROOT = Path(__file__).parent.parent
+
+
+def forked(script: str | Path, *arguments: str, ranks: int, timeout: float = 300.0) -> list[str]:
+    """Run a script as `ranks` processes, as `launch` does, and return what each printed. Raises RuntimeError with the traceback of
+    the first that failed, TimeoutError."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        processes = [_server().Process(target=_rank, args=(str(script), arguments, rank, ranks, port, folder)) for rank in range(ranks)]
+        try:
+            for process in processes:
+                process.start()
+            _wait(processes, Path(folder), time.monotonic() + timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        return [Path(folder, f"{rank}.txt").read_text() for rank in range(ranks)]
+
+
+def _server():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTS)
+    if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # the server finds the course by it
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return context
+
+
+def _wait(processes: list, folder: Path, end: float) -> None:
+    while any(process.is_alive() for process in processes):
+        for rank, process in enumerate(processes):
+            if process.exitcode:
+                said = folder / f"{rank}.error"
+                raise RuntimeError(f"Rank {rank} failed with exit code {process.exitcode}:\n{said.read_text() if said.exists() else ''}")
+        if time.monotonic() > end:
+            raise TimeoutError("The ranks were not done in time and were stopped.")
+        time.sleep(0.02)
+    failed = [rank for rank, process in enumerate(processes) if process.exitcode]
+    if failed:
+        said = folder / f"{failed[0]}.error"
+        raise RuntimeError(f"Rank {failed[0]} failed:\n{said.read_text() if said.exists() else ''}")
+
+
+def _rank(script: str, arguments: tuple[str, ...], rank: int, ranks: int, port: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    sys.argv = [script, *arguments]
+    sys.stdout = open(Path(folder, f"{rank}.txt"), "w", buffering=1)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException:
+        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
+        sys.stdout.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads now and then abort while Python is taken down
