@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from helpers.cards import Card, here
-from helpers.plan import plan
+from helpers.plan import Plan, plan
 from helpers.recipe import Recipe
 from helpers.units import size
 
@@ -36,10 +36,19 @@ def explain(recipe: Recipe, card: Card | None = None) -> str:
                                 "No field of the recipe makes it fit: take a smaller model, shorter rows or a larger card."))
 
 
+def at_least(now: Plan, accumulation: int) -> int:
+    """Bytes that the same step takes at least with more micro-batches, without planning it: when a forward pass ends, weights,
+    states, and of the activations the share of a micro-batch (what does not grow with the rows only adds to it)."""
+    most = now.highest
+    return most["parameters"] + most["optimizer states"] + most["activations"] * now.recipe.accumulation // accumulation
+
+
 def remedies(recipe: Recipe, card: Card) -> list[dict]:
     """Changes of the recipe that fit the card: single fields first; all of them together if none does alone."""
     target = "cpu" if card.capability == (0, 0) else "cuda"
-    divisors = [n for n in range(recipe.accumulation + 1, recipe.batch_size + 1) if recipe.batch_size % n == 0]
+    now = plan(recipe, target)
+    divisors = [n for n in range(recipe.accumulation + 1, recipe.batch_size + 1)
+                if recipe.batch_size % n == 0 and at_least(now, n) <= card.memory]
     single: list[dict] = [{"accumulation": n} for n in divisors]
     if not recipe.checkpointing:
         single.append({"checkpointing": True})

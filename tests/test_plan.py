@@ -181,7 +181,7 @@ def test_fits_names_its_terms_and_adds_them_up():
 
 
 def test_remedies_fit_and_change_one_field():
-    recipe = Recipe(profile="full", batch_size=32)
+    recipe = Recipe("vit", profile="full", batch_size=256)
     card = cards.CARDS["T4"]
     assert not plan(recipe).fits(card)
     found = advice.remedies(recipe, card)
@@ -189,8 +189,17 @@ def test_remedies_fit_and_change_one_field():
     assert all(plan(replace(recipe, **change)).fits(card) for change in found)
     smallest = next(change["accumulation"] for change in found if "accumulation" in change)
     assert not plan(replace(recipe, accumulation=smallest // 2)).fits(card)
+    assert all(advice.at_least(plan(recipe), n) <= plan(replace(recipe, accumulation=n)).peak for n in (smallest // 2, smallest))
     assert [change["precision"] for change in found if "precision" in change] in ([], ["fp16"]), "a T4 has no bf16 arithmetic"
     assert advice.remedies(MINI["deberta"], card._replace(memory=cards.CONTEXT + 2**24)) == [], "room for CUDA, not for the weights"
+
+
+@pytest.mark.parametrize("model, fields", [("deberta", {}), ("vit", {"checkpointing": True}), ("vit", {"lora_rank": 2}),
+                                           ("vit", {"optimizer": "sgd", "accumulation": 2})], ids=str)
+def test_more_micro_batches_take_at_least_what_is_said_without_a_plan(model, fields):
+    now = plan(Recipe(model, batch_size=16, **fields))
+    for n in (4, 16):
+        assert advice.at_least(now, n) <= plan(replace(now.recipe, accumulation=n)).peak
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
