@@ -47,8 +47,8 @@ class Choice:
         told = [{"": "→" if row is self.best else "" if row.fit else "✗", "strategy": row.name, "a card": size(row.peak),
                  "step": span(row.time.total), "rows/s": f"{row.rows_per_second:.0f}", "limited by": row.limit,
                  **({"why": row.reason} if reasons else {})} for row in self.rows[:most]]
-        return compare.Table(told, f"Plan: {self.machines}; best {self.goal if self.goal != 'simplest' else 'simplicity'} first, "
-                                   "✗ does not fit")
+        return compare.Table(told, f"Plan: {self.machines}; what learns the same first, the best by "
+                                   f"{self.goal if self.goal != 'simplest' else 'simplicity'} on top; ✗ does not fit")
 
     def __str__(self) -> str:
         return str(self.table(reasons=True))

@@ -167,7 +167,7 @@ class Layer(nn.Module):
     def _drop(self, x: Tensor) -> Tensor:
         if not self.dropout or not self.training:
             return x
-        keep = torch.empty(x.shape).bernoulli_(1 - self.dropout, generator=self.dice).to(x)
+        keep = torch.empty(x.shape).bernoulli_(1 - self.dropout, generator=self.dice).to(x.device, torch.bool)  # a byte each is kept
         return x * keep / (1 - self.dropout)
 
 
