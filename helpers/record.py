@@ -16,7 +16,7 @@ import transformers
 from helpers import cards, memory
 from helpers.plan import plan
 from helpers.recipe import Recipe
-from helpers.train import Fit, encoded, evaluate, fit
+from helpers.train import Fit, encoded, evaluate, fit, or_explain
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
@@ -128,10 +128,11 @@ def run(recipe: Recipe, name: str | None = None, device: str | None = None, chec
 
     With `name`, "<notebook>/<label>", and TIGHT_FIT_RUNS set, the run is also written to that folder.
     keep_model  also return the Fit, which holds the model (and its memory)
+    Raises what `train.fit` raises, advice.OutOfMemory also where measuring needs more than there is.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     data = encoded(recipe)
-    measured = memory.measure(recipe, data["train"], device)
+    measured = or_explain(recipe, lambda: memory.measure(recipe, data["train"], device))
     trained = fit(recipe, data["train"], device, checkpoint)
     if len(trained.seconds) != recipe.steps:
         raise ValueError("A resumed fine-tune has not timed its first steps: it is no record; start it anew.")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from tqdm.auto import tqdm
@@ -20,6 +21,7 @@ from helpers.data import Encoded, batching
 from helpers.recipe import Recipe
 from helpers.step import autocast, learning_rate, make_optimizer, make_scaler, tensor_cores, train_step
 
+T = TypeVar("T")
 WINDOW = 32  # batches that padding="uniform" sorts at a time: a wider window pads less and mixes less
 LOOK = 10  # steps between looks at the loss: each look waits for the GPU
 
@@ -60,9 +62,14 @@ def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     train = encoded(recipe)["train"] if train is None else train
+    with tensor_cores(recipe):
+        return or_explain(recipe, lambda: _fit(recipe, train, device, checkpoint, save_every, progress, optimizer))
+
+
+def or_explain(recipe: Recipe, work: Callable[[], T]) -> T:
+    """What `work()` gives. Where memory does not suffice for it, raises advice.OutOfMemory, with everything it held released."""
     try:
-        with tensor_cores(recipe):
-            return _fit(recipe, train, device, checkpoint, save_every, progress, optimizer)
+        return work()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

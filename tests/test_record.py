@@ -3,8 +3,10 @@ import json
 from dataclasses import replace as with_
 
 import pytest
+import torch
 
 from helpers import compare, plots, record
+from helpers.advice import OutOfMemory
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import duration, number, size
@@ -28,6 +30,15 @@ def test_a_run_knows_all_about_itself(before):
     assert before.memory["allocated"] is None and 0 <= before.accuracy <= 1
     assert before.environment["torch"] and before.environment["device"] == "cpu"
     assert before.train_rows == 24 and before.test_rows == 500
+
+
+def test_a_measurement_that_does_not_fit_says_what_would(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(record.memory, "measure", full)
+    with pytest.raises(OutOfMemory, match="Out of memory, although the plan needs only"):
+        record.run(RECIPE, device="cpu")
 
 
 def test_the_drivers_version_is_read_from_its_own_words():
