@@ -22,8 +22,8 @@ class Memory:
     """One recipe's memory, measured. Bytes; None where the machine has no such figure (read it as "n/a").
 
     tracked    a Plan made from real tensors: categories, timeline, peak
-    allocated  most bytes of tensors at once (torch.cuda.max_memory_allocated)
-    reserved   most bytes the caching allocator held (torch.cuda.max_memory_reserved)
+    allocated  most bytes of tensors at once (torch.cuda.max_memory_allocated), less those that were there before
+    reserved   most bytes the caching allocator held (torch.cuda.max_memory_reserved), less what it held before
     device     bytes used on the device at the end, by this process and all others (nvidia-smi's figure)
     """
     tracked: Plan
@@ -35,10 +35,13 @@ class Memory:
 def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -> Memory:
     """Train a few steps of a fresh model to read its memory. A pass of its own: it does not slow a timed one.
 
-    On CUDA first without the tracker (allocated, reserved, device), then one step with it (categories, timeline).
+    On CUDA first without the tracker (allocated, reserved, device), then one step with it (categories, timeline). What
+    you keep on the GPU yourself, such as the model of an earlier cell, is not counted as the step's.
     """
     device = torch.device(device)
     release()
+    cuda = device.type == "cuda"
+    yours = (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)) if cuda else (0, 0)
     with tensor_cores(recipe):
         model = models.build(recipe, device)
         optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
@@ -56,7 +59,7 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
             step()
             if optimizer.state:
                 break
-        if device.type == "cuda":
+        if cuda:
             for _ in range(WARM_UP):
                 step()
             torch.cuda.synchronize(device)
@@ -65,7 +68,8 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
                 step()
             torch.cuda.synchronize(device)
             free, total = torch.cuda.mem_get_info(device)
-            peaks = (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), total - free)
+            peaks = (torch.cuda.max_memory_allocated(device) - yours[0], torch.cuda.max_memory_reserved(device) - yours[1],
+                     total - free)
         story = follow(model, optimizer, batch, recipe, scaler)
     count = sum(parameter.numel() for parameter in model.parameters())
     tracked = tell((story, count), recipe, device.type)
@@ -90,6 +94,7 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # matrix products take theirs from the same memory
         torch.cuda.empty_cache()
 
 
