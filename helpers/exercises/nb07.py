@@ -56,7 +56,7 @@ def _(answer):
 
 @exercise("07.4", hints=["What should be added is alpha / rank * B @ A: look at its shape, its factor, and at what is written to.",
                          "Copy the layer first (copy.deepcopy), and add under torch.no_grad() or to weight.data."],
-          why="A test on square matrices cannot see a transposed product, nor one with alpha = r a forgotten factor")
+          why="On square matrices no error tells of a transposed product; with alpha = r a forgotten factor does not show")
 def _(answer):
     assert callable(answer), "your answer should be a function of linear, A, B and alpha"
     for bias in (True, False):
