@@ -18,7 +18,7 @@ FIRST := 00 01 02
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lab record record-dry notebooks pretrain badges readme bench clean
+.PHONY: help run test soak lab record record-dry proof notebooks pretrain badges readme bench clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
@@ -27,6 +27,7 @@ help:
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: run the notebooks with the full models and keep their runs in results/"
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
+	@echo "make proof       the plan against real steps at full size, every technique, on the GPU or (two hours) on the CPU"
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
 	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"
@@ -65,7 +66,10 @@ lab: $(NEEDS)
 	@$(PY) -m jupyterlab notebooks
 
 record: $(NEEDS)
-	@$(COURSE) record $(N)
+	@$(COURSE) record $(N); status=$$?; $(if $(N),,$(PY) -m helpers.proof --device cuda --jobs 4 &&) exit $$status
+
+proof: $(NEEDS)
+	@$(PY) -m helpers.proof
 
 record-dry: $(NEEDS)
 	@$(COURSE) record --dry-run $(N)

@@ -71,9 +71,16 @@ def fused(step: Stranger, target: str) -> bool:
     return bool(architectures.class_of(step.config, step.task)._supports_sdpa) and (target == "cuda" or not dropout)
 
 
-def preflight(step: Stranger, target: str) -> int | None:
+# What torch-preflight calls our optimizers.
+_OPTIMIZERS = {"adamw": "adamw", "adamw8bit": "adamw-8bit", "adamw8bit_embed32": "adamw-8bit", "sgd": "sgd-momentum",
+               "adafactor": "adafactor", "lion": "lion", "lion8bit": "lion-8bit"}
+
+
+def preflight(step: Stranger, target: str, frozen: float = 0.0) -> int | None:
     """Bytes that torch-preflight expects on the GPU less its CUDA context and fragmentation, so that tensors are compared;
-    None where it is not installed, or reads no such configuration."""
+    None where it is not installed, or reads no such configuration.
+
+    frozen  the share of the parameters that does not train: it does not work that out itself"""
     if find_spec("torch_preflight") is None:
         return None
     from torch_preflight.vram import ModelProfile, OptimizerKind, PrecisionMode, RunConfig, estimate_config
@@ -91,7 +98,8 @@ def preflight(step: Stranger, target: str) -> int | None:
     if length is None:
         patch = getattr(step.config, "patch_size", 16)
         length = (architectures.image_shape(step.config, step.side)[1] // patch) ** 2 + 1
-    run = RunConfig(batch_size=step.micro_batch, seq_len=length, optimizer=OptimizerKind.ADAMW,
+    run = RunConfig(batch_size=step.micro_batch, seq_len=length, optimizer=OptimizerKind(_OPTIMIZERS[step.optimizer]),
+                    frozen_fraction=frozen,
                     precision=PrecisionMode.FP32 if step.precision == "fp32" else PrecisionMode.AMP,
                     gradient_checkpointing=step.checkpointing, accumulation_steps=step.accumulation,
                     flash_attention=fused(step, target))
