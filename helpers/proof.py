@@ -101,8 +101,12 @@ class Proof:
 
     @classmethod
     def from_json(cls, text: str) -> "Proof":
-        values = json.loads(text)
-        return cls(**values | {"steps": [Step.from_dict(step) for step in values["steps"]]})
+        """Raises ValueError, in one sentence, for text that is no proof."""
+        try:
+            values = json.loads(text)
+            return cls(**values | {"steps": [Step.from_dict(step) for step in values["steps"]]})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"This is no file of measured steps ({error}): make it again with `make proof`.") from error
 
 
 Case = tuple[str, str, Recipe]  # model, technique, recipe
@@ -157,9 +161,9 @@ class Room:
                 self.changed.notify_all()
 
 
-def prove(device: str, jobs: int = 1, chosen: list[Case] | None = None) -> Iterator[Step]:
-    """Measure every step that the machine has room for, `jobs` at a time, and give each as it is done. One that fails is named and
-    does not stop the others, because they may take hours."""
+def prove(device: str, jobs: int = 1, chosen: list[Case] | None = None, failed: list[str] | None = None) -> Iterator[Step]:
+    """Measure every step that the machine has room for, `jobs` at a time, and give each as it is done. One that fails is named,
+    added to `failed`, and does not stop the others, because they may take hours."""
     card = cards.here()
     room = Room(int(ROOM * (card.memory if device == "cuda" else psutil.virtual_memory().available)))
     planned = []
@@ -177,6 +181,8 @@ def prove(device: str, jobs: int = 1, chosen: list[Case] | None = None) -> Itera
                 return alone(recipe, device)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{model}, {technique}: FAILED. {error}", file=sys.stderr, flush=True)
+            if failed is not None:
+                failed.append(f"{model}, {technique}")
             return None
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -190,12 +196,16 @@ def prove(device: str, jobs: int = 1, chosen: list[Case] | None = None) -> Itera
             yield step
 
 
-def write(proof: Proof, folder: Path) -> Path:
-    """One file a machine, whole or not at all."""
+def write(proof: Proof, folder: Path, finished: bool = True) -> Path:
+    """One file a machine, whole or not at all. What is not `finished` goes into a file of its own beside what was kept earlier."""
     from helpers.course.files import replace_all
     name = proof.environment["name"] if proof.environment["device"] == "cuda" else "cpu"
-    path = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
-    replace_all(folder, {path.name: proof.to_json()})
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    path, unfinished = folder / f"{slug}.json", folder / f"{slug}.unfinished"
+    if not finished:
+        replace_all(folder, {unfinished.name: proof.to_json()})
+        return unfinished
+    replace_all(folder, {path.name: proof.to_json()}, [unfinished] if unfinished.exists() else [])
     return path
 
 
@@ -234,6 +244,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="steps whose model or technique has this text; nothing is kept")
     parser.add_argument("--one", metavar="JSON", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
+    if asked.jobs < 1:
+        parser.error(f"--jobs {asked.jobs}: at least one step at a time")
     works, why = usable_cuda()
     if asked.device == "cuda" and not works:
         print(f"Steps cannot be measured on a GPU here ({why}): leave --device out to measure them on the CPU.", file=sys.stderr)
@@ -245,15 +257,20 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [case for case in cases() if asked.only.lower() in f"{case[0]}, {case[1]}".lower()]
     typed = "python -m helpers.proof " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     done = Proof(record.environment(device), datetime.now(timezone.utc).isoformat(timespec="seconds"), typed.strip(), [])
-    for step in prove(device, asked.jobs, chosen):
+    failed: list[str] = []
+    for step in prove(device, asked.jobs, chosen, failed):
         done.steps.append(step)
         if not asked.only:
-            write(done, asked.out)  # each at once: a run of hours that is cut off keeps what it has measured
+            write(done, asked.out, finished=False)  # a run of hours that is cut off keeps what it has measured
     if not done.steps:
         print("No step was measured: nothing is kept.", file=sys.stderr)
         return 1
+    if not asked.only:
+        print(f"Kept: {write(done, asked.out)}")
     print(table(done))
-    return 0
+    if failed:
+        print(f"{len(failed)} of {len(done.steps) + len(failed)} steps failed and are missing: {'; '.join(failed)}.", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

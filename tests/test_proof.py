@@ -85,6 +85,9 @@ def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsy
     made = a_proof(*steps)
     path = proof.write(made, tmp_path)
     assert path.name == "cpu.json" and proof.read(tmp_path) == [made]
+    half = proof.write(a_proof(steps[0]), tmp_path, finished=False)
+    assert proof.read(tmp_path) == [made] and half.exists(), "what was kept stays until a run is finished"
+    assert proof.write(made, tmp_path) == path and not half.exists()
     assert json.loads(path.read_text())["steps"][1]["recipe"] == {"model": "vit", "weights": "random", "batch_size": 4,
                                                                   "accumulation": 2}
     assert proof.table(made).frame["off"].tolist() == ["+0 bytes", "+0 bytes"]
@@ -107,6 +110,26 @@ def test_without_a_gpu_one_sentence_says_so(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(proof, "usable_cuda", lambda: (False, "no GPU found"))
     assert proof.main(["--device", "cuda", "--out", str(tmp_path)]) == 1
     assert "cannot be measured on a GPU here (no GPU found)" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tmp_path, capsys):
+    def alone(recipe, device):
+        if recipe.accumulation > 1:
+            raise RuntimeError("A step could not be measured: it was killed")
+        return {"allocated": 10, "reserved": None, "resident": None, "parameters": 2, "trained": 2}
+
+    monkeypatch.setattr(proof, "alone", alone)
+    monkeypatch.setattr(proof, "told", lambda *_: (None, 1))
+    monkeypatch.setattr(proof, "cases", lambda: [("mini ViT", "plain", IMAGE), ("mini ViT", "parts", replace(IMAGE, accumulation=2))])
+    assert proof.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert "1 of 2 steps failed and are missing: mini ViT, parts." in capsys.readouterr().err
+    assert [step.technique for step in proof.read(tmp_path)[0].steps] == ["plain"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"environment": {}, "date": "", "command": "", "steps": [{"model": "x"}]}'])
+def test_what_is_no_proof_is_refused_in_a_sentence(text):
+    with pytest.raises(ValueError, match="This is no file of measured steps"):
+        proof.Proof.from_json(text)
 
 
 def test_steps_side_by_side_never_take_more_than_there_is():

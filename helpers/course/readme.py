@@ -74,8 +74,8 @@ def of_steps(kept: proof.Proof) -> str:
         near = max((step for step in kept.steps if step not in far), key=lambda step: abs(step.miss))
         gained = [step.resident / step.allocated - 1 for step in kept.steps if step.resident]
         said += (f"In {exact} of them the plan is what PyTorch's allocator recorded, to the byte; it misses {_misses(far)}the others "
-                 f"by {abs(near.miss):.1%} at most, {size(abs(near.planned - near.allocated))} ([helpers/real_step.py](helpers/real_step.py) says of what). In the mean "
-                 f"it is {_mean(misses):.2%}. Linux saw the process gain {_mean(gained):.1%} more or less than the allocator's record in the "
+                 f"by {abs(near.miss):.1%} at most, {size(abs(near.planned - near.allocated))} "
+                 f"([helpers/real_step.py](helpers/real_step.py) says of what). In the mean it is {_mean(misses):.2%}. Linux saw the process gain {_mean(gained):.1%} more or less than the allocator's record in the "
                  f"mean, {_worst(gained):+.1%} at most. What CUDA does differently is not tried by this. ")
     else:
         said += f"The plan misses the allocated peak by {_mean(misses):.2%} in the mean and by {_worst(misses):+.2%} at worst. "
