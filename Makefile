@@ -27,7 +27,7 @@ help:
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: run the notebooks with the full models and keep their runs in results/"
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
-	@echo "make proof       the plan against real steps at full size, every technique, on the GPU or (two hours) on the CPU"
+	@echo "make proof       the plan against real steps at full size, every technique, on the GPU or (hours) on the CPU"
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
 	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"

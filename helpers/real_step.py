@@ -16,6 +16,7 @@ import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -26,6 +27,8 @@ from helpers.plan import fake_batch
 from helpers.recipe import Recipe, replace
 from helpers.step import Batch, make_optimizer, make_scaler, tensor_cores, train_step
 from helpers.tracker import steady_memory
+
+T = TypeVar("T")
 
 
 def measure(recipe: Recipe, device: str) -> dict[str, int | None]:
@@ -76,20 +79,27 @@ def _on_the_cpu(step, recipe: Recipe, before: int | None, there: list[torch.Tens
     def watched() -> bool:
         gc.collect()
         forgotten = _forget_peak()
-        with steady_memory(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            taken = step(recipe)
+        with steady_memory():
+            taken, most = recorded(lambda: step(recipe))
         peak = _status("VmHWM")
         found["resident"] = peak - before if forgotten and peak and before else None
-        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-        now = most = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            now += event.nbytes()
-            most = max(most, now)
         found["allocated"] = held + most
         return taken
 
     _until(watched)
     return found
+
+
+def recorded(work: Callable[[], T]) -> tuple[T, int]:
+    """(what `work()` gives, the most bytes that PyTorch's CPU allocator had given out meanwhile, above those of before)."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = work()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return result, most
 
 
 def real_batch(model: torch.nn.Module, recipe: Recipe, device: str) -> Batch:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import advice, bench, cards, memory, models, train
 from helpers.plan import fake_batch, plan, trace
+from helpers.real_step import recorded
 from helpers.recipe import OPTIMIZERS, Recipe, replace
 from helpers.step import loss_sum, make_optimizer, train_step
 from helpers.surface import surface
@@ -38,13 +38,7 @@ def test_the_cpus_own_allocator_agrees_to_the_byte(model):
     batch = train.encoded(recipe)["train"].batch(range(recipe.batch_size))
     train_step(net, optimizer, [batch], recipe.batch_size, recipe)
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        train_step(net, optimizer, [batch], recipe.batch_size, recipe)
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
+    _, peak = recorded(lambda: train_step(net, optimizer, [batch], recipe.batch_size, recipe))
     planned = plan(recipe, "cpu")
     there_before = planned.at_peak["parameters"] + planned.at_peak["optimizer states"] + \
         sum(value.nbytes for value in batch.values())

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as library
-from torch.profiler import ProfilerActivity, profile
 
 from helpers import architectures, hub, making, models, strangers
 from helpers.architectures import CannotPlan
 from helpers.plan import plan
+from helpers.real_step import recorded
 from helpers.recipe import Recipe
 from helpers.step import make_optimizer, train_step
 from helpers.strangers import Stranger, measured, plan_model, plan_stranger
@@ -104,13 +104,7 @@ def test_the_cpus_own_allocator_agrees(name):
     optimizer, batch = make_optimizer(net, asked), strangers.batch(net, asked)
     train_step(net, optimizer, [batch], asked.batch_size, asked)
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        train_step(net, optimizer, [batch], asked.batch_size, asked)
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
+    _, peak = recorded(lambda: train_step(net, optimizer, [batch], asked.batch_size, asked))
     planned = plan_stranger(asked, "cpu")
     there = planned.at_peak["parameters"] + planned.at_peak["optimizer states"] + sum(part.nbytes for part in batch.values())
     assert peak == pytest.approx(planned.peak - there, rel=0.03)
