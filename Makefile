@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 VENV := .venv
 READY := $(VENV)/ready
 PY ?= $(VENV)/bin/python
-COURSE = $(PY) -m helpers.course
+COURSE = $(PY) -m tools.course
 NEEDS := $(if $(filter $(VENV)/%,$(PY)),$(READY))
 PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
 
@@ -66,10 +66,10 @@ lab: $(NEEDS)
 	@$(PY) -m jupyterlab notebooks
 
 record: $(NEEDS)
-	@$(COURSE) record $(N); status=$$?; $(if $(N),,$(PY) -m helpers.proof --device cuda --jobs 4 &&) exit $$status
+	@$(COURSE) record $(N); status=$$?; $(if $(N),,$(PY) -m benchmarks.measured_steps --device cuda --jobs 4 &&) exit $$status
 
 proof: $(NEEDS)
-	@$(PY) -m helpers.proof
+	@$(PY) -m benchmarks.measured_steps
 
 record-dry: $(NEEDS)
 	@$(COURSE) record --dry-run $(N)
@@ -81,14 +81,14 @@ badges: $(NEEDS)
 	@$(COURSE) badges
 
 bench: $(NEEDS)
-	@$(PY) -m helpers.bench
+	@$(PY) -m benchmarks.bench
 
 readme: $(NEEDS)
-	@$(PY) -c "from helpers.course import readme; readme.write()"
+	@$(PY) -c "from tools.course import readme; readme.write()"
 
 pretrain: $(NEEDS)
-	@$(PY) -m helpers.mini.pretrain_vit
-	@$(PY) -m helpers.mini.pretrain_deberta
+	@$(PY) -m tools.pretrain.pretrain_vit
+	@$(PY) -m tools.pretrain.pretrain_deberta
 
 clean:
 	@rm -rf build .pytest_cache .hypothesis

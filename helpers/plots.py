@@ -7,9 +7,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from helpers.plan import Plan
+from helpers.memory.timeline import Plan
 from helpers.record import Run
-from helpers.tracker import CATEGORIES, PHASES
+from helpers.memory.tracker import CATEGORIES, PHASES
 from helpers.units import GIB, MIB
 
 # Colours that stay apart for most readers with a colour vision deficiency (Okabe and Ito 2008).
@@ -39,8 +39,8 @@ def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> F
         axis.stackplot(moments, plan.timeline[moments].T / unit, labels=CATEGORIES, linewidth=0,
                        colors=[COLOURS[category] for category in CATEGORIES])
         _mark_phases(axis, plan)
-        axis.plot(plan.moment, plan.peak / unit, "kv", markersize=5)
-        axis.annotate(f"{plan.peak / unit:.2f} {name}", (plan.moment, plan.peak / unit), xytext=(0, 6),
+        axis.plot(plan.peak_index, plan.peak / unit, "kv", markersize=5)
+        axis.annotate(f"{plan.peak / unit:.2f} {name}", (plan.peak_index, plan.peak / unit), xytext=(0, 6),
                       textcoords="offset points", ha="center", fontsize=9)
         if capacity:
             axis.axhline(capacity / unit, color="black", linestyle="--", linewidth=1)
@@ -54,7 +54,7 @@ def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> F
 def _thinned(plan: Plan) -> np.ndarray:
     every = max(1, len(plan.phases) // POINTS)
     starts = np.flatnonzero(np.diff(plan.phases)) + 1
-    return np.unique(np.concatenate([np.arange(0, len(plan.phases), every), [plan.moment, len(plan.phases) - 1], starts]))
+    return np.unique(np.concatenate([np.arange(0, len(plan.phases), every), [plan.peak_index, len(plan.phases) - 1], starts]))
 
 
 def _mark_phases(axis, plan: Plan) -> None:
@@ -66,10 +66,10 @@ def _mark_phases(axis, plan: Plan) -> None:
                       ha="center", va="bottom", fontsize=8, color="white")
 
 
-def categories(plans: Mapping[str, Plan], card: str | None = None) -> Figure:
+def categories(plans: Mapping[str, Plan], gpu: str | None = None) -> Figure:
     """A horizontal bar a plan: the bytes at its peak, by category; with `card`, what it has as a line."""
-    from helpers.cards import find
-    limit = find(card).memory if card else 0
+    from helpers.gpus import find
+    limit = find(gpu).memory if gpu else 0
     top = max(max(plan.peak for plan in plans.values()), limit)
     unit, name = (GIB, "GiB") if top >= GIB else (MIB, "MiB")
     figure, axis = plt.subplots(figsize=(8.5, 0.9 + 0.42 * len(plans)))
@@ -81,8 +81,8 @@ def categories(plans: Mapping[str, Plan], card: str | None = None) -> Figure:
     for row, total in enumerate(left):
         axis.text(total, row, f" {total:.2f}", va="center", fontsize=9, zorder=3,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
-    if card:
-        axis.axvline(limit / unit, color="black", linestyle="--", linewidth=1, label=f"{card}: {limit / unit:.1f} {name}")
+    if gpu:
+        axis.axvline(limit / unit, color="black", linestyle="--", linewidth=1, label=f"{gpu}: {limit / unit:.1f} {name}")
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.set(xlabel=f"{name} at the peak", xlim=(0, top / unit * 1.12))

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import transformers
 
-from helpers import cards, memory
-from helpers.plan import plan
+from helpers import gpus, memory
+from helpers.plan.planner import plan
 from helpers.recipe import Recipe
-from helpers.train import Fit, encoded, evaluate, fit, or_explain
+from helpers.train import TrainResult, encoded, evaluate, fit, or_explain
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
@@ -33,7 +33,7 @@ class Run:
     recipe       every field; `weights` says whether the accuracy is that of pretrained or of random weights
     environment  device, driver, versions, threads
     plan         {"target", "peak" (bytes), "at_peak" {category: bytes}, "flops" {phase: count a step}};
-                 on a GPU also "allocated" and "reserved", as `Plan.occupied` has them (bytes)
+                 on a GPU also "allocated" and "reserved", as `Plan.allocator_peaks` has them (bytes)
     memory       {"tracked", "allocated", "reserved", "device"} in bytes, None where there is no such figure, and
                  "at_peak" {category: bytes} of the tracked pass
     losses       mean loss of each optimizer step
@@ -123,7 +123,7 @@ class Run:
 
 
 def run(recipe: Recipe, name: str | None = None, device: str | None = None, checkpoint: str | Path | None = None,
-        keep_model: bool = False) -> Run | tuple[Run, Fit]:
+        keep_model: bool = False) -> Run | tuple[Run, TrainResult]:
     """Fine-tune, evaluate, measure memory in a pass of its own, and plan: all about one recipe.
 
     With `name`, "<notebook>/<label>", and TIGHT_FIT_RUNS set, the run is also written to that folder.
@@ -137,7 +137,7 @@ def run(recipe: Recipe, name: str | None = None, device: str | None = None, chec
     if len(trained.seconds) != recipe.steps:
         raise ValueError("A resumed fine-tune has not timed its first steps: it is no record; start it anew.")
     planned = plan(recipe, torch.device(device).type)
-    blocks = planned.occupied(cards.here()) if planned.target == "cuda" else None
+    blocks = planned.allocator_peaks(gpus.here()) if planned.target == "cuda" else None
     done = Run(
         name=name or "unnamed", recipe=recipe, environment=environment(device),
         plan={"target": planned.target, "peak": planned.peak, "at_peak": planned.at_peak, "flops": planned.flops}

@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 
 from helpers import checkpoint as checkpoints
 from helpers import data, memory, models
-from helpers.advice import OutOfMemory, explain, is_out_of_memory
+from helpers.plan.out_of_memory import OutOfMemory, explain, is_out_of_memory
 from helpers.data import Encoded, batching
 from helpers.recipe import Recipe
-from helpers.step import autocast, learning_rate, make_optimizer, make_scaler, tensor_cores, train_step
+from helpers.optimizers import make_optimizer, make_scaler
+from helpers.step import autocast, learning_rate, tensor_cores, train_step
 
 T = TypeVar("T")
 WINDOW = 32  # batches that padding="uniform" sorts at a time: a wider window pads less and mixes less
@@ -31,7 +32,7 @@ class Diverged(ArithmeticError):
 
 
 @dataclass
-class Fit:
+class TrainResult:
     """A finished fine-tune.
 
     losses   mean loss of each optimizer step
@@ -49,7 +50,7 @@ class Fit:
 
 def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device | None = None,
         checkpoint: str | Path | None = None, save_every: int = 20, progress: bool = True,
-        optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer] = make_optimizer) -> Fit:
+        optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer] = make_optimizer) -> TrainResult:
     """Fine-tune the recipe's model. The same recipe gives the same losses and weights, bit for bit, on the same CPU.
 
     train       the encoded training split; None loads the recipe's own
@@ -78,7 +79,7 @@ def or_explain(recipe: Recipe, work: Callable[[], T]) -> T:
     raise OutOfMemory(explain(recipe))
 
 
-def _fit(recipe, train, device, folder, save_every, progress, make_optimizer) -> Fit:
+def _fit(recipe, train, device, folder, save_every, progress, make_optimizer) -> TrainResult:
     model = models.build(recipe, device)
     optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took
@@ -107,7 +108,7 @@ def _fit(recipe, train, device, folder, save_every, progress, make_optimizer) ->
             bar.set_postfix(loss=f"{losses[-1]:.3f}")
         if saving:
             checkpoints.save(folder, recipe, done, model, optimizer, losses, scaler, skipped)
-    return Fit(recipe, model, losses, clock.seconds(), rows, skipped)
+    return TrainResult(recipe, model, losses, clock.seconds(), rows, skipped)
 
 
 def _read(losses: list[torch.Tensor], before: int) -> list[float]:

@@ -22,7 +22,7 @@ def settled():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty notebooks/ folder, for the tests of the tooling."""
-    from helpers.course import pages
+    from tools.course import pages
 
     (tmp_path / "notebooks").mkdir()
     monkeypatch.setattr(pages, "NOTEBOOKS", tmp_path / "notebooks")

@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-IMPORTS = ["torch.distributed.tensor", "helpers.train", "helpers.parallel.engines", "helpers.parallel.planned", "tests.test_loops"]
+IMPORTS = ["torch.distributed.tensor", "helpers.train", "helpers.parallel.rank", "helpers.strategy.plan_ranks", "tests.core.test_frameworks"]
 ROOT = Path(__file__).parent.parent
 
 

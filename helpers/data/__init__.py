@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from helpers.data.encode import Encoded, Pixels, encode
+from helpers.data.encoding import Encoded, Pixels, encode
 from helpers.data.images import cifar10, digits
 from helpers.data.subset import balanced_order, proportional_order
 from helpers.data.text import newsgroups, r8

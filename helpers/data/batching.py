@@ -42,13 +42,13 @@ def bucketed(lengths: Sequence[int], batch_size: int, micro_batch: int, window: 
     """
     lengths = checked_lengths(lengths)
     _check_sizes(batch_size, micro_batch)
-    dice = generator(seed, epoch)
-    order = permutation(len(lengths), dice)
+    generator = generator(seed, epoch)
+    order = permutation(len(lengths), generator)
     full = len(order) - len(order) % batch_size
     parts = []
     for rows in cut(order[:full], whole("window", window) * batch_size):
         parts += cut(sorted(rows, key=lengths.__getitem__), micro_batch)
-    mixed = [parts[place] for place in permutation(len(parts), dice)]
+    mixed = [parts[place] for place in permutation(len(parts), generator)]
     rest = cut(sorted(order[full:], key=lengths.__getitem__), micro_batch)
     return cut(mixed, batch_size // micro_batch) + ([rest] if rest else [])
 
@@ -138,8 +138,8 @@ def generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed_in_range(seed) * 1_000_003 + whole("epoch", epoch, 0))
 
 
-def permutation(rows: int, dice: torch.Generator) -> list[int]:
-    return torch.randperm(rows, generator=dice).tolist()
+def permutation(rows: int, generator: torch.Generator) -> list[int]:
+    return torch.randperm(rows, generator=generator).tolist()
 
 
 def cut(rows: Sequence, size: int) -> list[list]:

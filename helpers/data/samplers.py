@@ -5,8 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch.utils.data import Sampler
 
-from helpers.data.batching import (Batch, bucketed, checked_lengths, cut, generator, padded_length, permutation,
-                                   seed_in_range, whole)
+from helpers.data.batching import (
+    Batch,
+    bucketed,
+    checked_lengths,
+    cut,
+    generator,
+    padded_length,
+    permutation,
+    seed_in_range,
+    whole,
+)
 
 
 class _BatchSampler(Sampler):
@@ -138,8 +147,8 @@ class TokenBudgetBatchSampler(_BatchSampler):
                              "raise tokens or truncate the document.")
 
     def _steps(self) -> list[list[Batch]]:
-        dice = generator(self.seed, self.epoch)
-        order = permutation(len(self.lengths), dice)
+        generator = generator(self.seed, self.epoch)
+        order = permutation(len(self.lengths), generator)
         window = self.window * max(1, self.tokens * len(order) // sum(self.widths))
         batches = [batch for rows in cut(order, window) for batch in self._fill(rows)]
         missing = 0 if self.drop_last and len(batches) >= self.ranks else -len(batches) % self.ranks
@@ -149,7 +158,7 @@ class TokenBudgetBatchSampler(_BatchSampler):
                 raise ValueError(f"{len(order)} rows that fill the budget one by one cannot be dealt to {self.ranks} "
                                  "ranks in equal steps: raise tokens, or set drop_last=True.")
             batches += [full[:len(full) // 2], full[len(full) // 2:]]
-        mixed = [batches[place] for place in permutation(len(batches), dice)]
+        mixed = [batches[place] for place in permutation(len(batches), generator)]
         return cut(mixed[:len(mixed) - len(mixed) % self.ranks], self.ranks)
 
     def _fill(self, rows: Sequence[int]) -> list[Batch]:

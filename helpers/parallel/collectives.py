@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from helpers.parallel.wire import Wire
+from helpers.parallel.transport import Transport
 
 
 def chunks(tensor: Tensor, ranks: int) -> list[Tensor]:
@@ -15,69 +15,69 @@ def chunks(tensor: Tensor, ranks: int) -> list[Tensor]:
     return list(tensor.flatten().tensor_split(ranks))
 
 
-def ring_reduce_scatter(wire: Wire, tensor: Tensor) -> list[Tensor]:
+def ring_reduce_scatter(transport: Transport, tensor: Tensor) -> list[Tensor]:
     """The ring's first half. Returns the flat pieces, of which piece (rank + 1) % N is the sum over all ranks.
 
     N-1 steps; in each a rank passes one piece on and adds the one that it is given: S (N-1)/N bytes sent a rank.
     """
-    rank, ranks = wire.rank, wire.ranks
+    rank, ranks = transport.rank, transport.ranks
     pieces = [piece.clone() for piece in chunks(tensor, ranks)]
     for step in range(ranks - 1):
         out, into = (rank - step) % ranks, (rank - step - 1) % ranks
-        wire.send(pieces[out], (rank + 1) % ranks)
-        pieces[into] += wire.receive(pieces[into], (rank - 1) % ranks)
+        transport.send(pieces[out], (rank + 1) % ranks)
+        pieces[into] += transport.receive(pieces[into], (rank - 1) % ranks)
     return pieces
 
 
-def ring_all_gather(wire: Wire, pieces: list[Tensor]) -> list[Tensor]:
+def ring_all_gather(transport: Transport, pieces: list[Tensor]) -> list[Tensor]:
     """The ring's second half: piece (rank + 1) % N is this rank's to give; afterwards all pieces are everybody's.
 
     N-1 steps, S (N-1)/N bytes sent a rank.
     """
-    rank, ranks = wire.rank, wire.ranks
+    rank, ranks = transport.rank, transport.ranks
     pieces = list(pieces)
     for step in range(ranks - 1):
         out, into = (rank + 1 - step) % ranks, (rank - step) % ranks
-        wire.send(pieces[out], (rank + 1) % ranks)
-        pieces[into] = wire.receive(pieces[into], (rank - 1) % ranks)
+        transport.send(pieces[out], (rank + 1) % ranks)
+        pieces[into] = transport.receive(pieces[into], (rank - 1) % ranks)
     return pieces
 
 
-def ring_all_reduce(wire: Wire, tensor: Tensor) -> Tensor:
+def ring_all_reduce(transport: Transport, tensor: Tensor) -> Tensor:
     """The sum over all ranks, on every rank, bit for bit the same on each (Patarasuk and Yuan 2009).
 
     2 (N-1) steps and 2 S (N-1)/N bytes sent a rank: hardly more for a thousand ranks than for three. The latency of its
     2 (N-1) messages grows with N, though.
     """
-    pieces = ring_all_gather(wire, ring_reduce_scatter(wire, tensor))
+    pieces = ring_all_gather(transport, ring_reduce_scatter(transport, tensor))
     return torch.cat(pieces).view(tensor.shape)
 
 
-def tree_broadcast(wire: Wire, tensor: Tensor, root: int = 0) -> Tensor:
+def tree_broadcast(transport: Transport, tensor: Tensor, root: int = 0) -> Tensor:
     """The root's tensor on every rank, in ceil(log2 N) rounds: whoever has it sends it on. Others pass one like it."""
-    place = (wire.rank - root) % wire.ranks
+    place = (transport.rank - root) % transport.ranks
     reach, have = 1, tensor.clone() if place == 0 else None
-    while reach < wire.ranks:
-        if have is not None and place < reach and place + reach < wire.ranks:
-            wire.send(have, (wire.rank + reach) % wire.ranks)
+    while reach < transport.ranks:
+        if have is not None and place < reach and place + reach < transport.ranks:
+            transport.send(have, (transport.rank + reach) % transport.ranks)
         elif reach <= place < 2 * reach:
-            have = wire.receive(tensor, (wire.rank - reach) % wire.ranks)
+            have = transport.receive(tensor, (transport.rank - reach) % transport.ranks)
         reach *= 2
     return have
 
 
-def server_all_reduce(wire: Wire, tensor: Tensor, server: int = 0) -> Tensor:
+def server_all_reduce(transport: Transport, tensor: Tensor, server: int = 0) -> Tensor:
     """The sum over all ranks by a parameter server: all send to one rank, which adds up and answers each.
 
     The server sends and receives S (N-1) bytes each way, 2 S (N-1) in all, over one link: what a ring avoids.
     """
-    if wire.rank != server:
-        wire.send(tensor, server)
-        return wire.receive(tensor, server)
+    if transport.rank != server:
+        transport.send(tensor, server)
+        return transport.receive(tensor, server)
     total = tensor.clone()
-    others = [rank for rank in range(wire.ranks) if rank != server]
+    others = [rank for rank in range(transport.ranks) if rank != server]
     for rank in others:  # in the order of the ranks, so that the sum is the same each time
-        total += wire.receive(tensor, rank)
+        total += transport.receive(tensor, rank)
     for rank in others:
-        wire.send(total, rank)
+        transport.send(total, rank)
     return total

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.parallel.wire import Wire
+from helpers.parallel.transport import Transport
 
 
 class Exchange:
@@ -42,8 +42,8 @@ class Ring(Exchange):
     For a tensor of S bytes a rank sends S (N-1)/N in `scatter` and in `gather`, and twice that in `reduce`.
     """
 
-    def __init__(self, wire: Wire):
-        self.wire, self.rank, self.ranks = wire, wire.rank, wire.ranks
+    def __init__(self, transport: Transport):
+        self.transport, self.rank, self.ranks = transport, transport.rank, transport.ranks
 
     def reduce(self, tensor: Tensor, dim: int = 0, total: int = 0, op: str = "sum") -> Tensor:
         pieces = list(tensor.flatten().tensor_split(self.ranks))
@@ -62,8 +62,8 @@ class Ring(Exchange):
         """Piece number `rank`, combined over all ranks: it travels round the ring and ends here."""
         for step in range(self.ranks - 1):
             out, into = (self.rank - 1 - step) % self.ranks, (self.rank - 2 - step) % self.ranks
-            self.wire.send(pieces[out], (self.rank + 1) % self.ranks)
-            pieces[into] = op(pieces[into], self.wire.receive(pieces[into], (self.rank - 1) % self.ranks))
+            self.transport.send(pieces[out], (self.rank + 1) % self.ranks)
+            pieces[into] = op(pieces[into], self.transport.receive(pieces[into], (self.rank - 1) % self.ranks))
         return pieces[self.rank].clone()
 
     def _spread(self, mine: Tensor, pieces: list[Tensor]) -> list[Tensor]:
@@ -72,8 +72,8 @@ class Ring(Exchange):
         pieces[self.rank] = mine
         for step in range(self.ranks - 1):
             out, into = (self.rank - step) % self.ranks, (self.rank - step - 1) % self.ranks
-            self.wire.send(pieces[out], (self.rank + 1) % self.ranks)
-            pieces[into] = self.wire.receive(pieces[into], (self.rank - 1) % self.ranks)
+            self.transport.send(pieces[out], (self.rank + 1) % self.ranks)
+            pieces[into] = self.transport.receive(pieces[into], (self.rank - 1) % self.ranks)
         return pieces
 
 

@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers import loops, models, train
+from helpers import frameworks, models, train
 from helpers.recipe import Recipe
-from helpers.step import loss_sum, make_optimizer
-from tests.test_loops import still_models
+from helpers.optimizers import make_optimizer
+from helpers.step import loss_sum
+from tests.core.test_frameworks import still_models
 
 
 def ddp_zero(model, recipe):
@@ -70,7 +71,7 @@ def tune(make, recipe, data, ranks=1, rank=0):
             loss = loss_sum(model, data.batch(rows), recipe) / sum(map(len, parts))
             (loss * ranks).backward()
             nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-            loops.set_rate(optimizer, recipe, step)
+            frameworks.set_rate(optimizer, recipe, step)
             gradients = held([parameter.grad for parameter in model.parameters()])
             optimizer.step()
         optimizer.zero_grad()

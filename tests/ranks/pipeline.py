@@ -11,7 +11,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from helpers import models, train
 from helpers.parallel.schedules import gpipe, interleaved, one_f_one_b
-from helpers.parallel.stages import LaneWire, cut, run
+from helpers.parallel.pipeline import PipelineTransport, run
+from helpers.parallel.pipeline_stage import cut
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
 
@@ -32,8 +33,8 @@ def apart(stages, truth):
 
 
 dist.init_process_group("gloo")
-wire, found = LaneWire(), {}
-if "killed" in sys.argv and wire.rank == 1:
+transport, found = PipelineTransport(), {}
+if "killed" in sys.argv and transport.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 for name in ("vit", "deberta"):
     recipe = Recipe(name, batch_size=ROWS)
@@ -43,15 +44,15 @@ for name in ("vit", "deberta"):
     loss.backward()
     truth = {key: value.grad.clone() for key, value in model.named_parameters()}
     micro_batches = [dict(zip(batch, parts)) for parts in zip(*(value.tensor_split(MICRO) for value in batch.values()))]
-    for schedule in (gpipe(wire.ranks, MICRO), one_f_one_b(wire.ranks, MICRO), interleaved(wire.ranks, MICRO, 2)):
+    for schedule in (gpipe(transport.ranks, MICRO), one_f_one_b(transport.ranks, MICRO), interleaved(transport.ranks, MICRO, 2)):
         model.zero_grad()
-        mine = cut(model, schedule.stages)[wire.rank::wire.ranks]
-        step = run(schedule, mine, wire, micro_batches)
+        mine = cut(model, schedule.stages)[transport.rank::transport.ranks]
+        step = run(schedule, mine, transport, micro_batches)
         found[f"{name} {schedule.name}"] = [apart(mine, truth), abs(sum(step.losses) - loss).item() if step.losses else 0.0]
     if name == "vit":
         model.zero_grad()
-        stage = cut(model, wire.ranks)[wire.rank]
-        engine = Schedule1F1B(PipelineStage(stage, wire.rank, wire.ranks, torch.device("cpu")), MICRO, scale_grads=False,
+        stage = cut(model, transport.ranks)[transport.rank]
+        engine = Schedule1F1B(PipelineStage(stage, transport.rank, transport.ranks, torch.device("cpu")), MICRO, scale_grads=False,
                               loss_fn=lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum") / ROWS)
         losses: list = []
         if stage.last:

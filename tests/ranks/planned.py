@@ -8,12 +8,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from helpers import models, train
-from helpers.parallel.engines import Rank, grid
+from helpers.parallel.rank import Rank, grid
 from helpers.parallel.layout import Parallel
-from helpers.parallel.planned import follow_rank
-from helpers.plan import tell
+from helpers.strategy.plan_ranks import trace_rank
+from helpers.memory.timeline import to_plan
 from helpers.recipe import Recipe
-from helpers.step import make_optimizer, make_scaler, train_step
+from helpers.optimizers import make_optimizer, make_scaler
+from helpers.step import train_step
 from tests.small import without_dropout
 
 STEPS = 2
@@ -54,13 +55,13 @@ def run(recipe: Recipe, parallel: Parallel) -> dict:
     del rank
     rank = Rank(recipe, parallel, models.build(recipe), grid(parallel))
     rows = list(range(size))
-    story, sent = follow_rank(rank, lambda: data.batch(rows, "cpu"))
-    followed = tell((story, 0), recipe, "cpu")
-    wire: dict[str, int] = {}
+    storage_trace, sent = trace_rank(rank, lambda: data.batch(rows, "cpu"))
+    followed = to_plan((storage_trace, 0), recipe, "cpu")
+    transport: dict[str, int] = {}
     for message in sent:
-        wire[message.kind] = wire.get(message.kind, 0) + message.bytes
+        transport[message.kind] = transport.get(message.kind, 0) + message.bytes
     return {"distance": distance, "peak": followed.peak, "at_peak": followed.at_peak, "flops": followed.flops,
-            "wire": wire, "messages": len(sent)}
+            "wire": transport, "messages": len(sent)}
 
 
 if __name__ == "__main__":

@@ -8,24 +8,25 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from helpers import loops, models
-from helpers.parallel.split import Collectives, clip_, gather, regroup, split
+from helpers import frameworks, models
+from helpers.parallel.tensor_dtensor import Collectives, clip_, gather, regroup, split
 from helpers.recipe import Recipe
-from helpers.step import loss_sum, make_optimizer
+from helpers.optimizers import make_optimizer
+from helpers.step import loss_sum
 from tests.small import without_dropout
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 mesh = init_device_mesh("cpu", (ranks,))
-dice = torch.Generator().manual_seed(1)
+generator = torch.Generator().manual_seed(1)
 
 
 def batch(recipe):
     labels = torch.arange(4)
     if recipe.task == "image":
-        return {"pixel_values": torch.randn(4, 3, 16, 16, generator=dice), "labels": labels}
+        return {"pixel_values": torch.randn(4, 3, 16, 16, generator=generator), "labels": labels}
     mask = (torch.arange(17) < torch.tensor([17, 9, 17, 3])[:, None]).long()  # 17 tokens: uneven slices
-    return {"input_ids": torch.randint(5, 8000, (4, 17), generator=dice), "attention_mask": mask, "labels": labels}
+    return {"input_ids": torch.randint(5, 8000, (4, 17), generator=generator), "attention_mask": mask, "labels": labels}
 
 
 def whole(tensor):
@@ -56,7 +57,7 @@ def compare(recipe, ways):
     norms = torch.nn.utils.clip_grad_norm_(dense.parameters(), 0.5), clip_(cut.parameters(), 0.5)
     found["norm"] = (norms[1] / norms[0] - 1).abs().item()
     for optimizer in optimizers:
-        loops.set_rate(optimizer, recipe, 0)
+        frameworks.set_rate(optimizer, recipe, 0)
         optimizer.step()
     found["weights"] = max((whole(ours) - truth).abs().max().item() for ours, truth in zip(cut.parameters(), dense.parameters()))
     return found | {"forward": seen.counts("forward"), "backward": seen.counts("backward"), "layers": recipe.layers}

@@ -10,8 +10,16 @@ from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTLayer
 
 from helpers.parallel.exchange import Group, Ring
-from helpers.parallel.tensor import Columns, Layer, VocabularyEmbedding, cut, f, join, vocabulary_cross_entropy
-from helpers.parallel.wire import GroupWire
+from helpers.parallel.tensor_by_hand import (
+    ColumnParallelLinear,
+    Layer,
+    VocabParallelEmbedding,
+    cut,
+    f,
+    join,
+    vocabulary_cross_entropy,
+)
+from helpers.parallel.transport import ProcessGroupTransport
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -20,33 +28,33 @@ embedding, head = torch.nn.Embedding(31, 12), torch.nn.Linear(12, 31)
 ids = torch.randint(0, 31, (2, 7))
 loss = F.cross_entropy(head(dense(embedding(ids))).flatten(0, 1), ids.roll(1).flatten())
 loss.backward()
-wire, found = GroupWire(), {}
+transport, found = ProcessGroupTransport(), {}
 
 
 def off(one, other):
     return (one - other).abs().max().item()
 
 
-for kind, exchange in (("ring", Ring(wire)), ("torch", Group())):
+for kind, exchange in (("ring", Ring(transport)), ("torch", Group())):
     for tokens in (None, 7):
-        words, layer = VocabularyEmbedding(embedding, exchange), Layer(dense, exchange, tokens=tokens)
-        out = Columns(head, exchange)
+        words, layer = VocabParallelEmbedding(embedding, exchange), Layer(dense, exchange, tokens=tokens)
+        out = ColumnParallelLinear(head, exchange)
         x = words(ids)
         x = join(layer(cut(x, exchange)), exchange, 7) if tokens else layer(x)
-        before = wire.bytes_sent
+        before = transport.bytes_sent
         mine = vocabulary_cross_entropy(out(f(x, exchange)), ids.roll(1), 31, exchange)
         if kind == "ring":
-            found["bytes"] = wire.bytes_sent - before
+            found["bytes"] = transport.bytes_sent - before
         mine.backward()
         begin, end = exchange.bounds(31)
         found |= {f"{kind} {tokens} loss": off(mine, loss),
                   f"{kind} {tokens} words": off(words.weight.grad, embedding.weight.grad[begin:end]),
                   f"{kind} {tokens} head": off(out.weight.grad, head.weight.grad[begin:end]),
                   f"{kind} {tokens} norm": off(layer.before.weight.grad, dense.layernorm_before.weight.grad)}
-wire.finish()
-sizes = [[len(piece) for piece in torch.arange(length).tensor_split(wire.ranks)] for length in (14, 28)]
-found["expected_bytes"] = sum(4 * (2 * length - mine[wire.rank] - mine[(wire.rank + 1) % wire.ranks])
-                              for length, mine in zip((14, 28), sizes)) if wire.ranks > 1 else 0
+transport.finish()
+sizes = [[len(piece) for piece in torch.arange(length).tensor_split(transport.ranks)] for length in (14, 28)]
+found["expected_bytes"] = sum(4 * (2 * length - mine[transport.rank] - mine[(transport.rank + 1) % transport.ranks])
+                              for length, mine in zip((14, 28), sizes)) if transport.ranks > 1 else 0
 print(json.dumps(found))
 dist.barrier()
 sys.stdout.flush()

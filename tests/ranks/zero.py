@@ -7,20 +7,20 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 
-from helpers import loops, train
+from helpers import frameworks, train
 from helpers.recipe import Recipe
-from tests.test_loops import distance, still_models
+from tests.core.test_frameworks import distance, still_models
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it compiles C++ that training never calls
 stages, recipe = json.loads(sys.argv[1]), Recipe.from_dict(json.loads(sys.argv[2]))
 data = train.encoded(recipe)["train"]
 still_models()
-reference, expected = loops.plain(recipe, data)
+reference, expected = frameworks.plain(recipe, data)
 results = []
 for stage in stages:
     AcceleratorState._reset_state(reset_partial_state=True)  # only because this process makes several
-    plugin = DeepSpeedPlugin(hf_ds_config=loops.zero(stage, recipe))
-    model, losses = loops.accelerate(recipe, data, deepspeed_plugin=plugin)
+    plugin = DeepSpeedPlugin(hf_ds_config=frameworks.zero(stage, recipe))
+    model, losses = frameworks.accelerate(recipe, data, deepspeed_plugin=plugin)
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
         state = Accelerator().state
         results.append({"kind": str(state.distributed_type), "stage": state.deepspeed_plugin.zero_stage, "losses": losses,

@@ -1,0 +1,1 @@
+"""Proofs and comparisons: plans beside published and own measurements, other estimators, other loops."""

@@ -1,0 +1,1 @@
+"""CUDA kernels that lessons write by hand."""

@@ -1,0 +1,27 @@
+"""What a training step needs before it runs: `plan(recipe)`, any Hugging Face model, any step.
+
+`python -m helpers.plan` is the command. Names are imported when first asked for, so that the
+command can refuse a misspelt option before it has loaded PyTorch.
+"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from helpers.memory.timeline import Fit, Plan
+    from helpers.plan.custom_step import plan_custom_step
+    from helpers.plan.hf_plan import plan_model
+    from helpers.plan.planner import plan
+
+__all__ = ["Fit", "Plan", "plan", "plan_custom_step", "plan_model"]
+
+_HOMES = {"Fit": "helpers.memory.timeline", "Plan": "helpers.memory.timeline",
+          "plan": "helpers.plan.planner", "plan_custom_step": "helpers.plan.custom_step",
+          "plan_model": "helpers.plan.hf_plan"}
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,244 @@
+"""The LARS and LAMB that notebook 17 writes, taken from its own cells, against the papers' algorithms in NumPy and against
+bitsandbytes', which are other algorithms: where they agree, and where they do not."""
+import math
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+from helpers import models, train
+from helpers.optimizers import states
+from helpers.recipe import Recipe
+from helpers.step import loss_sum
+
+bitsandbytes = pytest.importorskip("bitsandbytes").optim
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "17_large_batch_lamb.ipynb"
+STEPS, RATE = 6, 0.01
+
+
+def from_notebook(tag, name):
+    """What the one cell with that tag defines."""
+    cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if tag in cell.metadata.get("tags", [])]
+    assert len(cells) == 1
+    scope = {"torch": torch}
+    exec(compile(cells[0].source, f"{NOTEBOOK.name}:{tag}", "exec"), scope)
+    return scope[name]
+
+
+Lars, Lamb = from_notebook("lars", "Lars"), from_notebook("lamb", "Lamb")
+
+
+def weights(scale=0.05, shape=(64, 96)):
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def gradients(shape=(64, 96), steps=STEPS, scale=0.1):
+    return list(scale * torch.randn(steps, *shape, generator=torch.Generator().manual_seed(1)))
+
+
+def stepped(make, start, slopes, rate=None, **settings):
+    """The parameter after each step."""
+    w = torch.nn.Parameter(start.clone())
+    optimizer, seen = make([w], lr=RATE, **settings), []
+    for t, g in enumerate(slopes, 1):
+        if rate:
+            optimizer.param_groups[0]["lr"] = rate(t)
+        w.grad = g.clone()
+        optimizer.step()
+        seen.append(w.detach().clone())
+    return seen
+
+
+def apart(one, other):
+    other = torch.as_tensor(other, dtype=torch.float64)
+    return ((one.double() - other).norm() / (other.norm() or 1)).item()
+
+
+# -- the papers, in double precision ---------------------------------------------------------------------------
+
+def lamb_2020(x, slopes, decay=0.0, low=0.0, high=10.0, beta1=0.9, beta2=0.999, eps=1e-6, eta=RATE):
+    """You et al. 2020, Algorithm 2, with phi(z) = min(max(z, low), high); a ratio of 1 where a norm is zero."""
+    m, v, seen = np.zeros_like(x), np.zeros_like(x), []
+    for t, g in enumerate(slopes, 1):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * np.square(g)
+        r = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+        u = r + decay * x
+        norms = np.linalg.norm(x), np.linalg.norm(u)
+        x = x - eta * (min(max(norms[0], low), high) / norms[1] if min(norms) > 0 else 1.0) * u
+        seen.append(x)
+    return seen
+
+
+def lars_2017(w, slopes, decay=0.0, momentum=0.9, trust=0.001, gamma=RATE):
+    """You et al. 2017, Algorithm 1; a local rate of 1 where a norm is zero."""
+    v, seen = np.zeros_like(w), []
+    for g in slopes:
+        norms = np.linalg.norm(w), np.linalg.norm(g)
+        local = trust * norms[0] / (norms[1] + decay * norms[0]) if min(norms) > 0 else 1.0
+        v = momentum * v + gamma * local * (g + decay * w)
+        w = w - v
+        seen.append(w)
+    return seen
+
+
+def lars_2020(x, slopes, decay=0.0, beta1=0.9, trust=0.02, eta=RATE):
+    """You et al. 2020, Algorithm 1, with phi(z) = trust * z."""
+    m, seen = np.zeros_like(x), []
+    for g in slopes:
+        m = beta1 * m + (1 - beta1) * (g + decay * x)
+        x = x - eta * trust * np.linalg.norm(x) / np.linalg.norm(m) * m
+        seen.append(x)
+    return seen
+
+
+def numbers(tensors):
+    return [tensor.double().numpy() for tensor in tensors]
+
+
+def agrees(found, truth, within=1e-6):
+    errors = [apart(one, other) for one, other in zip(found, truth, strict=True)]
+    assert max(errors) < within, errors
+
+
+SHAPES = pytest.mark.parametrize("shape", [(64, 96), (7,), (3, 4, 5), (1,)])
+
+
+@SHAPES
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"high": 0.5, "weight_decay": 0.1}, {"low": 20.0, "high": 1e9},
+                                      {"betas": (0.5, 0.9), "eps": 1e-3}])
+def test_lamb_is_the_papers(shape, settings):
+    start, slopes = weights(0.5, shape), gradients(shape)
+    beta1, beta2 = settings.get("betas", (0.9, 0.999))
+    truth = lamb_2020(start.double().numpy(), numbers(slopes), settings.get("weight_decay", 0.0), settings.get("low", 0.0),
+                      settings.get("high", 10.0), beta1, beta2, settings.get("eps", 1e-6))
+    agrees(stepped(Lamb, start, slopes, **settings), truth, 3e-6)
+
+
+@SHAPES
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"momentum": 0.0}, {"trust": 0.5, "weight_decay": 0.01}])
+def test_lars_is_the_papers(shape, settings):
+    start, slopes = weights(0.5, shape), gradients(shape)
+    truth = lars_2017(start.double().numpy(), numbers(slopes), settings.get("weight_decay", 0.0), settings.get("momentum", 0.9),
+                      settings.get("trust", 0.001))
+    agrees(stepped(Lars, start, slopes, **settings), truth)
+
+
+@pytest.mark.parametrize("make, reference", [(Lamb, lamb_2020), (Lars, lars_2017)])
+def test_zeros_move_and_zero_gradients_do_no_harm(make, reference):
+    zeros, slopes = torch.zeros(4, 5), gradients((4, 5))
+    found = stepped(make, zeros, slopes)
+    assert found[0].abs().min() > 0
+    agrees(found, reference(zeros.double().numpy(), numbers(slopes)), 1e-5)
+    still = stepped(make, weights(1, (4, 5)), [torch.zeros(4, 5)] * 3)
+    assert all(torch.equal(one, weights(1, (4, 5))) for one in still)
+
+
+def test_a_step_of_lamb_is_a_set_share_of_the_weights_whatever_the_gradients_scale():
+    small, large = (stepped(Lamb, weights(), gradients(scale=scale), eps=0.0) for scale in (1e-4, 1e4))
+    agrees(small, large)
+    path = [weights(), *small]
+    assert all(math.isclose((b - a).norm() / a.norm(), RATE, rel_tol=1e-4) for a, b in zip(path, path[1:]))
+
+
+@pytest.mark.parametrize("make, count", [(Lamb, 2), (Lars, 1)])
+def test_states_are_fp32_tensors_of_the_weights_size_and_survive_saving(make, count):
+    start, slopes = weights(), gradients()
+    w = torch.nn.Parameter(start.clone())
+    untouched = torch.nn.Parameter(torch.ones(3))  # has no gradient
+    optimizer = make([w, untouched], lr=RATE)
+    for place, g in enumerate(slopes):
+        if place == 3:  # saved and loaded half way
+            saved = optimizer.state_dict()
+            optimizer = make([w, untouched], lr=RATE)
+            optimizer.load_state_dict(saved)
+        w.grad = g.clone()
+        optimizer.step()
+    assert torch.equal(w, stepped(make, start, slopes)[-1]) and torch.equal(untouched, torch.ones(3))
+    assert [state.dtype for state in states(optimizer)] == [torch.float32] * count
+    assert sum(state.nbytes for state in states(optimizer)) == count * w.nbytes
+
+
+def test_lamb_on_the_mini_vit_with_real_gradients():
+    recipe = Recipe("vit", train_size=64, batch_size=16)
+    rows, model = train.encoded(recipe)["train"], models.build(recipe).eval()
+    before = {name: w.detach().double().numpy() for name, w in model.named_parameters()}
+    optimizer, seen = Lamb(model.parameters(), lr=RATE, weight_decay=0.01), {name: [] for name in before}
+    for step in range(3):
+        optimizer.zero_grad()
+        (loss_sum(model, rows.batch(range(16 * step, 16 * step + 16)), recipe) / 16).backward()
+        for name, w in model.named_parameters():
+            seen[name].append(w.grad.double().numpy())
+        optimizer.step()
+    for name, w in model.named_parameters():
+        assert apart(w.detach(), lamb_2020(before[name], seen[name], 0.01)[-1]) < 1e-5, name
+
+
+# -- bitsandbytes, on the CPU ----------------------------------------------------------------------------------
+
+def correction(t, beta1=0.9, beta2=0.999):
+    return math.sqrt(1 - beta2**t) / (1 - beta1**t)
+
+
+def library_steps_are_corrected():
+    """Whether this version's CPU kernel measures the update after Adam's bias corrections: 0.50.2 does before."""
+    first = stepped(bitsandbytes.LAMB, weights(), gradients()[:1])[0]
+    length = ((first - weights()).norm() / weights().norm() / RATE).item()
+    assert math.isclose(length, 1, rel_tol=1e-3) or math.isclose(length, correction(1), rel_tol=1e-3)
+    return math.isclose(length, 1, rel_tol=1e-3)
+
+
+def test_the_librarys_lamb_is_the_papers_where_it_shortens_and_nothing_decays():
+    rate = None if library_steps_are_corrected() else lambda t: RATE / correction(t)
+    agrees(stepped(bitsandbytes.LAMB, weights(), gradients(), rate), stepped(Lamb, weights(), gradients(), eps=1e-8))
+
+
+def test_the_librarys_decay_stands_outside_of_the_ratio():
+    rate = None if library_steps_are_corrected() else lambda t: RATE / correction(t)
+    theirs = stepped(bitsandbytes.LAMB, weights(), gradients(), rate, weight_decay=0.1)
+    assert apart(theirs[-1], stepped(Lamb, weights(), gradients(), eps=1e-8, weight_decay=0.1)[-1]) > 1e-3
+
+
+def test_the_librarys_lamb_never_lengthens():
+    theirs = stepped(bitsandbytes.LAMB, weights(10.0), gradients(), weight_decay=0.1)
+    agrees(theirs, stepped(torch.optim.AdamW, weights(10.0), gradients(), weight_decay=0.1))
+    assert apart(theirs[-1], stepped(Lamb, weights(10.0), gradients(), weight_decay=0.1, high=1e9)[-1]) > 1e-3
+
+
+def test_zeros_stay_zeros_in_the_librarys():
+    assert not stepped(bitsandbytes.LAMB, torch.zeros(4, 5), gradients((4, 5)))[-1].any()
+    assert not stepped(bitsandbytes.LARS, torch.zeros(4, 5), gradients((4, 5)), momentum=0.9)[-1].any()
+
+
+def test_eight_bits_scale_nothing_but_small_tensors():
+    pair = [stepped(make, weights(), gradients(), weight_decay=0.01) for make in (bitsandbytes.LAMB8bit, bitsandbytes.AdamW8bit)]
+    assert torch.equal(pair[0][-1], pair[1][-1])
+    few = (63, 65)  # 4,095 elements
+    pair = [stepped(make, weights(shape=few), gradients(few)) for make in (bitsandbytes.LAMB8bit, bitsandbytes.LAMB)]
+    assert torch.equal(pair[0][-1], pair[1][-1])
+
+
+def test_the_librarys_generic_kernel_measures_after_the_corrections():
+    ops = pytest.importorskip("bitsandbytes.backends.default.ops")
+    measure = getattr(ops, "_optimizer_precondition_32bit", None)
+    if measure is None:
+        pytest.skip("this version keeps its kernel elsewhere")
+    g, zero, norm = gradients()[0], torch.zeros(64, 96), torch.zeros(1)
+    with torch.compiler.set_stance("force_eager"):
+        measure(g, weights(), zero, zero.clone(), norm, 0.9, 0.999, 1e-8, 0.0, 1, RATE, 1.0, 3)
+    assert math.isclose(norm.sqrt().item(), math.sqrt(g.numel()), rel_tol=1e-4)  # elements of one, not of 3.16
+
+
+def test_the_librarys_lars_is_that_of_the_lamb_paper():
+    theirs = stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9)
+    agrees(theirs, lars_2020(weights().double().numpy(), numbers(gradients())))
+    decayed = stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9, weight_decay=0.1)
+    agrees(decayed, lars_2020(weights().double().numpy(), numbers(gradients()), 0.1))
+
+
+def test_the_two_lars_agree_at_the_first_step_and_without_momentum():
+    theirs, ours = stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9), stepped(Lars, weights(), gradients(), trust=0.02)
+    assert apart(theirs[0], ours[0]) < 1e-6 < 1e-4 < apart(theirs[-1], ours[-1])
+    agrees(stepped(bitsandbytes.LARS, weights(), gradients(), momentum=1e-20), stepped(Lars, weights(), gradients(), momentum=0.0, trust=0.02))

@@ -1,0 +1,201 @@
+"""Panels: the static form stands by itself, the live form follows its controls, nothing leaks or is lost."""
+import base64
+import io
+from pathlib import Path
+
+import ipywidgets
+import matplotlib
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
+from PIL import Image
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+from helpers import panels  # noqa: E402
+from helpers.panels import panel  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+VIEW = "application/vnd.jupyter.widget-view+json"
+LINE = "Run the notebook to move the sliders: batch size 16, length 256"
+
+
+def draw(batch_size=16, length=256):
+    figure, axes = plt.subplots(figsize=(5, 3))
+    axes.bar(["a", "b"], [batch_size, length])
+    return figure
+
+
+def two():
+    return panel(draw, batch_size=[4, 8, 16, 32], length=(64, 512, 64))
+
+
+def test_the_bundle_holds_the_widget_and_a_picture_that_stands_alone():
+    made = two()
+    bundle, metadata = made._repr_mimebundle_()
+    assert set(bundle) == {VIEW, "image/png", "text/plain"}
+    assert bundle[VIEW]["model_id"] == made.widget.model_id
+    assert bundle["text/plain"] == LINE == metadata["image/png"]["alt"] == repr(made)
+    shown = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    live = Image.open(io.BytesIO(made.view.png))
+    assert shown.height > live.height + 8  # the line is written below the picture
+    below = shown.crop((0, live.height, shown.width, shown.height)).convert("L")
+    assert below.getextrema()[0] < 150 and below.getextrema()[1] == 255
+    assert repr(two()) == LINE and two().first == made.first  # the same in every run
+
+
+def test_a_control_moves_the_picture_and_no_figure_stays_open():
+    mine = plt.figure()
+    made = two()
+    first, start = made.view.png, made.first
+    made.controls["batch_size"].value = 32
+    second = made.view.png
+    made.controls["length"].value = 512
+    assert len({first, second, made.view.png}) == 3
+    assert made._image.value == made.view.png
+    assert made.values == {"batch_size": 32, "length": 512}
+    made.controls["batch_size"].value, made.controls["length"].value = 16, 256
+    assert made.view.png == first and made.first is start
+    assert plt.get_fignums() == [mine.number]  # somebody else's figure is not ours to close
+    plt.close(mine)
+
+
+def test_the_frame_never_shrinks_while_a_slider_moves():
+    def titled(lines=3):
+        figure = plt.figure(figsize=(3, 2))
+        figure.text(0.5, 1.0, "\n".join("abc" for _ in range(lines)), va="bottom")
+        return figure
+
+    made = panel(titled, lines=(1, 6, 1))
+    sizes = []
+    for lines in (1, 6, 2):
+        made.controls["lines"].value = lines
+        sizes.append(Image.open(io.BytesIO(made.view.png)).size)
+    assert sizes[0][1] < sizes[1][1] == sizes[2][1]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_error_is_one_sentence_in_the_panel_and_its_figure_is_closed(moved):
+    def fragile(rows=3, fine=False):
+        plt.figure()
+        if rows == 3:
+            raise ValueError("accumulation=3 does not divide\nbatch_size=<16>")
+        return plt.gcf()
+
+    made = panel(fragile, rows=[2, 3], fine=moved)
+    if moved:
+        made.controls["rows"].value = 2
+        assert made._image.layout.display is None and made._html.layout.display == "none"
+        made.controls["rows"].value = 3
+    said = "These settings give no picture (ValueError: accumulation=3 does not divide batch_size=<16>)."
+    assert made.view.failed and made.view.text == said and made.view.png is None
+    assert "batch_size=&lt;16&gt;" in made._html.value and made._image.layout.display == "none"
+    bundle, _ = made._repr_mimebundle_()
+    assert bundle["text/plain"].splitlines()[0] == said and "image/png" not in bundle
+    assert plt.get_fignums() == []
+
+
+def test_a_function_that_returns_nothing_is_told_so():
+    assert "return its figure" in panel(lambda x=1: None, x=[1, 2]).view.text
+
+
+def test_objects_with_html_and_plain_text():
+    class Table:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __str__(self):
+            return f"{self.rows} rows"
+
+        def _repr_html_(self):
+            return f"<table><tr><td>{self.rows}</td></tr></table>"
+
+    made = panel(lambda rows: Table(rows), rows=[1, 2])
+    bundle, _ = made._repr_mimebundle_()
+    assert set(bundle) == {VIEW, "text/html", "text/plain"}
+    assert "<td>1</td>" in bundle["text/html"] and "move the sliders: rows 1" in bundle["text/html"]
+    assert bundle["text/plain"] == "1 rows\nRun the notebook to move the sliders: rows 1"
+    made.controls["rows"].value = 2
+    assert "<td>2</td>" in made._html.value
+    assert "&lt;b&gt;" in panel(lambda x: f"<b>{x}", x=[1, 2])._repr_mimebundle_()[0]["text/html"]
+
+
+def test_short_forms_and_where_they_start():
+    def nothing(**values):
+        return str(values)
+
+    made = panel(nothing, whole=(1, 64, 1), share=(0.0, 1.0, 0.25), gpu=["T4", "A100"], rows=[1, 2], on=True,
+                 own=ipywidgets.Dropdown(options=[("fp32", 4), ("bf16", 2)], value=2,
+                                         description="precision"))
+    kinds = [type(control).__name__ for control in made.controls.values()]
+    assert kinds == ["IntSlider", "FloatSlider", "Dropdown", "SelectionSlider", "Checkbox", "Dropdown"]
+    assert made.values == {"whole": 32, "share": 0.5, "card": "T4", "rows": 1, "on": True, "own": 2}
+    assert made.line.endswith(": whole 32, share 0.5, card T4, rows 1, on yes, precision bf16")
+    assert [type(value) for value in made.values.values()] == [int, float, str, int, bool, int]
+
+
+@pytest.mark.parametrize("controls, error", [
+    ({}, ValueError), ({"batch_size": (1, 2)}, TypeError), ({"batch_size": 5}, TypeError),
+    ({"batch_size": "abc"}, TypeError), ({"batch_size": (9, 2, 1)}, ValueError),
+    ({"batch_size": (1, 9, 0)}, ValueError), ({"batch_size": [1]}, ValueError),
+    ({"batch_size": [1, 2]}, ValueError), ({"batch_size": (1, 9, 1)}, ValueError)])
+def test_what_is_no_control_is_refused_in_one_sentence(controls, error):
+    with pytest.raises(error) as caught:  # the last two: the start, 16, cannot be reached
+        panel(draw, **controls)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "itself."))
+
+
+def test_what_cannot_draw_is_refused():
+    with pytest.raises(TypeError, match="function that draws"):
+        panel("figure", x=[1, 2])
+
+
+def test_without_ipywidgets_there_is_the_picture(monkeypatch):
+    monkeypatch.setattr(panels, "ipywidgets", None)
+    made = two()
+    bundle, _ = made._repr_mimebundle_()
+    assert set(bundle) == {"image/png", "text/plain"} and bundle["text/plain"] == LINE
+    assert made.values == {"batch_size": 16, "length": 256} and made.widget is None
+
+
+CELLS = ["""
+%matplotlib inline
+import matplotlib.pyplot as plt
+from helpers.panels import panel
+
+def draw(batch_size=16, length=256):
+    figure, axes = plt.subplots()
+    axes.bar(["a", "b"], [batch_size, length])
+    return figure
+
+made = panel(draw, batch_size=[4, 8, 16, 32], length=(64, 512, 64))
+made""", """
+before = made._image.value
+made.controls["length"].value = 512
+assert made._image.value != before and made._image.value[:4] == b"\\x89PNG"
+""", """
+control = made.controls["batch_size"]   # what a browser sends when a slider is dragged
+data = {"method": "update", "state": {"index": 0}, "buffer_paths": []}
+message = {"content": {"data": data}, "buffers": []}
+control.comm.handle_msg(message)
+print(made.values, plt.get_fignums())
+"""]
+
+
+def test_in_a_real_kernel():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    NotebookClient(notebook, timeout=120, kernel_name="python3", store_widget_state=False,
+                   resources={"metadata": {"path": str(ROOT)}}).execute()
+    shown, moved, dragged = (cell.outputs for cell in notebook.cells)
+    assert len(shown) == 1 and shown[0].output_type == "execute_result"
+    assert set(shown[0].data) == {VIEW, "image/png", "text/plain"} and shown[0].data["text/plain"] == LINE
+    assert moved == []  # no second picture below, neither from the draw nor from the inline backend
+    assert [output.text for output in dragged] == ["{'batch_size': 4, 'length': 512} []\n"]
+    picture = "".join(shown[0].data["image/png"].split())
+    for committed in (False, True):  # an HTML page without a kernel, before and after the view is removed
+        if committed:
+            del shown[0].data[VIEW]
+        page, _ = HTMLExporter(template_name="classic").from_notebook_node(notebook)
+        assert picture in "".join(page.split()) and f'alt="{LINE}"' in page

@@ -1,0 +1,130 @@
+"""Answers to the exercises of notebook 13, right and wrong."""
+
+
+def pieces(length, ranks):
+    return [length // ranks + (place < length % ranks) for place in range(ranks)]
+
+
+def ring_bytes(length, itemsize, ranks, rank):
+    if ranks == 1:
+        return 0
+    parts = pieces(length, ranks)
+    return itemsize * (2 * length - parts[(rank + 1) % ranks] - parts[(rank + 2) % ranks])
+
+
+def same_piece_left_out(length, itemsize, ranks, rank):
+    return itemsize * 2 * (length - pieces(length, ranks)[(rank + 1) % ranks])
+
+
+def own_piece_left_out(length, itemsize, ranks, rank):
+    parts = pieces(length, ranks)
+    return itemsize * (2 * length - parts[rank] - parts[(rank + 1) % ranks])
+
+
+def scatter_reduce(transport, tensor):
+    rank, ranks = transport.rank, transport.ranks
+    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
+    for step in range(ranks - 1):
+        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
+        transport.send(parts[give], (rank - 1) % ranks)
+        parts[take] += transport.receive(parts[take], (rank + 1) % ranks)
+    return parts[rank]
+
+
+def in_place(transport, tensor):
+    rank, ranks = transport.rank, transport.ranks
+    parts = tensor.flatten().tensor_split(ranks)
+    for step in range(ranks - 1):
+        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
+        transport.send(parts[give], (rank - 1) % ranks)
+        parts[take].add_(transport.receive(parts[take], (rank + 1) % ranks))
+    return parts[rank].clone()
+
+
+def to_the_right(transport, tensor):
+    rank, ranks = transport.rank, transport.ranks
+    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
+    for step in range(ranks - 1):
+        give, take = (rank - 1 - step) % ranks, (rank - 2 - step) % ranks
+        transport.send(parts[give], (rank + 1) % ranks)
+        parts[take] += transport.receive(parts[take], (rank - 1) % ranks)
+    return parts[rank]
+
+
+def replaces(transport, tensor):
+    rank, ranks = transport.rank, transport.ranks
+    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
+    for step in range(ranks - 1):
+        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
+        transport.send(parts[give], (rank - 1) % ranks)
+        parts[take] = transport.receive(parts[take], (rank + 1) % ranks)
+    return parts[rank]
+
+
+def one_step_short(transport, tensor):
+    rank, ranks = transport.rank, transport.ranks
+    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
+    for step in range(ranks - 2):
+        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
+        transport.send(parts[give], (rank - 1) % ranks)
+        parts[take] += transport.receive(parts[take], (rank + 1) % ranks)
+    return parts[rank]
+
+
+def whole_tensors(transport, tensor):
+    total, passing = tensor.clone(), tensor.clone()
+    for _ in range(transport.ranks - 1):
+        transport.send(passing, (transport.rank - 1) % transport.ranks)
+        passing = transport.receive(passing, (transport.rank + 1) % transport.ranks)
+        total += passing
+    return total.tensor_split(transport.ranks)[transport.rank]
+
+
+def staleness(events):
+    updates, pulled, found = 0, {}, []
+    for kind, worker in events:
+        if kind == "pull":
+            pulled[worker] = updates
+        else:
+            found.append(updates - pulled[worker])
+            updates += 1
+    return found
+
+
+def others_only(events):
+    found = []
+    for place, (kind, worker) in enumerate(events):
+        if kind == "push":
+            pull = max(at for at in range(place) if events[at] == ("pull", worker))
+            found.append(sum(what == "push" and who != worker for what, who in events[pull:place]))
+    return found
+
+
+def counts_itself(events):
+    return [value + 1 for value in staleness(events)]
+
+
+def workers_less_one(events):
+    workers = len({worker for _, worker in events})
+    return [workers - 1 for kind, _ in events if kind == "push"]
+
+
+def since_its_last_push(events):
+    last, updates, found = {}, 0, []
+    for kind, worker in events:
+        if kind == "push":
+            found.append(updates - last.get(worker, 0))
+            updates += 1
+            last[worker] = updates
+    return found
+
+
+RIGHT = {"13.1": ring_bytes, "13.2": scatter_reduce, "13.3": 3, "13.4": staleness}
+WRONG = {
+    "13.1": [lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length // ranks, same_piece_left_out, own_piece_left_out,
+             lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length, lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * (length // ranks) * itemsize,
+             lambda length, itemsize, ranks, rank: ring_bytes(length, 1, ranks, rank), 5],
+    "13.2": [in_place, to_the_right, replaces, one_step_short, whole_tensors, lambda transport, tensor: tensor.tensor_split(transport.ranks)[transport.rank], 3],
+    "13.3": [4, 1.5, 1 / 3, 1, "3", 9, 1 / 6],
+    "13.4": [others_only, counts_itself, workers_less_one, since_its_last_push, lambda events: sum(staleness(events)), lambda events: [], 3],
+}

@@ -1,0 +1,96 @@
+"""Answers to the exercises of notebook 14, right and wrong."""
+import torch
+
+from helpers.parallel.collectives import ring_all_reduce
+
+
+def pieces(length, ranks):
+    return [length // ranks + (place < length % ranks) for place in range(ranks)]
+
+
+def states(lengths, ranks, rank):
+    return sum(8 * pieces(length, ranks)[(rank + 1) % ranks] for length in lengths)
+
+
+def own_number(lengths, ranks, rank):
+    return sum(8 * pieces(length, ranks)[rank] for length in lengths)
+
+
+def as_one(lengths, ranks, rank):
+    return 8 * pieces(sum(lengths), ranks)[(rank + 1) % ranks]
+
+
+def padded(lengths, ranks, rank):
+    return sum(8 * -(-length // ranks) for length in lengths)
+
+
+def clip(transport, piece, most):
+    norm = ring_all_reduce(transport, piece.square().sum().reshape(1)).sqrt()
+    return piece * torch.clamp(most / norm, max=1.0)
+
+
+def own_norm(transport, piece, most):
+    return piece * min(1.0, most / max(piece.norm().item(), 1e-12))
+
+
+def norms_added(transport, piece, most):
+    norm = ring_all_reduce(transport, piece.norm().reshape(1))
+    return piece * torch.clamp(most / norm, max=1.0)
+
+
+def no_root(transport, piece, most):
+    norm = ring_all_reduce(transport, piece.square().sum().reshape(1))
+    return piece * torch.clamp(most / norm, max=1.0)
+
+
+def always_scaled(transport, piece, most):
+    return piece * most / ring_all_reduce(transport, piece.square().sum().reshape(1)).sqrt()
+
+
+def sends_gradients(transport, piece, most):
+    if transport.ranks == 1:
+        return clip(transport, piece, most)
+    for other in range(transport.ranks):
+        if other != transport.rank:
+            transport.send(torch.zeros(20), other)
+    return clip(_After(transport), piece, most)
+
+
+class _After:
+    """The same wire, once the others' gradients are off it."""
+
+    def __init__(self, transport):
+        for other in range(transport.ranks):
+            if other != transport.rank:
+                transport.receive(torch.zeros(20), other)
+        self.rank, self.ranks, self.send, self.receive = transport.rank, transport.ranks, transport.send, transport.receive
+
+
+def psis(stage, micro):
+    return {0: 2, 1: 2, 2: 1 + micro, 2.5: 2 * micro, 3: 3 * micro}[stage]
+
+
+def scatters_once(stage, micro):
+    return {0: 2, 1: 2, 2: 2, 2.5: 2 * micro, 3: 3 * micro}[stage]
+
+
+def reduces_every_time(stage, micro):
+    return {0: 2 * micro, 1: 1 + micro, 2: 1 + micro, 2.5: 2 * micro, 3: 3 * micro}[stage]
+
+
+def gathers_once(stage, micro):
+    return {0: 2, 1: 2, 2: 1 + micro, 2.5: 1 + micro, 3: 3 * micro}[stage]
+
+
+def of_the_paper(stage, micro):
+    return {0: 2, 1: 2, 2: 2, 2.5: 2, 3: 3}[stage]
+
+
+RIGHT = {"14.1": states, "14.2": clip, "14.3": 2, "14.4": psis}
+WRONG = {
+    "14.1": [own_number, as_one, padded, lambda lengths, ranks, rank: 8 * sum(lengths) / ranks, lambda lengths, ranks, rank: 8 * sum(lengths),
+             lambda lengths, ranks, rank: states(lengths, ranks, rank) / 2, 3],
+    "14.2": [own_norm, norms_added, no_root, always_scaled, sends_gradients, lambda transport, piece, most: piece, 3],
+    "14.3": [4, 1, 184 / 98, 1024, "2", 3],
+    "14.4": [scatters_once, reduces_every_time, gathers_once, of_the_paper, lambda stage, micro: 3 * micro, 2],
+}

@@ -1,0 +1,236 @@
+"""The planner against real tensors, torch's own tracker, the CPU's allocator, and itself."""
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings, strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import bench
+from helpers import gpus, memory, models, train
+from helpers.plan import out_of_memory
+from helpers.plan import plan
+from helpers.plan.planner import fake_batch, trace_recipe
+from benchmarks.measure_step import recorded
+from helpers.recipe import OPTIMIZERS, Recipe, replace
+from helpers.optimizers import make_optimizer
+from helpers.step import loss_sum, train_step
+from helpers.plan.interpolate import interpolation
+from tests import combinations
+
+MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
+
+
+@pytest.mark.parametrize("fields", combinations.ALL, ids=combinations.name)
+def test_the_plan_is_what_real_tensors_take_to_the_byte(fields):
+    """Every field of the recipe, every pair of them: the whole timeline, event by event, and the FLOPs."""
+    recipe = combinations.recipe(fields)
+    planned = plan(recipe, "cpu")
+    real = memory.measure(recipe, train.encoded(recipe)["train"]).tracked
+    assert planned.peak == real.peak and planned.at_peak == real.at_peak
+    assert np.array_equal(planned.timeline, real.timeline) and planned.flops == real.flops
+
+
+@pytest.mark.parametrize("model", MINI)
+def test_the_cpus_own_allocator_agrees_to_the_byte(model):
+    """An untracked step on real tensors, seen from below: the profiler's record of every allocation."""
+    recipe = MINI[model]
+    net = models.build(recipe)
+    optimizer = make_optimizer(net, recipe)
+    batch = train.encoded(recipe)["train"].batch(range(recipe.batch_size))
+    train_step(net, optimizer, [batch], recipe.batch_size, recipe)
+    gc.collect()
+    _, peak = recorded(lambda: train_step(net, optimizer, [batch], recipe.batch_size, recipe))
+    planned = plan(recipe, "cpu")
+    there_before = planned.at_peak["parameters"] + planned.at_peak["optimizer states"] + \
+        sum(value.nbytes for value in batch.values())
+    assert peak == planned.peak - there_before
+
+
+@pytest.mark.parametrize("recipe", MINI.values(), ids=MINI)
+def test_torchs_own_tracker_agrees_by_category(recipe):
+    """torch.distributed._tools.MemTracker, another implementation, on the same fake step."""
+    _, seen = bench.naive(recipe)
+    planned = plan(recipe, "cpu").at_peak
+    assert planned == {"parameters": seen["PARAM"] + seen["BUFFER"], "gradients": seen["GRAD"],
+                       "optimizer states": seen["OPT"], "activations": seen["ACT"], "temporaries": seen["TEMP"]}
+
+
+def test_flops_are_torchs_own_count():
+    recipe = MINI["deberta"]
+    net = models.build(recipe)
+    batch = train.encoded(recipe)["train"].batch(range(recipe.batch_size))
+    with FlopCounterMode(display=False) as forward:
+        loss = loss_sum(net, batch, recipe)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    flops = plan(recipe, "cpu").flops
+    assert flops == {"forward": forward.get_total_flops(), "recompute": 0, "backward": backward.get_total_flops()}
+
+
+def test_fused_attention_counts_the_flops_of_the_plain_formula():
+    """torch's counter has no formula for the CPU's attention kernel; ours must equal the matrix products written out."""
+    recipe = MINI["vit"]
+    shape = models.config(recipe)
+    tokens = (shape.image_size // shape.patch_size) ** 2 + 1
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        net = models.empty(recipe)
+        with FlopCounterMode(display=False) as counter:
+            loss_sum(net, fake_batch(net, recipe), recipe)
+    attention = 2 * 2 * recipe.batch_size * shape.num_hidden_layers * tokens**2 * shape.hidden_size
+    assert plan(recipe, "cpu").flops["forward"] == counter.get_total_flops() + attention
+
+
+@pytest.mark.parametrize("model", MINI)
+def test_checkpointing_costs_one_more_forward_of_the_layers(model):
+    """All of each layer for DeBERTa. A ViT layer ends in a linear whose output nothing saves: torch stops before it."""
+    recipe = MINI[model]
+    shape, rows = models.config(recipe), recipe.batch_size
+    plain, again = (plan(replace(recipe, checkpointing=on), "cpu").flops for on in (False, True))
+    assert again["forward"] == plain["forward"] and again["backward"] == plain["backward"]
+    outside = 2 * rows * shape.hidden_size * recipe.classes  # the classifier
+    if model == "deberta":
+        outside += 2 * rows * shape.hidden_size**2  # the pooler
+    else:
+        patches = (shape.image_size // shape.patch_size) ** 2
+        outside += 2 * rows * patches * shape.hidden_size * shape.num_channels * shape.patch_size**2
+        outside += 2 * rows * (patches + 1) * shape.hidden_size * shape.intermediate_size * shape.num_hidden_layers
+    assert again["recompute"] == plain["forward"] - outside
+
+
+@pytest.mark.parametrize("fields", [{}, {"lora_rank": 4}], ids=["frozen", "frozen-lora"])
+@pytest.mark.parametrize("model", MINI)
+def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_back_through(model, fields):
+    """transformers makes the embeddings' output ask for a gradient when checkpointing is switched on."""
+    half, whole = (replace(MINI[model], frozen=frozen, **fields) for frozen in (2, 0))
+    plain, again, all_again = (plan(recipe, "cpu").flops for recipe in (
+        half, replace(half, checkpointing=True), replace(whole, checkpointing=True)))
+    assert again["backward"] == plain["backward"]
+    assert again["recompute"] == pytest.approx(all_again["recompute"] / 2, rel=0.02)
+
+
+def test_accumulation_keeps_gradients_alive_in_the_next_forward_pass():
+    """One micro-batch or four of the same size: the second forward pass has the first's gradients beside it."""
+    recipe = Recipe(profile="full", batch_size=4)
+    one, four = plan(recipe), plan(replace(recipe, batch_size=16, accumulation=4))
+    gradients = 4 * one.parameters
+    assert four.at_peak["gradients"] == pytest.approx(gradients, rel=1e-3)
+    assert four.peak - one.peak == pytest.approx(gradients, rel=0.02)
+    assert sum(four.flops.values()) == 4 * sum(one.flops.values())
+    assert plan(replace(recipe, batch_size=8, accumulation=2)).peak == four.peak, "from the third on nothing is new"
+
+
+# Bytes that depend on nothing but the architecture, from the formulas of the papers.
+@pytest.mark.parametrize("recipe, parameters", [
+    (Recipe(profile="full"), 183_831_552 + 768 * 768 + 768 + 768 * 20 + 20),
+    (Recipe(profile="full", model="deberta-large"), 434_012_160 + 1024 * 1024 + 1024 + 1024 * 20 + 20),
+    (Recipe(profile="full", model="vit"), 85_798_656 + 768 * 10 + 10),
+], ids=["deberta-v3-base", "deberta-v3-large", "vit-b/16"])
+def test_full_models_have_the_published_sizes(recipe, parameters):
+    planned = plan(recipe)
+    assert planned.parameters == parameters
+    assert planned.at_peak["parameters"] == pytest.approx(4 * parameters, rel=1e-3)
+    assert planned.at_peak["optimizer states"] == pytest.approx(8 * parameters, rel=1e-3)
+
+
+def test_the_cuda_plan_rounds_as_the_cuda_allocator_does():
+    traced = trace_recipe(MINI["vit"], "cuda")[0]
+    planned = plan(MINI["vit"], "cuda")
+    assert all(size % 512 == 0 for size, _, _ in planned.largest_tensors)
+    assert max(traced.bytes) <= max(size for size, _, _ in planned.largest_tensors) + 512
+
+
+def test_on_cuda_dropout_keeps_one_byte_an_element():
+    recipe = MINI["deberta"]
+    storage_trace = trace_recipe(recipe, "cuda")[0]
+    rows, tokens = recipe.batch_size, recipe.tokens
+    heads = models.config(recipe).num_attention_heads
+    masks = [size for size, op in zip(storage_trace.bytes, storage_trace.made_by) if op == "native_dropout"]
+    assert rows * heads * tokens * tokens in masks, "a mask of booleans over the attention probabilities"
+    assert plan(recipe, "cuda").peak < plan(recipe, "cpu").peak
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_on_cuda_autocast_keeps_softmax_in_fp32(precision):
+    recipe = replace(MINI["deberta"], precision=precision)
+    rows, tokens, heads = recipe.batch_size, recipe.tokens, models.config(recipe).num_attention_heads
+    for target, width in (("cuda", 4), ("cpu", 2)):
+        storage_trace = trace_recipe(recipe, target)[0]
+        sizes = [size for size, op in zip(storage_trace.bytes, storage_trace.made_by) if op == "_softmax"]
+        assert sizes == [rows * heads * tokens * tokens * width] * models.config(recipe).num_hidden_layers
+
+
+def test_unknown_targets_and_cards_are_refused():
+    with pytest.raises(ValueError, match="cuda or cpu"):
+        plan(Recipe(), "tpu")
+    with pytest.raises(ValueError, match="T4"):
+        plan(Recipe()).fits("GTX 9999")
+
+
+def test_fits_names_its_terms_and_adds_them_up():
+    recipe = Recipe(profile="full", model="vit", batch_size=32)
+    fit = plan(recipe).fits("T4")
+    assert set(fit.terms) == {"tensors at the peak", "cuBLAS workspace", "allocator", "margin", "CUDA context"}
+    assert fit and fit.need == sum(fit.terms.values()) and fit.over == fit.need - gpus.GPUS["T4"].memory < 0
+    assert not plan(replace(recipe, batch_size=512)).fits("T4")
+    assert "to spare" in str(fit)
+
+
+def test_remedies_fit_and_change_one_field():
+    recipe = Recipe("vit", profile="full", batch_size=256)
+    gpu = gpus.GPUS["T4"]
+    assert not plan(recipe).fits(gpu)
+    found = out_of_memory.remedies(recipe, gpu)
+    assert {"accumulation"} <= {name for change in found for name in change}
+    assert all(plan(replace(recipe, **change)).fits(gpu) for change in found)
+    smallest = next(change["accumulation"] for change in found if "accumulation" in change)
+    assert not plan(replace(recipe, accumulation=smallest // 2)).fits(gpu)
+    assert all(out_of_memory.at_least(plan(recipe), n) <= plan(replace(recipe, accumulation=n)).peak for n in (smallest // 2, smallest))
+    assert [change["precision"] for change in found if "precision" in change] in ([], ["fp16"]), "a T4 has no bf16 arithmetic"
+    assert out_of_memory.remedies(MINI["deberta"], gpu._replace(memory=gpus.CONTEXT + 2**24)) == [], "room for CUDA, not for the weights"
+
+
+@pytest.mark.parametrize("model, fields", [("deberta", {}), ("vit", {"checkpointing": True}), ("vit", {"lora_rank": 2}),
+                                           ("vit", {"optimizer": "sgd", "accumulation": 2})], ids=str)
+def test_more_micro_batches_take_at_least_what_is_said_without_a_plan(model, fields):
+    now = plan(Recipe(model, batch_size=16, **fields))
+    for n in (4, 16):
+        assert out_of_memory.at_least(now, n) <= plan(replace(now.recipe, accumulation=n)).peak
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@settings(max_examples=5, deadline=None)
+@example(rows=1, length=40, accumulation=1)
+@given(rows=st.integers(1, 24), length=st.integers(3, 96), accumulation=st.sampled_from([1, 3]))
+def test_the_surface_is_the_plan(target, rows, length, accumulation):
+    recipe = Recipe(batch_size=rows * accumulation, length=length, accumulation=accumulation)
+    direct, quick = plan(recipe, target), interpolation(recipe, target).plan(recipe)
+    assert np.array_equal(direct.timeline, quick.timeline)
+    assert direct.flops == quick.flops and direct.largest_tensors == quick.largest_tensors
+
+
+def test_the_surface_holds_for_full_models():
+    base = plan(Recipe(profile="full"))
+    assert base.at(batch_size=64, length=96).peak == plan(Recipe(profile="full", batch_size=64, length=96)).peak
+    vit = plan(Recipe(profile="full", model="vit"))
+    assert vit.at(batch_size=48).peak == plan(Recipe(profile="full", model="vit", batch_size=48)).peak
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_plan_needs_little_memory_and_no_network(optimizer, monkeypatch):
+    """Planning 8 GiB must not take them: the process grows by less than half of the weights alone. No socket is opened."""
+    import resource
+    import socket
+
+    def refuse(*arguments, **keywords):
+        raise AssertionError("the planner opened a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    if Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: from here on it is the most of this test, not of those before
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    planned = plan(Recipe(profile="full", batch_size=17, optimizer=optimizer))
+    assert planned.peak > 7 * 2**30
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2 * planned.parameters

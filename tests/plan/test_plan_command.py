@@ -1,0 +1,133 @@
+"""`python -m helpers.plan`: what it prints, what it answers, how it ends."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers as library
+from hypothesis import given, strategies as st
+
+from helpers import gpus
+from helpers.plan.command import main
+from helpers.plan.remedies import Remedies, MOST_ROWS
+from helpers.plan.hf_plan import ModelStep, plan_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    library.LlamaConfig(vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                        intermediate_size=128, max_position_embeddings=128).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A card so small that a toy does not fit it with room for CUDA's context."""
+    gpu = gpus.GPU("Small", gpus.CONTEXT + 2 * int(8.125 * 2**20) + 20 * 2**20, (7, 5))
+    monkeypatch.setitem(gpus.GPUS, gpu.name, gpu)
+    return gpu
+
+
+def asked(capsys, *arguments) -> tuple[int, str]:
+    code = main([str(part) for part in arguments])
+    return code, capsys.readouterr().out
+
+
+def test_the_command_runs_by_itself_without_network_or_gpu(folder):
+    """As a reader types it, in a process whose hub and proxies lead nowhere."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-m", "helpers.plan", "--model", folder, "--card", "T4", "--batch", "8", "--length",
+                           "64"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    for words in ("LlamaForCausalLM", "activations", "optimizer states", "cuBLAS workspace", "CUDA context",
+                  "allocator", "margin", "YES, it fits", "PyTorch would report", "Largest batch"):
+        assert words in done.stdout
+
+
+def test_json_holds_the_plan(folder, capsys):
+    code, text = asked(capsys, "--model", folder, "--card", "T4", "--batch", 8, "--length", 64, "--json")
+    found, planned = json.loads(text), plan_model(folder, batch_size=8, length=64)
+    fit = planned.fits("T4")
+    assert code == 0 and found["fits"] is True
+    assert found["peak"] == planned.peak and found["at_peak"] == planned.at_peak
+    assert (found["allocated"], found["reserved"]) == (planned.allocator_peaks("T4").allocated, planned.allocator_peaks("T4").reserved)
+    assert found["terms"] == fit.terms and found["would_fit"] == [] and found["need"] == fit.need and found["peak_phase"] == planned.peak_phase
+
+
+def test_what_does_not_fit_says_what_would(folder, small, capsys):
+    """Every option that the text offers, typed as it stands, gives a step that fits; half as many micro-batches do not."""
+    code, text = asked(capsys, "--model", folder, "--card", "Small", "--batch", 32, "--length", 128)
+    assert code == 1 and "NO, it does not fit" in text
+    offered = text.split("What would fit, each change alone:\n")[1].split("Largest batch")[0].splitlines()
+    for option, *value in map(str.split, offered):
+        change = {option[2:].replace("-", "_"): int(value[0]) if value and value[0].isdigit() else value[0] if value else True}
+        assert plan_model(folder, batch_size=32, length=128, **change).fits(small), change
+    parts = [int(option.split()[1]) for option in offered if "--accumulation" in option]
+    assert parts and not plan_model(folder, batch_size=32, length=128, accumulation=parts[0] // 2).fits(small)
+
+
+@pytest.mark.parametrize("rows, parts", [(4, 1), (300, 2)])
+def test_the_largest_batch_fits_and_one_more_does_not(folder, small, rows, parts):
+    fields = {"length": 64, "accumulation": parts}
+    most = Remedies(ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=rows * parts, **fields), small).largest_batch()
+    assert plan_model(folder, batch_size=most, **fields).fits(small)
+    assert not plan_model(folder, batch_size=most + parts, **fields).fits(small)
+
+
+@given(first=st.integers(1, 3000), row=st.integers(0, 50), every=st.integers(1, 300), jump=st.integers(1, 5000), room=st.integers(0, 10**6))
+def test_the_search_needs_few_plans_where_bytes_jump(first, row, every, jump, room):
+    """A staircase, as the allocator's segments make one: thousands of rows are searched in a few dozen looks."""
+    def over(change, depths=None):
+        looks.append(change["batch_size"])
+        return row * change["batch_size"] + jump * (change["batch_size"] // every) - room
+
+    looks: list[int] = []
+    search = SimpleNamespace(model_step=SimpleNamespace(accumulation=1), _over=over)
+    most = Remedies._most_rows(search, first)
+    assert over({"batch_size": most}) <= 0 < over({"batch_size": most + 1}) or most == MOST_ROWS - 1
+    assert len(looks) <= 60
+
+
+def test_several_changes_together_where_none_suffices(folder, monkeypatch):
+    gpu = gpus.GPU("Tiny", gpus.CONTEXT + 2 * int(8.125 * 2**20) + 8 * 2**20, (7, 5))
+    fitting = Remedies(ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=32, length=128), gpu)
+    (change,) = fitting.remedies()
+    assert len(change) > 1 and plan_model(folder, batch_size=32, length=128, **change).fits(gpu)
+    for name in change:
+        fewer = {key: value for key, value in change.items() if key != name}
+        assert not plan_model(folder, batch_size=32, length=128, **fewer).fits(gpu)
+
+
+def test_a_hopeless_case_ends_plainly(folder, capsys, monkeypatch):
+    monkeypatch.setitem(gpus.GPUS, "None", gpus.GPU("None", gpus.CONTEXT, (7, 5)))
+    code, text = asked(capsys, "--model", folder, "--card", "None", "--batch", 2, "--length", 16)
+    assert code == 1 and "No technique planned here" in text and "not even one row" in text
+
+
+def test_without_a_card_the_cards_that_hold_it(folder, capsys):
+    code, text = asked(capsys, "--model", folder, "--batch", 2, "--length", 16)
+    assert code == 0 and "Cards that hold it: GTX 1650" in text
+    code, text = asked(capsys, "--list-cards")
+    assert code == 0 and all(name in text for name in gpus.GPUS)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], "--model is needed"),
+    (["--model", "x/y/z", "--card", "T4"], "neither a folder"),
+    (["--model", "microsoft/deberta-v3-base", "--card", "T9000"], "T9000"),
+    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--length", "513"], "longer than the 512 tokens"),
+    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--batch", "0"], "at least 1"),
+    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--accumulation", "3"], "does not divide"),
+    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--frozen", "13"], "more than the 12 layers"),
+    (["--model", "google/vit-base-patch16-224-in21k", "--card", "T4", "--length", "64"], "is for text"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_bad_input_ends_in_status_2_and_one_sentence(arguments, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ended.value.code == 2 and words in last and "Traceback" not in last

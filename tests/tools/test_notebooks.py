@@ -1,0 +1,305 @@
+"""What a committed notebook must be: executed, in the course's form, labelled, free of any machine's traces.
+
+Each rule is a function from a notebook to what is wrong with it, itself tested on a notebook that breaks it.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from helpers import notebook_setup
+from tools.course import NOTEBOOKS, badges, clean
+
+HEADINGS = [
+    "problem",
+    "idea",
+    "before",
+    "after",
+    "compare",
+    "verify",
+    "explore",
+    "does not help",
+    "exercises",
+    "references",
+]
+PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+# A number with a unit: 9.4 GiB, 12 %, 95\%, 2.1x, 3 seconds; not 16 × 256, which is a shape.
+MEASURED = re.compile(r"\d\s*(?:[KMGT]i?B\b|kB\b|\\?%|×(?!\s*\d)|[xX]\b(?!\s*\d)|(?:m|µ)?s\b|seconds?\b)")
+CITED = "<!-- cited -->"
+ACCURACY = re.compile(r"accura", re.IGNORECASE)
+
+
+def code(nb):
+    return [cell for cell in nb.cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def executed(nb):
+    counts = [cell.execution_count for cell in code(nb)]
+    return [] if counts and counts == list(range(1, len(counts) + 1)) else [f"execution counts are {counts}"]
+
+
+def headings(nb, words=HEADINGS):
+    """The course's headings, in its order."""
+    text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    found = [row.lstrip("# ").lower() for row in text.splitlines() if row.startswith("#")]
+    wrong, at = [], 0
+    for word in words:
+        later = next((number for number in range(at, len(found)) if word in found[number]), None)
+        if later is None:
+            wrong.append(
+                f"no heading with {word!r}" + (" in its place" if any(word in row for row in found) else "")
+            )
+        else:
+            at = later
+    return wrong
+
+
+def errors(nb):
+    return [
+        f"an error in an output: {output.ename}"
+        for cell in code(nb)
+        for output in cell.outputs
+        if output.output_type == "error"
+    ]
+
+
+def stderr(nb):
+    return [
+        f"text on stderr: {output.text[:80]}"
+        for cell in code(nb)
+        for output in cell.outputs
+        if output.get("name") == "stderr" and output.text.strip()
+    ]
+
+
+def widgets(nb):
+    state = ["widget state is saved"] if "widgets" in nb.metadata else []
+    return state + [
+        "a widget without its kernel"
+        for cell in code(nb)
+        for output in cell.outputs
+        if clean.WIDGET in output.get("data", {})
+    ]
+
+
+def long_cells(nb, most=35):
+    return [
+        f"a cell of {len(rows)} lines"
+        for cell in code(nb)
+        if len(rows := [row for row in cell.source.splitlines() if row.strip()]) > most
+    ]
+
+
+def compared(nb):
+    cells = [cell for cell in code(nb) if "nbval-check-output" in cell.metadata.get("tags", [])]
+    empty = ["an output is compared where there is none" for cell in cells if not cell.outputs]
+    return empty if cells else ["no output is compared"]
+
+
+def pictures(nb):
+    kinds = {kind for cell in code(nb) for output in cell.outputs for kind in output.get("data", {})}
+    return [] if kinds & {"image/png", "image/svg+xml"} else ["not one picture"]
+
+
+def first_cell(nb):
+    return (
+        []
+        if code(nb) and code(nb)[0].source == notebook_setup.first_cell()
+        else ["the first cell is not the common one"]
+    )
+
+
+def prose(nb):
+    """Numbers with a unit in Markdown, but for lines that cite them."""
+    rows = [row for cell in nb.cells if cell.cell_type == "markdown" for row in cell.source.splitlines()]
+    rows = [re.sub(r"\]\([^)]*\)|https?://\S+", "]", row) for row in rows if not row.rstrip().endswith(CITED)]
+    return [f"a number that no code made: {row.strip()[:80]}" for row in rows if MEASURED.search(row)]
+
+
+def random_accuracy(nb):
+    """Outputs with an accuracy that do not say so, of cells that use a recipe or run with random weights."""
+    random, wrong = set(), []
+    for cell in code(nb):
+        uses = _uses_random(cell.source, random)
+        said = "\n".join(
+            text for number, where, text in clean.texts(new_notebook(cells=[cell])) if where == "output"
+        )
+        if uses and ACCURACY.search(said) and "random weights" not in said:
+            wrong.append(f"an accuracy of random weights without a label: {said.strip()[:80]!r}")
+    return wrong
+
+
+def _uses_random(source, random):
+    """Whether code names weights="random" or a name bound to it before; adds the names that it binds."""
+    uses = False
+    for statement in ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)).body:
+        inside = list(ast.walk(statement))
+        loads = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        given = any(
+            isinstance(node, ast.keyword)
+            and node.arg == "weights"
+            and isinstance(node.value, ast.Constant)
+            and node.value.value == "random"
+            for node in inside
+        )
+        if given or loads & random:
+            uses = True
+            random |= {
+                node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+            random |= {node.name for node in inside if isinstance(node, ast.FunctionDef)}
+    return uses
+
+
+RULES = [
+    executed,
+    headings,
+    errors,
+    stderr,
+    widgets,
+    clean.paths,
+    long_cells,
+    compared,
+    pictures,
+    first_cell,
+    prose,
+    random_accuracy,
+]
+
+
+def wrong(nb, start_here=False):
+    return [fault for rule in RULES if not (start_here and rule is headings) for fault in rule(nb)]
+
+
+def test_the_first_notebooks_are_there():
+    assert {"00", "01", "02"} <= {path.name[:2] for path in PATHS}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_notebook(path):
+    nb = nbformat.read(path, as_version=4)
+    nbformat.validate(nb)
+    assert not wrong(nb, start_here=path.name.startswith("00_"))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_nothing_is_left_to_clean(path):
+    text = path.read_text(encoding="utf8")
+    assert nbformat.writes(clean.clean(nbformat.reads(text, as_version=4))).rstrip("\n") + "\n" == text
+
+
+def test_badges_are_fresh():
+    assert not [path.name for path in badges.stale()], "run `make badges`"
+
+
+def test_readme_takes_its_address_from_the_project():
+    text = badges.README.read_text(encoding="utf8")
+    assert badges.readme(text, "https://github.com/else/where", PATHS[0].name).count("else/where") > 0
+    assert notebook_setup.repository() not in badges.readme(text, "https://github.com/else/where", PATHS[0].name)
+
+
+# The rules themselves, each on a notebook that breaks it and nothing else.
+
+
+def good():
+    picture = new_output(
+        "display_data", {"image/png": "iVBORw0KGgo=", "text/plain": "<Figure size 640x480 with 1 Axes>"}
+    )
+    cells = [
+        new_markdown_cell("# Title\n\nUp to 16 × 256 tokens, 12 layers.\n\n9.4 GiB (paper) <!-- cited -->"),
+        new_code_cell(notebook_setup.first_cell()),
+    ]
+    cells += [new_markdown_cell(f"## The {word}") for word in HEADINGS]
+    cells += [
+        new_code_cell("say(1)", outputs=[new_output("stream", name="stdout", text="1")]),
+        new_code_cell("plot()", outputs=[picture]),
+        new_code_cell('bad = replace(r, weights="random")\nrun = train(bad)'),
+        new_code_cell(
+            "show(run)", outputs=[new_output("stream", name="stdout", text="accuracy (random weights) 30 %")]
+        ),
+    ]
+    for count, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), 1):
+        cell.execution_count = count
+    cells[-4].metadata["tags"] = ["nbval-check-output"]
+    return new_notebook(cells=cells)
+
+
+def says(text, name="stdout"):
+    return lambda nb: code(nb)[1].outputs.append(new_output("stream", name=name, text=text))
+
+
+def writes(text):
+    return lambda nb: nb.cells.append(new_markdown_cell(text))
+
+
+def last_output(text):
+    return lambda nb: code(nb)[-1].outputs[0].update(text=text)
+
+
+BROKEN = [
+    (executed, lambda nb: code(nb)[2].update(execution_count=None)),
+    (executed, lambda nb: code(nb)[2].update(execution_count=9)),
+    (headings, lambda nb: nb.cells.pop(4)),
+    (headings, lambda nb: nb.cells.insert(3, nb.cells.pop(5))),
+    (errors, lambda nb: code(nb)[1].outputs.append(new_output("error", ename="E", evalue="", traceback=[]))),
+    (stderr, says("UserWarning: mind", "stderr")),
+    (widgets, lambda nb: nb.metadata.update(widgets={"state": {}})),
+    (
+        widgets,
+        lambda nb: code(nb)[1].outputs.append(new_output("display_data", {clean.WIDGET: {"model_id": "1"}})),
+    ),
+    (clean.paths, says("saved in " + "/".join(["", "home", "me", "run.json"]))),
+    (clean.paths, says("saved in " + str(Path(__file__).parent))),
+    (clean.paths, lambda nb: code(nb)[1].update(source="open('" + "/".join(["", "tmp", "x"]) + "')")),
+    (long_cells, lambda nb: code(nb)[1].update(source="x = 1\n" * 36)),
+    (compared, lambda nb: code(nb)[1].metadata.pop("tags")),
+    (compared, lambda nb: code(nb)[1].outputs.clear()),
+    (pictures, lambda nb: code(nb)[2].outputs.clear()),
+    (first_cell, lambda nb: code(nb)[0].update(source="import torch")),
+    (prose, writes("It takes 9.4 GiB.")),
+    (prose, writes("It saves 12 % of it.")),
+    (prose, writes(r"It saves $95\%$ of it.")),
+    (prose, writes("It is 2.5x faster, or 2.5× or 3 seconds.")),
+    (random_accuracy, last_output("accuracy 30 %")),
+    (
+        random_accuracy,
+        lambda nb: nb.cells.append(
+            new_code_cell(
+                "both = [run]\nshow(both)",
+                execution_count=6,
+                outputs=[new_output("stream", name="stdout", text="Accuracy: 0.3")],
+            )
+        ),
+    ),
+]
+
+
+def test_the_good_notebook_is_good():
+    assert wrong(good()) == []
+
+
+@pytest.mark.parametrize("rule, breaks", BROKEN)
+def test_a_rule_finds_what_breaks_it(rule, breaks):
+    nb = good()
+    breaks(nb)
+    assert rule(nb)
+
+
+def test_every_rule_is_tested():
+    assert {rule for rule, _ in BROKEN} == set(RULES)
+
+
+def test_accuracy_of_pretrained_weights_needs_no_label():
+    nb = good()
+    nb.cells.append(
+        new_code_cell(
+            "kept = 1\nshow(kept)",
+            execution_count=6,
+            outputs=[new_output("stream", name="stdout", text="accuracy 91 %")],
+        )
+    )
+    assert random_accuracy(nb) == []

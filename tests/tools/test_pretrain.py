@@ -1,0 +1,201 @@
+"""The bundled mini models: small, honest about themselves, reproducible, and loadable as the hub's models
+are."""
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import (
+    AutoImageProcessor, AutoTokenizer, DebertaV2ForMaskedLM, DebertaV2ForSequenceClassification,
+    ViTForImageClassification,
+)  # fmt: skip
+
+from helpers import models
+from tools.pretrain import corpus, fonts, objectives, pretrain_deberta, pretrain_vit, tokenizer
+
+ROOM = models.MINI
+NAMES = ("deberta", "vit")
+OTHER_CPU = 2e-2  # relative, of the first losses: another CPU or torch only rounds differently
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def card(name: str) -> dict:
+    return json.loads((ROOM / name / "card.json").read_text(encoding="utf8"))
+
+
+@cache
+def room() -> dict[str, list[str]]:
+    return corpus.load()
+
+
+@cache
+def trained_tokenizer():
+    return tokenizer.train(room()["reuters"] + room()["others"])
+
+
+def test_both_fit_in_ten_megabytes():
+    assert sum(path.stat().st_size for name in NAMES for path in (ROOM / name).iterdir()) <= 10e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_card_matches_files(name):
+    facts = card(name)
+    for file, digest in facts["sha256"].items():
+        content = (ROOM / name / file).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest, f"{name}/{file} is not the one on the card"
+        assert len(content) == facts["bytes"][file]
+    with safe_open(ROOM / name / "model.safetensors", "pt") as weights:
+        tensors = [weights.get_tensor(key) for key in weights.keys()]
+    assert {tensor.dtype for tensor in tensors} == {torch.float16}
+    assert sum(tensor.numel() for tensor in tensors) == facts["parameters"] < 3_000_000
+    assert all(tensor.isfinite().all() for tensor in tensors)
+    prose = (ROOM / name / "README.md").read_text(encoding="utf8")
+    for entry in facts["scores"].values():
+        for who in ("shipped", "random"):
+            assert f"{100 * entry[who]['mean']:.1f} ± {100 * entry[who]['std']:.1f} %" in prose
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pretraining_helps_beyond_the_spread(name):
+    for steps, entry in card(name)["scores"].items():
+        shipped, random = entry["shipped"], entry["random"]
+        assert min(shipped["runs"]) > max(random["runs"]), f"{name}, {steps}"
+        assert shipped["mean"] - random["mean"] > 2 * (shipped["std"] + random["std"]), f"{name}, {steps}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_on_disk_costs_no_accuracy(name):
+    facts = card(name)
+    half, full = facts["scores"]["60 steps"]["shipped"], facts["storage"]["float32"]
+    assert abs(half["mean"] - full["mean"]) <= max(half["std"], full["std"], 0.005)
+
+
+def test_deberta_loads_in_float32_with_a_new_head():
+    model, news = DebertaV2ForSequenceClassification.from_pretrained(
+        ROOM / "deberta", num_labels=8, dtype=torch.float32, output_loading_info=True
+    )
+    assert {key.split(".")[0] for key in news["missing_keys"]} == {"pooler", "classifier"}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
+    assert model(**tok(["net profit rose"], return_tensors="pt")).logits.shape == (1, 8)
+
+
+def test_masked_lm_loads_whole_and_prefers_words_that_fit():
+    model, news = DebertaV2ForMaskedLM.from_pretrained(
+        ROOM / "deberta", dtype=torch.float32, output_loading_info=True
+    )
+    assert not news["missing_keys"] and not news["unexpected_keys"]
+    assert model.cls.predictions.decoder.weight is model.deberta.embeddings.word_embeddings.weight
+    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
+    rows = tok(["qtr net shr cts vs [MASK] net mln vs mln revs mln vs mln reuter"], return_tensors="pt")
+    logits = model.eval()(**rows).logits[0, rows["input_ids"][0].tolist().index(tok.mask_token_id)]
+    fitting, strange = tok.convert_tokens_to_ids(["▁cts", "▁windows"])
+    assert logits[fitting] > logits[strange]
+
+
+def test_vit_loads_in_float32_with_a_new_head():
+    model, news = ViTForImageClassification.from_pretrained(
+        ROOM / "vit", num_labels=10, dtype=torch.float32, output_loading_info=True
+    )
+    assert set(news["missing_keys"]) == {"classifier.weight", "classifier.bias"}
+    assert not news["unexpected_keys"]
+    processor = AutoImageProcessor.from_pretrained(ROOM / "vit", backend="pil")
+    from PIL import Image
+
+    pixels = processor([Image.new("L", (8, 8), 255)], return_tensors="pt")["pixel_values"]
+    assert pixels.shape == (1, 3, 16, 16) and pixels.min() == pixels.max() == 1.0
+    assert model(pixels).logits.shape == (1, 10)
+
+
+def test_golden_tokens():
+    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
+    assert tok.tokenize("the company said net profit") == ["▁the", "▁company", "▁said", "▁net", "▁profit"]
+    assert tok.tokenize("ﬁrst   proﬁt\t[MASK]") == ["▁first", "▁profit", "[MASK]"]
+    assert tok("oil", "tax")["input_ids"][::2] == [tok.cls_token_id, tok.sep_token_id, tok.sep_token_id]
+    assert [tok.convert_ids_to_tokens(i) for i in range(5)] == list(tokenizer.SPECIAL)
+    assert len(tok) == tokenizer.VOCABULARY
+
+
+@pytest.mark.parametrize(
+    "text", ["ﬁnancial ﬂow", "ＤＥＢＥＲＴａ № ²", "3.14 % of $5 & [x] {y} ~ `z` \\ | ^", "a\xa0b"]
+)
+def test_no_unknown_tokens(text):
+    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
+    assert tok.unk_token_id not in tok(text)["input_ids"]
+
+
+def test_near_finds_a_changed_copy_and_spares_another_story():
+    storage_trace = "the company said its board approved a two for one split of common shares for holders in april"
+    changed = storage_trace.replace("april", "may").upper() + " 1987"
+    other = "wheat exports to the soviet union fell sharply in the first half of the year said the department"
+    assert corpus.near([changed, other, storage_trace[:60]], [storage_trace]) == [True, False, True]
+
+
+def test_no_test_document_in_the_corpus():
+    texts = room()["reuters"] + room()["others"]
+    forbidden = corpus.held_out()
+    assert len(forbidden) > 2500
+    spaced = {" ".join(corpus.words(text)) for text in texts}
+    assert not spaced & {" ".join(corpus.words(text)) for text in forbidden}
+    sizes = {name: len(part) for name, part in room().items()} | {"dropped": corpus.dropped()}
+    assert sizes == card("deberta")["corpus"]
+
+
+def test_every_test_document_with_a_word_changed_would_be_dropped():
+    forbidden = [text for text in corpus.held_out() if len(text.split()) > 30][:200]
+    assert all(corpus.near([text.replace(" the ", " a ", 1) for text in forbidden], forbidden))
+
+
+def test_tokenizer_is_reproducible(tmp_path):
+    trained_tokenizer().save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (ROOM / "deberta" / name).read_bytes()
+
+
+def test_first_deberta_steps_are_the_cards():
+    facts = card("deberta")
+    rooms = pretrain_deberta.encode(room(), trained_tokenizer())
+    _, log = pretrain_deberta.train(pretrain_deberta.Plan(**facts["plan"]), rooms, stop=3)
+    for now, then in zip(log, facts["first_losses"]):
+        assert now == pytest.approx(then, rel=OTHER_CPU)
+
+
+def test_first_vit_steps_are_the_cards():
+    facts = card("vit")
+    _, log = pretrain_vit.train(pretrain_vit.Plan(**facts["plan"]), stop=5)
+    assert log == pytest.approx(facts["first_losses"][:5], rel=OTHER_CPU)
+
+
+def test_drawn_digits_repeat_and_differ_by_seed():
+    (first, digits), (again, same), (other, _) = fonts.sample(20, 0), fonts.sample(20, 0), fonts.sample(20, 1)
+    assert first.shape == (20, fonts.SIZE, fonts.SIZE) and (first == again).all() and (digits == same).all()
+    assert (first != other).any() and all(picture.max() > 150 for picture in first)
+
+
+def test_unknown_objective_is_named():
+    with pytest.raises(ValueError, match="nonsense"):
+        objectives.Pretrainer(pretrain_deberta.config(), "mlm+nonsense")
+
+
+def test_masking_spares_special_tokens_and_keeps_its_share():
+    rows = torch.full((64, 64), 100)
+    rows[:, 0], rows[:, 40:] = objectives.CLS, objectives.PAD
+    hidden, chosen = objectives.mask(rows, 8192, torch.Generator().manual_seed(0))
+    assert not chosen[rows < 5].any() and (hidden[~chosen] == rows[~chosen]).all()
+    assert chosen[rows == 100].float().mean() == pytest.approx(objectives.MASK_SHARE, abs=0.02)
+    assert (hidden[chosen] == objectives.MASK).float().mean() == pytest.approx(0.8, abs=0.05)
+
+
+def test_info_nce_is_low_only_for_true_partners():
+    pair = torch.eye(4).repeat_interleave(2, dim=0)
+    assert objectives.info_nce(pair) < 0.01 < objectives.info_nce(pair.roll(1, dims=0))

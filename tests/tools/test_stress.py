@@ -1,0 +1,148 @@
+"""make soak, on small notebooks: what it does to them, what it finds, and that it goes on."""
+
+import os
+import sys
+import time
+
+import nbformat
+import psutil
+import pytest
+
+from tools.course import NOTEBOOKS, __main__, interrupt, stress
+from tools.course.execute import Failed, execute
+from tests.small import notebook
+
+CUT = """
+import socket, subprocess, sys, time
+begun = time.monotonic()
+def tried(call, *given):
+    try:
+        call(*given)
+        return 'through'
+    except OSError as error:
+        return 'cut' if 'The soak has cut the network' in str(error) else repr(error)
+server = socket.create_server(('127.0.0.1', 0))
+port = server.getsockname()[1]
+one, other = socket.socketpair()
+print(tried(socket.create_connection, ('127.0.0.1', port)), tried(socket.create_connection, ('localhost', port)),
+      tried(one.sendall, b'x'))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+print(tried(socket.socket().connect, ('192.0.2.1', 80)), tried(socket.socket().connect_ex, ('192.0.2.1', 80)),
+      tried(socket.create_connection, ('192.0.2.1', 80)), tried(udp.sendto, b'x', ('192.0.2.1', 53)),
+      tried(socket.getaddrinfo, 'example.com', 80), tried(socket.gethostbyname, 'example.com'),
+      tried(socket.socket(socket.AF_INET6).connect, ('2001:db8::1', 80)))
+print(time.monotonic() - begun < 5)
+"""
+AFTERWARDS = """
+import subprocess, sys, torch
+child = subprocess.run([sys.executable, '-c', 'import torch; print(torch.cuda.is_available())'], capture_output=True, text=True)
+assert (torch.cuda.is_available(), torch.cuda.device_count(), child.stdout) == (False, 0, 'False\\n')
+try:
+    torch.zeros(1, device='cuda')
+except RuntimeError as error:
+    assert 'no kernel image is available' in str(error)
+else:
+    raise AssertionError('a kernel ran')
+"""
+
+
+def test_order_runs_all_every_round_and_goes_on_after_a_failure(folder, capfd):
+    paths = [notebook(folder, "1 + 1", name="00_a"), notebook(folder, "1 / 0", name="01_b"), notebook(folder, "2", name="02_c")]
+    before = [path.read_bytes() for path in paths]
+    assert stress.soak(paths, rounds=2, seed=1, only="order") == 1
+    said = capfd.readouterr().out
+    lines = said.splitlines()
+    ran = [line[:4] for line in lines if " cells " in line]
+    assert sorted(ran[:3]) == sorted(ran[3:]) == ["00_a", "01_b", "02_c"] and said.count("ZeroDivisionError: division") == 2
+    assert "Soak, order: 2 of 6 runs failed" in said
+    table = {words[0]: words[1:] for words in map(str.split, lines[-3:])}
+    assert [table[name][0] + table[name][-1] for name in ("00_a", "01_b", "02_c")] == ["20", "22", "20"]
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_the_order_is_the_seed_s(folder, monkeypatch):
+    ran = []
+    monkeypatch.setattr(stress, "execute", lambda path, *_: ran.append(path.stem))
+    paths = [notebook(folder, "1", name=f"{number:02}_x") for number in range(9)]
+    for seed in (0, 0, 1):
+        assert stress.soak(paths, rounds=2, seed=seed, only="order") == 0
+    assert ran[:18] == ran[18:36] != ran[36:] and ran[:9] != ran[9:18]
+
+
+def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(folder):
+    child = f"print(subprocess.run([sys.executable, '-c', {CUT!r}], capture_output=True, text=True).stdout)"
+    done, _ = execute(notebook(folder, CUT, child), stress.environment("offline"))
+    for cell in done.cells[1:]:
+        assert cell.outputs[0].text.split() == ["through"] * 3 + ["cut"] * 7 + ["True"]
+
+
+def test_offline_reports_what_needs_the_network(folder, capfd):
+    paths = [notebook(folder, "import urllib.request\nurllib.request.urlopen('http://example.com')"),
+             notebook(folder, "1 + 1", name="01_b")]
+    assert stress.soak(paths, only="offline") == 1
+    said = capfd.readouterr().out
+    assert "The soak has cut the network: example.com cannot be looked up" in said and "1 of 2 runs failed" in said
+
+
+def test_interrupted_runs_again_in_the_same_kernel(folder, tmp_path, capfd):
+    seen = tmp_path / "seen"
+    path = notebook(
+        folder,
+        f"import os, time\nfile = open({str(seen)!r}, 'a')\nprint(os.getpid(), file=file, flush=True)",
+        "x = 1",
+        "quick = True",
+        "first = 'again' not in globals()\nagain = True\ntime.sleep(60 if first else 0)",
+        "print('end', file=file, flush=True)",
+    )
+    assert interrupt.run_interrupted(path, stress.environment(), folder) == 4
+    one, two, end = seen.read_text().split()
+    assert one == two and end == "end"
+    assert "interrupted in cell 4, code cell 4 of 5" in capfd.readouterr().out
+
+
+def test_interrupted_finds_a_process_left_behind_and_ends_it(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(interrupt, "GRACE", 2.0)
+    seen = tmp_path / "seen"
+    child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
+    path = notebook(
+        folder,
+        "import pathlib, subprocess, time",
+        f"child = {child}\npathlib.Path({str(seen)!r}).write_text(str(child.pid))\ntime.sleep(60)",
+    )
+    with pytest.raises(Failed, match="left processes behind after the interrupt in cell 2; alive, the kernel among") as caught:
+        interrupt.run_interrupted(path, stress.environment(), folder)
+    assert f"    {seen.read_text()} {sys.executable} -c import time" in str(caught.value)
+    end = time.monotonic() + 5
+    while psutil.pid_exists(int(seen.read_text())) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(seen.read_text()))
+
+
+def test_interrupted_finds_what_an_interrupt_breaks_and_a_notebook_too_short(folder):
+    held = notebook(folder, "import time", "if 'held' in globals(): raise RuntimeError('held')\nheld = 1\ntime.sleep(60)")
+    with pytest.raises(Failed, match="(?s)failed in cell 2 .*RuntimeError: held"):
+        interrupt.run_interrupted(held, stress.environment(), folder)
+    with pytest.raises(Failed, match="no cell in its second half that lasts long enough"):
+        interrupt.run_interrupted(notebook(folder, "1", "2"), stress.environment(), folder)
+
+
+def test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu(folder):
+    real = nbformat.read(next(NOTEBOOKS.glob("00_*.ipynb")), 4)
+    path = notebook(folder, *[cell.source for cell in real.cells if cell.cell_type == "code"][:2], AFTERWARDS)
+    said = stress.advised(path, NOTEBOOKS)
+    assert said.startswith("Profile mini: there is a GPU, but it cannot run this PyTorch (CUDA error: no kernel image")
+    assert "on Kaggle choose the T4 accelerator" in said
+
+
+def test_silence_about_such_a_gpu_is_a_failure(folder):
+    silent = notebook(folder, "import torch\nassert torch.cuda.is_available()\nprint('All is well.')")
+    with pytest.raises(Failed, match="first cell does not say that the GPU cannot be used"):
+        stress.advised(silent, folder)
+
+
+def test_wrong_arguments_are_one_sentence(capsys):
+    assert __main__.main(["soak", "00", "--rounds", "0"]) == 1
+    assert "rounds=0 must be 1 or more." in capsys.readouterr().err
+    with pytest.raises(ValueError, match="only='rain' is not known: use order, offline"):
+        stress.soak([], only="rain")
+    assert os.environ.get("TIGHT_FIT_SOAK") is None

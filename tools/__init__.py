@@ -1,0 +1,1 @@
+"""What `make` calls: notebooks, records, pages, and the pretraining of the small models."""

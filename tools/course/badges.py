@@ -1,0 +1,93 @@
+"""The repository's address, from pyproject.toml into notebooks and README."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+
+from helpers import notebook_setup
+from tools.course import NOTEBOOKS, ROOT
+from helpers.files import replace_all
+
+MARK = "<!-- badges -->"  # ends the badges' line of a notebook
+README = ROOT / "README.md"
+COLAB = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    "(https://colab.research.google.com/github/{})"
+)
+KAGGLE = (
+    "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
+    "(https://kaggle.com/kernels/welcome?src={})"
+)
+
+
+def badges(notebook: str, repository: str) -> str:
+    """Links that open a notebook, "00_start_here.ipynb", on Colab and Kaggle, from a GitHub address."""
+    path = f"blob/main/notebooks/{notebook}"
+    owner = repository.removeprefix("https://github.com/")
+    return f"{COLAB.format(f'{owner}/{path}')} {KAGGLE.format(f'{repository}/{path}')}"
+
+
+def notebook(path: Path, repository: str) -> str:
+    """A notebook's text as it should be: badges under its title, the common first code cell."""
+    node = nbformat.read(path, as_version=4)
+    for cell in node.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _under_title(cell.source, f"{badges(path.name, repository)} {MARK}")
+            break
+    first = next((cell for cell in node.cells if cell.cell_type == "code"), None)
+    if first is None or "start.notebook()" not in first.source:
+        first = nbformat.v4.new_code_cell(id="start")
+        node.cells.insert(min(1, len(node.cells)), first)
+    first.source = notebook_setup.first_cell()
+    return nbformat.writes(node).rstrip("\n") + "\n"
+
+
+def _under_title(source: str, line: str) -> str:
+    rows = source.split("\n")
+    for number, row in enumerate(rows):
+        if row.rstrip().endswith(MARK):
+            rows[number] = line
+            return "\n".join(rows)
+    title = next((number for number, row in enumerate(rows) if row.startswith("# ")), -1)
+    rest = rows[title + 1 :]
+    return "\n".join(
+        [*rows[: title + 1], "", line, *([""] if rest and rest[0].strip() else []), *rest]
+    ).strip("\n")
+
+
+def readme(text: str, repository: str, first: str) -> str:
+    """README's text, its <!-- badges --> and <!-- clone --> blocks written anew."""
+    clone = f"```sh\ngit clone {repository}\ncd {repository.rsplit('/', 1)[-1]}\n```"
+    for name, content in (("badges", badges(first, repository)), ("clone", clone)):
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+            lambda found: f"{found[1]}{content}\n{found[2]}",
+            text,
+            flags=re.DOTALL,
+        )
+    return text
+
+
+def stale(folder: Path = NOTEBOOKS, page: Path = README) -> dict[Path, str]:
+    """{file: the text it should have} of notebooks and README with another address or first cell."""
+    repository = notebook_setup.repository()
+    wanted = {path: notebook(path, repository) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
+    if page.is_file():
+        first = min((path.name for path in wanted), default="00_start_here.ipynb")
+        wanted[page] = readme(page.read_text(encoding="utf8"), repository, first)
+    return {path: text for path, text in wanted.items() if text != path.read_text(encoding="utf8")}
+
+
+def command(check: bool) -> int:
+    """Write what is stale, or with `check` only name it and give 1."""
+    found = stale()
+    for path, text in found.items():
+        print(f"{path.relative_to(ROOT)}: {'stale, run `make badges`' if check else 'written'}")
+        if not check:
+            replace_all(path.parent, {path.name: text})
+    if not found:
+        print(f"All badges name {notebook_setup.repository()}.")
+    return int(check and bool(found))

@@ -1,0 +1,97 @@
+"""`make run` and `make notebooks`: execute what changed, keep pages and runs of what ran to its end."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from tools.course import BUILD, ROOT, clean, pages, tables
+from tools.course.execute import execute
+from helpers.files import replace_all
+
+VARIABLES = ("TIGHT_FIT_PROFILE", "TIGHT_FIT_MIRROR", "CUDA_VISIBLE_DEVICES")
+
+
+def run(paths: list[Path], command: str, build: Path = BUILD) -> None:
+    """Execute what is not up to date, write build/html and build/runs, print the tables. Raises Failed."""
+    os.environ.setdefault("TIGHT_FIT_PROFILE", "mini")
+    for path in paths:
+        key = fingerprint(path)
+        if _done(path, build) == key:
+            print(f"{path.stem:32} up to date")
+        else:
+            _build(path, key, command, build)
+    pages.index(build, tables.every(build / "runs"))
+    tables.show(paths, build / "runs")
+    print(f"\nPages: {_short(build / 'html' / 'index.html')}")
+
+
+def save(paths: list[Path], command: str) -> None:
+    """Execute and save in place, cleaned. Raises Failed, or ValueError for a path of this machine."""
+    os.environ.setdefault("TIGHT_FIT_PROFILE", "mini")
+    for path in paths:
+        notebook, _ = execute(path, {"TIGHT_FIT_RUNS": "", "TIGHT_FIT_COMMAND": command})
+        clean.write(notebook, path)
+
+
+def _build(path: Path, key: str, command: str, build: Path) -> None:
+    build.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=build, prefix="unfinished-") as staging:
+        notebook, seconds = execute(path, {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command})
+        page = pages.html(clean.clean(notebook))
+        runs = {file.name: file.read_text(encoding="utf8") for file in sorted(Path(staging).glob("*.json"))}
+    note = _note(path, build)
+    note.unlink(missing_ok=True)  # an interruption from here on only means that the notebook runs again
+    replace_all(build / "html", {f"{path.stem}.html": page})
+    replace_all(build / "runs", runs, old=(build / "runs").glob(f"{path.stem}.*.json"))
+    done = {"key": key, "seconds": round(seconds, 1), "runs": sorted(runs)}
+    replace_all(note.parent, {note.name: json.dumps(done, indent=1) + "\n"})
+
+
+def _note(path: Path, build: Path) -> Path:
+    return build / "done" / f"{path.stem}.json"
+
+
+def _done(path: Path, build: Path) -> str | None:
+    """The fingerprint that the pages and runs at hand were made from, None where one of them is missing."""
+    try:
+        note = json.loads(_note(path, build).read_text(encoding="utf8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    files = [build / "html" / f"{path.stem}.html", *(build / "runs" / name for name in note["runs"])]
+    return note["key"] if all(file.is_file() for file in files) else None
+
+
+def fingerprint(path: Path) -> str:
+    """A digest of all that decides what a notebook shows: its cells, helpers, records, versions, profile."""
+    digest = hashlib.sha256(json.dumps(_cells(nbformat.read(path, as_version=4))).encode())
+    for file in _inputs():
+        digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    versions = sorted(f"{dist.name}=={dist.version}" for dist in importlib.metadata.distributions())
+    settings = [f"{name}={os.environ.get(name)}" for name in VARIABLES]
+    digest.update(json.dumps([versions, settings, platform.python_version()]).encode())
+    return digest.hexdigest()
+
+
+def _cells(notebook: NotebookNode) -> list:
+    return [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells]
+
+
+def _inputs() -> Iterator[Path]:
+    for folder in (ROOT / "helpers", ROOT / "results"):
+        yield from (
+            file for file in sorted(folder.rglob("*")) if file.is_file() and "__pycache__" not in file.parts
+        )
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,178 @@
+"""Executing one notebook in a fresh kernel of this very interpreter, with a progress line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbclient
+import nbformat
+import zmq
+from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import CellControlSignal, DeadKernelError
+from nbformat import NotebookNode
+from traitlets import default
+
+from tools.course import NOTEBOOKS
+
+CELL_SECONDS = 900  # a cell that takes longer hangs
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+QUIET = {
+    "TQDM_DISABLE": "1",
+    "PYTHONWARNINGS": "ignore::DeprecationWarning,ignore::FutureWarning",
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # the kernel's debugger else prints a warning of its own
+}
+
+
+class Failed(RuntimeError):
+    """A notebook did not run to its end; the message says where and why."""
+
+
+class _ThisPython(KernelSpecManager):
+    """Knows one kernel, the running interpreter, whatever kernels the machine has installed."""
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict())
+
+
+class _Kernel(AsyncKernelManager):
+    @default("kernel_spec_manager")
+    def _this_python(self):
+        return _ThisPython(parent=self)
+
+    @default(
+        "transport_encryption"
+    )  # where jupyter_client has it; without, newer kernels warn of an open port
+    def _encrypted(self):
+        return "auto" if zmq.has("curve") else "disabled"
+
+
+def chosen(numbers: Iterable[str] = (), folder: Path = NOTEBOOKS) -> list[Path]:
+    """Notebooks by their numbers ("2", "02") or names, in the course's order; all of them when none is named.
+
+    Raises ValueError for a number that no notebook has, and where there is no notebook at all.
+    """
+    every = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    if not every:
+        raise ValueError(f"There is no notebook in {folder.name}/.")
+    wanted = set()
+    for word in numbers:
+        found = [path for path in every if path.stem == Path(word).stem or path.name[:2] == word.zfill(2)]
+        if not found:
+            raise ValueError(
+                f"There is no notebook {word!r}: choose from {', '.join(path.name[:2] for path in every)}."
+            )
+        wanted.update(found)
+    return [path for path in every if path in wanted or not wanted]
+
+
+def execute(
+    path: Path, environment: dict[str, str], folder: Path | None = None, keep_going: bool = False
+) -> tuple[NotebookNode, float]:
+    """(the executed notebook, seconds). `environment` is added to this process's own for the kernel, which runs in
+    `folder`, by default the notebook's own.
+
+    Prints one line: the name, cells done of all, seconds. Raises Failed at the first cell that fails, or with
+    `keep_going` only when one hangs or the kernel dies.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    line = Line(path.stem, sum(map(runs, notebook.cells)))
+    client = client_for(
+        notebook,
+        folder or path.parent,
+        allow_errors=keep_going,
+        on_cell_start=line.start,
+        on_cell_executed=line.step,
+    )
+    try:
+        with failures(client, path, line):
+            client.execute(env={**os.environ, **QUIET, **environment})
+    finally:
+        seconds = line.end()
+    return notebook, seconds
+
+
+def client_for(notebook: NotebookNode, folder: Path, **more) -> nbclient.NotebookClient:
+    """What executes `notebook` in a fresh kernel of this Python in `folder`; `more` is nbclient's own."""
+    return nbclient.NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        kernel_manager_class=_Kernel,
+        store_widget_state=False,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
+        **more,
+    )
+
+
+@contextmanager
+def failures(client: nbclient.NotebookClient, path: Path, line: "Line") -> Iterator[None]:
+    """Inside it a cell that raises or hangs, or a kernel that dies, raises Failed; `line` knows which."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(client, "_async_cleanup_kernel_future", None):  # nbclient took the signal and ended the kernel
+            logging.getLogger("asyncio").disabled = True  # its other tasks then fail, and that is no news
+            raise KeyboardInterrupt from None
+        if isinstance(error, (CellControlSignal, DeadKernelError)):
+            raise Failed(_report(path, client.nb, line.index, error)) from None
+        raise
+
+
+def runs(cell: NotebookNode) -> bool:
+    """Whether there is anything in the cell to execute."""
+    return cell.cell_type == "code" and bool(cell.source.strip())
+
+
+def _report(path: Path, notebook: NotebookNode, index: int | None, error: Exception) -> str:
+    if index is None:
+        return f"{path.name} failed before its first cell: {error}"
+    cell = notebook.cells[index]
+    source = "\n".join("    " + row for row in cell.source.splitlines())
+    count = sum(map(runs, notebook.cells[: index + 1]))
+    why = [output for output in cell.get("outputs", []) if output.output_type == "error"]
+    shown = (
+        "\n".join(why[0].traceback)
+        if why
+        else f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    )
+    where = f"cell {index} (code cell {count} of {sum(map(runs, notebook.cells))})"
+    return (
+        f"{path.name} failed in {where}:\n\n{source}\n\n"
+        f"{COLOURS.sub('', shown)}\n\nNothing of {path.name} was kept."
+    )
+
+
+class Line:
+    """One line of progress: rewritten in a terminal, begun and ended in a log."""
+
+    def __init__(self, name: str, total: int):
+        self.name, self.total, self.done, self.begun = name, total, 0, time.perf_counter()
+        self.index: int | None = None  # of the cell that runs
+        self.live = sys.stdout.isatty()
+        print(f"{name:32}", end="", flush=True)
+
+    def _state(self) -> str:
+        return f"{self.done:3}/{self.total} cells {time.perf_counter() - self.begun:6.1f} s"
+
+    def start(self, cell_index: int, **_) -> None:
+        self.index = cell_index
+
+    def step(self, execute_reply: dict, **_) -> None:
+        self.done += execute_reply["content"]["status"] == "ok"
+        if self.live:
+            print(f"\r{self.name:32}{self._state()}", end="", flush=True)
+
+    def end(self) -> float:
+        print(f"\r{self.name:32}{self._state()}" if self.live else self._state(), flush=True)
+        return time.perf_counter() - self.begun

@@ -1,0 +1,125 @@
+"""`make record`: the notebooks in the full profile on a GPU, their runs checked and kept in results/.
+
+A notebook's runs arrive there together, after all of it succeeded and each file was read back, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.course import ROOT
+from tools.course.execute import Failed, execute
+from helpers.files import replace_all
+
+if TYPE_CHECKING:
+    from helpers.record import Run
+
+RESULTS = ROOT / "results"
+LIMIT = 60  # seconds that a notebook's record may take on a data-centre GPU
+
+
+def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None:
+    """Record notebooks, one after the other. One that fails is reported at once, keeps nothing, and does not stop the
+    others, because a GPU is rarely at hand; the whole then ends in Failed.
+
+    dry  mini profile on any device, into a folder that is thrown away unless `out` names one
+    Raises ValueError without a GPU, Failed where a notebook failed or wrote no complete run.
+    """
+    if not dry:
+        _need_gpu()
+    profile = "mini" if dry else "full"
+    with tempfile.TemporaryDirectory(prefix="dry-record-") as thrown_away:
+        folder = out or (Path(thrown_away) if dry else RESULTS)
+        seconds, failed = {}, {}
+        for path in paths:
+            try:
+                seconds[path.stem] = _one(path, folder, profile, None if dry else "cuda", command)
+            except Failed as error:
+                failed[path.stem] = str(error)
+                print(f"\n{error}\n", flush=True)
+        print(
+            "\n"
+            + "\n".join(
+                f"{name:32}{spent:6.1f} s{'  over a minute' if spent > LIMIT else ''}"
+                for name, spent in seconds.items()
+            )
+        )
+        if failed:
+            raise Failed(f"{len(failed)} of {len(paths)} notebooks left no record: " + "; ".join(failed.values()))
+        if dry and not out:
+            print("Every run was complete. This was a dry run: nothing was kept.")
+
+
+def _need_gpu() -> None:
+    from helpers.profile import usable_cuda
+
+    works, why = usable_cuda()
+    if not works:
+        raise ValueError(
+            f"A record is taken on a GPU, and here it cannot be ({why}): try `make record-dry`."
+        )
+
+
+def _one(path: Path, folder: Path, profile: str, device: str | None, command: str) -> float:
+    with tempfile.TemporaryDirectory(prefix="staging-") as staging:
+        _, seconds = execute(
+            path, {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command, "TIGHT_FIT_PROFILE": profile}
+        )
+        texts = checked(path.stem, Path(staging), profile, device)
+    machines = {name.split(".")[2] for name in texts}
+    old = [file for file in folder.glob(f"{path.stem}.*.json") if file.name.split(".")[2] in machines]
+    replace_all(folder, texts, old)
+    kept = checked(path.stem, folder, profile, device, set(texts))
+    for name, text in kept.items():
+        small = profile == "full" and '"profile": "mini"' in text
+        print(f"    {name}" + ("  (mini models: the full ones could not be had)" if small else ""))
+    return seconds
+
+
+def checked(
+    notebook: str, folder: Path, profile: str, device: str | None, names: set[str] | None = None
+) -> dict[str, str]:
+    """{name in results/: text} of a notebook's runs in a folder, every one complete and what was asked for.
+
+    Raises Failed, in one sentence, where there is none or one is not.
+    """
+    from helpers.record import Run
+
+    texts = {}
+    for file in sorted(folder.glob("*") if names is None else (folder / name for name in names)):
+        text = file.read_text(encoding="utf8")
+        try:
+            run = Run.from_json(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Failed(
+                f"{notebook} wrote {file.name}, which is no complete run ({error}): nothing of it was kept."
+            ) from error
+        wrong = _wrong(run, notebook, profile, device)
+        if wrong:
+            raise Failed(f"{notebook} wrote {file.name}, which {wrong}: nothing of it was kept.")
+        texts[filename(run)] = text
+    if not texts:
+        raise Failed(
+            f"{notebook} wrote no run: give record.run(...) a name, '{notebook}/before' for example."
+        )
+    return texts
+
+
+def _wrong(run: Run, notebook: str, profile: str, device: str | None) -> str | None:
+    if run.name.split("/")[0] != notebook:
+        return f"is named {run.name!r}"
+    if profile == "mini" and run.recipe.profile != profile:  # full may fall back to mini where there is no hub
+        return f"ran in the {run.recipe.profile} profile, not the {profile} one"
+    if device and run.environment["device"] != device:
+        return f"ran on {run.environment['device']}, not on {device}"
+    return None
+
+
+def filename(run: Run) -> str:
+    """ "<notebook>.<label>.<device>.json"; the device is the card's name, or "cpu"."""
+    device = run.environment["name"] if run.environment["device"] == "cuda" else run.environment["device"]
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return f"{run.name.replace('/', '.')}.{slug}.json"

@@ -1,0 +1,42 @@
+"""The before/after tables of runs in a folder, in the order in which they ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.course import BUILD
+
+if TYPE_CHECKING:
+    from helpers.tables import Table
+
+
+def of(notebook: str, folder: Path) -> list[Table]:
+    """A notebook's runs: before against after where they differ in one field, and all where there are more."""
+    from helpers import record, tables
+
+    found = dict(sorted(record.read(notebook, folder).items(), key=lambda item: item[1].date))
+    if not found:
+        return []
+    made = []
+    if {"before", "after"} <= set(found):
+        try:
+            made.append(tables.before_after(found["before"], found["after"]))
+        except ValueError:  # another comparison than one field's: the table of all shows it
+            pass
+    if len(found) > 2 or not made:
+        made.append(tables.runs(found))
+    return made
+
+
+def every(folder: Path) -> dict[str, list[Table]]:
+    """{notebook: its tables} of all runs in a folder."""
+    notebooks = sorted({path.name.split(".", 1)[0] for path in folder.glob("*.json")})
+    return {notebook: of(notebook, folder) for notebook in notebooks}
+
+
+def show(paths: list[Path], folder: Path = BUILD / "runs") -> None:
+    """Print the tables of these notebooks."""
+    for path in paths:
+        for table in of(path.stem, folder):
+            print(f"\n{path.stem}\n{table}")

@@ -1,0 +1,142 @@
+"""What a mini checkpoint is worth: one short fine-tune, the same for shipped and for random weights.
+
+A yardstick for pretraining only, kept apart from the course's own loop (`helpers.train`), which pretraining
+must not depend on: plain fp32 AdamW, linear warm-up, linear decay, clipping at 1, no augmentation.
+"""
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig, AutoImageProcessor, AutoModelForImageClassification, AutoModelForSequenceClassification,
+    AutoTokenizer, get_linear_schedule_with_warmup,
+)  # fmt: skip
+
+from helpers.data.offline import read_tab
+
+LENGTH = 64  # tokens a row, fixed padding
+VALIDATION = 1000  # of R8's training rows, for choosing objectives; test rows are for the card alone
+TEXT = {"steps": 60, "batch": 16, "learning_rate": 1e-3}
+SEEDS = (0, 1, 2)
+IMAGE = {"steps": 60, "batch": 32, "learning_rate": 1e-3}
+
+Split = tuple[dict[str, Tensor], Tensor]
+
+
+def r8(folder: Path, held_out: str = "test") -> tuple[Split, Split]:
+    """(train, held out) of Reuters R8 as model inputs (rows, LENGTH) int64 and labels; held_out "test" |
+    "validation".
+
+    For "validation", the held-out rows come from the training split and are taken out of it.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    names = sorted(set(read_tab("reuters-r8-train")[0]))
+
+    def encode(name: str) -> Split:
+        labels, texts = read_tab(name)
+        fixed = {"padding": "max_length", "truncation": True, "max_length": LENGTH}
+        inputs = tokenizer(texts, return_tensors="pt", **fixed)
+        numbers = torch.tensor([names.index(label) for label in labels])
+        return {name: inputs[name] for name in ("input_ids", "attention_mask")}, numbers
+
+    train = encode("reuters-r8-train")
+    if held_out == "test":
+        return train, encode("reuters-r8-test")
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(train[1])))
+    return pick(train, order[VALIDATION:]), pick(train, order[:VALIDATION])
+
+
+def digits(folder: Path) -> tuple[Split, Split]:
+    """(train, test) of scikit-learn's 1,797 real digits, 1,297 and 500, as pixel_values (rows, 3, size,
+    size) and labels."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    pictures = [Image.fromarray((x * (255 / 16)).astype("uint8")) for x in data.images]
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    pixels = processor(pictures, return_tensors="pt")["pixel_values"]
+    everything = {"pixel_values": pixels}, torch.tensor(data.target)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(pictures)))
+    return pick(everything, order[500:]), pick(everything, order[:500])
+
+
+def pick(split: Split, rows: Tensor) -> Split:
+    """Some rows of a split, in the order given."""
+    inputs, labels = split
+    return {name: value[rows] for name, value in inputs.items()}, labels[rows]
+
+
+def load(folder: Path, labels: int, pretrained: bool):
+    """The classifier with a new head, fp32: backbone from `folder`, or random in the same shape."""
+    config = AutoConfig.from_pretrained(folder, num_labels=labels)
+    image = config.model_type == "vit"
+    auto = AutoModelForImageClassification if image else AutoModelForSequenceClassification
+    if pretrained:
+        return auto.from_pretrained(folder, num_labels=labels, dtype=torch.float32)
+    return auto.from_config(config, dtype=torch.float32)
+
+
+def accuracy(model, split: Split) -> float:
+    """Share of `split` that `model` labels right, in evaluation mode."""
+    model.eval()
+    with torch.no_grad():
+        parts = (pick(split, rows) for rows in torch.arange(len(split[1])).split(256))
+        right = sum((model(**inputs).logits.argmax(-1) == labels).sum().item() for inputs, labels in parts)
+    return right / len(split[1])
+
+
+def tune(model, train: Split, seed: int, steps: int, batch: int, learning_rate: float) -> None:
+    """Fine-tune every parameter of `model` in place for `steps` batches drawn without replacement, epoch
+    after epoch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    schedule = get_linear_schedule_with_warmup(optimizer, max(1, steps // 10), steps)
+    generator = np.random.default_rng(seed)
+    epochs = -(-steps * batch // len(train[1]))
+    order = torch.from_numpy(np.concatenate([generator.permutation(len(train[1])) for _ in range(epochs)]))
+    model.train()
+    for rows in order[: steps * batch].split(batch):
+        inputs, labels = pick(train, rows)
+        torch.nn.functional.cross_entropy(model(**inputs).logits, labels).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def score(folder: Path, data: tuple[Split, Split], pretrained: bool, seed: int, **loop) -> float:
+    """Accuracy on the held-out rows after one fine-tune; `seed` sets head, dropout and order of rows."""
+    torch.manual_seed(seed)
+    model = load(folder, int(data[0][1].max()) + 1, pretrained)
+    tune(model, data[0], seed, **loop)
+    return accuracy(model, data[1])
+
+
+def spread(values: list[float]) -> dict[str, object]:
+    """{"mean", "std", "runs"}: sample standard deviation, figures rounded to four places."""
+    return {
+        "mean": round(statistics.mean(values), 4),
+        "std": round(statistics.stdev(values), 4),
+        "runs": [round(v, 4) for v in values],
+    }
+
+
+def repeat(folder: Path, data: tuple[Split, Split], pretrained: bool, **loop) -> dict[str, object]:
+    """`spread` of `score` over SEEDS."""
+    return spread([score(folder, data, pretrained, seed, **loop) for seed in SEEDS])
+
+
+def against_random(
+    folder: Path, data: tuple[Split, Split], loop: dict, steps: tuple[int, ...]
+) -> dict[str, dict]:
+    """{"60 steps": {"shipped": spread, "random": spread}, ...}: shipped weights against random ones, all
+    else equal."""
+    loops = {f"{n} steps": loop | {"steps": n} for n in steps}
+    return {
+        name: {"shipped": repeat(folder, data, True, **x), "random": repeat(folder, data, False, **x)}
+        for name, x in loops.items()
+    }
