@@ -4,6 +4,7 @@ all of them against real GPUs, and the course's loop beside the others'.
 The naive plan is the whole model's step, twice (so that the optimizer has its states), under torch's own `MemTracker`.
 Both are timed alternately in this process, each on shapes not planned before, and reported as the ratio of the medians.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -18,28 +19,50 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import other_estimators, published_peaks
 from helpers import frameworks, memory, models, train
-from helpers.tables import Table
+from helpers.optimizers import make_optimizer
 from helpers.plan.planner import fake_batch, plan
 from helpers.recipe import Recipe, replace
-from helpers.optimizers import make_optimizer
 from helpers.step import train_step
+from helpers.tables import Table
 
-FULL = {"DeBERTa-v3-base, 16 × 256": Recipe(profile="full", batch_size=16, length=256),
-        "ViT-B/16, 32 images": Recipe(profile="full", model="vit", batch_size=32),
-        "DeBERTa-v3-large, 16 × 256": Recipe(profile="full", model="deberta-large", batch_size=16, length=256)}
+FULL = {
+    "DeBERTa-v3-base, 16 × 256": Recipe(profile="full", batch_size=16, length=256),
+    "ViT-B/16, 32 images": Recipe(profile="full", model="vit", batch_size=32),
+    "DeBERTa-v3-large, 16 × 256": Recipe(
+        profile="full", model="deberta-large", batch_size=16, length=256
+    ),
+}
 MINI = {"mini DeBERTa, 16 × 64": Recipe(), "mini ViT, 16 images": Recipe(model="vit")}
-CHANGES = ({}, {"accumulation": 4}, {"precision": "bf16"}, {"checkpointing": True}, {"frozen": 2},
-           {"precision": "fp16"}, {"optimizer": "adamw8bit"}, {"optimizer": "adafactor"}, {"lora_rank": 8},
-           {"accumulation": 2, "precision": "bf16", "checkpointing": True, "optimizer": "adamw8bit_embed32"})
+CHANGES = (
+    {},
+    {"accumulation": 4},
+    {"precision": "bf16"},
+    {"checkpointing": True},
+    {"frozen": 2},
+    {"precision": "fp16"},
+    {"optimizer": "adamw8bit"},
+    {"optimizer": "adafactor"},
+    {"lora_rank": 8},
+    {
+        "accumulation": 2,
+        "precision": "bf16",
+        "checkpointing": True,
+        "optimizer": "adamw8bit_embed32",
+    },
+)
 ROUNDS = 3
-LOOPS = {"mini DeBERTa, 16 × 64": Recipe(steps=24), "mini ViT, 16 images": Recipe(model="vit", steps=80),
-         "mini ViT, 4 × 4 images": Recipe(model="vit", steps=40, accumulation=4)}
+LOOPS = {
+    "mini DeBERTa, 16 × 64": Recipe(steps=24),
+    "mini ViT, 16 images": Recipe(model="vit", steps=80),
+    "mini ViT, 4 × 4 images": Recipe(model="vit", steps=40, accumulation=4),
+}
 TURNS = 11
 
 
 def naive(recipe: Recipe) -> tuple[int, dict[str, int]]:
     """(peak bytes, bytes by torch's own names of the categories) of a step of the whole model, by `MemTracker`."""
     from torch.distributed._tools.mem_tracker import MemTracker
+
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = models.empty(recipe)
@@ -51,8 +74,10 @@ def naive(recipe: Recipe) -> tuple[int, dict[str, int]]:
                 train_step(model, optimizer, [fake_batch(model, recipe)], recipe.batch_size, recipe)
                 if step == 0:
                     tracker.reset_mod_stats()
-    seen = {str(kind).split(".")[-1]: size
-            for kind, size in next(iter(tracker.get_tracker_snapshot("peak").values())).items()}
+    seen = {
+        str(kind).split(".")[-1]: size
+        for kind, size in next(iter(tracker.get_tracker_snapshot("peak").values())).items()
+    }
     return seen.pop("Total"), seen
 
 
@@ -64,10 +89,22 @@ def bytes_table() -> Table:
             changed = replace(recipe, **change)
             planned = plan(changed, "cpu")
             real = memory.measure(changed, train.encoded(changed)["train"]).tracked
-            moments = (planned.timeline != real.timeline).any(axis=1).sum() if len(planned.timeline) == len(real.timeline) else "all"
-            rows.append({"model": name, "change": ", ".join(f"{key}={value}" for key, value in change.items()) or "none",
-                         "planned peak": f"{planned.peak:,}", "real peak": f"{real.peak:,}", "moments": f"{len(real.timeline):,}",
-                         "moments that differ": str(moments)})
+            moments = (
+                (planned.timeline != real.timeline).any(axis=1).sum()
+                if len(planned.timeline) == len(real.timeline)
+                else "all"
+            )
+            rows.append(
+                {
+                    "model": name,
+                    "change": ", ".join(f"{key}={value}" for key, value in change.items())
+                    or "none",
+                    "planned peak": f"{planned.peak:,}",
+                    "real peak": f"{real.peak:,}",
+                    "moments": f"{len(real.timeline):,}",
+                    "moments that differ": str(moments),
+                }
+            )
     return Table(rows, "Plan against real tensors, bytes")
 
 
@@ -83,11 +120,20 @@ def times_table() -> Table:
             peak, _ = naive(changed)
             ours.append(middle - begin)
             theirs.append(time.perf_counter() - middle)
-        rows.append({"model": name, "planner": f"{statistics.median(ours):.2f} s ({min(ours):.2f} to {max(ours):.2f})",
-                     "naive": f"{statistics.median(theirs):.2f} s ({min(theirs):.2f} to {max(theirs):.2f})",
-                     "ratio": f"{statistics.median(theirs) / statistics.median(ours):.1f}",
-                     "peak, planner": f"{planned.peak:,}", "peak, naive": f"{peak:,}"})
-    return Table(rows, f"Seconds to plan the whole model, median of {ROUNDS} on {torch.get_num_threads()} threads")
+        rows.append(
+            {
+                "model": name,
+                "planner": f"{statistics.median(ours):.2f} s ({min(ours):.2f} to {max(ours):.2f})",
+                "naive": f"{statistics.median(theirs):.2f} s ({min(theirs):.2f} to {max(theirs):.2f})",
+                "ratio": f"{statistics.median(theirs) / statistics.median(ours):.1f}",
+                "peak, planner": f"{planned.peak:,}",
+                "peak, naive": f"{peak:,}",
+            }
+        )
+    return Table(
+        rows,
+        f"Seconds to plan the whole model, median of {ROUNDS} on {torch.get_num_threads()} threads",
+    )
 
 
 def loops_table() -> Table:
@@ -98,11 +144,18 @@ def loops_table() -> Table:
     rows = []
     for name, recipe in LOOPS.items():
         data = train.encoded(recipe)["train"]
-        hands = {"bare PyTorch": frameworks.plain, "the course's": lambda recipe, data: train.fit(recipe, data, "cpu", progress=False),
-                 "Fabric": frameworks.fabric, "Accelerate": frameworks.accelerate, "Trainer": frameworks.trainer}
+        hands = {
+            "bare PyTorch": frameworks.plain,
+            "the course's": lambda recipe, data: train.fit(recipe, data, "cpu", progress=False),
+            "Fabric": frameworks.fabric,
+            "Accelerate": frameworks.accelerate,
+            "Trainer": frameworks.trainer,
+        }
         seconds: dict[str, list[float]] = {hand: [] for hand in hands}
         for turn in range(-1, TURNS):  # the first turn, which imports, does not count
-            for hand in [*hands][turn % len(hands):] + [*hands][:turn % len(hands)]:  # another one begins each time
+            for hand in [*hands][turn % len(hands) :] + [*hands][
+                : turn % len(hands)
+            ]:  # another one begins each time
                 gc.collect()
                 begin = time.process_time()
                 hands[hand](recipe, data)
@@ -110,10 +163,19 @@ def loops_table() -> Table:
                     seconds[hand].append(time.process_time() - begin)
         for hand, times in seconds.items():
             ratios = [time / bare for time, bare in zip(times, seconds["bare PyTorch"])]
-            rows.append({"model": name, "loop": hand, "CPU time a step": f"{statistics.median(times) / recipe.steps * 1000:.2f} ms",
-                         "to bare PyTorch": f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"})
-    return Table(rows, f"The same fine-tune in other hands, medians of {TURNS} turns on {torch.get_num_threads()} "
-                       "threads, ratios within a turn, freed memory kept")
+            rows.append(
+                {
+                    "model": name,
+                    "loop": hand,
+                    "CPU time a step": f"{statistics.median(times) / recipe.steps * 1000:.2f} ms",
+                    "to bare PyTorch": f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+                }
+            )
+    return Table(
+        rows,
+        f"The same fine-tune in other hands, medians of {TURNS} turns on {torch.get_num_threads()} "
+        "threads, ratios within a turn, freed memory kept",
+    )
 
 
 def keep_freed_memory() -> None:
@@ -132,8 +194,12 @@ def main() -> None:
     print(bytes_table(), "\n")
     print(times_table(), "\n")
     print(other_estimators.table(), "\n")
-    print("Peaks that others measured on a T4 and an A10, and how far the plan and two estimators are off",
-          published_peaks.table(published_peaks.planned()), "\n", sep="\n")
+    print(
+        "Peaks that others measured on a T4 and an A10, and how far the plan and two estimators are off",
+        published_peaks.table(published_peaks.planned()),
+        "\n",
+        sep="\n",
+    )
     print(loops_table())
 
 

@@ -10,6 +10,7 @@ oneDNN takes memory to work in, of 1.4 MB in ViT-B/16, inside its kernel; `gathe
 relative positions, take four bytes an element; and bitsandbytes' CPU kernel for states in 32 bits makes three copies of the tensor
 that it steps (backends/cpu/ops.py), the vocabulary for example.
 """
+
 from __future__ import annotations
 
 import gc
@@ -22,12 +23,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from helpers import memory, models
-from helpers.optimizers import states
+from helpers.memory.tracker import steady_memory
+from helpers.optimizers import make_optimizer, make_scaler, states
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe, replace
-from helpers.optimizers import make_optimizer, make_scaler
 from helpers.step import Batch, tensor_cores, train_step
-from helpers.memory.tracker import steady_memory
 
 T = TypeVar("T")
 
@@ -49,17 +49,30 @@ def measure(recipe: Recipe, device: str) -> dict[str, int | None]:
 
         first = recipe if device == "cuda" else replace(recipe, batch_size=1, accumulation=1)
         _until(lambda: step(first))
-        found = _on_a_gpu(step, recipe) if device == "cuda" else _on_the_cpu(step, recipe, before, [
-            *model.parameters(), *model.buffers(), *states(optimizer, scaler)])
+        found = (
+            _on_a_gpu(step, recipe)
+            if device == "cuda"
+            else _on_the_cpu(
+                step,
+                recipe,
+                before,
+                [*model.parameters(), *model.buffers(), *states(optimizer, scaler)],
+            )
+        )
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return found | {"parameters": sum(count for count, _ in numbers), "trained": sum(count for count, trains in numbers if trains)}
+    return found | {
+        "parameters": sum(count for count, _ in numbers),
+        "trained": sum(count for count, trains in numbers if trains),
+    }
 
 
 def _until(step: Callable[[], bool]) -> None:
     for _ in range(memory.SCALES):
         if step():
             return
-    raise RuntimeError(f"None of {memory.SCALES} steps in fp16 was taken: the gradients are not finite.")
+    raise RuntimeError(
+        f"None of {memory.SCALES} steps in fp16 was taken: the gradients are not finite."
+    )
 
 
 def _on_a_gpu(step, recipe: Recipe) -> dict[str, int | None]:
@@ -70,11 +83,22 @@ def _on_a_gpu(step, recipe: Recipe) -> dict[str, int | None]:
     for _ in range(memory.MEASURED):
         step(recipe)
     torch.cuda.synchronize()
-    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved(), "resident": None}
+    return {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+        "resident": None,
+    }
 
 
-def _on_the_cpu(step, recipe: Recipe, before: int | None, there: list[torch.Tensor]) -> dict[str, int | None]:
-    held = sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in there}.values())
+def _on_the_cpu(
+    step, recipe: Recipe, before: int | None, there: list[torch.Tensor]
+) -> dict[str, int | None]:
+    held = sum(
+        {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in there
+        }.values()
+    )
     found: dict[str, int | None] = {"reserved": None}
 
     def watched() -> bool:
@@ -95,7 +119,9 @@ def recorded(work: Callable[[], T]) -> tuple[T, int]:
     """(what `work()` gives, the most bytes that PyTorch's CPU allocator had given out meanwhile, above those of before)."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = work()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
@@ -107,7 +133,9 @@ def real_batch(model: torch.nn.Module, recipe: Recipe, device: str) -> Batch:
     """A micro-batch with values, in the plan's shapes: random tokens without padding, or random pictures."""
     made = fake_batch(model, recipe)
     if recipe.task == "text":
-        made["input_ids"].random_(5, model.config.vocab_size)  # the first ones have a meaning of their own
+        made["input_ids"].random_(
+            5, model.config.vocab_size
+        )  # the first ones have a meaning of their own
     else:
         made["pixel_values"].normal_()
     return {name: value.to(device) for name, value in made.items()}
@@ -116,7 +144,9 @@ def real_batch(model: torch.nn.Module, recipe: Recipe, device: str) -> Batch:
 def _status(name: str) -> int | None:
     """A line of Linux' /proc/self/status in bytes, None elsewhere."""
     try:
-        found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        found = re.search(
+            rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
+        )
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None

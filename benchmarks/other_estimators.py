@@ -6,6 +6,7 @@
 
 Both are asked by code, without their network look-ups. `python -m benchmarks.other_estimators` prints the table.
 """
+
 from __future__ import annotations
 
 from importlib.util import find_spec
@@ -19,40 +20,61 @@ from transformers import AutoModel, PretrainedConfig
 
 from helpers import models
 from helpers.plan import hf_config
-from helpers.tables import Table
-from helpers.recipe import Recipe
 from helpers.plan.hf_plan import ModelStep, measured, plan_model_step
+from helpers.recipe import Recipe
+from helpers.tables import Table
 from helpers.units import size
 
-_SMALL = dict(vocab_size=2000, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
+_SMALL = dict(
+    vocab_size=2000,
+    hidden_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=512,
+)
 
 
 def cases() -> dict[str, tuple[ModelStep, bool]]:
     """{name: (step, small enough to run here)}"""
+
     def mini(model: str) -> PretrainedConfig:
         return models.config(Recipe(model=model))
 
     small = {
         "mini DeBERTa": ModelStep(mini("deberta"), batch_size=16, length=64),
-        "mini DeBERTa, bf16, checkpointing": ModelStep(mini("deberta"), batch_size=16, length=64, precision="bf16",
-                                                      checkpointing=True),
+        "mini DeBERTa, bf16, checkpointing": ModelStep(
+            mini("deberta"), batch_size=16, length=64, precision="bf16", checkpointing=True
+        ),
         "mini ViT": ModelStep(mini("vit"), batch_size=16),
         "small BERT": ModelStep(transformers.BertConfig(**_SMALL), batch_size=8, length=128),
-        "small Llama": ModelStep(transformers.LlamaConfig(**_SMALL, num_key_value_heads=2), batch_size=8, length=128),
-        "small Llama, accumulation 4": ModelStep(transformers.LlamaConfig(**_SMALL, num_key_value_heads=2), batch_size=8,
-                                                length=128, accumulation=4),
-        "small Swin": ModelStep(transformers.SwinConfig(image_size=64, embed_dim=32, depths=[2, 2], num_heads=[2, 4],
-                                                       window_size=4), batch_size=8),
+        "small Llama": ModelStep(
+            transformers.LlamaConfig(**_SMALL, num_key_value_heads=2), batch_size=8, length=128
+        ),
+        "small Llama, accumulation 4": ModelStep(
+            transformers.LlamaConfig(**_SMALL, num_key_value_heads=2),
+            batch_size=8,
+            length=128,
+            accumulation=4,
+        ),
+        "small Swin": ModelStep(
+            transformers.SwinConfig(
+                image_size=64, embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=4
+            ),
+            batch_size=8,
+        ),
     }
     base, large, vit = (hf_config.read(name) for name in models.REPOS.values())
     full = {
         "DeBERTa-v3-base, 16 × 256": ModelStep(base, batch_size=16, length=256),
         "DeBERTa-v3-large, 16 × 512": ModelStep(large, batch_size=16, length=512),
-        "DeBERTa-v3-large, checkpointing, 4 × 4 × 512": ModelStep(large, batch_size=16, length=512, checkpointing=True,
-                                                                 accumulation=4),
+        "DeBERTa-v3-large, checkpointing, 4 × 4 × 512": ModelStep(
+            large, batch_size=16, length=512, checkpointing=True, accumulation=4
+        ),
         "ViT-B/16, 32 images": ModelStep(vit, batch_size=32),
     }
-    return {name: (step, True) for name, step in small.items()} | {name: (step, False) for name, step in full.items()}
+    return {name: (step, True) for name, step in small.items()} | {
+        name: (step, False) for name, step in full.items()
+    }
 
 
 def estimate_memory(step: ModelStep) -> int:
@@ -61,20 +83,41 @@ def estimate_memory(step: ModelStep) -> int:
     with init_empty_weights(), models._quiet():
         model = AutoModel.from_config(hf_config.read(step.config), dtype=torch.float32)
     total, _ = calculate_maximum_sizes(model)
-    return int(max(estimate_training_usage(total, "float32" if step.precision == "fp32" else "float16").values()))
+    return int(
+        max(
+            estimate_training_usage(
+                total, "float32" if step.precision == "fp32" else "float16"
+            ).values()
+        )
+    )
 
 
 def fused(step: ModelStep, target: str) -> bool:
     """Whether the step's attention keeps no probabilities: what torch-preflight has to be told. A CPU has no such kernel with
     dropout."""
-    dropout = next((getattr(step.config, name) for name in ("attention_probs_dropout_prob", "attention_dropout")
-                    if hasattr(step.config, name)), 0)
-    return bool(hf_config.class_of(step.config, step.task)._supports_sdpa) and (target == "cuda" or not dropout)
+    dropout = next(
+        (
+            getattr(step.config, name)
+            for name in ("attention_probs_dropout_prob", "attention_dropout")
+            if hasattr(step.config, name)
+        ),
+        0,
+    )
+    return bool(hf_config.class_of(step.config, step.task)._supports_sdpa) and (
+        target == "cuda" or not dropout
+    )
 
 
 # What torch-preflight calls our optimizers.
-_OPTIMIZERS = {"adamw": "adamw", "adamw8bit": "adamw-8bit", "adamw8bit_embed32": "adamw-8bit", "sgd": "sgd-momentum",
-               "adafactor": "adafactor", "lion": "lion", "lion8bit": "lion-8bit"}
+_OPTIMIZERS = {
+    "adamw": "adamw",
+    "adamw8bit": "adamw-8bit",
+    "adamw8bit_embed32": "adamw-8bit",
+    "sgd": "sgd-momentum",
+    "adafactor": "adafactor",
+    "lion": "lion",
+    "lion8bit": "lion-8bit",
+}
 
 
 def preflight(step: ModelStep, target: str, frozen: float = 0.0) -> int | None:
@@ -84,29 +127,59 @@ def preflight(step: ModelStep, target: str, frozen: float = 0.0) -> int | None:
     frozen  the share of the parameters that does not train: it does not work that out itself"""
     if find_spec("torch_preflight") is None:
         return None
-    from torch_preflight.vram import ModelProfile, OptimizerKind, PrecisionMode, RunConfig, estimate_config
+    from torch_preflight.vram import (
+        ModelProfile,
+        OptimizerKind,
+        PrecisionMode,
+        RunConfig,
+        estimate_config,
+    )
     from torch_preflight.vram.costmodel import params_from_transformer_shape
     from torch_preflight.vram.providers.hub import shape_from_config
     from torch_preflight.vram.types import Confidence, ModelKind
-    config = step.config.to_dict() | {"architectures": [hf_config.class_of(step.config, step.task).__name__]}
+
+    config = step.config.to_dict() | {
+        "architectures": [hf_config.class_of(step.config, step.task).__name__]
+    }
     shape = shape_from_config(config)
     if shape is None:
         return None
     count = params_from_transformer_shape(shape)  # its own count, as for a model of the hub
-    profile = ModelProfile(name=step.config.model_type, param_count=count, trainable_params=count, source="hub",
-                           confidence=Confidence.MEDIUM, kind=ModelKind.TRANSFORMER, shape=shape)
+    profile = ModelProfile(
+        name=step.config.model_type,
+        param_count=count,
+        trainable_params=count,
+        source="hub",
+        confidence=Confidence.MEDIUM,
+        kind=ModelKind.TRANSFORMER,
+        shape=shape,
+    )
     length = step.tokens
     if length is None:
         patch = getattr(step.config, "patch_size", 16)
         length = (hf_config.image_shape(step.config, step.side)[1] // patch) ** 2 + 1
-    run = RunConfig(batch_size=step.micro_batch, seq_len=length, optimizer=OptimizerKind(_OPTIMIZERS[step.optimizer]),
-                    frozen_fraction=frozen,
-                    precision=PrecisionMode.FP32 if step.precision == "fp32" else PrecisionMode.AMP,
-                    gradient_checkpointing=step.checkpointing, accumulation_steps=step.accumulation,
-                    flash_attention=fused(step, target))
+    run = RunConfig(
+        batch_size=step.micro_batch,
+        seq_len=length,
+        optimizer=OptimizerKind(_OPTIMIZERS[step.optimizer]),
+        frozen_fraction=frozen,
+        precision=PrecisionMode.FP32 if step.precision == "fp32" else PrecisionMode.AMP,
+        gradient_checkpointing=step.checkpointing,
+        accumulation_steps=step.accumulation,
+        flash_attention=fused(step, target),
+    )
     found = estimate_config(profile, run).breakdown
-    return sum(getattr(found, name) for name in ("weights", "gradients", "optimizer_state", "master_weights",
-                                                 "autocast_cache", "activations"))
+    return sum(
+        getattr(found, name)
+        for name in (
+            "weights",
+            "gradients",
+            "optimizer_state",
+            "master_weights",
+            "autocast_cache",
+            "activations",
+        )
+    )
 
 
 def table() -> Table:
@@ -116,13 +189,23 @@ def table() -> Table:
         target = "cpu" if small else "cuda"
         planned = plan_model_step(step, target).peak
         truth = measured(step).peak if small else planned
-        row = {"step": name, "real tensors": size(truth) if small else "n/a", "plan": f"{size(planned)}{_off(planned, truth, small)}"}
-        for rival, found in (("accelerate estimate-memory", estimate_memory(step)), ("torch-preflight", preflight(step, target))):
+        row = {
+            "step": name,
+            "real tensors": size(truth) if small else "n/a",
+            "plan": f"{size(planned)}{_off(planned, truth, small)}",
+        }
+        for rival, found in (
+            ("accelerate estimate-memory", estimate_memory(step)),
+            ("torch-preflight", preflight(step, target)),
+        ):
             row[rival] = "n/a" if found is None else f"{size(found)} ({found / truth - 1:+.0%})"
         rows.append(row)
     missing = "" if find_spec("torch_preflight") else "; torch-preflight is not installed"
-    return Table(rows, "Peak of the tensors of one training step, and how far off; rows without real tensors are compared "
-                       f"with the plan for a GPU{missing}")
+    return Table(
+        rows,
+        "Peak of the tensors of one training step, and how far off; rows without real tensors are compared "
+        f"with the plan for a GPU{missing}",
+    )
 
 
 def _off(planned: int, truth: int, small: bool) -> str:

@@ -5,6 +5,7 @@ variable TIGHT_FIT_GRADE=1 a wrong or missing answer raises AssertionError with 
 can grade by machine. The exercises are in `exercises/nbNN.py`, registered by `@exercise` and loaded
 when first asked for.
 """
+
 from __future__ import annotations
 
 import copy
@@ -16,7 +17,8 @@ import pkgutil
 import random
 import re
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable
+from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -24,7 +26,17 @@ import torch
 import exercises
 from helpers import recipe
 
-__all__ = ["check", "exercise", "Result", "close", "same", "agree", "only_changes", "load", "load_all"]
+__all__ = [
+    "check",
+    "exercise",
+    "Result",
+    "close",
+    "same",
+    "agree",
+    "only_changes",
+    "load",
+    "load_all",
+]
 NUMBER = re.compile(r"(\d\d)\.([1-9]\d*)")
 
 
@@ -44,6 +56,7 @@ class Result:
     sentence  what was wrong
     error     what the answer raised, if it did
     """
+
     passed: bool | None
     sentence: str = ""
     error: Exception | None = None
@@ -64,7 +77,9 @@ def exercise(number: str, hints: list[str], why: str) -> Callable:
     """
     chapter = _chapter(number)
     if isinstance(hints, str) or len(hints) < 2 or not all(hints) or not why:
-        raise ValueError(f"Exercise {number} needs a list of two or more hints and a line on why it matters.")
+        raise ValueError(
+            f"Exercise {number} needs a list of two or more hints and a line on why it matters."
+        )
 
     def register(test: Callable[[Any], None]) -> Callable[[Any], None]:
         package, _, module = test.__module__.rpartition(".")
@@ -114,7 +129,9 @@ def load(number: str) -> Exercise:
         if error.name != module:
             raise
     if number not in REGISTRY:
-        known = ", ".join(name for name in sorted(REGISTRY) if name.startswith(f"{chapter}.")) or "none"
+        known = (
+            ", ".join(name for name in sorted(REGISTRY) if name.startswith(f"{chapter}.")) or "none"
+        )
         raise ValueError(f"There is no exercise {number}: notebook {chapter} has {known}.")
     return REGISTRY[number]
 
@@ -126,7 +143,9 @@ def load_all() -> dict[str, Exercise]:
     return dict(sorted(REGISTRY.items()))
 
 
-def close(answer: Any, truth: float, rel: float = 0.01, unit: str = "", what: str = "your answer") -> None:
+def close(
+    answer: Any, truth: float, rel: float = 0.01, unit: str = "", what: str = "your answer"
+) -> None:
     """Assert that a number (or a tensor of one element) lies within the share `rel` of the truth."""
     value = answer.item() if isinstance(answer, torch.Tensor) and answer.numel() == 1 else answer
     wanted = f"a number in {unit}" if unit else "a number"
@@ -146,40 +165,63 @@ def close(answer: Any, truth: float, rel: float = 0.01, unit: str = "", what: st
     assert False, f"{said} is too {'large' if value > truth else 'small'}{much}"
 
 
-def same(answer: Any, truth: Any, rel: float = 1e-6, atol: float = 1e-8, what: str = "your answer") -> None:
+def same(
+    answer: Any, truth: Any, rel: float = 1e-6, atol: float = 1e-8, what: str = "your answer"
+) -> None:
     """Assert that an answer equals the truth: numbers within `rel` or `atol`, tensors and arrays by shape and
     value, lists and tuples item by item, dicts key by key, anything else by ==."""
     if isinstance(truth, np.ndarray):
         truth, answer = torch.as_tensor(truth), torch.as_tensor(answer)
     if isinstance(truth, torch.Tensor):
-        assert isinstance(answer, torch.Tensor), f"{what} should be a tensor, and is {_short(answer)}"
+        assert isinstance(answer, torch.Tensor), (
+            f"{what} should be a tensor, and is {_short(answer)}"
+        )
         ours, theirs = tuple(answer.shape), tuple(truth.shape)
         assert ours == theirs, f"{what} has shape {ours} and not {theirs}"
-        ours, theirs = answer.detach().to("cpu", torch.float64), truth.detach().to("cpu", torch.float64)
-        assert torch.isfinite(ours).all() or not torch.isfinite(theirs).all(), f"{what} holds NaN or infinity"
+        ours, theirs = (
+            answer.detach().to("cpu", torch.float64),
+            truth.detach().to("cpu", torch.float64),
+        )
+        assert torch.isfinite(ours).all() or not torch.isfinite(theirs).all(), (
+            f"{what} holds NaN or infinity"
+        )
         apart = (ours - theirs).abs().nan_to_num()
         assert torch.allclose(ours, theirs, rtol=rel, atol=atol, equal_nan=True), (
-            f"{what} has the right shape and values that are off by up to {apart.max().item():.3g}")
+            f"{what} has the right shape and values that are off by up to {apart.max().item():.3g}"
+        )
     elif isinstance(truth, (list, tuple)):
         kind = type(truth).__name__
-        assert isinstance(answer, (list, tuple)), f"{what} should be a {kind}, and is {_short(answer)}"
+        assert isinstance(answer, (list, tuple)), (
+            f"{what} should be a {kind}, and is {_short(answer)}"
+        )
         assert len(answer) == len(truth), f"{what} has {len(answer)} items and not {len(truth)}"
         for place, (one, other) in enumerate(zip(answer, truth)):
             same(one, other, rel, atol, f"item {place} of {what}")
     elif isinstance(truth, dict):
         assert isinstance(answer, dict), f"{what} should be a dict, and is {_short(answer)}"
-        assert answer.keys() == truth.keys(), f"{what} should have the keys {', '.join(map(str, truth))}"
+        assert answer.keys() == truth.keys(), (
+            f"{what} should have the keys {', '.join(map(str, truth))}"
+        )
         for key in truth:
             same(answer[key], truth[key], rel, atol, f"{key!r} of {what}")
     elif _is_number(truth):
-        if not (_is_number(answer) and (answer == truth or math.isnan(answer) and math.isnan(truth))):
+        if not (
+            _is_number(answer) and (answer == truth or math.isnan(answer) and math.isnan(truth))
+        ):
             close(answer, truth, max(rel, atol if not truth else atol / abs(truth)), what=what)
     else:
         assert bool(answer == truth), f"{what} is {_short(answer)}, which is not right"
 
 
-def agree(answer: Any, truth: Callable, examples: Iterable[tuple], draw: Callable[[random.Random], tuple],
-          times: int = 5, rel: float = 1e-6, atol: float = 1e-8) -> None:
+def agree(
+    answer: Any,
+    truth: Callable,
+    examples: Iterable[tuple],
+    draw: Callable[[random.Random], tuple],
+    times: int = 5,
+    rel: float = 1e-6,
+    atol: float = 1e-8,
+) -> None:
     """Assert that a function gives what `truth` gives, for the examples (tuples of arguments) and for `times`
     more that `draw(rng)` makes. Each side gets its own copy of the arguments; the draws never change.
 
@@ -202,7 +244,9 @@ def agree(answer: Any, truth: Callable, examples: Iterable[tuple], draw: Callabl
 
 def only_changes(answer: Any, before: recipe.Recipe, *fields: str) -> None:
     """Assert that the answer is a recipe that differs from `before` in exactly these fields."""
-    assert isinstance(answer, recipe.Recipe), f"your answer should be a Recipe, and is {_short(answer)}"
+    assert isinstance(answer, recipe.Recipe), (
+        f"your answer should be a Recipe, and is {_short(answer)}"
+    )
     changed = set(recipe.difference(before, answer))
     extra, missing = sorted(changed - set(fields)), [name for name in fields if name not in changed]
     assert not extra, f"your recipe also changes {', '.join(extra)}, which should stay as before"
@@ -213,7 +257,9 @@ def _verdict(found: Exercise, answer: Any) -> Result:
     if not __debug__:
         raise RuntimeError("Exercises are checked by assert statements: run Python without -O.")
     state = torch.get_rng_state()
-    torch.default_generator.manual_seed(0)  # the same draws at each check, and the notebook's own undisturbed
+    torch.default_generator.manual_seed(
+        0
+    )  # the same draws at each check, and the notebook's own undisturbed
     try:
         returned = found.test(answer)
     except AssertionError as error:
@@ -238,20 +284,33 @@ def _is_missing(answer: Any) -> bool:
     steps = list(dis.get_instructions(code))
     loads = [step.argval for step in steps if step.opname in ("LOAD_CONST", "RETURN_CONST")]
     names = {step.opname for step in steps}
-    idle = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST", "COPY_FREE_VARS", "MAKE_CELL"}
+    idle = {
+        "RESUME",
+        "NOP",
+        "LOAD_CONST",
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "COPY_FREE_VARS",
+        "MAKE_CELL",
+    }
     return names <= idle and loads == [None]
 
 
 def _chapter(number: str) -> str:
     match = NUMBER.fullmatch(number) if isinstance(number, str) else None
     if not match:
-        raise ValueError(f"{number!r} is no exercise: give a string such as '02.1', notebook and exercise.")
+        raise ValueError(
+            f"{number!r} is no exercise: give a string such as '02.1', notebook and exercise."
+        )
     return match[1]
 
 
 def _is_number(value: Any) -> bool:
-    return hasattr(value, "__float__") and not isinstance(value, (bool, str, torch.Tensor)) \
+    return (
+        hasattr(value, "__float__")
+        and not isinstance(value, (bool, str, torch.Tensor))
         and getattr(value, "ndim", 0) == 0
+    )
 
 
 def _short(value: Any) -> str:

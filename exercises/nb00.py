@@ -1,4 +1,5 @@
 """Exercises of notebook 00: bytes of one training step."""
+
 from __future__ import annotations
 
 import torch
@@ -14,60 +15,98 @@ CARD = "RTX 3060"
 KINDS = ("parameters", "gradients", "optimizer states")
 
 
-@exercise("00.1", hints=["AdamW keeps two running means, each as large as the parameters.",
-                         "Eight bytes a parameter; divide by 2**30 for GiB."],
-          why="Optimizer states are known before anything runs: they depend on the parameters and on nothing else.")
+@exercise(
+    "00.1",
+    hints=[
+        "AdamW keeps two running means, each as large as the parameters.",
+        "Eight bytes a parameter; divide by 2**30 for GiB.",
+    ],
+    why="Optimizer states are known before anything runs: they depend on the parameters and on nothing else.",
+)
 def _(answer):
     close(answer, plan(PICTURE).at_peak["optimizer states"] / GIB, rel=0.01, unit="GiB")
 
 
-@exercise("00.2", hints=["plan(recipe).fits(card) counts more than tensors.",
-                         "Find rows for which fits() is false while it is true for one row less."],
-          why="The tensors are a straight line in the rows: two plans tell about where a card ends. What the allocator adds is "
-              "no line, so the last rows are planned one by one.")
+@exercise(
+    "00.2",
+    hints=[
+        "plan(recipe).fits(card) counts more than tensors.",
+        "Find rows for which fits() is false while it is true for one row less.",
+    ],
+    why="The tensors are a straight line in the rows: two plans tell about where a card ends. What the allocator adds is "
+    "no line, so the last rows are planned one by one.",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of rows"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be a whole number of rows"
+    )
     assert 1 < answer <= 1024, "your answer should be a batch size from 2 to 1024"
     rows = replace(TEXT, batch_size=answer)
     assert not plan(rows).fits(CARD), f"a batch of {answer} rows still fits the {CARD}"
-    assert plan(replace(TEXT, batch_size=answer - 1)).fits(CARD), f"{answer} rows are too many, but a smaller batch is too"
+    assert plan(replace(TEXT, batch_size=answer - 1)).fits(CARD), (
+        f"{answer} rows are too many, but a smaller batch is too"
+    )
 
 
-@exercise("00.3", hints=["Ask each parameter for numel(), element_size() and requires_grad.",
-                         "A frozen parameter has neither gradient nor state; Adam's means have the parameter's dtype, and each "
-                         "trained tensor has a step counter of 4 bytes."],
-          why="Freezing and smaller types act on these three sums, and now you know by how much.")
+@exercise(
+    "00.3",
+    hints=[
+        "Ask each parameter for numel(), element_size() and requires_grad.",
+        "A frozen parameter has neither gradient nor state; Adam's means have the parameter's dtype, and each "
+        "trained tensor has a step counter of 4 bytes.",
+    ],
+    why="Freezing and smaller types act on these three sums, and now you know by how much.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of a model"
     for name, model in _models():
         given = answer(model)
-        assert isinstance(given, dict) and set(given) == set(KINDS), f"your function should give a dict with the keys {', '.join(KINDS)}"
+        assert isinstance(given, dict) and set(given) == set(KINDS), (
+            f"your function should give a dict with the keys {', '.join(KINDS)}"
+        )
         truth = _after_a_step(model)
         for kind in KINDS:
             same(given[kind], truth[kind], rel=0, atol=0, what=f"the bytes of {kind} for {name}")
 
 
-@exercise("00.4", hints=["With so few tokens, activations are next to nothing: which moment has the most of the rest?",
-                         "Gradients are complete when the backward pass ends; Adam keeps two numbers a parameter."],
-          why="Which technique helps depends on which kind is large at the peak, and that changes with the batch.")
+@exercise(
+    "00.4",
+    hints=[
+        "With so few tokens, activations are next to nothing: which moment has the most of the rest?",
+        "Gradients are complete when the backward pass ends; Adam keeps two numbers a parameter.",
+    ],
+    why="Which technique helps depends on which kind is large at the peak, and that changes with the batch.",
+)
 def _(answer):
-    assert isinstance(answer, (tuple, list)) and len(answer) == 2, "your answer should be a pair: a kind and a phase"
+    assert isinstance(answer, (tuple, list)) and len(answer) == 2, (
+        "your answer should be a pair: a kind and a phase"
+    )
     small = plan(replace(TEXT, batch_size=1, length=32))
     assert answer[0] in small.at_peak, f"the first should be one of {', '.join(small.at_peak)}"
-    assert answer[1] in ("forward", "backward", "optimizer"), "the second should be forward, backward or optimizer"
-    assert answer[0] == max(small.at_peak, key=small.at_peak.get), f"another kind than {answer[0]} is larger at the peak"
+    assert answer[1] in ("forward", "backward", "optimizer"), (
+        "the second should be forward, backward or optimizer"
+    )
+    assert answer[0] == max(small.at_peak, key=small.at_peak.get), (
+        f"another kind than {answer[0]} is larger at the peak"
+    )
     assert answer[1] == small.peak_phase, f"the peak is not in the {answer[1]} phase"
 
 
 def _models():
     def small():
-        return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
+        return torch.nn.Sequential(
+            torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3)
+        )
 
     frozen, mixed = small(), small()
     frozen[0].requires_grad_(False)
     mixed[2].to(torch.bfloat16)
-    return [("a model in fp32", small()), ("a model with a frozen layer", frozen),
-            ("a model in bf16", small().to(torch.bfloat16)), ("a model with one layer in bf16", mixed)]
+    return [
+        ("a model in fp32", small()),
+        ("a model with a frozen layer", frozen),
+        ("a model in bf16", small().to(torch.bfloat16)),
+        ("a model with one layer in bf16", mixed),
+    ]
 
 
 def _after_a_step(model: torch.nn.Module) -> dict[str, int]:
@@ -80,5 +119,10 @@ def _after_a_step(model: torch.nn.Module) -> dict[str, int]:
     def count(tensors):
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    return {"parameters": count(model.parameters()), "gradients": count(parameter.grad for parameter in trained),
-            "optimizer states": count(tensor for state in optimizer.state.values() for tensor in state.values())}
+    return {
+        "parameters": count(model.parameters()),
+        "gradients": count(parameter.grad for parameter in trained),
+        "optimizer states": count(
+            tensor for state in optimizer.state.values() for tensor in state.values()
+        ),
+    }

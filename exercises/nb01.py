@@ -1,4 +1,5 @@
 """Exercises of notebook 01: what a pretrained start is worth, how far a run can go, and what makes a comparison fair."""
+
 from __future__ import annotations
 
 import json
@@ -8,8 +9,8 @@ import random
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from helpers import models
 from exercises.check import agree, close, exercise
+from helpers import models
 from helpers.recipe import Recipe, difference, replace
 from helpers.step import learning_rate
 
@@ -18,9 +19,14 @@ WALK = Recipe("vit", weights="random", learning_rate=3e-4)
 DEVIATIONS = 5
 
 
-@exercise("01.1", hints=["Pictures are the currency: count those of the pretraining and those that each task then saves.",
-                         "Pretraining plus n short runs must not cost more than n long ones; n is a whole number."],
-          why="Pretraining is a price paid once: what counts is how often it is used again.")
+@exercise(
+    "01.1",
+    hints=[
+        "Pictures are the currency: count those of the pretraining and those that each task then saves.",
+        "Pretraining plus n short runs must not cost more than n long ones; n is a whole number.",
+    ],
+    why="Pretraining is a price paid once: what counts is how often it is used again.",
+)
 def _(answer):
     gpu = json.loads((models.MINI / "vit" / "card.json").read_text(encoding="utf8"))
     paid = gpu["plan"]["steps"] * gpu["plan"]["batch"]
@@ -28,62 +34,130 @@ def _(answer):
     close(answer, math.ceil(paid / saved), rel=0, unit="tasks")
 
 
-@exercise("01.2", hints=["Warm-up and decay are straight lines, so the mean rate is about half the peak.",
-                         "Add up learning_rate(recipe, step) over all steps, and raise `steps` until the sum is large enough."],
-          why="A run that is shorter than this ends near its start, so the start had better be good.")
+@exercise(
+    "01.2",
+    hints=[
+        "Warm-up and decay are straight lines, so the mean rate is about half the peak.",
+        "Add up learning_rate(recipe, step) over all steps, and raise `steps` until the sum is large enough.",
+    ],
+    why="A run that is shorter than this ends near its start, so the start had better be good.",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of steps"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be a whole number of steps"
+    )
     assert 1 < answer <= 100_000, "your answer should be a number of steps from 2 to 100,000"
     far = DEVIATIONS * models.config(WALK).initializer_range
-    assert _reach(answer) >= far, f"with {answer} steps the rates add up to {_reach(answer):.4f}, which is less than {far:g}"
+    assert _reach(answer) >= far, (
+        f"with {answer} steps the rates add up to {_reach(answer):.4f}, which is less than {far:g}"
+    )
     assert _reach(answer - 1) < far, f"{answer} steps are enough, but so are {answer - 1}"
 
 
-@exercise("01.3", hints=["Check every tensor of model.base_model.state_dict() before you copy the first one.",
-                         "load_state_dict with strict=False skips what is absent and says nothing: compare names and shapes yourself."],
-          why="A start that you only believe to be pretrained is the most expensive silent error of all.")
+@exercise(
+    "01.3",
+    hints=[
+        "Check every tensor of model.base_model.state_dict() before you copy the first one.",
+        "load_state_dict with strict=False skips what is absent and says nothing: compare names and shapes yourself.",
+    ],
+    why="A start that you only believe to be pretrained is the most expensive silent error of all.",
+)
 def _(answer):
-    assert callable(answer), "your answer should be a function of a model and a dictionary of tensors"
+    assert callable(answer), (
+        "your answer should be a function of a model and a dictionary of tensors"
+    )
     model, other = _tiny(0), _tiny(1)
     before = _copy(model.state_dict())
     tensors = _copy(other.base_model.state_dict())
-    given = answer(model, tensors | {"classifier.weight": torch.ones(5, 8), "classifier.bias": torch.ones(5)})
+    given = answer(
+        model, tensors | {"classifier.weight": torch.ones(5, 8), "classifier.bias": torch.ones(5)}
+    )
     after = model.state_dict()
-    assert all(torch.equal(after["vit." + name], value) for name, value in tensors.items()), "a tensor of the body was not copied"
+    assert all(torch.equal(after["vit." + name], value) for name, value in tensors.items()), (
+        "a tensor of the body was not copied"
+    )
     head = [name for name in before if name.startswith("classifier.")]
-    assert all(torch.equal(after[name], before[name]) for name in head), "the head was changed, and it should stay as it was"
-    assert given == sorted(head), f"it should return {sorted(head)}, the names that stay as they were"
-    absent = {name: value for name, value in tensors.items() if not name.endswith("position_embeddings")}
+    assert all(torch.equal(after[name], before[name]) for name in head), (
+        "the head was changed, and it should stay as it was"
+    )
+    assert given == sorted(head), (
+        f"it should return {sorted(head)}, the names that stay as they were"
+    )
+    absent = {
+        name: value for name, value in tensors.items() if not name.endswith("position_embeddings")
+    }
     shape = tensors | {"layernorm.weight": torch.ones(9)}
-    for wrong, name, what in ((absent, "position_embeddings", "absent"), (shape, "layernorm.weight", "of another shape"),
-                              ({"vit." + name: value for name, value in tensors.items()}, "", "absent, all names having a prefix")):
+    for wrong, name, what in (
+        (absent, "position_embeddings", "absent"),
+        (shape, "layernorm.weight", "of another shape"),
+        (
+            {"vit." + name: value for name, value in tensors.items()},
+            "",
+            "absent, all names having a prefix",
+        ),
+    ):
         _refuses(answer, wrong, name, what)
 
 
-@exercise("01.4", hints=["Give every field that may be None the value in force, then ask helpers.recipe.difference.",
-                         "accumulation and checkpointing change how a step is computed, not what; weights is the question itself."],
-          why="A gain is only the technique's if nothing else changed; most published ladders fail this test.")
+@exercise(
+    "01.4",
+    hints=[
+        "Give every field that may be None the value in force, then ask helpers.recipe.difference.",
+        "accumulation and checkpointing change how a step is computed, not what; weights is the question itself.",
+    ],
+    why="A gain is only the technique's if nothing else changed; most published ladders fail this test.",
+)
 def _(answer):
     text, image = Recipe("deberta"), Recipe("vit")
     scratch = replace(image, weights="random")
-    examples = [(scratch, image), (scratch, replace(image, learning_rate=image.rate, data="digits")),
-                (replace(scratch, steps=120), replace(image, seed=1)), (scratch, replace(image, accumulation=4, checkpointing=True)),
-                (scratch, replace(image, learning_rate=3e-4, test_size=None, precision="bf16")), (text, replace(text, length=64)),
-                (text, replace(text, length=128, train_size=100)), (scratch, replace(image, profile="full", data="digits"))]
+    examples = [
+        (scratch, image),
+        (scratch, replace(image, learning_rate=image.rate, data="digits")),
+        (replace(scratch, steps=120), replace(image, seed=1)),
+        (scratch, replace(image, accumulation=4, checkpointing=True)),
+        (scratch, replace(image, learning_rate=3e-4, test_size=None, precision="bf16")),
+        (text, replace(text, length=64)),
+        (text, replace(text, length=128, train_size=100)),
+        (scratch, replace(image, profile="full", data="digits")),
+    ]
     agree(answer, _unfair, examples, _pair)
 
 
 def _unfair(before: Recipe, after: Recipe) -> list[str]:
-    one, other = (replace(recipe, weights="random", data=recipe.dataset, length=recipe.tokens, learning_rate=recipe.rate,
-                          accumulation=1, checkpointing=False) for recipe in (before, after))
+    one, other = (
+        replace(
+            recipe,
+            weights="random",
+            data=recipe.dataset,
+            length=recipe.tokens,
+            learning_rate=recipe.rate,
+            accumulation=1,
+            checkpointing=False,
+        )
+        for recipe in (before, after)
+    )
     return sorted(difference(one, other))
 
 
 def _pair(rng: random.Random) -> tuple[Recipe, Recipe]:
     before = Recipe("vit", weights="random", seed=rng.randrange(3))
-    choices = {"steps": 120, "learning_rate": before.rate, "accumulation": 2, "weight_decay": 0.1, "warmup": 0.0, "data": "digits",
-               "batch_size": 32, "max_grad_norm": 2.0, "train_size": 100, "checkpointing": True}
-    return before, replace(before, weights="pretrained", **{name: choices[name] for name in rng.sample(sorted(choices), 4)})
+    choices = {
+        "steps": 120,
+        "learning_rate": before.rate,
+        "accumulation": 2,
+        "weight_decay": 0.1,
+        "warmup": 0.0,
+        "data": "digits",
+        "batch_size": 32,
+        "max_grad_norm": 2.0,
+        "train_size": 100,
+        "checkpointing": True,
+    }
+    return before, replace(
+        before,
+        weights="pretrained",
+        **{name: choices[name] for name in rng.sample(sorted(choices), 4)},
+    )
 
 
 def _reach(steps: int) -> float:
@@ -93,8 +167,17 @@ def _reach(steps: int) -> float:
 
 def _tiny(seed: int) -> ViTForImageClassification:
     torch.manual_seed(seed)
-    model = ViTForImageClassification(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-                                                image_size=8, patch_size=4, num_labels=3))
+    model = ViTForImageClassification(
+        ViTConfig(
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            image_size=8,
+            patch_size=4,
+            num_labels=3,
+        )
+    )
     with torch.no_grad():
         for parameter in model.parameters():  # else norms and biases are the same in all models
             parameter.add_(torch.randn_like(parameter))
@@ -111,9 +194,13 @@ def _refuses(answer, tensors: dict, name: str, what: str) -> None:
     try:
         answer(model, tensors)
     except ValueError as error:
-        assert name in str(error), f"with {name} {what} the error should name it, and it says {str(error)[:80]!r}"
+        assert name in str(error), (
+            f"with {name} {what} the error should name it, and it says {str(error)[:80]!r}"
+        )
     except Exception as error:
-        assert False, f"with a tensor {what} it should raise a ValueError, and raises {type(error).__name__}"
+        assert False, (
+            f"with a tensor {what} it should raise a ValueError, and raises {type(error).__name__}"
+        )
     else:
         assert False, f"with a tensor {what} it should raise a ValueError, and raises nothing"
     unchanged = all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -1,4 +1,5 @@
 """Exercises of notebook 02: gradient accumulation."""
+
 from __future__ import annotations
 
 import copy
@@ -16,9 +17,14 @@ IGNORED = -100  # the label of a token that no loss counts
 VOCABULARY = 11
 
 
-@exercise("02.1", hints=["Which micro-batches of the first epoch never saw an optimizer.step? Their gradients are still in p.grad.",
-                         "Three are left over, four are added, and each was divided by k."],
-          why="A group that is not flushed is not lost, which would be bad enough: it leaks into the next epoch.")
+@exercise(
+    "02.1",
+    hints=[
+        "Which micro-batches of the first epoch never saw an optimizer.step? Their gradients are still in p.grad.",
+        "Three are left over, four are added, and each was divided by k.",
+    ],
+    why="A group that is not flushed is not lost, which would be bad enough: it leaks into the next epoch.",
+)
 def _(answer):
     weight = torch.zeros(1, requires_grad=True)  # a model whose gradient is 1 for every micro-batch
     steps = []
@@ -31,65 +37,110 @@ def _(answer):
     close(answer, steps[2], rel=1e-6)
 
 
-@exercise("02.2", hints=["A micro-batch that fits alone may not fit under accumulation: what else is alive from the second one on?",
-                         "Plan the recipe with its accumulation, not a smaller batch; the accumulation must divide 40."],
-          why="Gradients wait for their group to end, so a micro-batch has less room than a batch of its size.")
+@exercise(
+    "02.2",
+    hints=[
+        "A micro-batch that fits alone may not fit under accumulation: what else is alive from the second one on?",
+        "Plan the recipe with its accumulation, not a smaller batch; the accumulation must divide 40.",
+    ],
+    why="Gradients wait for their group to end, so a micro-batch has less room than a batch of its size.",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of micro-batches"
-    assert 1 <= answer <= 40 and 40 % answer == 0, "the number of micro-batches should divide the 40 rows"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be a whole number of micro-batches"
+    )
+    assert 1 <= answer <= 40 and 40 % answer == 0, (
+        "the number of micro-batches should divide the 40 rows"
+    )
     divided = plan(replace(TEXT, accumulation=answer)).fits(CARD)
     assert divided, f"with accumulation={answer} the step {divided}"
     fewer = max((number for number in range(1, answer) if 40 % number == 0), default=None)
-    assert fewer is None or not plan(replace(TEXT, accumulation=fewer)).fits(CARD), "fewer micro-batches fit too"
+    assert fewer is None or not plan(replace(TEXT, accumulation=fewer)).fits(CARD), (
+        "fewer micro-batches fit too"
+    )
 
 
-@exercise("02.3", hints=["Count the labels that are not -100 in the whole group before the first backward pass; a generator can be "
-                         "read only once.",
-                         "Sum the losses of a micro-batch (reduction='sum') and divide by the tokens of the group; step and clear once."],
-          why="It is the whole technique, and it is right for a loss per row, per token, and for groups of any size.")
+@exercise(
+    "02.3",
+    hints=[
+        "Count the labels that are not -100 in the whole group before the first backward pass; a generator can be "
+        "read only once.",
+        "Sum the losses of a micro-batch (reduction='sum') and divide by the tokens of the group; step and clear once.",
+    ],
+    why="It is the whole technique, and it is right for a loss per row, per token, and for groups of any size.",
+)
 def _(answer):
-    assert callable(answer), "your answer should be a function of a model, an optimizer and micro-batches"
-    for name, sizes, empty, lazy in (("four equal micro-batches", (2, 2, 2, 2), None, False),
-                                     ("a partial last micro-batch", (3, 3, 1), None, False),
-                                     ("a group of one", (2,), None, False),
-                                     ("a micro-batch without any counted token", (2, 2, 2), 1, False),
-                                     ("micro-batches from a generator", (2, 2, 1), None, True)):
+    assert callable(answer), (
+        "your answer should be a function of a model, an optimizer and micro-batches"
+    )
+    for name, sizes, empty, lazy in (
+        ("four equal micro-batches", (2, 2, 2, 2), None, False),
+        ("a partial last micro-batch", (3, 3, 1), None, False),
+        ("a group of one", (2,), None, False),
+        ("a micro-batch without any counted token", (2, 2, 2), 1, False),
+        ("micro-batches from a generator", (2, 2, 1), None, True),
+    ):
         group = _group(sizes, empty)
-        model = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 6), torch.nn.Linear(6, VOCABULARY)).double()
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(VOCABULARY, 6), torch.nn.Linear(6, VOCABULARY)
+        ).double()
         reference = copy.deepcopy(model)
         loss = _full_batch(reference, group)
         steps, watch = _Counting(model.parameters(), lr=0.5), _Watch(model, max(sizes))
         given = answer(model, steps, (pair for pair in group) if lazy else group)
-        assert steps.count == 1, f"with {name}, optimizer.step() was called {steps.count} times and not once"
+        assert steps.count == 1, (
+            f"with {name}, optimizer.step() was called {steps.count} times and not once"
+        )
         for parameter, truth in zip(model.parameters(), reference.parameters()):
-            same(parameter, truth, rel=1e-9, atol=1e-12, what=f"a weight after the step with {name}")
-        assert not watch.whole, "your function runs the model on more rows than a micro-batch holds: that saves no memory"
-        assert not watch.late, "your function runs a second forward pass before the first backward pass: that saves no memory"
-        assert all(p.grad is None or not p.grad.any() for p in model.parameters()), "the gradients are not cleared after the step"
+            same(
+                parameter, truth, rel=1e-9, atol=1e-12, what=f"a weight after the step with {name}"
+            )
+        assert not watch.whole, (
+            "your function runs the model on more rows than a micro-batch holds: that saves no memory"
+        )
+        assert not watch.late, (
+            "your function runs a second forward pass before the first backward pass: that saves no memory"
+        )
+        assert all(p.grad is None or not p.grad.any() for p in model.parameters()), (
+            "the gradients are not cleared after the step"
+        )
         assert given is not None, "your function should return the mean loss a counted token"
         close(float(given), loss, rel=1e-6, what=f"the mean loss of {name}")
 
 
-@exercise("02.4", hints=["Work backwards: the last micro-batch should weigh m/k, so that is its momentum.",
-                         "What micro-batch j leaves is later shrunk by each momentum after it: m_j times those (1 - m_i) must be m/k."],
-          why="With these, running statistics weigh as in the full batch; what happens inside a micro-batch stays as it was.")
+@exercise(
+    "02.4",
+    hints=[
+        "Work backwards: the last micro-batch should weigh m/k, so that is its momentum.",
+        "What micro-batch j leaves is later shrunk by each momentum after it: m_j times those (1 - m_i) must be m/k.",
+    ],
+    why="With these, running statistics weigh as in the full batch; what happens inside a micro-batch stays as it was.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of m and k"
     generator = torch.Generator().manual_seed(0)
     for m, k in ((0.1, 1), (0.1, 2), (0.1, 4), (0.3, 8), (1.0, 4)):
         given = answer(m, k)
-        assert isinstance(given, (list, tuple)) and len(given) == k, f"for m={m} and k={k} it should give a list of {k} momenta"
+        assert isinstance(given, (list, tuple)) and len(given) == k, (
+            f"for m={m} and k={k} it should give a list of {k} momenta"
+        )
         start, means = (torch.randn(5, dtype=torch.float64, generator=generator) for _ in range(2))
         means = means + torch.randn(k, 5, dtype=torch.float64, generator=generator)
         running = start.clone()
         for momentum, mean in zip(given, means):
             running = (1 - momentum) * running + momentum * mean
-        same(running, (1 - m) * start + m * means.mean(0), rel=1e-6, atol=1e-9,
-             what=f"the running mean after a group with m={m} and k={k}")
+        same(
+            running,
+            (1 - m) * start + m * means.mean(0),
+            rel=1e-6,
+            atol=1e-9,
+            what=f"the running mean after a group with m={m} and k={k}",
+        )
 
 
 class _Counting(torch.optim.SGD):
     """SGD that counts its steps."""
+
     count = 0
 
     def step(self, *arguments, **named):
@@ -106,7 +157,9 @@ class _Watch:
 
     def _look(self, model, inputs):
         self.whole |= len(inputs[0]) > self.most
-        self.late |= self.before > 0 and all(parameter.grad is None for parameter in model.parameters())
+        self.late |= self.before > 0 and all(
+            parameter.grad is None for parameter in model.parameters()
+        )
         self.before += 1
 
 
@@ -117,7 +170,14 @@ def _group(sizes, empty) -> list[tuple[torch.Tensor, torch.Tensor]]:
         inputs, labels = torch.randint(VOCABULARY, (2, rows, 7))
         counted = torch.rand(rows, 7) < 0.25 + 0.6 * (place % 2)
         counted[0, 0] = True
-        pairs.append((inputs, labels.masked_fill(~counted, IGNORED) if place != empty else torch.full_like(labels, IGNORED)))
+        pairs.append(
+            (
+                inputs,
+                labels.masked_fill(~counted, IGNORED)
+                if place != empty
+                else torch.full_like(labels, IGNORED),
+            )
+        )
     return pairs
 
 

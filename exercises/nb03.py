@@ -1,4 +1,5 @@
 """Exercises of notebook 03: freezing."""
+
 from __future__ import annotations
 
 import torch
@@ -14,24 +15,45 @@ IMAGES = Recipe("vit", profile="full", batch_size=32)
 LARGE = Recipe("deberta-large", profile="full", batch_size=16, length=256)
 
 
-@exercise("03.1", hints=["Optimizer states lie in the peak always. What else is alive when the second micro-batch reaches its peak?",
-                         "Two moments and a gradient are twelve bytes a parameter, and 98 million parameters are frozen; a GiB is 2^30 bytes."],
-          why="What freezing saves depends on what is in the peak: accumulation brings the gradients into it")
+@exercise(
+    "03.1",
+    hints=[
+        "Optimizer states lie in the peak always. What else is alive when the second micro-batch reaches its peak?",
+        "Two moments and a gradient are twelve bytes a parameter, and 98 million parameters are frozen; a GiB is 2^30 bytes.",
+    ],
+    why="What freezing saves depends on what is in the peak: accumulation brings the gradients into it",
+)
 def _(answer):
-    close(answer, (plan(TEXT).peak - plan(replace(TEXT, frozen=0)).peak) / GIB, rel=0.03, unit="GiB", what="the saving")
+    close(
+        answer,
+        (plan(TEXT).peak - plan(replace(TEXT, frozen=0)).peak) / GIB,
+        rel=0.03,
+        unit="GiB",
+        what="the saving",
+    )
 
 
-@exercise("03.2", hints=["Count products of matrices: a trained layer does one in the forward pass and two in the backward pass.",
-                         "Twelve layers go forward, one goes backward; all that, over thirty-six."],
-          why="The forward pass is a third of a step, and freezing does not touch it")
+@exercise(
+    "03.2",
+    hints=[
+        "Count products of matrices: a trained layer does one in the forward pass and two in the backward pass.",
+        "Twelve layers go forward, one goes backward; all that, over thirty-six.",
+    ],
+    why="The forward pass is a third of a step, and freezing does not touch it",
+)
 def _(answer):
     left, whole = (sum(plan(replace(IMAGES, frozen=k)).flops.values()) for k in (11, None))
     close(answer, left / whole, rel=0.02, what="the share")
 
 
-@exercise("03.3", hints=["Two things have to change: the parameter must require a gradient, and the optimizer must know it (add_param_group).",
-                         "A new group takes the optimizer's first defaults, not the rate of now; and a parameter may be in one group only."],
-          why="A thawed parameter that no optimizer holds gets gradients and never moves, without an error")
+@exercise(
+    "03.3",
+    hints=[
+        "Two things have to change: the parameter must require a gradient, and the optimizer must know it (add_param_group).",
+        "A new group takes the optimizer's first defaults, not the rate of now; and a parameter may be in one group only.",
+    ],
+    why="A thawed parameter that no optimizer holds gets gradients and never moves, without an error",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of a model, an optimizer and names"
     torch.manual_seed(0)
@@ -42,31 +64,50 @@ def _(answer):
     _step(model, optimizer)
     optimizer.param_groups[0].update(lr=0.03, weight_decay=0.05)  # as a schedule would
     moments = {key: value.clone() for key, value in optimizer.state[model[3].weight].items()}
-    for names, thawed in ((["2.weight", "2.bias"], [2]), (["1.weight", "1.bias", "2.bias"], [1, 2])):
+    for names, thawed in (
+        (["2.weight", "2.bias"], [2]),
+        (["1.weight", "1.bias", "2.bias"], [1, 2]),
+    ):
         answer(model, optimizer, names)
         for place, layer in enumerate(model):
             for name, parameter in layer.named_parameters():
                 _one(f"{place}.{name}", parameter, optimizer, trains=place == 3 or place in thawed)
         if thawed == [2]:
-            same({key: value for key, value in optimizer.state[model[3].weight].items()}, moments, what="the moments of what trained before")
+            same(
+                {key: value for key, value in optimizer.state[model[3].weight].items()},
+                moments,
+                what="the moments of what trained before",
+            )
         before = [parameter.detach().clone() for parameter in model.parameters()]
         _step(model, optimizer)
         moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters())]
         for place in range(4):
             wanted = place == 3 or place in thawed
-            assert moved[2 * place] == wanted, (f"layer {place} " + ("does not move in the next step" if wanted else
-                                                                     "moves in the next step, although nobody named it"))
+            assert moved[2 * place] == wanted, f"layer {place} " + (
+                "does not move in the next step"
+                if wanted
+                else "moves in the next step, although nobody named it"
+            )
 
 
-@exercise("03.4", hints=["Every frozen layer saves the same: plan frozen=0 and frozen=8, and draw the line to the card.",
-                         "`plan(replace(recipe, frozen=k)).fits('T4')` also counts context, workspace, allocator and margin."],
-          why="The line makes a search out of two plans, and the embeddings alone are far from enough here")
+@exercise(
+    "03.4",
+    hints=[
+        "Every frozen layer saves the same: plan frozen=0 and frozen=8, and draw the line to the card.",
+        "`plan(replace(recipe, frozen=k)).fits('T4')` also counts context, workspace, allocator and margin.",
+    ],
+    why="The line makes a search out of two plans, and the embeddings alone are far from enough here",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of layers"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be a whole number of layers"
+    )
     assert 0 <= answer <= LARGE.layers, f"DeBERTa-v3-large has {LARGE.layers} layers"
     fit = plan(replace(LARGE, frozen=answer)).fits(CARD)
     assert fit, f"with frozen={answer} the step {fit}"
-    assert answer == 0 or not plan(replace(LARGE, frozen=answer - 1)).fits(CARD), "one frozen layer fewer fits too"
+    assert answer == 0 or not plan(replace(LARGE, frozen=answer - 1)).fits(CARD), (
+        "one frozen layer fewer fits too"
+    )
 
 
 def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -75,10 +116,18 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _one(name: str, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, trains: bool) -> None:
+def _one(
+    name: str, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, trains: bool
+) -> None:
     """Asserts that a parameter is what it should be, and in one group with today's settings."""
-    assert parameter.requires_grad == trains, f"{name} should {'' if trains else 'not '}require a gradient"
-    groups = [group for group in optimizer.param_groups if any(one is parameter for one in group["params"])]
+    assert parameter.requires_grad == trains, (
+        f"{name} should {'' if trains else 'not '}require a gradient"
+    )
+    groups = [
+        group
+        for group in optimizer.param_groups
+        if any(one is parameter for one in group["params"])
+    ]
     held = sum(one is parameter for group in groups for one in group["params"])
     if trains:
         assert held == 1, f"the optimizer holds {name} {held} times and not once"

@@ -1,4 +1,5 @@
 """Exercises of notebook 04: mixed precision."""
+
 from __future__ import annotations
 
 import math
@@ -14,56 +15,94 @@ WEIGHT, MANTISSA = 0.3, 7  # of exercise 1: bf16's bits
 TAIL = 0.05  # of exercise 4: share of the true value
 
 
-@exercise("04.1", hints=["The spacing of bf16 between 0.25 and 0.5 is 0.25 divided by 2 to the number of its mantissa bits.",
-                         "A sum is rounded to the nearest neighbour, so a step of up to half the spacing, 2^-9, is lost."],
-          why="A fine-tune's usual rates are far below that: bf16 weights need fp32 masters, or rounding at random")
+@exercise(
+    "04.1",
+    hints=[
+        "The spacing of bf16 between 0.25 and 0.5 is 0.25 divided by 2 to the number of its mantissa bits.",
+        "A sum is rounded to the nearest neighbour, so a step of up to half the spacing, 2^-9, is lost.",
+    ],
+    why="A fine-tune's usual rates are far below that: bf16 weights need fp32 masters, or rounding at random",
+)
 def _(answer):
     spacing = 2.0 ** (math.floor(math.log2(WEIGHT)) - MANTISSA)
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
-        assert not math.isclose(answer, spacing, rel_tol=0.01), "a step of a whole spacing moves the weight; it moves sooner than that"
+        assert not math.isclose(answer, spacing, rel_tol=0.01), (
+            "a step of a whole spacing moves the weight; it moves sooner than that"
+        )
     close(answer, spacing / 2, rel=0.01)
 
 
-@exercise("04.2", hints=["Count what is fp32: the weight, its gradient from the micro-batches before, and two states of AdamW.",
-                         "Four fp32 numbers are 16 bytes. What does autocast hold for the backward pass beside them?"],
-          why="Autocast adds to what a weight costs; it saves on activations only")
+@exercise(
+    "04.2",
+    hints=[
+        "Count what is fp32: the weight, its gradient from the micro-batches before, and two states of AdamW.",
+        "Four fp32 numbers are 16 bytes. What does autocast hold for the backward pass beside them?",
+    ],
+    why="Autocast adds to what a weight costs; it saves on activations only",
+)
 def _(answer):
     close(answer, 4 + 4 + 2 * 4 + 2, rel=1e-6, unit="bytes")
 
 
-@exercise("04.3", hints=["scaler.scale(loss).backward() for each; after the last, once: scaler.unscale_, clip, scaler.step, scaler.update, zero_grad.",
-                         "scaler.step returns nothing that tells; the scale does: it falls in update exactly when a step was skipped."],
-          why="A schedule that counts skipped steps runs ahead of the training, through the warm-up above all")
+@exercise(
+    "04.3",
+    hints=[
+        "scaler.scale(loss).backward() for each; after the last, once: scaler.unscale_, clip, scaler.step, scaler.update, zero_grad.",
+        "scaler.step returns nothing that tells; the scale does: it falls in update exactly when a step was skipped.",
+    ],
+    why="A schedule that counts skipped steps runs ahead of the training, through the warm-up above all",
+)
 def _(answer):
-    assert callable(answer), "your answer should be a function of model, losses, optimizer, scheduler, scaler and limit"
-    cases = {"a clipped group": ([3.0, 4.0], 0.1, 2000), "a group below the limit": ([0.1], 100.0, 2000),
-             "a group in which the second micro-batch overflows": ([1.0, math.inf, 1.0], 1.0, 2000),
-             "a group after which the scale grows": ([1.0, 2.0, 0.5], 0.5, 1)}
+    assert callable(answer), (
+        "your answer should be a function of model, losses, optimizer, scheduler, scaler and limit"
+    )
+    cases = {
+        "a clipped group": ([3.0, 4.0], 0.1, 2000),
+        "a group below the limit": ([0.1], 100.0, 2000),
+        "a group in which the second micro-batch overflows": ([1.0, math.inf, 1.0], 1.0, 2000),
+        "a group after which the scale grows": ([1.0, 2.0, 0.5], 0.5, 1),
+    }
     for name, (factors, limit, growth) in cases.items():
         mine, truth = _Training(factors, growth), _Training(factors, growth)
         returned, made = mine.run(answer, limit), truth.run(_group_step, limit)
         overflows = not made
         said = f"for {name}"
         assert isinstance(returned, bool), f"{said} your function should return True or False"
-        assert mine.updates == truth.updates, f"{said} the optimizer steps {mine.updates} times and should {truth.updates}"
-        assert mine.scaler.get_scale() == truth.scaler.get_scale(), f"{said} the scale ends at {mine.scaler.get_scale():g}: is update called once?"
+        assert mine.updates == truth.updates, (
+            f"{said} the optimizer steps {mine.updates} times and should {truth.updates}"
+        )
+        assert mine.scaler.get_scale() == truth.scaler.get_scale(), (
+            f"{said} the scale ends at {mine.scaler.get_scale():g}: is update called once?"
+        )
         for one, other in zip(mine.model.parameters(), truth.model.parameters()):
             same(one.detach(), other.detach(), rel=1e-5, atol=1e-7, what=f"the weight {said}")
-            assert one.grad is None or not one.grad.any(), f"{said} gradients are left over for the next group"
+            assert one.grad is None or not one.grad.any(), (
+                f"{said} gradients are left over for the next group"
+            )
         assert mine.scheduler.last_epoch == truth.scheduler.last_epoch, (
-            f"{said} the scheduler {'moves, although nothing was updated' if overflows else 'should move by one'}")
-        assert returned == made, f"{said} you return {returned}, and the optimizer {'stepped' if made else 'did not step'}"
+            f"{said} the scheduler {'moves, although nothing was updated' if overflows else 'should move by one'}"
+        )
+        assert returned == made, (
+            f"{said} you return {returned}, and the optimizer {'stepped' if made else 'did not step'}"
+        )
 
 
-@exercise("04.4", hints=["1 + exp(-2u) overflows nowhere from -4 to 4 if you compute exp once, and x divided by it needs no subtraction.",
-                         "np.float16(0.7979), np.float16(0.03568): constants as float16 keep the whole computation in float16."],
-          why="The formula decides what fp16 is good for: where nothing cancels, eleven bits go a long way")
+@exercise(
+    "04.4",
+    hints=[
+        "1 + exp(-2u) overflows nowhere from -4 to 4 if you compute exp once, and x divided by it needs no subtraction.",
+        "np.float16(0.7979), np.float16(0.03568): constants as float16 keep the whole computation in float16.",
+    ],
+    why="The formula decides what fp16 is good for: where nothing cancels, eleven bits go a long way",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of an array of float16"
     x = np.linspace(-4, 4, 1601).astype(np.float16)
     x = x[x != 0]
     given = answer(x.view(_OnlyHalf))
-    assert isinstance(given, _OnlyHalf), "compute with the array you are given, in NumPy: it watches the types"
+    assert isinstance(given, _OnlyHalf), (
+        "compute with the array you are given, in NumPy: it watches the types"
+    )
     assert given.dtype == np.float16, f"your result is {given.dtype} and should be float16"
     assert given.shape == x.shape, f"your result has shape {given.shape} and not {x.shape}"
     found, wide = np.asarray(given, dtype=np.float64), x.astype(np.float64)
@@ -72,7 +111,9 @@ def _(answer):
     apart = np.abs(found / truth - 1)
     assert np.isfinite(found).all(), "your function gives NaN or infinity for some x"
     worst = int(apart.argmax())
-    assert apart[worst] < TAIL, f"for x = {wide[worst]:.3g} your function is off by {apart[worst]:.0%} of the true value"
+    assert apart[worst] < TAIL, (
+        f"for x = {wide[worst]:.3g} your function is off by {apart[worst]:.0%} of the true value"
+    )
 
 
 class _OnlyHalf(np.ndarray):
@@ -80,9 +121,15 @@ class _OnlyHalf(np.ndarray):
 
     def __array_ufunc__(self, function, method, *inputs, out=None, **rest):
         arrays = [np.asarray(value) if isinstance(value, np.ndarray) else value for value in inputs]
-        wrong = [value.dtype for value in arrays if isinstance(value, (np.ndarray, np.generic)) and value.dtype != np.float16]
+        wrong = [
+            value.dtype
+            for value in arrays
+            if isinstance(value, (np.ndarray, np.generic)) and value.dtype != np.float16
+        ]
         if wrong or rest.get("dtype") not in (None, np.float16):
-            raise TypeError(f"{function.__name__} in {(wrong or [rest.get('dtype')])[0]}: stay in float16")
+            raise TypeError(
+                f"{function.__name__} in {(wrong or [rest.get('dtype')])[0]}: stay in float16"
+            )
         if out is not None:
             rest["out"] = tuple(np.asarray(value) for value in out)
         made = getattr(function, method)(*arrays, **rest)
@@ -101,7 +148,9 @@ class _Training:
         torch.manual_seed(0)
         self.model = nn.Linear(6, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: 1 / (1 + done))
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda done: 1 / (1 + done)
+        )
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=growth)
         inputs = torch.randn(len(factors), 4, 6)
         self.losses = [self._loss(x, factor) for x, factor in zip(inputs, factors)]
@@ -116,8 +165,12 @@ class _Training:
 
     def run(self, function, limit: float):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns of a scheduler that runs ahead; here that is said in a sentence
-            return function(self.model, list(self.losses), self.optimizer, self.scheduler, self.scaler, limit)
+            warnings.simplefilter(
+                "ignore"
+            )  # PyTorch warns of a scheduler that runs ahead; here that is said in a sentence
+            return function(
+                self.model, list(self.losses), self.optimizer, self.scheduler, self.scaler, limit
+            )
 
 
 def _group_step(model, losses, optimizer, scheduler, scaler, limit) -> bool:

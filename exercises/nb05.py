@@ -1,4 +1,5 @@
 """Exercises of notebook 05: 8-bit optimizers."""
+
 from __future__ import annotations
 
 import math
@@ -7,21 +8,37 @@ import random
 import torch
 from torch import nn
 
-from helpers import models
 from exercises.check import agree, exercise, same
+from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 
 CARD = "RTX 4060 Laptop"  # of exercise 4
 
 
-@exercise("05.1", hints=["A tensor of fewer than 4,096 elements keeps 8 bytes for each; the others keep two bytes for each and two scales a block.",
-                         "A scale has 4 bytes, and a last block that is not full needs one as well: -(-n // 256) "
-                         "blocks."],
-          why="Below 4,096 elements there is little to save, and much to lose.")
+@exercise(
+    "05.1",
+    hints=[
+        "A tensor of fewer than 4,096 elements keeps 8 bytes for each; the others keep two bytes for each and two scales a block.",
+        "A scale has 4 bytes, and a last block that is not full needs one as well: -(-n // 256) "
+        "blocks.",
+    ],
+    why="Below 4,096 elements there is little to save, and much to lose.",
+)
 def _(answer):
-    agree(answer, _state_bytes, [([(768, 3072)],), ([(768,), (64, 64)],), ([(63, 65), (4096,), (3, 7, 300)],), ([(4095,), (5000,)],), ([],)],
-          _some_shapes, rel=1e-9)
+    agree(
+        answer,
+        _state_bytes,
+        [
+            ([(768, 3072)],),
+            ([(768,), (64, 64)],),
+            ([(63, 65), (4096,), (3, 7, 300)],),
+            ([(4095,), (5000,)],),
+            ([],),
+        ],
+        _some_shapes,
+        rel=1e-9,
+    )
 
 
 def _state_bytes(shapes) -> int:
@@ -36,10 +53,15 @@ def _some_shapes(rng: random.Random) -> tuple:
     return ([(rng.randint(1, 90), rng.randint(1, 200)) for _ in range(6)],)
 
 
-@exercise("05.2", hints=["Divide each block by its largest element, and mind the block whose largest element is zero.",
-                         "torch.bucketize(share, codes) gives the place of the first code that is not below the "
-                         "share."],
-          why="Rounded up, the second moment can shorten a step, and never lengthen it; no element of it becomes zero that was none.")
+@exercise(
+    "05.2",
+    hints=[
+        "Divide each block by its largest element, and mind the block whose largest element is zero.",
+        "torch.bucketize(share, codes) gives the place of the first code that is not below the "
+        "share.",
+    ],
+    why="Rounded up, the second moment can shorten a step, and never lengthen it; no element of it becomes zero that was none.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of v, codes and block"
     codes = _unsigned_map()
@@ -49,18 +71,30 @@ def _(answer):
         values.view(-1)[:block] = 0
         case = f"for v of shape {tuple(shape)} in blocks of {block}"
         given = answer(values.clone(), codes.clone(), block)
-        assert isinstance(given, (tuple, list)) and len(given) == 2, "your function should return two tensors: the places and the scales"
+        assert isinstance(given, (tuple, list)) and len(given) == 2, (
+            "your function should return two tensors: the places and the scales"
+        )
         places, scale = given
-        assert isinstance(places, torch.Tensor) and places.dtype == torch.uint8, f"the places {case} should be a tensor of uint8"
-        assert places.shape == values.shape, f"the places {case} should have the shape of v, and have {tuple(places.shape)}"
+        assert isinstance(places, torch.Tensor) and places.dtype == torch.uint8, (
+            f"the places {case} should be a tensor of uint8"
+        )
+        assert places.shape == values.shape, (
+            f"the places {case} should have the shape of v, and have {tuple(places.shape)}"
+        )
         blocks = -(-values.numel() // block)
-        truth = torch.stack([values.flatten()[i * block:(i + 1) * block].max() for i in range(blocks)])
+        truth = torch.stack(
+            [values.flatten()[i * block : (i + 1) * block].max() for i in range(blocks)]
+        )
         same(scale, truth, rel=1e-6, atol=0, what=f"the scales {case}")
-        spread = scale.repeat_interleave(block)[:values.numel()].view_as(values)
+        spread = scale.repeat_interleave(block)[: values.numel()].view_as(values)
         back = codes[places.int()] * spread
-        assert (back >= values * (1 - 1e-5)).all(), f"{case}, what comes back is somewhere smaller than v"
+        assert (back >= values * (1 - 1e-5)).all(), (
+            f"{case}, what comes back is somewhere smaller than v"
+        )
         below = codes[(places.int() - 1).clamp(min=0)] * spread
-        assert ((below < values * (1 + 1e-5)) | (places == 0) | (spread == 0)).all(), f"{case}, a place is more than one code too large"
+        assert ((below < values * (1 + 1e-5)) | (places == 0) | (spread == 0)).all(), (
+            f"{case}, a place is more than one code too large"
+        )
 
 
 def _unsigned_map() -> torch.Tensor:
@@ -71,10 +105,15 @@ def _unsigned_map() -> torch.Tensor:
     return torch.tensor(sorted(values))
 
 
-@exercise("05.3", hints=["The manager remembers group and place: at which places of the first group does DeBERTa have the weights of nn.Embedding modules?",
-                         "Look up what the ViT's first group has at these places, and leave out what has fewer than "
-                         "4,096 elements: it is fp32 in any case."],
-          why="Nothing fails and nothing is said; the second fine-tune just takes more memory than it should.")
+@exercise(
+    "05.3",
+    hints=[
+        "The manager remembers group and place: at which places of the first group does DeBERTa have the weights of nn.Embedding modules?",
+        "Look up what the ViT's first group has at these places, and leave out what has fewer than "
+        "4,096 elements: it is fp32 in any case.",
+    ],
+    why="Nothing fails and nothing is said; the second fine-tune just takes more memory than it should.",
+)
 def _(answer):
     assert isinstance(answer, (set, frozenset, list, tuple)), "your answer should be a set of names"
     answer = set(answer)
@@ -83,35 +122,66 @@ def _(answer):
     strange = sorted(map(str, answer - set(known)))
     assert not strange, f"{strange[0]} is no parameter of the mini ViT"
     small = sorted(name for name in answer if known[name].numel() < 4096)
-    assert not small, f"{small[0]} has fewer than 4,096 elements, so it is fp32 without any override"
+    assert not small, (
+        f"{small[0]} has fewer than 4,096 elements, so it is fp32 without any override"
+    )
     truth = _inherited(deberta, vit)
-    assert answer <= truth, f"{sorted(answer - truth)[0]} is not at the place of an embedding of DeBERTa"
+    assert answer <= truth, (
+        f"{sorted(answer - truth)[0]} is not at the place of an embedding of DeBERTa"
+    )
     assert answer == truth, "some tensor is missing"
 
 
 def _inherited(first: nn.Module, second: nn.Module) -> set[str]:
-    embeddings = {id(module.weight) for module in first.modules() if isinstance(module, nn.Embedding)}
-    places = [place for place, (_, parameter) in enumerate(_matrices(first)) if id(parameter) in embeddings]
+    embeddings = {
+        id(module.weight) for module in first.modules() if isinstance(module, nn.Embedding)
+    }
+    places = [
+        place
+        for place, (_, parameter) in enumerate(_matrices(first))
+        if id(parameter) in embeddings
+    ]
     named = _matrices(second)
-    return {named[place][0] for place in places if place < len(named) and named[place][1].numel() >= 4096}
+    return {
+        named[place][0]
+        for place in places
+        if place < len(named) and named[place][1].numel() >= 4096
+    }
 
 
 def _matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The first group: what has two or more dimensions, in the model's order."""
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.ndim >= 2]
+    return [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.ndim >= 2
+    ]
 
 
-@exercise("05.4", hints=["What is largest at the peak: the states, or the activations? 8 bits shrink the first, accumulation the second.",
-                         "Accumulation also brings something to the peak that a single micro-batch does not have "
-                         "there: all gradients."],
-          why="A technique helps against what it shrinks; so look first at what fills the card.")
+@exercise(
+    "05.4",
+    hints=[
+        "What is largest at the peak: the states, or the activations? 8 bits shrink the first, accumulation the second.",
+        "Accumulation also brings something to the peak that a single micro-batch does not have "
+        "there: all gradients.",
+    ],
+    why="A technique helps against what it shrinks; so look first at what fills the card.",
+)
 def _(answer):
-    assert isinstance(answer, (set, frozenset, list, tuple, str)), "your answer should be a set of letters"
+    assert isinstance(answer, (set, frozenset, list, tuple, str)), (
+        "your answer should be a set of letters"
+    )
     answer = {str(letter).strip().upper() for letter in answer if str(letter).strip(" ,")}
     assert answer <= set("ABCD"), "the recipes are called A, B, C and D"
-    large, base = (Recipe("deberta-large", profile="full", batch_size=4, length=128),
-                   Recipe("deberta", profile="full", batch_size=16, length=256))
-    offered = {"A": replace(large, accumulation=4), "B": replace(large, optimizer="adamw8bit"),
-               "C": replace(base, optimizer="adamw8bit"), "D": replace(base, accumulation=2)}
-    right = sum((letter in answer) == bool(plan(recipe).fits(CARD)) for letter, recipe in offered.items())
+    large, base = (
+        Recipe("deberta-large", profile="full", batch_size=4, length=128),
+        Recipe("deberta", profile="full", batch_size=16, length=256),
+    )
+    offered = {
+        "A": replace(large, accumulation=4),
+        "B": replace(large, optimizer="adamw8bit"),
+        "C": replace(base, optimizer="adamw8bit"),
+        "D": replace(base, accumulation=2),
+    }
+    right = sum(
+        (letter in answer) == bool(plan(recipe).fits(CARD)) for letter, recipe in offered.items()
+    )
     assert right == len(offered), f"you are right about {right} of the four recipes"

@@ -1,4 +1,5 @@
 """Exercises of notebook 06: gradient checkpointing."""
+
 from __future__ import annotations
 
 import copy
@@ -16,31 +17,50 @@ LAYERS, KEPT = 64, 4  # of exercise 1; what a layer keeps, in units of its input
 WIDTH = 24
 
 
-@exercise("06.1", hints=["Count in inputs: the checkpoints take 64 / s, the one segment that is alive 4 s. Add the two for a few s.",
-                         "The sum is least where the two terms are equal: s = sqrt(n h / a), not sqrt(n)."],
-          why="What a layer keeps inside decides the segment's length; the square root of the depth is right only for layers that keep no more than their input.")
+@exercise(
+    "06.1",
+    hints=[
+        "Count in inputs: the checkpoints take 64 / s, the one segment that is alive 4 s. Add the two for a few s.",
+        "The sum is least where the two terms are equal: s = sqrt(n h / a), not sqrt(n).",
+    ],
+    why="What a layer keeps inside decides the segment's length; the square root of the depth is right only for layers that keep no more than their input.",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of layers"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be a whole number of layers"
+    )
     assert 1 <= answer <= LAYERS, f"a segment has from 1 to {LAYERS} layers"
 
     def peak(segment: int) -> float:
         return LAYERS / segment + segment * KEPT
 
     best = min(range(1, LAYERS + 1), key=peak)
-    assert answer == best, (f"segments of {answer} take {peak(answer):.0f} inputs, and segments {'longer' if answer < best else 'shorter'} than "
-                            "that take less")
+    assert answer == best, (
+        f"segments of {answer} take {peak(answer):.0f} inputs, and segments {'longer' if answer < best else 'shorter'} than "
+        "that take less"
+    )
 
 
-@exercise("06.2", hints=["Count forward passes of single layers: a plain step is worth 1 + 2 for each of the 24.",
-                         "20 of the 24 layers are run forward once more, so a step is worth 24 x 3 + 20."],
-          why="The last segment is free to keep: its peak is reached in any case.")
+@exercise(
+    "06.2",
+    hints=[
+        "Count forward passes of single layers: a plain step is worth 1 + 2 for each of the 24.",
+        "20 of the 24 layers are run forward once more, so a step is worth 24 x 3 + 20.",
+    ],
+    why="The last segment is free to keep: its peak is reached in any case.",
+)
 def _(answer):
     close(answer, (24 * 3 + 20) / (24 * 3), rel=1e-3)
 
 
-@exercise("06.3", hints=["Loop over the starts of the segments; a segment is the last one if it reaches the end of the list.",
-                         "checkpoint(function, x, use_reentrant=False), and mind that a lambda in a loop sees the loop's last values: bind them as defaults."],
-          why="torch.utils.checkpoint.checkpoint_sequential leaves out the last segment for the same reason.")
+@exercise(
+    "06.3",
+    hints=[
+        "Loop over the starts of the segments; a segment is the last one if it reaches the end of the list.",
+        "checkpoint(function, x, use_reentrant=False), and mind that a lambda in a loop sees the loop's last values: bind them as defaults.",
+    ],
+    why="torch.utils.checkpoint.checkpoint_sequential leaves out the last segment for the same reason.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of layers, x and segment"
     for depth, segment in ((6, 2), (7, 3), (4, 4), (5, 1), (3, 8)):
@@ -52,19 +72,40 @@ def _(answer):
         output, calls, held = _measured(answer, mine, x, segment)
         same(output, truth, rel=1e-6, what=f"the output of {case}")
         for one, other in zip(mine.parameters(), plain.parameters()):
-            assert one.grad is not None, f"with {case} a parameter has no gradient: is it the non-reentrant kind?"
+            assert one.grad is not None, (
+                f"with {case} a parameter has no gradient: is it the non-reentrant kind?"
+            )
             same(one.grad, other.grad, rel=1e-5, atol=1e-7, what=f"a gradient of {case}")
         kept = depth - (depth - 1) // segment * segment
-        assert all(count == 1 for count in calls[-kept:]), f"with {case} the last {kept} should run once, and run again in the backward pass"
-        assert all(count == 2 for count in calls[:-kept]), f"with {case} all but the last {kept} should run twice: forward, and again in the backward pass"
-        assert held <= 1.01 * reference[2], (f"with {case} you keep {held / reference[2]:.2f} times the bytes from forward to backward pass that you "
-                                             "should: is each checkpoint a whole segment?")
+        assert all(count == 1 for count in calls[-kept:]), (
+            f"with {case} the last {kept} should run once, and run again in the backward pass"
+        )
+        assert all(count == 2 for count in calls[:-kept]), (
+            f"with {case} all but the last {kept} should run twice: forward, and again in the backward pass"
+        )
+        assert held <= 1.01 * reference[2], (
+            f"with {case} you keep {held / reference[2]:.2f} times the bytes from forward to backward pass that you "
+            "should: is each checkpoint a whole segment?"
+        )
 
 
-@exercise("06.4", hints=["After two updates the old statistics weigh (1 - m')(1 - m').", "That should be 1 - m; solve for m'."],
-          why="A checkpointed BatchNorm would else forget twice as fast, and only evaluation would notice.")
+@exercise(
+    "06.4",
+    hints=[
+        "After two updates the old statistics weigh (1 - m')(1 - m').",
+        "That should be 1 - m; solve for m'.",
+    ],
+    why="A checkpointed BatchNorm would else forget twice as fast, and only evaluation would notice.",
+)
 def _(answer):
-    agree(answer, lambda m: 1 - math.sqrt(1 - m), [(0.1,), (0.5,), (0.0,), (1.0,)], _some_momentum, rel=1e-6, atol=1e-9)
+    agree(
+        answer,
+        lambda m: 1 - math.sqrt(1 - m),
+        [(0.1,), (0.5,), (0.0,), (1.0,)],
+        _some_momentum,
+        rel=1e-6,
+        atol=1e-9,
+    )
 
 
 def _some_momentum(rng: random.Random) -> tuple[float]:
@@ -74,8 +115,16 @@ def _some_momentum(rng: random.Random) -> tuple[float]:
 def _layers(depth: int) -> nn.ModuleList:
     """Layers with dropout that keep several times their input, the same ones each time."""
     torch.manual_seed(depth)
-    return nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4 * WIDTH, WIDTH), nn.Tanh())
-                         for _ in range(depth))
+    return nn.ModuleList(
+        nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Tanh(),
+            nn.Dropout(0.3),
+            nn.Linear(4 * WIDTH, WIDTH),
+            nn.Tanh(),
+        )
+        for _ in range(depth)
+    )
 
 
 def _through(layers, x):
@@ -86,18 +135,25 @@ def _through(layers, x):
 
 def _keep_last(layers, x, segment):
     for start in range(0, len(layers), segment):
-        part = layers[start:start + segment]
-        x = checkpoint(_through, part, x, use_reentrant=False) if start + segment < len(layers) else _through(part, x)
+        part = layers[start : start + segment]
+        x = (
+            checkpoint(_through, part, x, use_reentrant=False)
+            if start + segment < len(layers)
+            else _through(part, x)
+        )
     return x
 
 
-def _measured(function, layers: nn.ModuleList, x: torch.Tensor, segment: int) -> tuple[torch.Tensor, list[int], int]:
+def _measured(
+    function, layers: nn.ModuleList, x: torch.Tensor, segment: int
+) -> tuple[torch.Tensor, list[int], int]:
     """Run forward and backward: (output, runs of each layer, bytes that wait between the two, parameters left out)."""
     calls = [0] * len(layers)
 
     def count(place: int):
         def hook(module, inputs):
             calls[place] += 1
+
         return hook
 
     handles = [layer.register_forward_pre_hook(count(place)) for place, layer in enumerate(layers)]
@@ -106,7 +162,9 @@ def _measured(function, layers: nn.ModuleList, x: torch.Tensor, segment: int) ->
         tracker.adopt(list(layers.parameters()), PARAMETERS)
         tracker.adopt(x, ACTIVATIONS)
         given = function(layers, x, segment)
-        assert isinstance(given, torch.Tensor), "your function should return the last layer's output"
+        assert isinstance(given, torch.Tensor), (
+            "your function should return the last layer's output"
+        )
         loss = given.square().sum()
         output = given.detach().clone()
         del given
@@ -114,6 +172,9 @@ def _measured(function, layers: nn.ModuleList, x: torch.Tensor, segment: int) ->
         loss.backward()
     for handle in handles:
         handle.remove()
-    held = sum({BORN: 1, DIES: -1}.get(kind, 0) * tracker.storage_trace.bytes[storage]
-               for kind, storage, _, phase in tracker.storage_trace.events if phase == 0)
+    held = sum(
+        {BORN: 1, DIES: -1}.get(kind, 0) * tracker.storage_trace.bytes[storage]
+        for kind, storage, _, phase in tracker.storage_trace.events
+        if phase == 0
+    )
     return output, calls, held - sum(parameter.nbytes for parameter in layers.parameters())

@@ -1,4 +1,5 @@
 """Exercises of notebook 07: LoRA."""
+
 from __future__ import annotations
 
 import copy
@@ -7,8 +8,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers import models
 from exercises.check import close, exercise, same
+from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 
@@ -17,27 +18,50 @@ BASE = Recipe("deberta", profile="full", batch_size=16, length=256)
 SHAPES = ((6, 9, 2, 4.0), (9, 5, 3, 3.0), (7, 7, 1, 8.0))  # out, in, rank, alpha
 
 
-@exercise("07.1", hints=["An adapter beside a square matrix has 2 x 1,024 x 16 parameters, and there are two in each layer.",
-                         "48 adapters, then 1,024 x 1,024 + 1,024 for the pooler and 20 x 1,024 + 20 for the classifier."],
-          why="The new head is a large part of what trains, and of the file that is saved")
+@exercise(
+    "07.1",
+    hints=[
+        "An adapter beside a square matrix has 2 x 1,024 x 16 parameters, and there are two in each layer.",
+        "48 adapters, then 1,024 x 1,024 + 1,024 for the pooler and 20 x 1,024 + 20 for the classifier.",
+    ],
+    why="The new head is a large part of what trains, and of the file that is saved",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of parameters"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be a whole number of parameters"
+    )
     with FakeTensorMode():
-        truth = sum(parameter.numel() for parameter in models.empty(LARGE).parameters() if parameter.requires_grad)
+        truth = sum(
+            parameter.numel()
+            for parameter in models.empty(LARGE).parameters()
+            if parameter.requires_grad
+        )
     assert answer == truth, f"{answer:,} parameters are too {'few' if answer < truth else 'many'}"
 
 
-@exercise("07.2", hints=["A linear layer of a full fine-tune is worth 3 products: one forward, one for its weights, one for whoever is below.",
-                         "All twelve layers go forward; the six adapted ones pass one product back, the six below none: 12 + 6 of 36."],
-          why="Frozen weights drop one product of three; what lies below the lowest adapter drops two")
+@exercise(
+    "07.2",
+    hints=[
+        "A linear layer of a full fine-tune is worth 3 products: one forward, one for its weights, one for whoever is below.",
+        "All twelve layers go forward; the six adapted ones pass one product back, the six below none: 12 + 6 of 36.",
+    ],
+    why="Frozen weights drop one product of three; what lies below the lowest adapter drops two",
+)
 def _(answer):
-    part, whole = (sum(plan(recipe).flops.values()) for recipe in (replace(BASE, frozen=6, lora_rank=8), BASE))
+    part, whole = (
+        sum(plan(recipe).flops.values()) for recipe in (replace(BASE, frozen=6, lora_rank=8), BASE)
+    )
     close(answer, part / whole, rel=0.03, what="the factor")
 
 
-@exercise("07.3", hints=["torch.linalg.svd gives U, S, V with delta = U @ diag(S) @ V; the best approximation keeps the first `rank` of each.",
-                         "B = U[:, :rank] * S[:rank] and A = V[:rank]; then divide one of them by alpha / rank."],
-          why="A fine-tune already paid for can be kept as a small file; how much it loses, the singular values say")
+@exercise(
+    "07.3",
+    hints=[
+        "torch.linalg.svd gives U, S, V with delta = U @ diag(S) @ V; the best approximation keeps the first `rank` of each.",
+        "B = U[:, :rank] * S[:rank] and A = V[:rank]; then divide one of them by alpha / rank.",
+    ],
+    why="A fine-tune already paid for can be kept as a small file; how much it loses, the singular values say",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of delta, rank and alpha"
     torch.manual_seed(7)
@@ -46,29 +70,61 @@ def _(answer):
         delta = torch.randn(rows, columns)
         U, S, V = torch.linalg.svd(delta, full_matrices=False)
         given = answer(delta.clone(), rank, alpha)
-        assert isinstance(given, (tuple, list)) and len(given) == 2, f"your function should return two matrices, A and B, {case}"
+        assert isinstance(given, (tuple, list)) and len(given) == 2, (
+            f"your function should return two matrices, A and B, {case}"
+        )
         A, B = given
         for name, matrix, shape in (("A", A, (rank, columns)), ("B", B, (rows, rank))):
             assert isinstance(matrix, torch.Tensor), f"{name} should be a tensor {case}"
-            assert tuple(matrix.shape) == shape, f"{name} has shape {tuple(matrix.shape)} and not {shape} {case}"
-        same(alpha / rank * B @ A, (U[:, :rank] * S[:rank]) @ V[:rank], rel=1e-4, atol=1e-4, what=f"alpha / rank * B @ A {case}")
+            assert tuple(matrix.shape) == shape, (
+                f"{name} has shape {tuple(matrix.shape)} and not {shape} {case}"
+            )
+        same(
+            alpha / rank * B @ A,
+            (U[:, :rank] * S[:rank]) @ V[:rank],
+            rel=1e-4,
+            atol=1e-4,
+            what=f"alpha / rank * B @ A {case}",
+        )
 
 
-@exercise("07.4", hints=["What should be added is alpha / rank * B @ A: look at its shape, its factor, and at what is written to.",
-                         "Copy the layer first (copy.deepcopy), and add under torch.no_grad() or to weight.data."],
-          why="On square matrices no error tells of a transposed product; with alpha = r a forgotten factor does not show")
+@exercise(
+    "07.4",
+    hints=[
+        "What should be added is alpha / rank * B @ A: look at its shape, its factor, and at what is written to.",
+        "Copy the layer first (copy.deepcopy), and add under torch.no_grad() or to weight.data.",
+    ],
+    why="On square matrices no error tells of a transposed product; with alpha = r a forgotten factor does not show",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of linear, A, B and alpha"
     for bias in (True, False):
         for rows, columns, rank, alpha in SHAPES:
             case = f"for {columns} inputs, {rows} outputs, rank {rank}, alpha {alpha:g}"
             torch.manual_seed(rows)
-            linear, A, B, x = nn.Linear(columns, rows, bias=bias), torch.randn(rank, columns), torch.randn(rows, rank), torch.randn(4, columns)
+            linear, A, B, x = (
+                nn.Linear(columns, rows, bias=bias),
+                torch.randn(rank, columns),
+                torch.randn(rows, rank),
+                torch.randn(4, columns),
+            )
             before = copy.deepcopy((linear.state_dict(), A, B))
             wanted = (linear(x) + alpha / rank * (x @ A.T) @ B.T).detach()
             merged = answer(linear, A, B, alpha)
             assert isinstance(merged, nn.Linear), f"your function should return an nn.Linear {case}"
-            same((linear.state_dict(), A, B), before, what="what your function was given, afterwards,")
+            same(
+                (linear.state_dict(), A, B),
+                before,
+                what="what your function was given, afterwards,",
+            )
             assert merged is not linear, "your function should return a new layer"
-            assert (merged.bias is None) == (not bias), f"the merged layer should have {'a' if bias else 'no'} bias, as the old one"
-            same(merged(x).detach(), wanted, rel=1e-4, atol=1e-4, what=f"the merged layer's output {case}")
+            assert (merged.bias is None) == (not bias), (
+                f"the merged layer should have {'a' if bias else 'no'} bias, as the old one"
+            )
+            same(
+                merged(x).detach(),
+                wanted,
+                rel=1e-4,
+                atol=1e-4,
+                what=f"the merged layer's output {case}",
+            )

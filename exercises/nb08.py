@@ -1,11 +1,12 @@
 """Exercises of notebook 08: fast tokenizers."""
+
 from __future__ import annotations
 
 import random
 from functools import lru_cache
 
-from helpers import models
 from exercises.check import agree, close, exercise
+from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
 
@@ -14,45 +15,83 @@ RATE = 400e12  # FLOPs a second, of exercise 3
 WORDS = "the oil price rose dlrs bundesbank intervened foreign exchange crude shr cts net opec refineries whirlpool".split()
 
 
-@exercise("08.1", hints=["From its first letter on there are 16 substrings to look up. How many from the sixth, where 15 letters are left?",
-                         "Five starts with 16 lookups each, then 15 + 14 + ... + 1."],
-          why="The work grows with the word's length times the longest piece, and the ways to cut the word double with every letter.")
+@exercise(
+    "08.1",
+    hints=[
+        "From its first letter on there are 16 substrings to look up. How many from the sixth, where 15 letters are left?",
+        "Five starts with 16 lookups each, then 15 + 14 + ... + 1.",
+    ],
+    why="The work grows with the word's length times the longest piece, and the ways to cut the word double with every letter.",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be a whole number of lookups"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be a whole number of lookups"
+    )
     truth = sum(min(LONGEST, LETTERS - start) for start in range(LETTERS))
-    assert answer != 2 ** (LETTERS - 1), "that is the number of ways to cut the word, which nobody has to try one by one"
-    assert answer != LETTERS * LONGEST, "near the end of the word fewer letters are left than the longest piece has"
-    assert answer == truth, f"{answer} lookups are too {'many' if answer > truth else 'few'}: count them start by start"
+    assert answer != 2 ** (LETTERS - 1), (
+        "that is the number of ways to cut the word, which nobody has to try one by one"
+    )
+    assert answer != LETTERS * LONGEST, (
+        "near the end of the word fewer letters are left than the longest piece has"
+    )
+    assert answer == truth, (
+        f"{answer} lookups are too {'many' if answer > truth else 'few'}: count them start by start"
+    )
 
 
-@exercise("08.2", hints=["Keep a place in the text and move it by each piece's length: ▁ stands for the one space before a word.",
-                         "The first ▁ is in no text, it was put there: begin at -1, and cut the first start off at 0."],
-          why="It works as long as normalising changed no length: after a ligature the places would be wrong, and the fast tokenizer's are right.")
+@exercise(
+    "08.2",
+    hints=[
+        "Keep a place in the text and move it by each piece's length: ▁ stands for the one space before a word.",
+        "The first ▁ is in no text, it was put there: begin at -1, and cut the first start off at 0.",
+    ],
+    why="It works as long as normalising changed no length: after a ligature the places would be wrong, and the fast tokenizer's are right.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of text and pieces"
-    agree(lambda text, pieces: str([tuple(span) for span in answer(text, pieces)]),
-          lambda text, pieces: str([tuple(span) for span in _encoding(text).offsets[1:-1]]),
-          [_with_pieces(text) for text in ("oil", "the oil price", "bundesbank intervened")],
-          lambda rng: _with_pieces(" ".join(rng.choices(WORDS, k=rng.randint(2, 9)))))
+    agree(
+        lambda text, pieces: str([tuple(span) for span in answer(text, pieces)]),
+        lambda text, pieces: str([tuple(span) for span in _encoding(text).offsets[1:-1]]),
+        [_with_pieces(text) for text in ("oil", "the oil price", "bundesbank intervened")],
+        lambda rng: _with_pieces(" ".join(rng.choices(WORDS, k=rng.randint(2, 9)))),
+    )
 
 
-@exercise("08.3", hints=["How long does the card take for a step? The plan's FLOPs, all phases together, over the card's rate.",
-                         "In that time the tokens of the next step, 16 x 256, must be ready."],
-          why="Hold it against the tokens a second in the notebook's table: is one process on your machine enough?")
+@exercise(
+    "08.3",
+    hints=[
+        "How long does the card take for a step? The plan's FLOPs, all phases together, over the card's rate.",
+        "In that time the tokens of the next step, 16 x 256, must be ready.",
+    ],
+    why="Hold it against the tokens a second in the notebook's table: is one process on your machine enough?",
+)
 def _(answer):
     recipe = Recipe("deberta", profile="full", batch_size=16, length=256)
     seconds = sum(plan(recipe).flops.values()) / RATE
     close(answer, recipe.batch_size * recipe.tokens / seconds, rel=0.03, unit="tokens a second")
 
 
-@exercise("08.4", hints=["Special tokens have the word id None; a token that continues a word has the word id of the token before it.",
-                         "Go through the word ids with the one before at hand: -100 for None and for a repeated id, else labels[id]."],
-          why="-100 is what PyTorch's cross entropy leaves out, so each word counts once, however many pieces it has.")
+@exercise(
+    "08.4",
+    hints=[
+        "Special tokens have the word id None; a token that continues a word has the word id of the token before it.",
+        "Go through the word ids with the one before at hand: -100 for None and for a repeated id, else labels[id].",
+    ],
+    why="-100 is what PyTorch's cross entropy leaves out, so each word counts once, however many pieces it has.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of word_ids and labels"
-    agree(lambda word_ids, labels: str(list(answer(word_ids, labels))), lambda word_ids, labels: str(_align(word_ids, labels)),
-          [([None, 0, 1, 1, 2, None], [5, 6, 7]), ([None, 0, 0, 0, None], [3]),
-           ([None, None], []), ([None, 0, 1, 1, None], [4, 4, 9, 2])], _some_words)
+    agree(
+        lambda word_ids, labels: str(list(answer(word_ids, labels))),
+        lambda word_ids, labels: str(_align(word_ids, labels)),
+        [
+            ([None, 0, 1, 1, 2, None], [5, 6, 7]),
+            ([None, 0, 0, 0, None], [3]),
+            ([None, None], []),
+            ([None, 0, 1, 1, None], [4, 4, 9, 2]),
+        ],
+        _some_words,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -70,11 +109,16 @@ def _with_pieces(text: str) -> tuple[str, list[str]]:
 
 def _align(word_ids: list[int | None], labels: list[int]) -> list[int]:
     before = [None, *word_ids]
-    return [-100 if word is None or word == last else labels[word] for last, word in zip(before, word_ids)]
+    return [
+        -100 if word is None or word == last else labels[word]
+        for last, word in zip(before, word_ids)
+    ]
 
 
 def _some_words(rng: random.Random) -> tuple[list[int | None], list[int]]:
     """Word ids of a cut row: some words in several pieces, padding behind, more labels than words that are left."""
     words = rng.randint(2, 6)
     ids = [word for word in range(words) for _ in range(rng.randint(1, 3))]
-    return [None, *ids, None, *[None] * rng.randint(0, 3)], [rng.randint(0, 8) for _ in range(words + rng.randint(0, 2))]
+    return [None, *ids, None, *[None] * rng.randint(0, 3)], [
+        rng.randint(0, 8) for _ in range(words + rng.randint(0, 2))
+    ]

@@ -1,4 +1,5 @@
 """Exercises of notebook 09: dynamic padding."""
+
 from __future__ import annotations
 
 import copy
@@ -14,36 +15,70 @@ from helpers.data.collate import IGNORE, pad
 LENGTHS = [12, 40, 33, 250, 61, 18, 90, 25]  # of exercise 1
 
 
-@exercise("09.1", hints=["The first four rows are as long as 250 rounded up, the other four as long as 90 rounded up.",
-                         "Padding is what is left of 4 x 256 + 4 x 96 tokens when the documents' own are taken away."],
-          why="One long document decides for its whole micro-batch.")
+@exercise(
+    "09.1",
+    hints=[
+        "The first four rows are as long as 250 rounded up, the other four as long as 90 rounded up.",
+        "Padding is what is left of 4 x 256 + 4 x 96 tokens when the documents' own are taken away.",
+    ],
+    why="One long document decides for its whole micro-batch.",
+)
 def _(answer):
     close(answer, padded_share([[0, 1, 2, 3], [4, 5, 6, 7]], LENGTHS), rel=1e-3)
 
 
-@exercise("09.2", hints=["Make three full tensors first: of pad_id, of 0 and of -100; then write each row into its beginning.",
-                         "The mask follows from the lengths, never from a comparison with pad_id: a real token may be that number."],
-          why="DataCollatorForTokenClassification is this function; padding has to be left out of attention and loss alike.")
+@exercise(
+    "09.2",
+    hints=[
+        "Make three full tensors first: of pad_id, of 0 and of -100; then write each row into its beginning.",
+        "The mask follows from the lengths, never from a comparison with pad_id: a real token may be that number.",
+    ],
+    why="DataCollatorForTokenClassification is this function; padding has to be left out of attention and loss alike.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of rows and pad_id"
     rng = random.Random(9)
-    for sizes in ([3], [8, 8], [1, 9], *([rng.randint(1, 40) for _ in range(rng.randint(1, 6))] for _ in range(8))):
+    for sizes in (
+        [3],
+        [8, 8],
+        [1, 9],
+        *([rng.randint(1, 40) for _ in range(rng.randint(1, 6))] for _ in range(8)),
+    ):
         pad_id = rng.choice((0, 3))
-        rows = [{"input_ids": [rng.randint(0, 5) for _ in range(count)], "labels": [rng.randint(0, 2) for _ in range(count)]}
-                for count in sizes]
+        rows = [
+            {
+                "input_ids": [rng.randint(0, 5) for _ in range(count)],
+                "labels": [rng.randint(0, 2) for _ in range(count)],
+            }
+            for count in sizes
+        ]
         given, case = copy.deepcopy(rows), f"documents of {', '.join(map(str, sizes))} tokens"
         found = answer(given, pad_id)
-        assert given == rows, "your function changes the rows that it is given: the next epoch would meet them padded"
-        assert isinstance(found, dict) and found.keys() == {"input_ids", "attention_mask", "labels"}, (
-            "your function should return a dict with input_ids, attention_mask and labels, and nothing else")
+        assert given == rows, (
+            "your function changes the rows that it is given: the next epoch would meet them padded"
+        )
+        assert isinstance(found, dict) and found.keys() == {
+            "input_ids",
+            "attention_mask",
+            "labels",
+        }, (
+            "your function should return a dict with input_ids, attention_mask and labels, and nothing else"
+        )
         for name, truth in pad(rows, pad_id).items():
             same(found[name], truth, rel=0, atol=0, what=f"{name} for {case}")
-            assert found[name].dtype == torch.int64, f"{name} should be int64, and is {found[name].dtype}"
+            assert found[name].dtype == torch.int64, (
+                f"{name} should be int64, and is {found[name].dtype}"
+            )
 
 
-@exercise("09.3", hints=["The sum is right already; which number should it be divided by?",
-                         "Divide by mask.sum(), and let cross_entropy ignore what the mask masks: set those labels to -100 in a copy."],
-          why="Divided by all positions, the loss and every gradient shrink as the padding grows.")
+@exercise(
+    "09.3",
+    hints=[
+        "The sum is right already; which number should it be divided by?",
+        "Divide by mask.sum(), and let cross_entropy ignore what the mask masks: set those labels to -100 in a copy.",
+    ],
+    why="Divided by all positions, the loss and every gradient shrink as the padding grows.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of logits, labels and mask"
     generator = torch.Generator().manual_seed(3)
@@ -53,22 +88,31 @@ def _(answer):
         logits = torch.randn(*mask.shape, 3, generator=generator, requires_grad=True)
         real = mask.bool()
         truth = F.cross_entropy(logits[real], labels[real])
-        wanted, = torch.autograd.grad(truth, logits)
+        (wanted,) = torch.autograd.grad(truth, logits)
         for label in (0, -1, IGNORE):
             marked = labels.masked_fill(~real, label)
             kept = marked.clone()
             case = f"rows of {', '.join(map(str, sizes))} tokens padded to {width}, padding labelled {label}"
             found = answer(logits, marked, mask)
-            assert isinstance(found, torch.Tensor), "your function should return a tensor, so that it has a gradient"
-            assert torch.equal(marked, kept), "your function changes the labels that it is given: work on a copy"
+            assert isinstance(found, torch.Tensor), (
+                "your function should return a tensor, so that it has a gradient"
+            )
+            assert torch.equal(marked, kept), (
+                "your function changes the labels that it is given: work on a copy"
+            )
             same(found, truth, rel=1e-5, what=f"the loss for {case}")
-            slope, = torch.autograd.grad(found, logits)
+            (slope,) = torch.autograd.grad(found, logits)
             same(slope, wanted, rel=1e-4, atol=1e-7, what=f"the gradient for {case}")
 
 
-@exercise("09.4", hints=["A micro-batch of n rows has the full width with probability 1 - (1 - p)^n; it grows with n.",
-                         "Solve (1 - p)^n >= 1 - share for n and round down, or count up until it no longer holds."],
-          why="The distribution of lengths says how small a micro-batch must be, before anything is run.")
+@exercise(
+    "09.4",
+    hints=[
+        "A micro-batch of n rows has the full width with probability 1 - (1 - p)^n; it grows with n.",
+        "Solve (1 - p)^n >= 1 - share for n and round down, or count up until it no longer holds.",
+    ],
+    why="The distribution of lengths says how small a micro-batch must be, before anything is run.",
+)
 def _(answer):
     def truth(p, share):
         rows = 0
@@ -76,5 +120,11 @@ def _(answer):
             rows += 1
         return rows
 
-    agree(answer, truth, [(0.125, 0.5), (0.3, 0.1), (0.01, 0.9), (0.6, 0.5), (0.9, 0.95)],
-          lambda rng: (rng.uniform(0.005, 0.7), rng.uniform(0.05, 0.95)), times=12, rel=0)
+    agree(
+        answer,
+        truth,
+        [(0.125, 0.5), (0.3, 0.1), (0.01, 0.9), (0.6, 0.5), (0.9, 0.95)],
+        lambda rng: (rng.uniform(0.005, 0.7), rng.uniform(0.05, 0.95)),
+        times=12,
+        rel=0,
+    )

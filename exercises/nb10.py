@@ -1,4 +1,5 @@
 """Exercises of notebook 10: uniform dynamic padding."""
+
 from __future__ import annotations
 
 import random
@@ -17,55 +18,98 @@ BIASED = {  # of exercise 4: why each of these is no unbiased first step
 }
 
 
-@exercise("10.1", hints=["A batch of two padded to w tokens has 2 w * w scores. Add that up over the four batches, for both orders.",
-                         "Sorted, the batches are (10, 20), (30, 40), (220, 230), (240, 250)."],
-          why="Scores fall further than tokens do, since they grow with the square of the width; what is left is the long documents' own.")
+@exercise(
+    "10.1",
+    hints=[
+        "A batch of two padded to w tokens has 2 w * w scores. Add that up over the four batches, for both orders.",
+        "Sorted, the batches are (10, 20), (30, 40), (220, 230), (240, 250).",
+    ],
+    why="Scores fall further than tokens do, since they grow with the square of the width; what is left is the long documents' own.",
+)
 def _(answer):
     close(answer, _scores(DOCUMENTS) / _scores(sorted(DOCUMENTS)), rel=0.005)
 
 
-@exercise("10.2", hints=["random.Random(seed).shuffle the row numbers; cut them into windows of window * batch_size; sort each window by length; cut it into batches.",
-                         "Then shuffle the batches of all windows together, with the same generator, or every window begins with its shortest rows."],
-          why="These properties are all that a training loop asks of a sampler; the rest is taste.")
+@exercise(
+    "10.2",
+    hints=[
+        "random.Random(seed).shuffle the row numbers; cut them into windows of window * batch_size; sort each window by length; cut it into batches.",
+        "Then shuffle the batches of all windows together, with the same generator, or every window begins with its shortest rows.",
+    ],
+    why="These properties are all that a training loop asks of a sampler; the rest is taste.",
+)
 def _(answer):
-    assert callable(answer), "your answer should be a function of lengths, batch_size, window and seed"
+    assert callable(answer), (
+        "your answer should be a function of lengths, batch_size, window and seed"
+    )
     generator = random.Random(5)
-    for rows, size, window in ((64, 4, 4), (61, 4, 3), (7, 8, 2), (48, 6, 100), (30, 1, 5), (40, 5, 1)):
+    for rows, size, window in (
+        (64, 4, 4),
+        (61, 4, 3),
+        (7, 8, 2),
+        (48, 6, 100),
+        (30, 1, 5),
+        (40, 5, 1),
+    ):
         lengths = [generator.randint(1, 200) for _ in range(rows)]
         _partition(answer(list(lengths), size, window, 1), rows, size)
     lengths = [generator.randint(1, 256) for _ in range(512)]
     epochs = [answer(list(lengths), 8, 16, seed) for seed in range(40)]
     for found in epochs[:3]:
         _partition(found, 512, 8)
-    assert _plain(answer(list(lengths), 8, 16, 0)) == _plain(epochs[0]), "the same seed should give the same batches in the same order"
+    assert _plain(answer(list(lengths), 8, 16, 0)) == _plain(epochs[0]), (
+        "the same seed should give the same batches in the same order"
+    )
     assert _plain(epochs[0]) != _plain(epochs[1]), "another seed should give another order"
     _alike(answer, lengths, epochs)
     groups = [{frozenset(map(int, batch)) for batch in found} for found in epochs[:2]]
-    assert len(groups[0] & groups[1]) < 8, "the same rows meet in every epoch: shuffle the rows before you sort them, window by window"
+    assert len(groups[0] & groups[1]) < 8, (
+        "the same rows meet in every epoch: shuffle the rows before you sort them, window by window"
+    )
     _unbiased(lengths, epochs)
 
 
-@exercise("10.3", hints=["Join the batches to one list, order: the value at place i belongs to row order[i].",
-                         "back = torch.empty_like(values); back[order] = values. Indexing values[order] is the inverse of what you need."],
-          why="values[order] is right for orders that are their own inverse, such as reversed ones, and so passes a careless test.")
+@exercise(
+    "10.3",
+    hints=[
+        "Join the batches to one list, order: the value at place i belongs to row order[i].",
+        "back = torch.empty_like(values); back[order] = values. Indexing values[order] is the inverse of what you need.",
+    ],
+    why="values[order] is right for orders that are their own inverse, such as reversed ones, and so passes a careless test.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of values and batches"
     generator = torch.Generator().manual_seed(4)
-    for rows, size, shape in ((10, 3, ()), (17, 4, (5,)), (1, 1, ()), (12, 12, (2, 3)), (9, 2, (1,))):
+    for rows, size, shape in (
+        (10, 3, ()),
+        (17, 4, (5,)),
+        (1, 1, ()),
+        (12, 12, (2, 3)),
+        (9, 2, (1,)),
+    ):
         order = torch.randperm(rows, generator=generator).tolist()
         truth = torch.randn(rows, *shape, generator=generator)
         given = truth[order]
         kept = given.clone()
         found = answer(given, cut(order, size))
-        assert torch.equal(given, kept), "your function changes the values that it is given: return a new tensor"
+        assert torch.equal(given, kept), (
+            "your function changes the values that it is given: return a new tensor"
+        )
         same(found, truth, what=f"the result for {rows} rows in batches of {size}")
 
 
-@exercise("10.4", hints=["Follow the shortest and the longest document: can each be in the first batch, and as likely as any other?",
-                         "Sorting inside a batch changes no gradient; what is dropped after sorting is always the same kind of document."],
-          why="Bias hides in what comes first and in what is left out, and neither shows in the padded share.")
+@exercise(
+    "10.4",
+    hints=[
+        "Follow the shortest and the longest document: can each be in the first batch, and as likely as any other?",
+        "Sorting inside a batch changes no gradient; what is dropped after sorting is always the same kind of document.",
+    ],
+    why="Bias hides in what comes first and in what is left out, and neither shows in the padded share.",
+)
 def _(answer):
-    assert isinstance(answer, (set, frozenset, list, tuple)), 'your answer should be a set of letters, such as {"A", "B"}'
+    assert isinstance(answer, (set, frozenset, list, tuple)), (
+        'your answer should be a set of letters, such as {"A", "B"}'
+    )
     assert set(answer) <= set("ABCDE"), "your answer should hold letters from A to E"
     for letter in sorted(set(answer) & BIASED.keys()):
         assert False, BIASED[letter]
@@ -83,22 +127,35 @@ def _plain(batches) -> list[list[int]]:
 def _partition(batches, rows: int, size: int) -> None:
     assert isinstance(batches, (list, tuple)), "your function should return a list of batches"
     batches = _plain(batches)
-    assert sorted(row for batch in batches for row in batch) == list(range(rows)), f"with {rows} rows in batches of {size} not every row comes exactly once"
+    assert sorted(row for batch in batches for row in batch) == list(range(rows)), (
+        f"with {rows} rows in batches of {size} not every row comes exactly once"
+    )
     sizes = sorted(map(len, batches))
     assert len(batches) == -(-rows // size) and all(one == size for one in sizes[1:]), (
-        f"with {rows} rows all batches but one should have {size}, and yours have {', '.join(map(str, sorted(set(sizes))))}")
+        f"with {rows} rows all batches but one should have {size}, and yours have {', '.join(map(str, sorted(set(sizes))))}"
+    )
 
 
 def _alike(answer, lengths: list[int], epochs) -> None:
     share = statistics.mean(padded_share(_plain(found), lengths, 1) for found in epochs[:5])
-    single = statistics.mean(padded_share(_plain(answer(list(lengths), 8, 1, seed)), lengths, 1) for seed in range(5))
-    assert share < 0.12, f"with windows of 16 batches {share:.0%} is padding: are the rows sorted inside each window?"
-    assert single > 0.35, f"with windows of one batch only {single:.0%} is padding: rows should be sorted inside their window and no further"
+    single = statistics.mean(
+        padded_share(_plain(answer(list(lengths), 8, 1, seed)), lengths, 1) for seed in range(5)
+    )
+    assert share < 0.12, (
+        f"with windows of 16 batches {share:.0%} is padding: are the rows sorted inside each window?"
+    )
+    assert single > 0.35, (
+        f"with windows of one batch only {single:.0%} is padding: rows should be sorted inside their window and no further"
+    )
 
 
 def _unbiased(lengths: list[int], epochs) -> None:
     usual = statistics.mean(lengths)
     for name, place in (("first", 0), ("last", -1)):
-        there = statistics.mean(statistics.mean(lengths[row] for row in _plain(found)[place]) for found in epochs)
-        assert abs(there / usual - 1) < 0.3, (f"over 40 seeds the {name} batch has {there:.0f} tokens a row on average, and all rows have {usual:.0f}: "
-                                              "the order of the batches tells their length")
+        there = statistics.mean(
+            statistics.mean(lengths[row] for row in _plain(found)[place]) for found in epochs
+        )
+        assert abs(there / usual - 1) < 0.3, (
+            f"over 40 seeds the {name} batch has {there:.0f} tokens a row on average, and all rows have {usual:.0f}: "
+            "the order of the batches tells their length"
+        )

@@ -1,4 +1,5 @@
 """Exercises of notebook 11: Lightning Fabric."""
+
 from __future__ import annotations
 
 import copy
@@ -15,19 +16,33 @@ LEFT = 8  # of exercise 1: the forward pass calls the model that was not set up
 PARAMETERS, RANKS = 85.8e6, 8  # of exercise 3
 
 
-@exercise("11.1", hints=["Fabric works in its wrapper. Which line does not go through it?",
-                         "Two names stand for one model after line 5: one is the wrapper, and the loop calls the other."],
-          why="Precision lives in the wrapper's forward pass, and so do the hooks with which DDP averages gradients.")
+@exercise(
+    "11.1",
+    hints=[
+        "Fabric works in its wrapper. Which line does not go through it?",
+        "Two names stand for one model after line 5: one is the wrapper, and the loop calls the other.",
+    ],
+    why="Precision lives in the wrapper's forward pass, and so do the hooks with which DDP averages gradients.",
+)
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), "your answer should be the number of a line"
+    assert isinstance(answer, int) and not isinstance(answer, bool), (
+        "your answer should be the number of a line"
+    )
     assert 1 <= answer <= 11, "the listing has lines 1 to 11"
-    assert answer not in (1, 2, 5, 6, 9), f"line {answer} is one of those that were changed, and it is right"
+    assert answer not in (1, 2, 5, 6, 9), (
+        f"line {answer} is one of those that were changed, and it is right"
+    )
     assert answer == LEFT, f"line {answer} is right as it was in the plain loop"
 
 
-@exercise("11.2", hints=["The mean over all rows has the gradient (sum of all ranks' sums) / rows_all; DDP gives (sum of all ranks' gradients) / ranks.",
-                         "Each rank's share must be divided by rows_all, not by its own rows, and multiplied by what DDP divides by."],
-          why="The mean of the ranks' means is right only when all have equally many rows.")
+@exercise(
+    "11.2",
+    hints=[
+        "The mean over all rows has the gradient (sum of all ranks' sums) / rows_all; DDP gives (sum of all ranks' gradients) / ranks.",
+        "Each rank's share must be divided by rows_all, not by its own rows, and multiplied by what DDP divides by.",
+    ],
+    why="The mean of the ranks' means is right only when all have equally many rows.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function"
     rng = random.Random(11)
@@ -41,32 +56,54 @@ def _average(answer, counts: list[int]) -> None:
     """What DDP would make of the function's losses, held to the gradient over all rows."""
     inputs, total = torch.randn(sum(counts), 3), sum(counts)
     weight = torch.randn(3, requires_grad=True)
-    truth, = torch.autograd.grad((inputs @ weight).square().sum() / total, weight)
+    (truth,) = torch.autograd.grad((inputs @ weight).square().sum() / total, weight)
     gradients = []
     for part in inputs.split(counts):
         given = answer((part @ weight).square().sum(), len(part), total, len(counts))
-        assert isinstance(given, torch.Tensor) and given.requires_grad, "your function should give back a loss to go backward from"
+        assert isinstance(given, torch.Tensor) and given.requires_grad, (
+            "your function should give back a loss to go backward from"
+        )
         gradients.append(torch.autograd.grad(given, weight)[0])
-    same(torch.stack(gradients).mean(dim=0), truth, rel=1e-5, atol=1e-6,
-         what=f"the averaged gradient of {len(counts)} ranks with {', '.join(map(str, counts))} rows")
+    same(
+        torch.stack(gradients).mean(dim=0),
+        truth,
+        rel=1e-5,
+        atol=1e-6,
+        what=f"the averaged gradient of {len(counts)} ranks with {', '.join(map(str, counts))} rows",
+    )
 
 
-@exercise("11.3", hints=["Count fp32 copies of the parameters: weights, gradients, two states of AdamW, and with DDP the buckets.",
-                         "Four copies of four bytes, plus one for the buckets; views make gradients and buckets one; sharding divides the four by 8."],
-          why="DDP saves no memory at all: each rank holds what one device held, and the buckets.")
+@exercise(
+    "11.3",
+    hints=[
+        "Count fp32 copies of the parameters: weights, gradients, two states of AdamW, and with DDP the buckets.",
+        "Four copies of four bytes, plus one for the buckets; views make gradients and buckets one; sharding divides the four by 8.",
+    ],
+    why="DDP saves no memory at all: each rank holds what one device held, and the buckets.",
+)
 def _(answer):
-    assert isinstance(answer, (tuple, list)) and len(answer) == 3, "your answer should be three numbers: (DDP, DDP with bucket views, sharded)"
+    assert isinstance(answer, (tuple, list)) and len(answer) == 3, (
+        "your answer should be three numbers: (DDP, DDP with bucket views, sharded)"
+    )
     one = 4 * PARAMETERS / GIB
-    for name, given, copies in zip(("DDP", "DDP with bucket views", "sharded"), answer, (5, 4, 4 / RANKS)):
+    for name, given, copies in zip(
+        ("DDP", "DDP with bucket views", "sharded"), answer, (5, 4, 4 / RANKS)
+    ):
         close(given, copies * one, rel=0.02, unit="GiB", what=f"your figure for {name}")
 
 
-@exercise("11.4", hints=["Two lines to set up, one for backward, and the clipping: what does the norm measure while the loss is scaled?",
-                         "fabric.clip_gradients(model, optimizer, max_norm=1.0) divides by the scale first; and call the wrapped model."],
-          why="A loop that is right in every precision asks Fabric for all that touches gradients.")
+@exercise(
+    "11.4",
+    hints=[
+        "Two lines to set up, one for backward, and the clipping: what does the norm measure while the loss is scaled?",
+        "fabric.clip_gradients(model, optimizer, max_norm=1.0) divides by the scale first; and call the wrapped model.",
+    ],
+    why="A loop that is right in every precision asks Fabric for all that touches gradients.",
+)
 def _(answer):
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.precision import MixedPrecision
+
     cpu = {"accelerator": "cpu", "devices": 1}
     for name, plugin in (("32-true", None), ("bf16-mixed", "bf16-mixed"), ("16-mixed", "16-mixed")):
         setups: list[str] = []
@@ -84,17 +121,36 @@ def _(answer):
         setups.clear()
         net, optimizer, loader = _task()
         losses = answer(new(), net, optimizer, loader)
-        assert isinstance(losses, list) and len(losses) == len(true_losses), "your function should give back one loss a batch, in a list"
-        assert setups, "your function leaves the loader as it was: on a GPU its batches would stay on the CPU"
-        same([float(loss) for loss in losses], true_losses, rel=1e-4, what=f"the list of losses in {name}")
-        same(net.weight.detach(), truth, rel=1e-4, atol=1e-6, what=f"the weight after training in {name}")
+        assert isinstance(losses, list) and len(losses) == len(true_losses), (
+            "your function should give back one loss a batch, in a list"
+        )
+        assert setups, (
+            "your function leaves the loader as it was: on a GPU its batches would stay on the CPU"
+        )
+        same(
+            [float(loss) for loss in losses],
+            true_losses,
+            rel=1e-4,
+            what=f"the list of losses in {name}",
+        )
+        same(
+            net.weight.detach(),
+            truth,
+            rel=1e-4,
+            atol=1e-6,
+            what=f"the weight after training in {name}",
+        )
 
 
 def _task() -> tuple[nn.Linear, torch.optim.Optimizer, torch.utils.data.DataLoader]:
     torch.manual_seed(4)
     net = nn.Linear(6, 3)
     data = torch.utils.data.TensorDataset(3 * torch.randn(20, 6), torch.randn(20, 3))
-    return net, torch.optim.SGD(net.parameters(), lr=0.1), torch.utils.data.DataLoader(data, batch_size=4)
+    return (
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        torch.utils.data.DataLoader(data, batch_size=4),
+    )
 
 
 def _truth(fabric) -> tuple[torch.Tensor, list[float]]:

@@ -1,62 +1,120 @@
 """Exercises of notebook 12: Accelerate and DeepSpeed."""
+
 from __future__ import annotations
 
 import random
 
-from helpers import frameworks
 from exercises.check import agree, exercise
+from helpers import frameworks
 from helpers.recipe import Recipe
 
 RECIPE = Recipe("vit", batch_size=16, accumulation=4)
 
 
-@exercise("12.1", hints=["Stage 1 divides the 12 bytes by the ranks, stage 2 also the gradient's 2, stage 3 also the weight's 2.",
-                         "For 7.5 billion parameters on 64 ranks it should give 120, 31.4, 16.6 and 1.9 GB in stages 0 to 3."],
-          why="In mixed precision optimizer states are three quarters of the bytes: stage 1 alone does most of it")
+@exercise(
+    "12.1",
+    hints=[
+        "Stage 1 divides the 12 bytes by the ranks, stage 2 also the gradient's 2, stage 3 also the weight's 2.",
+        "For 7.5 billion parameters on 64 ranks it should give 120, 31.4, 16.6 and 1.9 GB in stages 0 to 3.",
+    ],
+    why="In mixed precision optimizer states are three quarters of the bytes: stage 1 alone does most of it",
+)
 def _(answer):
-    agree(answer, lambda stage, ranks: 2 / _over(stage, 3, ranks) + 2 / _over(stage, 2, ranks) + 12 / _over(stage, 1, ranks),
-          [(0, 64), (1, 64), (2, 64), (3, 64), (2, 1)], lambda rng: (rng.randint(0, 3), rng.choice([2, 4, 8, 16, 48])))
+    agree(
+        answer,
+        lambda stage, ranks: (
+            2 / _over(stage, 3, ranks) + 2 / _over(stage, 2, ranks) + 12 / _over(stage, 1, ranks)
+        ),
+        [(0, 64), (1, 64), (2, 64), (3, 64), (2, 1)],
+        lambda rng: (rng.randint(0, 3), rng.choice([2, 4, 8, 16, 48])),
+    )
 
 
-@exercise("12.2", hints=["The gradient should be that of the sum divided by rows. What is divided by besides?",
-                         "Undo both divisions: multiply by steps and by ranks, whether the group is full or not."],
-          why="Nothing in the answer asks whether the group is partial: rows knows it already")
+@exercise(
+    "12.2",
+    hints=[
+        "The gradient should be that of the sum divided by rows. What is divided by besides?",
+        "Undo both divisions: multiply by steps and by ranks, whether the group is full or not.",
+    ],
+    why="Nothing in the answer asks whether the group is partial: rows knows it already",
+)
 def _(answer):
-    agree(answer, lambda loss_sum, rows, steps, ranks: loss_sum / rows * steps * ranks,
-          [(6.0, 8, 4, 1), (6.0, 3, 4, 1), (2.5, 16, 1, 2)],
-          lambda rng: (rng.uniform(1, 20), rng.randint(1, 64), rng.randint(1, 8), rng.randint(1, 8)))
+    agree(
+        answer,
+        lambda loss_sum, rows, steps, ranks: loss_sum / rows * steps * ranks,
+        [(6.0, 8, 4, 1), (6.0, 3, 4, 1), (2.5, 16, 1, 2)],
+        lambda rng: (rng.uniform(1, 20), rng.randint(1, 64), rng.randint(1, 8), rng.randint(1, 8)),
+    )
 
 
-@exercise("12.3", hints=["config['zero_optimization'] has the stage, and offload_optimizer and offload_param where they are set.",
-                         "With offload_optimizer the second and third number are 0; with offload_param the first."],
-          why="A config is short; what lies where follows from three of its keys")
+@exercise(
+    "12.3",
+    hints=[
+        "config['zero_optimization'] has the stage, and offload_optimizer and offload_param where they are set.",
+        "With offload_optimizer the second and third number are 0; with offload_param the first.",
+    ],
+    why="A config is short; what lies where follows from three of its keys",
+)
 def _(answer):
     def truth(config, ranks):
         zero = config["zero_optimization"]
         away, weights_away = "offload_optimizer" in zero, "offload_param" in zero
         stage = zero["stage"]
-        return (0 if weights_away else 4 / _over(stage, 3, ranks), 0 if away else 4 / _over(stage, 2, ranks),
-                0 if away else 8 / _over(stage, 1, ranks))
+        return (
+            0 if weights_away else 4 / _over(stage, 3, ranks),
+            0 if away else 4 / _over(stage, 2, ranks),
+            0 if away else 8 / _over(stage, 1, ranks),
+        )
 
     def draw(rng: random.Random):
         stage = rng.randint(0, 3)
-        return frameworks.zero(stage, RECIPE, stage >= 2 and rng.random() < 0.5), rng.choice([1, 2, 4, 8, 64])
+        return frameworks.zero(stage, RECIPE, stage >= 2 and rng.random() < 0.5), rng.choice(
+            [1, 2, 4, 8, 64]
+        )
 
     partly = frameworks.zero(3, RECIPE)
     partly["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-    agree(answer, truth, [(frameworks.zero(stage, RECIPE), 4) for stage in range(4)]
-          + [(frameworks.zero(2, RECIPE, True), 4), (frameworks.zero(3, RECIPE, True), 4), (partly, 8)], draw)
+    agree(
+        answer,
+        truth,
+        [(frameworks.zero(stage, RECIPE), 4) for stage in range(4)]
+        + [
+            (frameworks.zero(2, RECIPE, True), 4),
+            (frameworks.zero(3, RECIPE, True), 4),
+            (partly, 8),
+        ],
+        draw,
+    )
 
 
-@exercise("12.4", hints=["A plugin that was ignored leaves another kind than 'DEEPSPEED'.",
-                         "With DeepSpeed on, compare what Accelerate counted with what was started; one of one is fine."],
-          why="Both failures train, and the loss falls: only these two lines of output tell them apart")
+@exercise(
+    "12.4",
+    hints=[
+        "A plugin that was ignored leaves another kind than 'DEEPSPEED'.",
+        "With DeepSpeed on, compare what Accelerate counted with what was started; one of one is fine.",
+    ],
+    why="Both failures train, and the loss falls: only these two lines of output tell them apart",
+)
 def _(answer):
     def truth(kind, counted, started):
         return "dropped" if kind != "DEEPSPEED" else "fine" if counted == started else "alone"
 
-    examples = [("MULTI_CPU", 2, 2), ("NO", 1, 1), ("DEEPSPEED", 1, 2), ("DEEPSPEED", 2, 2), ("DEEPSPEED", 1, 1), ("MULTI_GPU", 8, 8)]
-    agree(answer, truth, examples, lambda rng: rng.choice([("DEEPSPEED", 1, rng.randint(2, 8)), ("MULTI_GPU", 4, 4), ("DEEPSPEED", 8, 8)]))
+    examples = [
+        ("MULTI_CPU", 2, 2),
+        ("NO", 1, 1),
+        ("DEEPSPEED", 1, 2),
+        ("DEEPSPEED", 2, 2),
+        ("DEEPSPEED", 1, 1),
+        ("MULTI_GPU", 8, 8),
+    ]
+    agree(
+        answer,
+        truth,
+        examples,
+        lambda rng: rng.choice(
+            [("DEEPSPEED", 1, rng.randint(2, 8)), ("MULTI_GPU", 4, 4), ("DEEPSPEED", 8, 8)]
+        ),
+    )
 
 
 def _over(stage: int, since: int, ranks: int) -> int:

@@ -1,4 +1,5 @@
 """Exercises of notebook 13: data parallel."""
+
 from __future__ import annotations
 
 import random
@@ -12,17 +13,30 @@ from helpers.parallel.transport import Transport, threads
 Events = list[tuple[str, int]]
 
 
-@exercise("13.1", hints=["In each half of the ring a rank sends every piece but one. Which one is it, in each half?",
-                         "In the scatter-reduce all but piece (rank + 1) % ranks, in the all-gather all but piece (rank + 2) % ranks."],
-          why="Over all ranks the odd ones even out: together they send 2 (N-1) S, exactly.")
+@exercise(
+    "13.1",
+    hints=[
+        "In each half of the ring a rank sends every piece but one. Which one is it, in each half?",
+        "In the scatter-reduce all but piece (rank + 1) % ranks, in the all-gather all but piece (rank + 2) % ranks.",
+    ],
+    why="Over all ranks the odd ones even out: together they send 2 (N-1) S, exactly.",
+)
 def _(answer):
-    agree(answer, _bytes, [(840, 4, 4, 0), (10, 4, 4, 0), (10, 4, 4, 2), (3, 2, 8, 5), (7, 8, 1, 0), (5, 4, 2, 1)], _some_ring, rel=1e-9)
+    agree(
+        answer,
+        _bytes,
+        [(840, 4, 4, 0), (10, 4, 4, 0), (10, 4, 4, 2), (3, 2, 8, 5), (7, 8, 1, 0), (5, 4, 2, 1)],
+        _some_ring,
+        rel=1e-9,
+    )
 
 
 def _bytes(length: int, itemsize: int, ranks: int, rank: int) -> int:
     """Counted, not computed: what the ring of the course really sends."""
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[itemsize]
-    _, transports = threads(ranks, lambda transport: ring_all_reduce(transport, torch.zeros(length, dtype=kind)))
+    _, transports = threads(
+        ranks, lambda transport: ring_all_reduce(transport, torch.zeros(length, dtype=kind))
+    )
     return transports[rank].bytes_sent
 
 
@@ -31,25 +45,40 @@ def _some_ring(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.randint(0, 30), rng.choice((1, 2, 4, 8)), ranks, rng.randrange(ranks)
 
 
-@exercise("13.2", hints=["Piece p should end at rank p and moves to the left: at which rank must it begin, and so which piece does a rank send first?",
-                         "In step s a rank sends piece (rank + 1 + s) % ranks to the left and adds what comes from the right to piece (rank + 2 + s) % ranks."],
-          why="It is torch's reduce_scatter: what sharded training keeps of an all-reduce.")
+@exercise(
+    "13.2",
+    hints=[
+        "Piece p should end at rank p and moves to the left: at which rank must it begin, and so which piece does a rank send first?",
+        "In step s a rank sends piece (rank + 1 + s) % ranks to the left and adds what comes from the right to piece (rank + 2 + s) % ranks.",
+    ],
+    why="It is torch's reduce_scatter: what sharded training keeps of an all-reduce.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of a wire and a tensor"
     for ranks, length in ((4, 8), (1, 5), (2, 3), (3, 10), (5, 4), (8, 20)):
         case = f"{ranks} ranks and {length} numbers"
         generator = torch.Generator().manual_seed(ranks)
         tensors = [torch.randint(-99, 99, (length,), generator=generator) for _ in range(ranks)]
-        given, transports = threads(ranks, lambda transport: answer(_OnlyLeft(transport), tensors[transport.rank]))
+        given, transports = threads(
+            ranks, lambda transport: answer(_OnlyLeft(transport), tensors[transport.rank])
+        )
         generator.manual_seed(ranks)
         before = [torch.randint(-99, 99, (length,), generator=generator) for _ in range(ranks)]
-        assert all(torch.equal(now, then) for now, then in zip(tensors, before)), f"with {case} your function changes its tensor: pieces are views until you clone them"
+        assert all(torch.equal(now, then) for now, then in zip(tensors, before)), (
+            f"with {case} your function changes its tensor: pieces are views until you clone them"
+        )
         for rank, truth in enumerate(torch.stack(before).sum(0).tensor_split(ranks)):
-            assert isinstance(given[rank], torch.Tensor), f"with {case} your function should give a tensor on every rank"
+            assert isinstance(given[rank], torch.Tensor), (
+                f"with {case} your function should give a tensor on every rank"
+            )
             same(given[rank], truth, what=f"the piece of rank {rank} with {case}")
         for transport in transports:
-            assert len(transport.sent) == ranks - 1, f"with {case} rank {transport.rank} sends {len(transport.sent)} messages instead of {ranks - 1}"
-            assert transport.bytes_sent <= 8 * (length - length // ranks), f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: one piece a message is less"
+            assert len(transport.sent) == ranks - 1, (
+                f"with {case} rank {transport.rank} sends {len(transport.sent)} messages instead of {ranks - 1}"
+            )
+            assert transport.bytes_sent <= 8 * (length - length // ranks), (
+                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: one piece a message is less"
+            )
 
 
 class _OnlyLeft(Transport):
@@ -60,24 +89,38 @@ class _OnlyLeft(Transport):
         self._transport = transport
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        assert to == (self.rank - 1) % self.ranks, f"rank {self.rank} of {self.ranks} may send only to rank {(self.rank - 1) % self.ranks}, not to {to}"
+        assert to == (self.rank - 1) % self.ranks, (
+            f"rank {self.rank} of {self.ranks} may send only to rank {(self.rank - 1) % self.ranks}, not to {to}"
+        )
         self._transport.send(tensor, to)
 
     def receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
-        assert of == (self.rank + 1) % self.ranks, f"rank {self.rank} of {self.ranks} can receive only of rank {(self.rank + 1) % self.ranks}, not of {of}"
+        assert of == (self.rank + 1) % self.ranks, (
+            f"rank {self.rank} of {self.ranks} can receive only of rank {(self.rank + 1) % self.ranks}, not of {of}"
+        )
         return self._transport.receive(like, of)
 
 
-@exercise("13.3", hints=["What does one row of the third rank weigh in a mean of three means, and what in a mean over all rows?",
-                         "One sixth, against one eighteenth."],
-          why="Sum, divided by all rows, times ranks gives every row its share.")
+@exercise(
+    "13.3",
+    hints=[
+        "What does one row of the third rank weigh in a mean of three means, and what in a mean over all rows?",
+        "One sixth, against one eighteenth.",
+    ],
+    why="Sum, divided by all rows, times ranks gives every row its share.",
+)
 def _(answer):
     close(answer, (1 / 3 / 2) / (1 / 18), rel=1e-3, unit="times")
 
 
-@exercise("13.4", hints=["Count the updates made so far; remember the count at which each worker pulled.",
-                         "A push is stale by the count before it minus the count at its worker's last pull; then the count goes up by one."],
-          why="With N workers of one speed it is N-1 for nearly all of them.")
+@exercise(
+    "13.4",
+    hints=[
+        "Count the updates made so far; remember the count at which each worker pulled.",
+        "A push is stale by the count before it minus the count at its worker's last pull; then the count goes up by one.",
+    ],
+    why="With N workers of one speed it is N-1 for nearly all of them.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of the list of events"
     rng = random.Random(13)
@@ -86,8 +129,14 @@ def _(answer):
         given = answer(list(events))
         assert isinstance(given, list), "your function should give back a list"
         truth = _staleness(events)
-        assert len(given) == len(truth), f"your function gives {len(given)} numbers for {len(truth)} pushes"
-        same([float(value) for value in given], [float(value) for value in truth], what=f"the staleness with {workers} workers")
+        assert len(given) == len(truth), (
+            f"your function gives {len(given)} numbers for {len(truth)} pushes"
+        )
+        same(
+            [float(value) for value in given],
+            [float(value) for value in truth],
+            what=f"the staleness with {workers} workers",
+        )
 
 
 def _staleness(events: Events) -> list[int]:

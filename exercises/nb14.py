@@ -1,4 +1,5 @@
 """Exercises of notebook 14: ZeRO and FSDP."""
+
 from __future__ import annotations
 
 import heapq
@@ -14,15 +15,33 @@ from helpers.parallel.zero_by_hand import Zero
 from helpers.recipe import Recipe
 
 
-@exercise("14.1", hints=["Which piece of each unit is rank r's, and how long are the pieces that tensor_split makes?",
-                         "The first length % ranks pieces have one number more; each number has two states of 4 bytes."],
-          why="Over all ranks it is 8 bytes a parameter, once: nothing is held twice, nothing is padded.")
+@exercise(
+    "14.1",
+    hints=[
+        "Which piece of each unit is rank r's, and how long are the pieces that tensor_split makes?",
+        "The first length % ranks pieces have one number more; each number has two states of 4 bytes.",
+    ],
+    why="Over all ranks it is 8 bytes a parameter, once: nothing is held twice, nothing is padded.",
+)
 def _(answer):
-    agree(answer, _states, [([605, 931, 60], 4, 0), ([605, 931, 60], 4, 3), ([7], 8, 0), ([7], 8, 7), ([3, 3], 2, 1), ([10, 5], 1, 0)], _some_units)
+    agree(
+        answer,
+        _states,
+        [
+            ([605, 931, 60], 4, 0),
+            ([605, 931, 60], 4, 3),
+            ([7], 8, 0),
+            ([7], 8, 7),
+            ([3, 3], 2, 1),
+            ([10, 5], 1, 0),
+        ],
+        _some_units,
+    )
 
 
 def _states(lengths: list[int], ranks: int, rank: int) -> int:
     """Counted, not computed: what the ranks of the course's own class hold after a step."""
+
     class Line(nn.Module):
         def __init__(self, length):
             super().__init__()
@@ -35,6 +54,7 @@ def _states(lengths: list[int], ranks: int, rank: int) -> int:
         zero = Zero(transport, [Line(length) for length in lengths], 1)
         zero.step([(torch.zeros(1), torch.zeros(1))], lambda out, target: (out - target).sum())
         return zero.held()["optimizer states"]
+
     return threads(ranks, work)[0][rank]
 
 
@@ -43,27 +63,56 @@ def _some_units(rng: random.Random) -> tuple[list[int], int, int]:
     return [rng.randint(1, 30) for _ in range(rng.randint(1, 4))], ranks, rng.randrange(ranks)
 
 
-@exercise("14.2", hints=["The norm of the whole is the root of a sum of squares: which number can each rank give to that sum?",
-                         "Square, sum, ring_all_reduce of that one number, then the root; scale only when it is above `most`."],
-          why="It is what clip_grad_norm_ does with DTensors. A rank that clips by its own norm makes another step than the others.")
+@exercise(
+    "14.2",
+    hints=[
+        "The norm of the whole is the root of a sum of squares: which number can each rank give to that sum?",
+        "Square, sum, ring_all_reduce of that one number, then the root; scale only when it is above `most`.",
+    ],
+    why="It is what clip_grad_norm_ does with DTensors. A rank that clips by its own norm makes another step than the others.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of a wire, a piece and a norm"
-    for ranks, lengths, most in ((2, (3, 4), 1.0), (3, (5, 0, 2), 0.5), (1, (6,), 1.0), (4, (2, 2, 2, 1), 100.0), (5, (1, 9, 4, 4, 0), 2.0)):
+    for ranks, lengths, most in (
+        (2, (3, 4), 1.0),
+        (3, (5, 0, 2), 0.5),
+        (1, (6,), 1.0),
+        (4, (2, 2, 2, 1), 100.0),
+        (5, (1, 9, 4, 4, 0), 2.0),
+    ):
         generator = torch.Generator().manual_seed(ranks)
         pieces = [torch.randn(length, generator=generator) for length in lengths]
         norm = torch.cat(pieces).norm()
-        given, transports = threads(ranks, lambda transport: answer(transport, pieces[transport.rank].clone(), most))
-        case = f"{ranks} ranks, pieces of {', '.join(map(str, lengths))} numbers and at most {most:g}"
+        given, transports = threads(
+            ranks, lambda transport: answer(transport, pieces[transport.rank].clone(), most)
+        )
+        case = (
+            f"{ranks} ranks, pieces of {', '.join(map(str, lengths))} numbers and at most {most:g}"
+        )
         for rank, piece in enumerate(pieces):
-            assert isinstance(given[rank], torch.Tensor), f"with {case} your function should give a tensor on every rank"
-            same(given[rank], piece * min(1.0, most / norm.item()), rel=1e-5, what=f"the piece of rank {rank} with {case}")
+            assert isinstance(given[rank], torch.Tensor), (
+                f"with {case} your function should give a tensor on every rank"
+            )
+            same(
+                given[rank],
+                piece * min(1.0, most / norm.item()),
+                rel=1e-5,
+                what=f"the piece of rank {rank} with {case}",
+            )
         for transport in transports:
-            assert transport.bytes_sent <= 8 * 2 * ranks, f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: one number is enough"
+            assert transport.bytes_sent <= 8 * 2 * ranks, (
+                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: one number is enough"
+            )
 
 
-@exercise("14.3", hints=["No rank can have less than one tensor. What is the fullest rank's share if it has nothing but the embedding?",
-                         "The embedding is 98 million parameters, all the rest 86 million together. Deal them out to 1, 2, 3 ranks."],
-          why="FSDP2 and DeepSpeed cut tensors, so there it goes on shrinking. Look for the largest tensor before you choose.")
+@exercise(
+    "14.3",
+    hints=[
+        "No rank can have less than one tensor. What is the fullest rank's share if it has nothing but the embedding?",
+        "The embedding is 98 million parameters, all the rest 86 million together. Deal them out to 1, 2, 3 ranks.",
+    ],
+    why="FSDP2 and DeepSpeed cut tensors, so there it goes on shrinking. Look for the largest tensor before you choose.",
+)
 def _(answer):
     close(answer, _no_better(), rel=1e-9)
 
@@ -71,23 +120,37 @@ def _(answer):
 def _no_better() -> int:
     """Dealt out as ZeroRedundancyOptimizer does, for the real model's tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+
     with FakeTensorMode(allow_non_fake_inputs=True):
-        sizes = sorted((p.numel() for p in empty(Recipe("deberta", profile="full")).parameters()), reverse=True)
+        sizes = sorted(
+            (p.numel() for p in empty(Recipe("deberta", profile="full")).parameters()), reverse=True
+        )
 
     def fullest(ranks: int) -> int:
         have = [0] * ranks
         for size in sizes:
             heapq.heapreplace(have, have[0] + size)
         return max(have)
+
     return next(ranks for ranks in range(1, 64) if fullest(ranks) == fullest(1024))
 
 
-@exercise("14.4", hints=["Go through a step: which collectives happen once a step, and which once a micro-batch? An all-reduce is two Ψ, a half of a ring one.",
-                         "Stage 1 scatters once and gathers once. Stage 2 scatters every time. In 2.5 each micro-batch has one gather and one scatter, in 3 two gathers and one."],
-          why="With many micro-batches stage 1 is the cheapest on a slow link, whatever the memory says.")
+@exercise(
+    "14.4",
+    hints=[
+        "Go through a step: which collectives happen once a step, and which once a micro-batch? An all-reduce is two Ψ, a half of a ring one.",
+        "Stage 1 scatters once and gathers once. Stage 2 scatters every time. In 2.5 each micro-batch has one gather and one scatter, in 3 two gathers and one.",
+    ],
+    why="With many micro-batches stage 1 is the cheapest on a slow link, whatever the memory says.",
+)
 def _(answer):
-    agree(answer, _psis, [(0, 1), (1, 1), (2, 1), (3, 1), (2, 4), (1, 4), (2.5, 1), (2.5, 3), (0, 5)],
-          lambda rng: (rng.choice((0, 1, 2, 2.5, 3)), rng.randint(1, 6)), rel=1e-9)
+    agree(
+        answer,
+        _psis,
+        [(0, 1), (1, 1), (2, 1), (3, 1), (2, 4), (1, 4), (2.5, 1), (2.5, 3), (0, 5)],
+        lambda rng: (rng.choice((0, 1, 2, 2.5, 3)), rng.randint(1, 6)),
+        rel=1e-9,
+    )
 
 
 def _psis(stage: float, micro: int) -> float:
@@ -97,8 +160,16 @@ def _psis(stage: float, micro: int) -> float:
     ranks = 2
 
     def work(transport):
-        zero = Zero(transport, [nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False)], int(stage))
-        zero.step([(torch.ones(1, 3), torch.ones(1, 1))] * micro, lambda out, target: (out - target).square().sum())
+        zero = Zero(
+            transport,
+            [nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False)],
+            int(stage),
+        )
+        zero.step(
+            [(torch.ones(1, 3), torch.ones(1, 1))] * micro,
+            lambda out, target: (out - target).square().sum(),
+        )
+
     _, transports = threads(ranks, work)
     length = 12 + 9 + 3
     return sum(transport.bytes_sent for transport in transports) / (4 * length * (ranks - 1))

@@ -1,4 +1,5 @@
 """Exercises of notebook 15: pipeline parallel."""
+
 from __future__ import annotations
 
 import random
@@ -7,46 +8,80 @@ from exercises.check import agree, close, exercise
 from helpers.parallel.schedules import Action, Schedule, naive, one_f_one_b, pipedream, simulate
 
 
-@exercise("15.1", hints=["The bubble of the whole time is (K-1)/(M+K-1): which M makes it a tenth?",
-                         "7 / (M + 7) must be at most 1/10."],
-          why="Of the ideal time it is then a ninth: the two conventions part where bubbles are large.")
+@exercise(
+    "15.1",
+    hints=[
+        "The bubble of the whole time is (K-1)/(M+K-1): which M makes it a tenth?",
+        "7 / (M + 7) must be at most 1/10.",
+    ],
+    why="Of the ideal time it is then a ninth: the two conventions part where bubbles are large.",
+)
 def _(answer):
-    assert not isinstance(answer, float) or answer == int(answer), "your answer should be a whole number of micro-batches"
+    assert not isinstance(answer, float) or answer == int(answer), (
+        "your answer should be a whole number of micro-batches"
+    )
     close(answer, 63, rel=1e-9, unit="micro-batches")
 
 
-@exercise("15.2", hints=["1F1B holds K - s because it begins with K - 1 - s forward passes before the first pair. What if it began with fewer?",
-                         "One forward pass before the first pair, on every stage but the last."],
-          why="Memory for time: each stage holds two, and the pipe is never quite full.")
+@exercise(
+    "15.2",
+    hints=[
+        "1F1B holds K - s because it begins with K - 1 - s forward passes before the first pair. What if it began with fewer?",
+        "One forward pass before the first pair, on every stage but the last.",
+    ],
+    why="Memory for time: each stage holds two, and the pipe is never quite full.",
+)
 def _(answer):
-    assert callable(answer), "your answer should be a function of a stage, the stages and the micro-batches"
+    assert callable(answer), (
+        "your answer should be a function of a stage, the stages and the micro-batches"
+    )
     for ranks, micro in ((1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 4), (8, 12)):
         case = f"with {ranks} stages and {micro} micro-batches"
         actions = []
         for stage in range(ranks):
             given = answer(stage, ranks, micro)
-            assert isinstance(given, list), f"{case} your function should give a list for stage {stage}"
+            assert isinstance(given, list), (
+                f"{case} your function should give a list for stage {stage}"
+            )
             wanted = sorted((kind, m) for kind in "BF" for m in range(micro))
-            assert sorted(map(tuple, given)) == wanted, f"{case} stage {stage} does not do each F and B once"
+            assert sorted(map(tuple, given)) == wanted, (
+                f"{case} stage {stage} does not do each F and B once"
+            )
             actions.append(tuple(Action(kind, m, stage) for kind, m in given))
         made = Schedule("your schedule", ranks, micro, tuple(actions), ranks)
         assert max(made.held) <= 2, f"{case} a stage holds {max(made.held)} micro-batches at once"
         played = simulate(made)
         if ranks >= 3 <= micro:
             slow = simulate(naive(ranks, micro)).seconds
-            assert played.seconds < slow, f"{case} your schedule takes {played.seconds:g} units, the naive one {slow:g}"
+            assert played.seconds < slow, (
+                f"{case} your schedule takes {played.seconds:g} units, the naive one {slow:g}"
+            )
 
 
-@exercise("15.3", hints=["How many mini-batches are between their forward and their backward pass at stage s? Each has its own version.",
-                         "Stage s keeps K - s versions."],
-          why="Vertical sync keeps K versions on every stage: K times the whole model.")
+@exercise(
+    "15.3",
+    hints=[
+        "How many mini-batches are between their forward and their backward pass at stage s? Each has its own version.",
+        "Stage s keeps K - s versions.",
+    ],
+    why="Vertical sync keeps K versions on every stage: K times the whole model.",
+)
 def _(answer):
-    agree(answer, _copies, [(1, [7]), (2, [10, 10]), (4, [100, 50, 50, 60]), (3, [0, 0, 5])], _some_stages, rel=1e-9)
+    agree(
+        answer,
+        _copies,
+        [(1, [7]), (2, [10, 10]), (4, [100, 50, 50, 60]), (3, [0, 0, 5])],
+        _some_stages,
+        rel=1e-9,
+    )
 
 
 def _copies(ranks: int, sizes: list[int]) -> int:
     """Counted on the schedule itself."""
-    return sum(count * size for count, size in zip(pipedream(ranks, 2 * ranks).versions, sizes, strict=True))
+    return sum(
+        count * size
+        for count, size in zip(pipedream(ranks, 2 * ranks).versions, sizes, strict=True)
+    )
 
 
 def _some_stages(rng: random.Random) -> tuple[int, list[int]]:
@@ -54,13 +89,25 @@ def _some_stages(rng: random.Random) -> tuple[int, list[int]]:
     return ranks, [rng.randint(0, 10**6) for _ in range(ranks)]
 
 
-@exercise("15.4", hints=["Look at the two heads only: when can they be done?",
-                         "One send and one receive are done together; two alike, or one alone, never."],
-          why="torch sends and receives such pairs in one batch; the course's wire has a lane for each direction.")
+@exercise(
+    "15.4",
+    hints=[
+        "Look at the two heads only: when can they be done?",
+        "One send and one receive are done together; two alike, or one alone, never.",
+    ],
+    why="torch sends and receives such pairs in one batch; the course's wire has a lane for each direction.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of two lists"
     rng = random.Random(15)
-    cases = [([], []), (["send"], ["receive"]), (["send"], ["send"]), (["send"], []), ([], ["receive"]), _pipe(4)]
+    cases = [
+        ([], []),
+        (["send"], ["receive"]),
+        (["send"], ["send"]),
+        (["send"], []),
+        ([], ["receive"]),
+        _pipe(4),
+    ]
     for _ in range(40):
         first = [rng.choice(("send", "receive")) for _ in range(rng.randint(1, 6))]
         second = [{"send": "receive", "receive": "send"}[one] for one in first]
@@ -82,5 +129,7 @@ def _stuck(first: list[str], second: list[str]) -> bool:
 def _pipe(micro: int) -> tuple[list[str], list[str]]:
     """The messages of 1F1B's two stages, in their order."""
     below, above = one_f_one_b(2, micro).actions
-    return ([{"F": "send", "B": "receive"}[action.kind] for action in below],
-            [{"F": "receive", "B": "send"}[action.kind] for action in above])
+    return (
+        [{"F": "send", "B": "receive"}[action.kind] for action in below],
+        [{"F": "receive", "B": "send"}[action.kind] for action in above],
+    )

@@ -1,15 +1,16 @@
 """Exercises of notebook 18: choosing a strategy."""
+
 from __future__ import annotations
 
 import random
 
-from helpers.strategy import plan_cache
 from exercises.check import exercise, same
-from helpers.strategy.choose import SCENARIOS, choose
 from helpers.parallel import Parallel
-from helpers.strategy.step_time import Link
 from helpers.recipe import Recipe, replace
+from helpers.strategy import plan_cache
+from helpers.strategy.choose import SCENARIOS, choose
 from helpers.strategy.cluster import Candidate, span
+from helpers.strategy.step_time import Link
 
 SPREAD = Parallel(data=16)  # over both machines
 STAGED = Parallel(data=8, pipeline=2)  # a machine a stage
@@ -28,24 +29,39 @@ def break_even() -> float:
     low, high = 1e8, 1e12
     while high / low > 1.001:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if seconds(SPREAD, middle) > seconds(STAGED, middle) else (low, middle)
+        low, high = (
+            (middle, high) if seconds(SPREAD, middle) > seconds(STAGED, middle) else (low, middle)
+        )
     return (low * high) ** 0.5
 
 
-@exercise("18.1", hints=["Ranks are counted through: tensor ranks first, then data, then pipeline. Of one line of ranks along an axis, how far apart are the first and the last?",
-                         "A line of tensor ranks covers `tensor` ranks in a row, a line of data ranks `data * tensor`, a line of stages all of them. A line of one rank sends nothing."],
-          why="Where an axis lies decides which link it pays, and the order of the axes decides where it lies.")
+@exercise(
+    "18.1",
+    hints=[
+        "Ranks are counted through: tensor ranks first, then data, then pipeline. Of one line of ranks along an axis, how far apart are the first and the last?",
+        "A line of tensor ranks covers `tensor` ranks in a row, a line of data ranks `data * tensor`, a line of stages all of them. A line of one rank sends nothing.",
+    ],
+    why="Where an axis lies decides which link it pays, and the order of the axes decides where it lies.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of parallel and per_machine"
     generator = random.Random(0)
     for _ in range(200):
-        parallel = Parallel(data=generator.choice((1, 2, 4, 8)), pipeline=generator.choice((1, 2, 4)), tensor=generator.choice((1, 2, 4)))
+        parallel = Parallel(
+            data=generator.choice((1, 2, 4, 8)),
+            pipeline=generator.choice((1, 2, 4)),
+            tensor=generator.choice((1, 2, 4)),
+        )
         per_machine = parallel.tensor * generator.choice((1, 2, 4, 8))
         given = answer(parallel, per_machine)
-        assert isinstance(given, (set, frozenset)), "your function should give a set of names of axes"
+        assert isinstance(given, (set, frozenset)), (
+            "your function should give a set of names of axes"
+        )
         truth = leaving(parallel, per_machine)
-        assert set(given) == truth, (f"for {parallel} and {per_machine} cards a machine, your function gives {sorted(given) or 'nothing'}, "
-                                     f"which is {'too much' if set(given) > truth else 'not it'}")
+        assert set(given) == truth, (
+            f"for {parallel} and {per_machine} cards a machine, your function gives {sorted(given) or 'nothing'}, "
+            f"which is {'too much' if set(given) > truth else 'not it'}"
+        )
 
 
 def leaving(parallel: Parallel, per_machine: int) -> set[str]:
@@ -58,9 +74,14 @@ def leaving(parallel: Parallel, per_machine: int) -> set[str]:
     return found
 
 
-@exercise("18.2", hints=["Nothing about the layout of two cards is wrong. What does a T4 do in fp32, and what can it do?",
-                         "cost.PEAKS['T4'] has four numbers. The recipe has a field for it, and one card must hold the step."],
-          why="A second card at most halves the time. The card's own half precision does more, and no layout can know that it was not asked for.")
+@exercise(
+    "18.2",
+    hints=[
+        "Nothing about the layout of two cards is wrong. What does a T4 do in fp32, and what can it do?",
+        "cost.PEAKS['T4'] has four numbers. The recipe has a field for it, and one card must hold the step.",
+    ],
+    why="A second card at most halves the time. The card's own half precision does more, and no layout can know that it was not asked for.",
+)
 def _(answer):
     assert isinstance(answer, Recipe), "your answer should be a Recipe: replace(job, ...)"
     job, machines = SCENARIOS["two T4s"]
@@ -72,28 +93,55 @@ def _(answer):
     found = Candidate(job, replace(machines, per_machine=1), plan_cache.planned(answer))
     assert found.fit, f"it {found.fit}"
     fastest = choose(job, machines).best.time.total
-    assert found.time.total < fastest, f"one T4 takes {span(found.time.total)} for it, and two take {span(fastest)} for the job as it was"
+    assert found.time.total < fastest, (
+        f"one T4 takes {span(found.time.total)} for it, and two take {span(fastest)} for the job as it was"
+    )
 
 
-@exercise("18.3", hints=["Write a card's peak under DDP as states + rows * per_row. What becomes of each part under stage 3?",
-                         "The saving is states * (1 - 1 / ranks). Divide it by DDP's peak, set it equal to share, and solve for rows."],
-          why="ZeRO's saving is a constant. It matters as long as rows do not dwarf it: that is the whole difference between a language model of billions and this one.")
+@exercise(
+    "18.3",
+    hints=[
+        "Write a card's peak under DDP as states + rows * per_row. What becomes of each part under stage 3?",
+        "The saving is states * (1 - 1 / ranks). Divide it by DDP's peak, set it equal to share, and solve for rows.",
+    ],
+    why="ZeRO's saving is a constant. It matters as long as rows do not dwarf it: that is the whole difference between a language model of billions and this one.",
+)
 def _(answer):
     assert callable(answer), "your answer should be a function of states, per_row, ranks and share"
     generator = random.Random(1)
     for _ in range(50):
-        states, per_row, ranks, share = generator.randint(10, 10**6), generator.randint(1, 10**4), generator.choice((2, 4, 8, 64)), generator.choice((0.1, 0.25, 0.5, 0.9))
+        states, per_row, ranks, share = (
+            generator.randint(10, 10**6),
+            generator.randint(1, 10**4),
+            generator.choice((2, 4, 8, 64)),
+            generator.choice((0.1, 0.25, 0.5, 0.9)),
+        )
         given = answer(states, per_row, ranks, share)
         truth = max(0.0, (states * (1 - 1 / ranks) / share - states) / per_row)
-        same(given, truth, rel=1e-6, atol=1e-6, what=f"rows for states={states}, per_row={per_row}, ranks={ranks}, share={share}")
+        same(
+            given,
+            truth,
+            rel=1e-6,
+            atol=1e-6,
+            what=f"rows for states={states}, per_row={per_row}, ranks={ranks}, share={share}",
+        )
 
 
-@exercise("18.4", hints=["Both steps are in the kept plans: choose(job, replace(machines, between=Link(\"mine\", speed, 5e-6))) at some speeds, and look at the two rows.",
-                         "Between 10 and 1,000 Gbit; halve the interval until the two rows take as long."],
-          why="Below it, put stages on the machines; above it, spread the rows. One number of your own network replaces the rule.")
+@exercise(
+    "18.4",
+    hints=[
+        'Both steps are in the kept plans: choose(job, replace(machines, between=Link("mine", speed, 5e-6))) at some speeds, and look at the two rows.',
+        "Between 10 and 1,000 Gbit; halve the interval until the two rows take as long.",
+    ],
+    why="Below it, put stages on the machines; above it, spread the rows. One number of your own network replaces the rule.",
+)
 def _(answer):
-    assert isinstance(answer, (int, float)) and not isinstance(answer, bool), "your answer should be a number: bytes a second"
+    assert isinstance(answer, (int, float)) and not isinstance(answer, bool), (
+        "your answer should be a number: bytes a second"
+    )
     assert answer > 1e6, "bytes a second, please: 10 Gbit are 1.1e9 of them in practice"
     truth = break_even()
-    assert abs(answer / truth - 1) < 0.1, (f"at {answer:.3g} bytes a second, spread rows take {span(seconds(SPREAD, answer))} and "
-                                           f"stages {span(seconds(STAGED, answer))}")
+    assert abs(answer / truth - 1) < 0.1, (
+        f"at {answer:.3g} bytes a second, spread rows take {span(seconds(SPREAD, answer))} and "
+        f"stages {span(seconds(STAGED, answer))}"
+    )

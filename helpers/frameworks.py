@@ -5,6 +5,7 @@ and returns (model, losses), the mean loss of each optimizer step. They run on t
 They are for fp32 and bf16: with Fabric's precision="16-mixed" the gradients are still scaled where `fabric` clips them.
 Notebooks 11 and 12 teach them; the tests hold them to the same weights.
 """
+
 from __future__ import annotations
 
 import math
@@ -19,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from helpers import models
 from helpers.data import Encoded
-from helpers.recipe import Recipe
 from helpers.optimizers import make_optimizer
+from helpers.recipe import Recipe
 from helpers.step import learning_rate, loss_sum
 from helpers.train import rows_of_step
 
@@ -59,8 +60,12 @@ class Batches(Dataset):
 def loader_of(recipe: Recipe, data: Encoded) -> DataLoader:
     """A DataLoader of micro-batches: iterate over it again for the next epoch. It draws from a generator of its own, or
     it would take numbers from dropout's."""
-    return DataLoader(Batches(data), batch_sampler=Order(recipe, data), collate_fn=operator.itemgetter(0),
-                      generator=torch.Generator())
+    return DataLoader(
+        Batches(data),
+        batch_sampler=Order(recipe, data),
+        collate_fn=operator.itemgetter(0),
+        generator=torch.Generator(),
+    )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> None:
@@ -80,9 +85,14 @@ def zero(stage: int, recipe: Recipe, offload: bool = False) -> dict:
         sharding["offload_optimizer"] = {"device": "cpu"}
         if stage == 3:
             sharding["offload_param"] = {"device": "cpu"}
-    return {"train_micro_batch_size_per_gpu": recipe.micro_batch, "gradient_accumulation_steps": recipe.accumulation,
-            "gradient_clipping": recipe.max_grad_norm, "zero_optimization": sharding,
-            "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    return {
+        "train_micro_batch_size_per_gpu": recipe.micro_batch,
+        "gradient_accumulation_steps": recipe.accumulation,
+        "gradient_clipping": recipe.max_grad_norm,
+        "zero_optimization": sharding,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
 
 
 def plain(recipe: Recipe, data: Encoded) -> tuple[nn.Module, list[float]]:
@@ -112,6 +122,7 @@ def plain(recipe: Recipe, data: Encoded) -> tuple[nn.Module, list[float]]:
 def fabric(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, list[float]]:
     """Lightning Fabric. `settings` go to Fabric: accelerator, devices, strategy, precision."""
     from lightning_fabric import Fabric
+
     fabric = Fabric(**{"accelerator": "cpu", "devices": 1, **settings})
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
@@ -142,6 +153,7 @@ def accelerate(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, li
     With cpu=True Accelerate ignores a DeepSpeed plugin without a word: here it is set only where there is none.
     """
     from accelerate import Accelerator
+
     settings.setdefault("cpu", "deepspeed_plugin" not in settings)
     accelerator = Accelerator(gradient_accumulation_steps=recipe.accumulation, **settings)
     model = models.build(recipe)
@@ -155,7 +167,9 @@ def accelerate(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, li
                 rows = batch.pop("rows")
                 set_rate(optimizer, recipe, len(losses))
                 loss = loss_sum(model, batch, recipe) / rows
-                accelerator.backward(loss * recipe.accumulation)  # it divides by the number of micro-batches
+                accelerator.backward(
+                    loss * recipe.accumulation
+                )  # it divides by the number of micro-batches
                 total += loss.item()
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
@@ -172,6 +186,7 @@ def trainer(recipe: Recipe, data: Encoded, cured: bool = True) -> tuple[nn.Modul
     """transformers' Trainer. cured=False leaves its own loss, which is wrong for DeBERTa with accumulation: its
     gradient is multiplied by the number of micro-batches (huggingface/transformers#47688)."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
     if not cured:
@@ -190,14 +205,32 @@ def trainer(recipe: Recipe, data: Encoded, cured: bool = True) -> tuple[nn.Modul
     def mean_loss(outputs, labels, num_items_in_batch):
         return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / num_items_in_batch
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(recipe, step) / recipe.rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate(recipe, step) / recipe.rate
+    )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, max_steps=recipe.steps, gradient_accumulation_steps=recipe.accumulation, seed=recipe.seed,
-            max_grad_norm=recipe.max_grad_norm, logging_steps=1, report_to=[], save_strategy="no", use_cpu=True,
-            disable_tqdm=True, remove_unused_columns=False, bf16=recipe.precision == "bf16")
-        ours = Ours(model, arguments, train_dataset=Batches(data), optimizers=(optimizer, schedule), callbacks=[Look()],
-                    compute_loss_func=mean_loss if cured else None)
+            folder,
+            max_steps=recipe.steps,
+            gradient_accumulation_steps=recipe.accumulation,
+            seed=recipe.seed,
+            max_grad_norm=recipe.max_grad_norm,
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            bf16=recipe.precision == "bf16",
+        )
+        ours = Ours(
+            model,
+            arguments,
+            train_dataset=Batches(data),
+            optimizers=(optimizer, schedule),
+            callbacks=[Look()],
+            compute_loss_func=mean_loss if cured else None,
+        )
         ours.remove_callback(PrinterCallback)
         ours.train()
     return model, losses

@@ -1,4 +1,5 @@
 """Cards that readers have, and what of their memory a training run cannot use."""
+
 from __future__ import annotations
 
 import os
@@ -12,6 +13,7 @@ from helpers.units import GIB, MIB
 class GPU(NamedTuple):
     """`memory` in bytes as PyTorch sees it (`torch.cuda.get_device_properties(0).total_memory`), which is less than
     the label: ECC and the driver take their part. `bf16`: matrix products in bf16 run in hardware."""
+
     name: str
     memory: int
     capability: tuple[int, int]
@@ -24,27 +26,34 @@ class GPU(NamedTuple):
 # Totals as PyTorch's own out-of-memory messages report them ("total capacity of X GiB"), capabilities from NVIDIA's
 # list of CUDA GPUs. Drivers differ by some tens of MiB. T4, RTX 4060 and H200 were looked up in several public reports,
 # the others are stated from memory; none was read off a card.
-GPUS = {gpu.name: gpu for gpu in (
-    GPU("GTX 1650", int(3.81 * GIB), (7, 5)),
-    GPU("RTX 4060 Laptop", int(7.75 * GIB), (8, 9)),
-    GPU("RTX 3060", int(11.76 * GIB), (8, 6)),
-    GPU("T4", int(14.56 * GIB), (7, 5)),
-    GPU("P100", int(15.89 * GIB), (6, 0)),
-    GPU("V100-16GB", int(15.77 * GIB), (7, 0)),
-    GPU("L4", int(22.03 * GIB), (8, 9)),
-    GPU("RTX 3090", int(23.69 * GIB), (8, 6)),
-    GPU("RTX 4090", int(23.64 * GIB), (8, 9)),
-    GPU("V100-32GB", int(31.74 * GIB), (7, 0)),
-    GPU("A100-40GB", int(39.39 * GIB), (8, 0)),
-    GPU("A100-80GB", int(79.14 * GIB), (8, 0)),
-    GPU("H100", int(79.10 * GIB), (9, 0)),
-    GPU("H200", int(139.80 * GIB), (9, 0)),
-)}
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GPU("GTX 1650", int(3.81 * GIB), (7, 5)),
+        GPU("RTX 4060 Laptop", int(7.75 * GIB), (8, 9)),
+        GPU("RTX 3060", int(11.76 * GIB), (8, 6)),
+        GPU("T4", int(14.56 * GIB), (7, 5)),
+        GPU("P100", int(15.89 * GIB), (6, 0)),
+        GPU("V100-16GB", int(15.77 * GIB), (7, 0)),
+        GPU("L4", int(22.03 * GIB), (8, 9)),
+        GPU("RTX 3090", int(23.69 * GIB), (8, 6)),
+        GPU("RTX 4090", int(23.64 * GIB), (8, 9)),
+        GPU("V100-32GB", int(31.74 * GIB), (7, 0)),
+        GPU("A100-40GB", int(39.39 * GIB), (8, 0)),
+        GPU("A100-80GB", int(79.14 * GIB), (8, 0)),
+        GPU("H100", int(79.10 * GIB), (9, 0)),
+        GPU("H200", int(139.80 * GIB), (9, 0)),
+    )
+}
 
 # What is on the card besides tensors. Stated assumptions, each a term of its own in `Fit`.
 CONTEXT = 500 * MIB  # CUDA context and loaded kernels; 300 to 600 MiB by card and driver
-NCCL = 200 * MIB  # its buffers and channels, outside PyTorch's allocator; 100 to 400 MiB by version and number of groups
-WORKSPACE = int(8.125 * MIB)  # of one cuBLAS handle but on Hopper: the default of CUBLAS_WORKSPACE_CONFIG in PyTorch's notes
+NCCL = (
+    200 * MIB
+)  # its buffers and channels, outside PyTorch's allocator; 100 to 400 MiB by version and number of groups
+WORKSPACE = int(
+    8.125 * MIB
+)  # of one cuBLAS handle but on Hopper: the default of CUBLAS_WORKSPACE_CONFIG in PyTorch's notes
 HOPPER_WORKSPACE = 32 * MIB
 MARGIN = 0.02  # share of the tensors' peak: about what plans miss the reserved peak of a real T4 by in the mean (published.py)
 MALLOC = 0.05  # share of the tensors' peak that a CPU's malloc keeps beside them; CUDA's allocator is simulated (allocator.py)
@@ -60,7 +69,9 @@ def cublas_workspace(gpu: GPU) -> int:
 def find(name: str) -> GPU:
     """The card of that name. Raises ValueError naming the cards there are."""
     if name not in GPUS:
-        raise ValueError(f"card={name!r} is not known: use one of {', '.join(GPUS)}, or a Card of your own.")
+        raise ValueError(
+            f"card={name!r} is not known: use one of {', '.join(GPUS)}, or a Card of your own."
+        )
     return GPUS[name]
 
 
@@ -69,4 +80,6 @@ def here() -> GPU:
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
         return GPU(found.name, found.total_memory, (found.major, found.minor))
-    return GPU("this machine (no GPU)", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), (0, 0))
+    return GPU(
+        "this machine (no GPU)", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), (0, 0)
+    )

@@ -10,6 +10,7 @@
 What comes back is always a folder, so transformers and datasets read local files and never wait for a
 network. Nothing here runs code that a repository carries.
 """
+
 from __future__ import annotations
 
 import errno
@@ -38,6 +39,7 @@ class Repo:
     fetch      patterns of the files taken from the hub
     needs      groups of patterns of file names: a folder is complete when it has one file of every group
     """
+
     id: str
     kind: str  # "model" or "dataset"
     revisions: tuple[str, ...]
@@ -52,24 +54,57 @@ class Repo:
 # by many projects' pins, is the second choice. A mirror or cache that holds just pytorch_model.bin of these
 # two is accepted: transformers reads it with weights_only=True.
 _DEBERTA_FILES = ("config.json", "spm.model", "tokenizer_config.json", "model.safetensors")
-_DEBERTA_NEEDS = (("config.json",), ("spm.model", "tokenizer.json"),
-                  ("model.safetensors", "pytorch_model.bin"))
-REPOS = {(repo.kind, repo.id): repo for repo in (
-    Repo("microsoft/deberta-v3-base", "model",
-         ("82d8d18a7b88346261ba15d8b1044900a452cf90", "8ccc9b6f36199bec6961081d44eb72fb3f7353f3"),
-         _DEBERTA_FILES, _DEBERTA_NEEDS),
-    Repo("microsoft/deberta-v3-large", "model",
-         ("d0eb112b2451491fbbaf55b168c85825ba1d7ad1", "64a8c8eab3e352a784c658aef62be1662607476f"),
-         _DEBERTA_FILES, _DEBERTA_NEEDS),
-    Repo("google/vit-base-patch16-224-in21k", "model", ("b4569560a39a0f1af58e3ddaf17facf20ab919b0",),
-         ("config.json", "preprocessor_config.json", "model.safetensors"),
-         (("config.json",), ("preprocessor_config.json",), ("model.safetensors",))),
-    Repo("uoft-cs/cifar10", "dataset", ("0b2714987fa478483af9968de7c934580d0bb9a2",),
-         ("plain_text/*.parquet",), (("train*.parquet",), ("test*.parquet",))),
-    Repo("SetFit/20_newsgroups", "dataset", ("f1b91292074e7cfb69be58b642d583ec262f30ed",),
-         ("train.jsonl", "test.jsonl"),
-         (("train*.jsonl", "train*.parquet"), ("test*.jsonl", "test*.parquet"))),
-)}
+_DEBERTA_NEEDS = (
+    ("config.json",),
+    ("spm.model", "tokenizer.json"),
+    ("model.safetensors", "pytorch_model.bin"),
+)
+REPOS = {
+    (repo.kind, repo.id): repo
+    for repo in (
+        Repo(
+            "microsoft/deberta-v3-base",
+            "model",
+            (
+                "82d8d18a7b88346261ba15d8b1044900a452cf90",
+                "8ccc9b6f36199bec6961081d44eb72fb3f7353f3",
+            ),
+            _DEBERTA_FILES,
+            _DEBERTA_NEEDS,
+        ),
+        Repo(
+            "microsoft/deberta-v3-large",
+            "model",
+            (
+                "d0eb112b2451491fbbaf55b168c85825ba1d7ad1",
+                "64a8c8eab3e352a784c658aef62be1662607476f",
+            ),
+            _DEBERTA_FILES,
+            _DEBERTA_NEEDS,
+        ),
+        Repo(
+            "google/vit-base-patch16-224-in21k",
+            "model",
+            ("b4569560a39a0f1af58e3ddaf17facf20ab919b0",),
+            ("config.json", "preprocessor_config.json", "model.safetensors"),
+            (("config.json",), ("preprocessor_config.json",), ("model.safetensors",)),
+        ),
+        Repo(
+            "uoft-cs/cifar10",
+            "dataset",
+            ("0b2714987fa478483af9968de7c934580d0bb9a2",),
+            ("plain_text/*.parquet",),
+            (("train*.parquet",), ("test*.parquet",)),
+        ),
+        Repo(
+            "SetFit/20_newsgroups",
+            "dataset",
+            ("f1b91292074e7cfb69be58b642d583ec262f30ed",),
+            ("train.jsonl", "test.jsonl"),
+            (("train*.jsonl", "train*.parquet"), ("test*.jsonl", "test*.parquet")),
+        ),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +113,7 @@ class Found:
 
     `revision` is None for a mirror folder that does not say which commit it is.
     """
+
     repo: Repo
     path: Path
     source: str
@@ -113,7 +149,8 @@ def find(kind: str, repo_id: str) -> Found:
     raise HubUnavailable(
         f"{repo.id} cannot be loaded ({reasons}): connect to the internet, or set {MIRROR} to a folder that "
         f"holds {repo.kind}s/{repo.id}, or run the mini profile, which needs neither, with "
-        "TIGHT_FIT_PROFILE=mini.")
+        "TIGHT_FIT_PROFILE=mini."
+    )
 
 
 def available(kind: str, repo_id: str) -> str | None:
@@ -130,7 +167,9 @@ def available(kind: str, repo_id: str) -> str | None:
     return "cache" if _in_cache(repo) else None
 
 
-_silent: tuple[float, str] | None = None  # when the hub last gave no answer at all, and how that showed
+_silent: tuple[float, str] | None = (
+    None  # when the hub last gave no answer at all, and how that showed
+)
 
 
 def unreachable(repo: Repo) -> str | None:
@@ -141,6 +180,7 @@ def unreachable(repo: Repo) -> str | None:
     """
     global _silent
     from huggingface_hub import constants, get_session
+
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set and the local cache does not have it"
     if _silent and time.monotonic() - _silent[0] < REMEMBER_SECONDS:
@@ -172,8 +212,11 @@ def _lookup(kind: str, repo_id: str) -> Repo:
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    return sorted(path for path in folder.rglob("*")
-                  if any(fnmatch(path.name, pattern) for pattern in patterns) and path.is_file())
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if any(fnmatch(path.name, pattern) for pattern in patterns) and path.is_file()
+    )
 
 
 def _complete(repo: Repo, folder: Path) -> bool:
@@ -181,7 +224,11 @@ def _complete(repo: Repo, folder: Path) -> bool:
 
 
 def _mirrors() -> list[Path]:
-    return [Path(part).expanduser() for part in os.environ.get(MIRROR, "").split(os.pathsep) if part.strip()]
+    return [
+        Path(part).expanduser()
+        for part in os.environ.get(MIRROR, "").split(os.pathsep)
+        if part.strip()
+    ]
 
 
 def _in_mirror(repo: Repo) -> Found | None:
@@ -207,6 +254,7 @@ def _mirror_problems(repo: Repo) -> list[str]:
 
 def _in_cache(repo: Repo, revisions: tuple[str, ...] | None = None) -> Found | None:
     from huggingface_hub import constants
+
     folder = Path(constants.HF_HUB_CACHE) / f"{repo.kind}s--{repo.id.replace('/', '--')}"
     for snapshot in _snapshots(repo, folder):
         if (revisions is None or snapshot.name in revisions) and _complete(repo, snapshot):
@@ -228,13 +276,20 @@ def _from_hub(repo: Repo) -> tuple[str, Found | None]:
     """(what went wrong, what was found); raises OSError when the disk is full."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RevisionNotFoundError
+
     problem = "the hub has none of the pinned commits"
     for revision in repo.revisions:
         # Only where the first choice is gone: main's commit of the DeBERTa models has no safetensors.
         more = () if revision == repo.revisions[0] else ("pytorch_model.bin",)
         try:
-            path = Path(snapshot_download(repo.id, repo_type=repo.kind, revision=revision,
-                                          allow_patterns=[*repo.fetch, *more]))
+            path = Path(
+                snapshot_download(
+                    repo.id,
+                    repo_type=repo.kind,
+                    revision=revision,
+                    allow_patterns=[*repo.fetch, *more],
+                )
+            )
         except RevisionNotFoundError:
             continue
         except Exception as error:  # the hub, the network and the disk each raise their own kinds

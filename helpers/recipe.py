@@ -2,16 +2,20 @@
 
 A comparison is two recipes that differ in one field: `replace(before, accumulation=4)`.
 """
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from typing import NamedTuple
+
+from helpers.values import one_of, real, whole
 
 __all__ = ["Recipe", "replace", "difference", "MODELS", "DATASETS"]
 
 
 class Model(NamedTuple):
     """What a recipe may name as its model, and the settings that suit it when the recipe says nothing."""
+
     task: str  # "text" or "image"
     data: dict[str, str]  # profile -> data set
     learning_rate: dict[str, float]  # profile -> peak learning rate of AdamW
@@ -25,11 +29,23 @@ class DataSet(NamedTuple):
 
 
 MODELS = {
-    "deberta": Model("text", {"mini": "r8", "full": "newsgroups"}, {"mini": 1e-3, "full": 2e-5},
-                     {"mini": 4, "full": 12}, {"mini": 128, "full": 768}),
-    "deberta-large": Model("text", {"full": "newsgroups"}, {"full": 1e-5}, {"full": 24}, {"full": 1024}),
-    "vit": Model("image", {"mini": "digits", "full": "cifar10"}, {"mini": 1e-3, "full": 5e-5},
-                 {"mini": 4, "full": 12}, {"mini": 96, "full": 768}),
+    "deberta": Model(
+        "text",
+        {"mini": "r8", "full": "newsgroups"},
+        {"mini": 1e-3, "full": 2e-5},
+        {"mini": 4, "full": 12},
+        {"mini": 128, "full": 768},
+    ),
+    "deberta-large": Model(
+        "text", {"full": "newsgroups"}, {"full": 1e-5}, {"full": 24}, {"full": 1024}
+    ),
+    "vit": Model(
+        "image",
+        {"mini": "digits", "full": "cifar10"},
+        {"mini": 1e-3, "full": 5e-5},
+        {"mini": 4, "full": 12},
+        {"mini": 96, "full": 768},
+    ),
 }
 DATASETS = {
     "r8": DataSet("text", 8),
@@ -102,64 +118,84 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
-        _one_of("model", self.model, MODELS)
-        _one_of("profile", self.profile, PROFILES)
-        _one_of("weights", self.weights, WEIGHTS)
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("padding", self.padding, PADDINGS)
+        one_of("model", self.model, MODELS)
+        one_of("profile", self.profile, PROFILES)
+        one_of("weights", self.weights, WEIGHTS)
+        one_of("precision", self.precision, PRECISIONS)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("padding", self.padding, PADDINGS)
         if self.profile not in MODELS[self.model].data:
-            raise ValueError(f"model={self.model!r} exists only in the full profile: use profile='full'.")
+            raise ValueError(
+                f"model={self.model!r} exists only in the full profile: use profile='full'."
+            )
         if self.data is not None:
-            _one_of("data", self.data, DATASETS)
+            one_of("data", self.data, DATASETS)
             if DATASETS[self.data].task != self.task:
                 fit = [name for name, data in DATASETS.items() if data.task == self.task]
-                raise ValueError(f"model={self.model!r} reads {self.task}s, data={self.data!r} does not hold any: "
-                                 f"use one of {', '.join(fit)}.")
+                raise ValueError(
+                    f"model={self.model!r} reads {self.task}s, data={self.data!r} does not hold any: "
+                    f"use one of {', '.join(fit)}."
+                )
         for name in ("batch_size", "accumulation", "steps"):
-            _whole(name, getattr(self, name), 1)
-        _whole("seed", self.seed, 0)
+            whole(name, getattr(self, name), 1)
+        whole("seed", self.seed, 0)
         for name in ("train_size", "test_size"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                whole(name, getattr(self, name), 1)
         if self.length is not None:
             if self.task == "image":
-                raise ValueError(f"length={self.length} is for text; an image model's length follows from its "
-                                 "picture and patch sizes: leave it out.")
-            _whole("length", self.length, 3)
+                raise ValueError(
+                    f"length={self.length} is for text; an image model's length follows from its "
+                    "picture and patch sizes: leave it out."
+                )
+            whole("length", self.length, 3)
             if self.length > MAX_LENGTH:
-                raise ValueError(f"length={self.length} is longer than the {MAX_LENGTH} tokens the models take.")
+                raise ValueError(
+                    f"length={self.length} is longer than the {MAX_LENGTH} tokens the models take."
+                )
         if self.padding != "fixed" and self.task == "image":
-            raise ValueError(f"padding={self.padding!r} is for text; pictures have no padding: leave it out.")
+            raise ValueError(
+                f"padding={self.padding!r} is for text; pictures have no padding: leave it out."
+            )
         if self.batch_size % self.accumulation:
-            raise ValueError(f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}: "
-                             "micro-batches must be equal; choose a divisor of the batch size.")
+            raise ValueError(
+                f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}: "
+                "micro-batches must be equal; choose a divisor of the batch size."
+            )
         if not isinstance(self.checkpointing, bool):
             raise TypeError(f"checkpointing={self.checkpointing!r} must be True or False.")
         if self.frozen is not None:
-            _whole("frozen", self.frozen, 0)
+            whole("frozen", self.frozen, 0)
             if self.frozen > self.layers:
-                raise ValueError(f"frozen={self.frozen} is more than the {self.layers} layers of model={self.model!r} "
-                                 f"in the {self.profile} profile.")
+                raise ValueError(
+                    f"frozen={self.frozen} is more than the {self.layers} layers of model={self.model!r} "
+                    f"in the {self.profile} profile."
+                )
         if self.lora_rank is not None:
             self._check_lora()
         if self.learning_rate is not None:
-            _real("learning_rate", self.learning_rate, above=0)
-        _real("weight_decay", self.weight_decay, at_least=0)
-        _real("max_grad_norm", self.max_grad_norm, above=0)
-        _real("warmup", self.warmup, at_least=0)
+            real("learning_rate", self.learning_rate, above=0)
+        real("weight_decay", self.weight_decay, at_least=0)
+        real("max_grad_norm", self.max_grad_norm, above=0)
+        real("warmup", self.warmup, at_least=0)
         if self.warmup > 1:
-            raise ValueError(f"warmup={self.warmup} is a share of the steps: give a number from 0 to 1.")
+            raise ValueError(
+                f"warmup={self.warmup} is a share of the steps: give a number from 0 to 1."
+            )
 
     def _check_lora(self) -> None:
-        _whole("lora_rank", self.lora_rank, 1)
+        whole("lora_rank", self.lora_rank, 1)
         width = MODELS[self.model].width[self.profile]
         if self.lora_rank > width:
-            raise ValueError(f"lora_rank={self.lora_rank} is more than the {width} columns of the matrices it adapts: "
-                             "an adapter of full rank is larger than the matrix; choose a rank far below.")
+            raise ValueError(
+                f"lora_rank={self.lora_rank} is more than the {width} columns of the matrices it adapts: "
+                "an adapter of full rank is larger than the matrix; choose a rank far below."
+            )
         if self.frozen == self.layers:
-            raise ValueError(f"lora_rank={self.lora_rank} has nothing to adapt with frozen={self.frozen}: all layers are "
-                             "frozen; lower frozen, or leave lora_rank out to train the head alone.")
+            raise ValueError(
+                f"lora_rank={self.lora_rank} has nothing to adapt with frozen={self.frozen}: all layers are "
+                "frozen; lower frozen, or leave lora_rank out to train the head alone."
+            )
 
     @property
     def task(self) -> str:
@@ -199,7 +235,7 @@ class Recipe:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict) -> "Recipe":
+    def from_dict(cls, values: dict) -> Recipe:
         """Raises ValueError for a field that no recipe has."""
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
@@ -209,28 +245,8 @@ class Recipe:
 
 def difference(before: Recipe, after: Recipe) -> dict[str, tuple]:
     """{field: (before, after)} for every field in which the two differ."""
-    pairs = {field.name: (getattr(before, field.name), getattr(after, field.name)) for field in fields(Recipe)}
+    pairs = {
+        field.name: (getattr(before, field.name), getattr(after, field.name))
+        for field in fields(Recipe)
+    }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _one_of(name: str, value, known) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}.")
-
-
-def _whole(name: str, value, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a whole number.")
-    if value < least:
-        raise ValueError(f"{name}={value} must be at least {least}.")
-
-
-def _real(name: str, value, above: float | None = None, at_least: float | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r} must be a number.")
-    if not float("-inf") < value < float("inf"):
-        raise ValueError(f"{name}={value} must be finite.")
-    if above is not None and value <= above:
-        raise ValueError(f"{name}={value} must be above {above}.")
-    if at_least is not None and value < at_least:
-        raise ValueError(f"{name}={value} must be at least {at_least}.")

@@ -1,4 +1,5 @@
 """A run with its provenance: trained, evaluated, measured and planned, to JSON and back."""
+
 from __future__ import annotations
 
 import json
@@ -7,16 +8,17 @@ import platform
 import re
 import statistics
 from dataclasses import dataclass, field, fields
-from datetime import datetime, timezone
+from datetime import datetime, timezone, UTC
 from pathlib import Path
 
 import torch
 import transformers
 
 from helpers import gpus, memory
-from helpers.plan.planner import plan
+from helpers.plan import plan
+from helpers.plan.out_of_memory import or_explain
 from helpers.recipe import Recipe
-from helpers.train import TrainResult, encoded, evaluate, fit, or_explain
+from helpers.train import TrainResult, encoded, evaluate, fit
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
@@ -44,6 +46,7 @@ class Run:
     test_rows, train_rows  sizes of the splits used
     date, command          when (UTC, ISO 8601) and by which command
     """
+
     name: str
     recipe: Recipe
     environment: dict
@@ -89,24 +92,32 @@ class Run:
         return "accuracy" if self.recipe.weights == "pretrained" else "accuracy (random weights)"
 
     def to_json(self) -> str:
-        values = {item.name: getattr(self, item.name) for item in fields(self)} | {"recipe": self.recipe.to_dict()}
+        values = {item.name: getattr(self, item.name) for item in fields(self)} | {
+            "recipe": self.recipe.to_dict()
+        }
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> "Run":
+    def from_json(cls, text: str) -> Run:
         """Raises ValueError, in one sentence, for text that is no complete run."""
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"This is not a run's record: its JSON breaks off or is malformed ({error}).") from error
+            raise ValueError(
+                f"This is not a run's record: its JSON breaks off or is malformed ({error})."
+            ) from error
         if not isinstance(values, dict):
             raise ValueError("This is not a run's record: it holds no JSON object.")
         names = {item.name for item in fields(cls)}
         wrong = sorted(names ^ set(values))
         if wrong:
-            raise ValueError(f"This is not a complete record of version {VERSION}: wrong or missing {', '.join(wrong)}.")
+            raise ValueError(
+                f"This is not a complete record of version {VERSION}: wrong or missing {', '.join(wrong)}."
+            )
         if values["version"] != VERSION:
-            raise ValueError(f"This record has version {values['version']}; this code reads version {VERSION}.")
+            raise ValueError(
+                f"This record has version {values['version']}; this code reads version {VERSION}."
+            )
         run = cls(**values | {"recipe": Recipe.from_dict(values["recipe"])})
         run._check()
         return run
@@ -114,40 +125,73 @@ class Run:
     def _check(self) -> None:
         steps = self.recipe.steps
         if not (len(self.losses) == len(self.seconds) == len(self.rows) == steps):
-            raise ValueError(f"{self.name} has {len(self.losses)} losses for {steps} steps: half a run is no record.")
+            raise ValueError(
+                f"{self.name} has {len(self.losses)} losses for {steps} steps: half a run is no record."
+            )
         if not 0 <= self.accuracy <= 1:
-            raise ValueError(f"{self.name} has accuracy {self.accuracy}: it must lie between 0 and 1.")
+            raise ValueError(
+                f"{self.name} has accuracy {self.accuracy}: it must lie between 0 and 1."
+            )
         cuda = self.environment.get("device") == "cuda"
-        if cuda and None in (self.memory["allocated"], self.memory["reserved"], self.memory["device"]):
+        if cuda and None in (
+            self.memory["allocated"],
+            self.memory["reserved"],
+            self.memory["device"],
+        ):
             raise ValueError(f"{self.name} ran on a GPU without its memory figures.")
 
 
-def run(recipe: Recipe, name: str | None = None, device: str | None = None, checkpoint: str | Path | None = None,
-        keep_model: bool = False) -> Run | tuple[Run, TrainResult]:
+def run(
+    recipe: Recipe,
+    name: str | None = None,
+    device: str | None = None,
+    checkpoint: str | Path | None = None,
+    keep_model: bool = False,
+) -> Run | tuple[Run, TrainResult]:
     """Fine-tune, evaluate, measure memory in a pass of its own, and plan: all about one recipe.
 
     With `name`, "<notebook>/<label>", and TIGHT_FIT_RUNS set, the run is also written to that folder.
     keep_model  also return the Fit, which holds the model (and its memory)
-    Raises what `train.fit` raises, advice.OutOfMemory also where measuring needs more than there is.
+    Raises what `train.fit` raises, and plan.out_of_memory.OutOfMemory, with what would fit, where memory does not suffice.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     data = encoded(recipe)
     measured = or_explain(recipe, lambda: memory.measure(recipe, data["train"], device))
-    trained = fit(recipe, data["train"], device, checkpoint)
+    trained = or_explain(recipe, lambda: fit(recipe, data["train"], device, checkpoint))
     if len(trained.seconds) != recipe.steps:
-        raise ValueError("A resumed fine-tune has not timed its first steps: it is no record; start it anew.")
+        raise ValueError(
+            "A resumed fine-tune has not timed its first steps: it is no record; start it anew."
+        )
     planned = plan(recipe, torch.device(device).type)
     blocks = planned.allocator_peaks(gpus.here()) if planned.target == "cuda" else None
     done = Run(
-        name=name or "unnamed", recipe=recipe, environment=environment(device),
-        plan={"target": planned.target, "peak": planned.peak, "at_peak": planned.at_peak, "flops": planned.flops}
+        name=name or "unnamed",
+        recipe=recipe,
+        environment=environment(device),
+        plan={
+            "target": planned.target,
+            "peak": planned.peak,
+            "at_peak": planned.at_peak,
+            "flops": planned.flops,
+        }
         | ({"allocated": blocks.allocated, "reserved": blocks.reserved} if blocks else {}),
-        memory={"tracked": measured.tracked.peak, "at_peak": measured.tracked.at_peak, "allocated": measured.allocated,
-                "reserved": measured.reserved, "device": measured.device},
-        losses=trained.losses, seconds=trained.seconds, rows=trained.rows, skipped=trained.skipped,
-        accuracy=evaluate(trained.model, data["test"], recipe), train_rows=len(data["train"]),
-        test_rows=len(data["test"]), date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=os.environ.get(COMMAND) or "a notebook")
+        memory={
+            "tracked": measured.tracked.peak,
+            "at_peak": measured.tracked.at_peak,
+            "allocated": measured.allocated,
+            "reserved": measured.reserved,
+            "device": measured.device,
+        },
+        losses=trained.losses,
+        seconds=trained.seconds,
+        rows=trained.rows,
+        skipped=trained.skipped,
+        accuracy=evaluate(trained.model, data["test"], recipe),
+        train_rows=len(data["train"]),
+        test_rows=len(data["test"]),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=os.environ.get(COMMAND) or "a notebook",
+    )
     if name and os.environ.get(RUNS):
         write(done, Path(os.environ[RUNS]))
     if keep_model:
@@ -182,18 +226,32 @@ def read(notebook: str, folder: Path | None = None) -> dict[str, Run]:
 
 def missing(notebook: str) -> str:
     """What a notebook says when it has no record."""
-    return (f"No record of this comparison has been taken yet. On a machine with a GPU, `make record N={notebook[:2]}` "
-            "takes one.")
+    return (
+        f"No record of this comparison has been taken yet. On a machine with a GPU, `make record N={notebook[:2]}` "
+        "takes one."
+    )
 
 
 def environment(device: str | torch.device) -> dict:
     """Device, driver, versions and threads of this machine."""
     device = torch.device(device)
-    here = {"device": device.type, "name": platform.processor() or platform.machine(), "driver": None, "cuda": None,
-            "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-            "system": platform.system(), "threads": torch.get_num_threads()}
+    here = {
+        "device": device.type,
+        "name": platform.processor() or platform.machine(),
+        "driver": None,
+        "cuda": None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+    }
     if device.type == "cuda":
-        here |= {"name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, "driver": _driver()}
+        here |= {
+            "name": torch.cuda.get_device_name(device),
+            "cuda": torch.version.cuda,
+            "driver": _driver(),
+        }
     return here
 
 

@@ -1,4 +1,5 @@
 """One optimizer step: the only one of the course. The loop runs it, the planner runs it on tensors without values."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -7,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.nn.functional as F
 
-from helpers.optimizers import make_optimizer, make_scaler  # noqa: F401  (a step needs them: import them from here)
+from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe
 
 Batch = dict[str, torch.Tensor]
@@ -19,13 +20,21 @@ def loss_sum(model: torch.nn.Module, batch: Batch, recipe: Recipe) -> torch.Tens
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with autocast(recipe, batch["labels"].device):
         logits = model(**inputs).logits
-        logits = logits.float() if logits.dtype in AUTOCAST.values() else logits  # a sum of losses overflows fp16
+        logits = (
+            logits.float() if logits.dtype in AUTOCAST.values() else logits
+        )  # a sum of losses overflows fp16
         return F.cross_entropy(logits, batch["labels"], reduction="sum")
 
 
-def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_batches: Iterable[Batch], rows: int,
-               recipe: Recipe, phase: Callable[[str], None] = lambda name: None,
-               scaler: torch.amp.GradScaler | None = None) -> torch.Tensor:
+def train_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    micro_batches: Iterable[Batch],
+    rows: int,
+    recipe: Recipe,
+    phase: Callable[[str], None] = lambda name: None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> torch.Tensor:
     """Accumulate over the micro-batches, clip, update, clear. Returns the mean loss (fp32 scalar, on the device).
 
     Each micro-batch's loss is a sum divided by `rows`, the rows of the whole group: so the gradient is that of the
@@ -53,8 +62,10 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_b
 
 def _usable(scaler: torch.amp.GradScaler | None, recipe: Recipe) -> torch.amp.GradScaler:
     if scaler is None and recipe.precision == "fp16":
-        raise ValueError("precision='fp16' needs a loss scaler that lives as long as the training: "
-                         "pass scaler=make_scaler(recipe, device).")
+        raise ValueError(
+            "precision='fp16' needs a loss scaler that lives as long as the training: "
+            "pass scaler=make_scaler(recipe, device)."
+        )
     return _OFF if scaler is None else scaler
 
 

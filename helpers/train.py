@@ -1,4 +1,5 @@
 """The shared loop: one fine-tune from a recipe, and its accuracy."""
+
 from __future__ import annotations
 
 import math
@@ -8,22 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from helpers import checkpoint as checkpoints
-from helpers import data, memory, models
-from helpers.plan.out_of_memory import OutOfMemory, explain, is_out_of_memory
+from helpers import data, models
 from helpers.data import Encoded, batching
-from helpers.recipe import Recipe
 from helpers.optimizers import make_optimizer, make_scaler
+from helpers.recipe import Recipe
 from helpers.step import autocast, learning_rate, tensor_cores, train_step
 
-T = TypeVar("T")
-WINDOW = 32  # batches that padding="uniform" sorts at a time: a wider window pads less and mixes less
+WINDOW = (
+    32  # batches that padding="uniform" sorts at a time: a wider window pads less and mixes less
+)
 LOOK = 10  # steps between looks at the loss: each look waits for the GPU
 
 
@@ -40,6 +40,7 @@ class TrainResult:
     skipped  which steps (from 0) changed nothing because a gradient overflowed in fp16; empty in other precisions
     rows     rows of each of those steps
     """
+
     recipe: Recipe
     model: PreTrainedModel
     losses: list[float]
@@ -48,9 +49,15 @@ class TrainResult:
     skipped: list[int]
 
 
-def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device | None = None,
-        checkpoint: str | Path | None = None, save_every: int = 20, progress: bool = True,
-        optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer] = make_optimizer) -> TrainResult:
+def fit(
+    recipe: Recipe,
+    train: Encoded | None = None,
+    device: str | torch.device | None = None,
+    checkpoint: str | Path | None = None,
+    save_every: int = 20,
+    progress: bool = True,
+    optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer] = make_optimizer,
+) -> TrainResult:
     """Fine-tune the recipe's model. The same recipe gives the same losses and weights, bit for bit, on the same CPU.
 
     train       the encoded training split; None loads the recipe's own
@@ -58,46 +65,49 @@ def fit(recipe: Recipe, train: Encoded | None = None, device: str | torch.device
     checkpoint  a folder: the state is saved there every `save_every` steps and at the end, and a call that finds a
                 state there goes on from it, to the same weights as if nothing had happened
     optimizer   what makes the optimizer from the model and the recipe, for one that no recipe names
-    Raises Diverged (loss is NaN or infinite), advice.OutOfMemory (with the plan and what would fit; everything the
-    attempt held is released), ValueError (a checkpoint of another recipe), hub.HubUnavailable.
+    Raises Diverged (loss is NaN or infinite), torch.OutOfMemoryError (`record.run` says what would fit), ValueError (a
+    checkpoint of another recipe), hub.HubUnavailable.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     train = encoded(recipe)["train"] if train is None else train
     with tensor_cores(recipe):
-        return or_explain(recipe, lambda: _fit(recipe, train, device, checkpoint, save_every, progress, optimizer))
-
-
-def or_explain(recipe: Recipe, work: Callable[[], T]) -> T:
-    """What `work()` gives. Where memory does not suffice for it, raises advice.OutOfMemory, with everything it held released."""
-    try:
-        return work()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    # Here, outside the handler, nothing refers to the failed step's frames any more: its tensors can go.
-    memory.release()
-    raise OutOfMemory(explain(recipe))
+        return _fit(recipe, train, device, checkpoint, save_every, progress, optimizer)
 
 
 def _fit(recipe, train, device, folder, save_every, progress, make_optimizer) -> TrainResult:
     model = models.build(recipe, device)
     optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took
-    start, losses, skipped = checkpoints.load(folder, recipe, model, optimizer, scaler) if folder else (0, [], [])
+    start, losses, skipped = (
+        checkpoints.load(folder, recipe, model, optimizer, scaler) if folder else (0, [], [])
+    )
     lengths = train.lengths.tolist() if recipe.padding == "uniform" else None
     clock, rows, unread = Clock(device), [], []
-    quiet = not progress or os.environ.get("TQDM_DISABLE") == "1"  # which tqdm's notebook form does not read itself
-    bar = tqdm(range(start, recipe.steps), initial=start, total=recipe.steps, desc=recipe.model, leave=False, disable=quiet)
+    quiet = (
+        not progress or os.environ.get("TQDM_DISABLE") == "1"
+    )  # which tqdm's notebook form does not read itself
+    bar = tqdm(
+        range(start, recipe.steps),
+        initial=start,
+        total=recipe.steps,
+        desc=recipe.model,
+        leave=False,
+        disable=quiet,
+    )
     for step in bar:
         clock.start()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, step - len(skipped))  # a skipped step is not a step of the schedule
+            group["lr"] = learning_rate(
+                recipe, step - len(skipped)
+            )  # a skipped step is not a step of the schedule
         parts = rows_of_step(recipe, len(train), step, lengths)
         rows.append(sum(map(len, parts)))
         batches = (train.batch(part, device) for part in parts)
         scale = scaler.get_scale()
         unread.append(train_step(model, optimizer, batches, rows[-1], recipe, scaler=scaler))
-        if scaler.get_scale() < scale:  # read each step, which a GPU waits for; in other precisions both are 1
+        if (
+            scaler.get_scale() < scale
+        ):  # read each step, which a GPU waits for; in other precisions both are 1
             skipped.append(step)
         clock.stop()
         done = step + 1
@@ -115,12 +125,16 @@ def _read(losses: list[torch.Tensor], before: int) -> list[float]:
     values = torch.stack(losses).tolist()
     for index, value in enumerate(values):
         if not math.isfinite(value):
-            raise Diverged(f"The loss is {value} at step {before + index + 1}: lower learning_rate, lengthen warmup, "
-                           "or use precision='fp32'. The last saved checkpoint, if any, is still good.")
+            raise Diverged(
+                f"The loss is {value} at step {before + index + 1}: lower learning_rate, lengthen warmup, "
+                "or use precision='fp32'. The last saved checkpoint, if any, is still good."
+            )
     return values
 
 
-def rows_of_step(recipe: Recipe, rows: int, step: int, lengths: Sequence[int] | None = None) -> list[list[int]]:
+def rows_of_step(
+    recipe: Recipe, rows: int, step: int, lengths: Sequence[int] | None = None
+) -> list[list[int]]:
     """The row numbers of each micro-batch of one optimizer step: a function of its arguments alone.
 
     Every epoch is a new permutation of all rows, or their `bucketed` order for padding="uniform", which needs their
@@ -131,10 +145,15 @@ def rows_of_step(recipe: Recipe, rows: int, step: int, lengths: Sequence[int] | 
         return _shuffled(rows, recipe.batch_size, recipe.micro_batch, recipe.seed, epoch)[place]
     if lengths is None:
         raise ValueError("padding='uniform' puts rows of like length together: give their lengths.")
-    return _bucketed(tuple(lengths), recipe.batch_size, recipe.micro_batch, WINDOW, recipe.seed, epoch)[place]
+    return _bucketed(
+        tuple(lengths), recipe.batch_size, recipe.micro_batch, WINDOW, recipe.seed, epoch
+    )[place]
 
 
-_shuffled, _bucketed = lru_cache(maxsize=4)(batching.shuffled), lru_cache(maxsize=4)(batching.bucketed)
+_shuffled, _bucketed = (
+    lru_cache(maxsize=4)(batching.shuffled),
+    lru_cache(maxsize=4)(batching.bucketed),
+)
 
 
 @torch.inference_mode()
@@ -155,15 +174,29 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
 
 def encoded(recipe: Recipe) -> dict[str, Encoded]:
     """The recipe's data, ready for its model: {"train": ..., "test": ...}. Kept for the next call."""
-    fields = ("model", "profile", "data", "train_size", "test_size", "length", "weights", "batch_size")
-    splits = _encoded(Recipe(**{name: getattr(recipe, name) for name in fields}))  # the same tokens for every padding
+    fields = (
+        "model",
+        "profile",
+        "data",
+        "train_size",
+        "test_size",
+        "length",
+        "weights",
+        "batch_size",
+    )
+    splits = _encoded(
+        Recipe(**{name: getattr(recipe, name) for name in fields})
+    )  # the same tokens for every padding
     return {part: replace(split, trim=recipe.padding != "fixed") for part, split in splits.items()}
 
 
 @lru_cache(maxsize=8)
 def _encoded(recipe: Recipe) -> dict[str, Encoded]:
     splits = data.load(recipe.dataset, train_size=recipe.train_size, test_size=recipe.test_size)
-    return {part: data.encode(splits[part], recipe, models.processor(recipe)) for part in ("train", "test")}
+    return {
+        part: data.encode(splits[part], recipe, models.processor(recipe))
+        for part in ("train", "test")
+    }
 
 
 class Clock:

@@ -1,4 +1,5 @@
 """Bytes, counts and seconds as a reader likes them."""
+
 from __future__ import annotations
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

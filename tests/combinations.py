@@ -1,4 +1,5 @@
 """Recipes in which every two values of every two fields meet at least once."""
+
 from itertools import combinations, product
 
 from helpers.recipe import OPTIMIZERS, PRECISIONS, Recipe
@@ -30,7 +31,10 @@ def covering() -> list[dict]:
     return chosen
 
 
-PLAIN = [{name: values[0] for name, values in VALUES.items()} | {"model": model} for model in VALUES["model"]]
+PLAIN = [
+    {name: values[0] for name, values in VALUES.items()} | {"model": model}
+    for model in VALUES["model"]
+]
 ALL = PLAIN + [fields for fields in covering() if fields not in PLAIN]
 
 
@@ -41,5 +45,7 @@ def recipe(fields: dict, **others) -> Recipe:
 
 def name(fields: dict) -> str:
     plain = {key: values[0] for key, values in VALUES.items()}
-    changed = [f"{key}={value}" for key, value in fields.items() if value != plain[key] and key != "model"]
+    changed = [
+        f"{key}={value}" for key, value in fields.items() if value != plain[key] and key != "model"
+    ]
     return "-".join([fields["model"], *changed]) if changed else f"{fields['model']}-plain"

@@ -3,6 +3,7 @@
 `helpers.parallel.launch` starts each rank afresh by torchrun, which imports torch and transformers once a rank; it has tests of its
 own (test_launch.py), and those here that kill a rank use it.
 """
+
 import multiprocessing
 import os
 import runpy
@@ -13,7 +14,13 @@ import time
 import traceback
 from pathlib import Path
 
-IMPORTS = ["torch.distributed.tensor", "helpers.train", "helpers.parallel.rank", "helpers.strategy.plan_ranks", "tests.core.test_frameworks"]
+IMPORTS = [
+    "torch.distributed.tensor",
+    "helpers.train",
+    "helpers.parallel.rank",
+    "helpers.strategy.plan_ranks",
+    "tests.core.test_frameworks",
+]
 ROOT = Path(__file__).parent.parent
 
 
@@ -24,7 +31,12 @@ def forked(script: str | Path, *arguments: str, ranks: int, timeout: float = 300
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        processes = [_server().Process(target=_rank, args=(str(script), arguments, rank, ranks, port, folder)) for rank in range(ranks)]
+        processes = [
+            _server().Process(
+                target=_rank, args=(str(script), arguments, rank, ranks, port, folder)
+            )
+            for rank in range(ranks)
+        ]
         try:
             for process in processes:
                 process.start()
@@ -39,27 +51,45 @@ def forked(script: str | Path, *arguments: str, ranks: int, timeout: float = 300
 def _server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTS)
-    if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # the server finds the course by it
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(
+        os.pathsep
+    ):  # the server finds the course by it
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
+        )
     return context
 
 
 def _wait(processes: list, folder: Path, end: float) -> None:
     running = True
     while running:
-        running = any(process.is_alive() for process in processes)  # asked first: a failure just after is seen below or next time
+        running = any(
+            process.is_alive() for process in processes
+        )  # asked first: a failure just after is seen below or next time
         for rank, process in enumerate(processes):
             if process.exitcode:
                 said = folder / f"{rank}.error"
-                raise RuntimeError(f"Rank {rank} failed with exit code {process.exitcode}:\n{said.read_text() if said.exists() else ''}")
+                raise RuntimeError(
+                    f"Rank {rank} failed with exit code {process.exitcode}:\n{said.read_text() if said.exists() else ''}"
+                )
         if running and time.monotonic() > end:
             raise TimeoutError("The ranks were not done in time and were stopped.")
         time.sleep(0.02)
 
 
-def _rank(script: str, arguments: tuple[str, ...], rank: int, ranks: int, port: int, folder: str) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+def _rank(
+    script: str, arguments: tuple[str, ...], rank: int, ranks: int, port: int, folder: str
+) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "TQDM_DISABLE": "1",
+    }
     sys.argv = [script, *arguments]
     sys.stdout = open(Path(folder, f"{rank}.txt"), "w", buffering=1)
     try:

@@ -1,4 +1,5 @@
 """torch's own process group among threads of one process: an independent reference for any number of ranks."""
+
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,6 +12,12 @@ def among_threads(ranks: int, work: Callable[[dist.ProcessGroupGloo, int], objec
     store = dist.HashStore()
 
     def one(rank: int):
-        return work(dist.ProcessGroupGloo(dist.PrefixStore("ranks", store), rank, ranks, timedelta(seconds=30)), rank)
+        return work(
+            dist.ProcessGroupGloo(
+                dist.PrefixStore("ranks", store), rank, ranks, timedelta(seconds=30)
+            ),
+            rank,
+        )
+
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(one, range(ranks)))

@@ -24,7 +24,13 @@ def a_run(name="00_small/before", **fields):
         recipe=recipe,
         environment={"device": "cpu", "name": "x86_64"},
         plan={"target": "cpu", "peak": 2**20, "at_peak": {}, "flops": {}},
-        memory={"tracked": 2**20, "allocated": None, "reserved": None, "device": None, "at_peak": {}},
+        memory={
+            "tracked": 2**20,
+            "allocated": None,
+            "reserved": None,
+            "device": None,
+            "at_peak": {},
+        },
         losses=[2.0, 1.0],
         seconds=[0.1, 0.1],
         rows=[16, 16],
@@ -39,8 +45,12 @@ def a_run(name="00_small/before", **fields):
 
 def writing(*runs):
     """A cell that writes these runs as a notebook's record.run does."""
-    return "import os\nfrom pathlib import Path\nfolder = Path(os.environ['TIGHT_FIT_RUNS'])\n" + "\n".join(
-        f"(folder / {(run.name.replace('/', '.') + '.json')!r}).write_text({run.to_json()!r})" for run in runs
+    return (
+        "import os\nfrom pathlib import Path\nfolder = Path(os.environ['TIGHT_FIT_RUNS'])\n"
+        + "\n".join(
+            f"(folder / {(run.name.replace('/', '.') + '.json')!r}).write_text({run.to_json()!r})"
+            for run in runs
+        )
     )
 
 
@@ -61,4 +71,8 @@ def notebook(folder, *sources, name="00_small"):
 
 
 def files_in(place):
-    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file()
+    }

@@ -3,6 +3,7 @@
 Lengths are tokens a row, special tokens included. An order is a function of its arguments alone: the same on every
 machine, and batch k of an epoch can be had without the batches before it having been read.
 """
+
 from __future__ import annotations
 
 import operator
@@ -30,8 +31,9 @@ def shuffled(rows: int, batch_size: int, micro_batch: int, seed: int, epoch: int
     return [cut(group, micro_batch) for group in cut(epoch_order(rows, seed, epoch), batch_size)]
 
 
-def bucketed(lengths: Sequence[int], batch_size: int, micro_batch: int, window: int, seed: int,
-             epoch: int) -> list[Group]:
+def bucketed(
+    lengths: Sequence[int], batch_size: int, micro_batch: int, window: int, seed: int, epoch: int
+) -> list[Group]:
     """The optimizer steps of an epoch, each micro-batch of rows of like length.
 
     The permutation of `epoch_order` is cut into windows of `window` * batch_size rows, each window is sorted by length
@@ -71,11 +73,19 @@ def restore(values: Tensor | Sequence, batches: Sequence[Batch]) -> Tensor | lis
     """
     order = [row for batch in batches for row in batch]
     if sorted(order) != list(range(len(order))):
-        raise ValueError("The batches do not name every row exactly once: the order cannot be restored.")
+        raise ValueError(
+            "The batches do not name every row exactly once: the order cannot be restored."
+        )
     if len(values) != len(order):
-        raise ValueError(f"{len(values)} results for {len(order)} rows: give one result a row, batches joined.")
+        raise ValueError(
+            f"{len(values)} results for {len(order)} rows: give one result a row, batches joined."
+        )
     place = sorted(range(len(order)), key=order.__getitem__)
-    return values[torch.tensor(place, dtype=torch.int64)] if isinstance(values, Tensor) else [values[i] for i in place]
+    return (
+        values[torch.tensor(place, dtype=torch.int64)]
+        if isinstance(values, Tensor)
+        else [values[i] for i in place]
+    )
 
 
 def padded_length(longest: int, multiple_of: int = 8, max_length: int | None = None) -> int:
@@ -91,13 +101,19 @@ class Cost(NamedTuple):
     padding  tokens that are not
     pairs    entries of the attention scores, one head of one layer: rows * padded length squared, summed
     """
+
     real: int
     padding: int
     pairs: int
 
 
-def epoch_cost(batches: Sequence[Batch], lengths: Sequence[int], multiple_of: int = 8, length: int | None = None,
-               max_length: int | None = None) -> Cost:
+def epoch_cost(
+    batches: Sequence[Batch],
+    lengths: Sequence[int],
+    multiple_of: int = 8,
+    length: int | None = None,
+    max_length: int | None = None,
+) -> Cost:
     """Tokens and attention pairs of (micro-)batches: each padded as `pad` does with the same arguments.
 
     Raises ValueError for an empty batch, a length below 1, or a document longer than `length` or `max_length`.
@@ -114,8 +130,13 @@ def epoch_cost(batches: Sequence[Batch], lengths: Sequence[int], multiple_of: in
     return Cost(real, total - real, pairs)
 
 
-def padded_share(batches: Sequence[Batch], lengths: Sequence[int], multiple_of: int = 8, length: int | None = None,
-                 max_length: int | None = None) -> float:
+def padded_share(
+    batches: Sequence[Batch],
+    lengths: Sequence[int],
+    multiple_of: int = 8,
+    length: int | None = None,
+    max_length: int | None = None,
+) -> float:
     """Share of the batches' tokens that is padding, from 0 to below 1. Raises as `epoch_cost`, and for no batches."""
     if not batches:
         raise ValueError("There are no batches to take a share of.")
@@ -123,14 +144,22 @@ def padded_share(batches: Sequence[Batch], lengths: Sequence[int], multiple_of: 
     return cost.padding / (cost.real + cost.padding)
 
 
-def batch_width(lengths: Sequence[int], multiple_of: int, length: int | None, max_length: int | None) -> int:
+def batch_width(
+    lengths: Sequence[int], multiple_of: int, length: int | None, max_length: int | None
+) -> int:
     """Tokens a row of a batch of documents of these lengths. Raises ValueError for one that is too long."""
     limit = max_length if length is None else whole("length", length)
     longest = max(lengths)
     if limit is not None and longest > limit:
-        raise ValueError(f"Row {lengths.index(longest)} of the batch has {longest} tokens, more than {limit}: truncate "
-                         "it, or allow more.")
-    return padded_length(longest, whole("multiple_of", multiple_of), max_length) if length is None else length
+        raise ValueError(
+            f"Row {lengths.index(longest)} of the batch has {longest} tokens, more than {limit}: truncate "
+            "it, or allow more."
+        )
+    return (
+        padded_length(longest, whole("multiple_of", multiple_of), max_length)
+        if length is None
+        else length
+    )
 
 
 def generator(seed: int, epoch: int) -> torch.Generator:
@@ -144,13 +173,15 @@ def permutation(rows: int, generator: torch.Generator) -> list[int]:
 
 def cut(rows: Sequence, size: int) -> list[list]:
     """Slices of `size`, the last one smaller where it does not divide."""
-    return [list(rows[start:start + size]) for start in range(0, len(rows), size)]
+    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def seed_in_range(seed: int) -> int:
     """Raises ValueError for a seed of which torch's generator on the CPU would not use every bit."""
     if whole("seed", seed, 0) >= 2**32:
-        raise ValueError(f"seed={seed} must be below 2**32: torch's generator uses no more bits of it.")
+        raise ValueError(
+            f"seed={seed} must be below 2**32: torch's generator uses no more bits of it."
+        )
     return int(seed)
 
 
@@ -172,11 +203,15 @@ def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"Row {row} has length {value!r}: lengths are whole numbers of tokens.")
         if value < 1:
-            raise ValueError(f"Row {row} has length {value}: an empty document cannot be batched, drop it.")
+            raise ValueError(
+                f"Row {row} has length {value}: an empty document cannot be batched, drop it."
+            )
     return [operator.index(value) for value in values]
 
 
 def _check_sizes(batch_size: int, micro_batch: int) -> None:
     if whole("batch_size", batch_size) % whole("micro_batch", micro_batch):
-        raise ValueError(f"micro_batch={micro_batch} does not divide batch_size={batch_size}: micro-batches must be "
-                         "equal.")
+        raise ValueError(
+            f"micro_batch={micro_batch} does not divide batch_size={batch_size}: micro-batches must be "
+            "equal."
+        )

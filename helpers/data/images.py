@@ -1,4 +1,5 @@
 """The image sets: columns `image` (PIL, RGB) and `label` (ClassLabel), splits "train" and "test"."""
+
 from __future__ import annotations
 
 import json
@@ -24,6 +25,7 @@ def digits() -> DatasetDict:
     """
     from PIL import Image as pil
     from sklearn.datasets import load_digits
+
     raw = load_digits()
     pixels = np.rint(raw.images * (255 / 16)).astype(np.uint8)
     pictures = [pil.fromarray(square).convert("RGB") for square in pixels]
@@ -31,9 +33,17 @@ def digits() -> DatasetDict:
     rows = {"train": np.sort(order[DIGITS_TEST:]), "test": np.sort(order[:DIGITS_TEST])}
     features = _features(DIGITS)
     info = DatasetInfo(description="Digits, from scikit-learn", features=features)
-    return DatasetDict({split: Dataset.from_dict(
-        {"image": [pictures[i] for i in keep], "label": raw.target[keep].tolist()},
-        features=features, split=Split(split), info=info) for split, keep in rows.items()})
+    return DatasetDict(
+        {
+            split: Dataset.from_dict(
+                {"image": [pictures[i] for i in keep], "label": raw.target[keep].tolist()},
+                features=features,
+                split=Split(split),
+                info=info,
+            )
+            for split, keep in rows.items()
+        }
+    )
 
 
 def cifar10() -> DatasetDict:
@@ -44,6 +54,7 @@ def cifar10() -> DatasetDict:
     Toronto (2009).
     """
     import pyarrow.parquet
+
     found = hub.find("dataset", CIFAR10_REPO)
     origin = f"CIFAR-10, {CIFAR10_REPO} at {found.revision or 'an unnamed commit'}, from the {found.source}"
     features = _features(CIFAR10)
@@ -55,7 +66,9 @@ def cifar10() -> DatasetDict:
         labels = table.column("label").cast(pa.int64())
         outside = sorted(set(labels.to_pylist()) - set(range(len(CIFAR10))))
         if outside:
-            raise ValueError(f"{found.path} has label {outside[0]}: CIFAR-10's labels go from 0 to 9.")
+            raise ValueError(
+                f"{found.path} has label {outside[0]}: CIFAR-10's labels go from 0 to 9."
+            )
         table = pa.table({"image": images, "label": labels}).cast(features.arrow_schema)
         info = DatasetInfo(description=origin, features=features)
         splits[split] = Dataset(table.replace_schema_metadata(None), info=info, split=Split(split))

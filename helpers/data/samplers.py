@@ -1,4 +1,5 @@
 """Samplers of batches for torch's DataLoader: over ranks, and resumable in the middle of an epoch."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +23,32 @@ class _BatchSampler(Sampler):
     """An epoch's batches for one rank, with the place that the run has reached."""
 
     def __init__(self, lengths, window, seed, drop_last, rank, ranks, **settings: int):
-        self.lengths, self.window, self.seed = checked_lengths(lengths), whole("window", window), seed_in_range(seed)
-        self.drop_last, self.rank, self.ranks = bool(drop_last), whole("rank", rank, 0), whole("ranks", ranks)
+        self.lengths, self.window, self.seed = (
+            checked_lengths(lengths),
+            whole("window", window),
+            seed_in_range(seed),
+        )
+        self.drop_last, self.rank, self.ranks = (
+            bool(drop_last),
+            whole("rank", rank, 0),
+            whole("ranks", ranks),
+        )
         if self.rank >= self.ranks:
             raise ValueError(f"rank={rank} does not exist among {ranks} ranks: they count from 0.")
         if len(self.lengths) < self.ranks:
-            raise ValueError(f"{len(self.lengths)} rows are too few for {ranks} ranks: each needs one a step.")
+            raise ValueError(
+                f"{len(self.lengths)} rows are too few for {ranks} ranks: each needs one a step."
+            )
         self.epoch = self._done = self._resume = 0
-        self._settings = dict(rows=len(self.lengths), tokens_in_all=sum(self.lengths), window=self.window,
-                              seed=self.seed, drop_last=self.drop_last, ranks=self.ranks, **settings)
+        self._settings = dict(
+            rows=len(self.lengths),
+            tokens_in_all=sum(self.lengths),
+            window=self.window,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            ranks=self.ranks,
+            **settings,
+        )
 
     def _steps(self) -> list[list[Batch]]:
         """For each step of the current epoch the batch of each rank."""
@@ -51,7 +69,7 @@ class _BatchSampler(Sampler):
 
     def __iter__(self) -> Iterator[Batch]:
         self._done, self._resume = self._resume, 0
-        return self._from(self.batches()[self._done:])
+        return self._from(self.batches()[self._done :])
 
     def _from(self, batches: list[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -69,14 +87,18 @@ class _BatchSampler(Sampler):
         """The next iteration gives the batches after "done". Raises ValueError for the state of another order."""
         wrong = [name for name, value in self._settings.items() if state.get(name) != value]
         if wrong:
-            raise ValueError(f"The saved order had {wrong[0]}={state.get(wrong[0])}, this one has "
-                             f"{self._settings[wrong[0]]}: resume with the same data and settings.")
+            raise ValueError(
+                f"The saved order had {wrong[0]}={state.get(wrong[0])}, this one has "
+                f"{self._settings[wrong[0]]}: resume with the same data and settings."
+            )
         epoch, done = whole("epoch", state.get("epoch"), 0), whole("done", state.get("done"), 0)
         before, self.epoch = self.epoch, epoch
         steps = len(self)
         if done > steps:
             self.epoch = before
-            raise ValueError(f"The saved order had done={done} batches of an epoch of {steps}: the state is damaged.")
+            raise ValueError(
+                f"The saved order had done={done} batches of an epoch of {steps}: the state is damaged."
+            )
         self._done = self._resume = done
 
 
@@ -95,17 +117,29 @@ class BucketBatchSampler(_BatchSampler):
     batch_size=1 and rows that the ranks do not divide (equal steps of one row cannot hold them).
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, window: int = 32, seed: int = 0,
-                 drop_last: bool = False, rank: int = 0, ranks: int = 1):
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        window: int = 32,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
         self.batch_size = whole("batch_size", batch_size)
         super().__init__(lengths, window, seed, drop_last, rank, ranks, batch_size=batch_size)
         rows, self.step_rows = len(self.lengths), self.batch_size * self.ranks
         if drop_last and rows < self.step_rows:
-            raise ValueError(f"{rows} rows make no full step of {self.step_rows}, and drop_last leaves out the rest: "
-                             "lower batch_size, or set drop_last=False.")
+            raise ValueError(
+                f"{rows} rows make no full step of {self.step_rows}, and drop_last leaves out the rest: "
+                "lower batch_size, or set drop_last=False."
+            )
         if not drop_last and self.batch_size == 1 and rows % ranks:
-            raise ValueError(f"{rows} rows cannot be dealt one by one to {ranks} ranks in equal steps: use "
-                             "batch_size=2 or more, or drop_last=True.")
+            raise ValueError(
+                f"{rows} rows cannot be dealt one by one to {ranks} ranks in equal steps: use "
+                "batch_size=2 or more, or drop_last=True."
+            )
 
     def __len__(self) -> int:
         rows = len(self.lengths)
@@ -113,13 +147,16 @@ class BucketBatchSampler(_BatchSampler):
 
     def _steps(self) -> list[list[Batch]]:
         rows = self.step_rows
-        steps = [group[0] for group in bucketed(self.lengths, rows, rows, self.window, self.seed, self.epoch)]
+        steps = [
+            group[0]
+            for group in bucketed(self.lengths, rows, rows, self.window, self.seed, self.epoch)
+        ]
         if self.drop_last:
-            steps = steps[:len(self)]
+            steps = steps[: len(self)]
         elif len(steps[-1]) < self.ranks:
             tail = sorted(steps.pop() + steps.pop(), key=self.lengths.__getitem__)
-            steps += [tail[:len(tail) // 2], tail[len(tail) // 2:]]
-        return [[step[rank::self.ranks] for rank in range(self.ranks)] for step in steps]
+            steps += [tail[: len(tail) // 2], tail[len(tail) // 2 :]]
+        return [[step[rank :: self.ranks] for rank in range(self.ranks)] for step in steps]
 
 
 class TokenBudgetBatchSampler(_BatchSampler):
@@ -136,15 +173,28 @@ class TokenBudgetBatchSampler(_BatchSampler):
     epoch are made, rows that fill the budget one by one and that the ranks do not divide.
     """
 
-    def __init__(self, lengths: Sequence[int], tokens: int, window: int = 32, seed: int = 0, drop_last: bool = False,
-                 rank: int = 0, ranks: int = 1, multiple_of: int = 8):
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        tokens: int,
+        window: int = 32,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+        multiple_of: int = 8,
+    ):
         self.tokens, self.multiple_of = whole("tokens", tokens), whole("multiple_of", multiple_of)
-        super().__init__(lengths, window, seed, drop_last, rank, ranks, tokens=tokens, multiple_of=multiple_of)
+        super().__init__(
+            lengths, window, seed, drop_last, rank, ranks, tokens=tokens, multiple_of=multiple_of
+        )
         self.widths = [padded_length(length, multiple_of) for length in self.lengths]
         if max(self.widths) > tokens:
             row = self.widths.index(max(self.widths))
-            raise ValueError(f"Row {row} takes {self.widths[row]} padded tokens, more than the budget of {tokens}: "
-                             "raise tokens or truncate the document.")
+            raise ValueError(
+                f"Row {row} takes {self.widths[row]} padded tokens, more than the budget of {tokens}: "
+                "raise tokens or truncate the document."
+            )
 
     def _steps(self) -> list[list[Batch]]:
         generator = generator(self.seed, self.epoch)
@@ -155,11 +205,13 @@ class TokenBudgetBatchSampler(_BatchSampler):
         for _ in range(missing):
             full = batches.pop(max(range(len(batches)), key=lambda place: len(batches[place])))
             if len(full) == 1:
-                raise ValueError(f"{len(order)} rows that fill the budget one by one cannot be dealt to {self.ranks} "
-                                 "ranks in equal steps: raise tokens, or set drop_last=True.")
-            batches += [full[:len(full) // 2], full[len(full) // 2:]]
+                raise ValueError(
+                    f"{len(order)} rows that fill the budget one by one cannot be dealt to {self.ranks} "
+                    "ranks in equal steps: raise tokens, or set drop_last=True."
+                )
+            batches += [full[: len(full) // 2], full[len(full) // 2 :]]
         mixed = [batches[place] for place in permutation(len(batches), generator)]
-        return cut(mixed[:len(mixed) - len(mixed) % self.ranks], self.ranks)
+        return cut(mixed[: len(mixed) - len(mixed) % self.ranks], self.ranks)
 
     def _fill(self, rows: Sequence[int]) -> list[Batch]:
         batches: list[Batch] = [[]]

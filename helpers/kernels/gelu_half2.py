@@ -5,13 +5,14 @@ The formula is the tanh form (Hendrycks and Gimpel 2016), gelu(x) = h tanh(x (a 
 b = 0.044715 a. The kernels are CUDA C with the instructions named (PTX ISA, `fma.rn.f16x2`, `tanh.approx.f16x2`), so that
 NVRTC, which PyTorch ships, compiles them without a compiler, without headers and without a GPU.
 """
+
 from __future__ import annotations
 
 import ctypes
 import math
 import os
 import sys
-from functools import lru_cache
+from functools import lru_cache, cache
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,12 @@ CONSTANTS = f"""typedef unsigned int u32; typedef unsigned short u16;
 
 def source(instructions: str = INSTRUCTIONS) -> str:
     """The CUDA C of both kernels."""
-    return CONSTANTS + instructions + ARITHMETIC + "".join(KERNEL.replace("KIND", kind) for kind in KINDS)
+    return (
+        CONSTANTS
+        + instructions
+        + ARITHMETIC
+        + "".join(KERNEL.replace("KIND", kind) for kind in KINDS)
+    )
 
 
 def emulate(x: np.ndarray) -> np.ndarray:
@@ -120,7 +126,10 @@ def available(device: int | None = None) -> tuple[bool, str]:
     if torch.version.cuda is None:
         return False, "this PyTorch is not built for NVIDIA's GPUs"
     if torch.cuda.get_device_capability(device) < LEAST:
-        return False, f"{torch.cuda.get_device_name(device)} has no tanh for two fp16 values: it needs capability 7.5, a T4 or newer"
+        return (
+            False,
+            f"{torch.cuda.get_device_name(device)} has no tanh for two fp16 values: it needs capability 7.5, a T4 or newer",
+        )
     try:
         _nvrtc()
     except OSError as error:
@@ -139,26 +148,48 @@ def gelu(x: torch.Tensor, kind: str = "half2", repeats: int = 1) -> torch.Tensor
     if not isinstance(repeats, int) or repeats < 1:
         raise ValueError(f"repeats={repeats!r} must be a whole number of at least 1.")
     if x.dtype != torch.float16 or not x.is_cuda:
-        raise TypeError(f"The kernels take a float16 tensor on a GPU, not {x.dtype} on {x.device.type}.")
+        raise TypeError(
+            f"The kernels take a float16 tensor on a GPU, not {x.dtype} on {x.device.type}."
+        )
     with torch.cuda.device(x.device):
         usable, why = available()
         if not usable:
             raise RuntimeError(f"The half2 kernels cannot run here: {why}.")
         x = x.detach().contiguous()
-        x = x if x.data_ptr() % 16 == 0 else x.clone()  # 16 bytes a load need an address they divide
+        x = (
+            x if x.data_ptr() % 16 == 0 else x.clone()
+        )  # 16 bytes a load need an address they divide
         y = torch.empty_like(x)
         blocks = -(-x.numel() // (THREADS * TOGETHER))
         if blocks:
-            values = (ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()), ctypes.c_longlong(x.numel()),
-                      ctypes.c_int(repeats))
-            addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+            values = (
+                ctypes.c_void_p(x.data_ptr()),
+                ctypes.c_void_p(y.data_ptr()),
+                ctypes.c_longlong(x.numel()),
+                ctypes.c_int(repeats),
+            )
+            addresses = (ctypes.c_void_p * len(values))(
+                *(ctypes.addressof(value) for value in values)
+            )
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            _driver("cuLaunchKernel", _function(kind, torch.cuda.current_device()), blocks, 1, 1, THREADS, 1, 1, 0, stream,
-                    addresses, None)
+            _driver(
+                "cuLaunchKernel",
+                _function(kind, torch.cuda.current_device()),
+                blocks,
+                1,
+                1,
+                THREADS,
+                1,
+                1,
+                0,
+                stream,
+                addresses,
+                None,
+            )
     return y
 
 
-@lru_cache(maxsize=None)
+@cache
 def build(capability: str, form: str = "cubin") -> bytes:
     """Both kernels for a capability such as "75", as machine code ("cubin") or as assembly text ("ptx"). Needs no GPU.
 
@@ -167,14 +198,18 @@ def build(capability: str, form: str = "cubin") -> bytes:
     library, program, length = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     kind, getter = ("sm", "CUBIN") if form == "cubin" else ("compute", "PTX")
     options = (ctypes.c_char_p * 1)(f"--gpu-architecture={kind}_{capability}".encode())
-    if library.nvrtcCreateProgram(ctypes.byref(program), source().encode(), b"half2.cu", 0, None, None):
+    if library.nvrtcCreateProgram(
+        ctypes.byref(program), source().encode(), b"half2.cu", 0, None, None
+    ):
         raise RuntimeError("NVRTC could not make a program.")
     try:
         if library.nvrtcCompileProgram(program, 1, options):
             library.nvrtcGetProgramLogSize(program, ctypes.byref(length))
             log = ctypes.create_string_buffer(length.value)
             library.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"NVRTC does not compile for capability {capability}: {log.value.decode().strip()}")
+            raise RuntimeError(
+                f"NVRTC does not compile for capability {capability}: {log.value.decode().strip()}"
+            )
         getattr(library, f"nvrtcGet{getter}Size")(program, ctypes.byref(length))
         image = ctypes.create_string_buffer(length.value)
         getattr(library, f"nvrtcGet{getter}")(program, image)
@@ -183,15 +218,25 @@ def build(capability: str, form: str = "cubin") -> bytes:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _nvrtc() -> ctypes.CDLL:
     """NVRTC as PyTorch brings it, else the system's. Raises OSError in one sentence."""
     major = (torch.version.cuda or "").split(".")[0]
     packages = Path(torch.__file__).parent.parent
-    places = [*packages.glob("nvidia/*/lib/libnvrtc.so.*"), *packages.glob("nvidia/*/bin/**/nvrtc64_*_0.dll"),
-              *packages.glob("torch/lib/libnvrtc-????????.so*"), *packages.glob("torch/lib/nvrtc64_*_0.dll")]
-    names = [str(place) for place in places] + [f"libnvrtc.so.{major}", "libnvrtc.so", f"nvrtc64_{major}0_0.dll"]
-    for folder in filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), sys.prefix)):
+    places = [
+        *packages.glob("nvidia/*/lib/libnvrtc.so.*"),
+        *packages.glob("nvidia/*/bin/**/nvrtc64_*_0.dll"),
+        *packages.glob("torch/lib/libnvrtc-????????.so*"),
+        *packages.glob("torch/lib/nvrtc64_*_0.dll"),
+    ]
+    names = [str(place) for place in places] + [
+        f"libnvrtc.so.{major}",
+        "libnvrtc.so",
+        f"nvrtc64_{major}0_0.dll",
+    ]
+    for folder in filter(
+        None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), sys.prefix)
+    ):
         names += [str(Path(folder) / part / "libnvrtc.so") for part in ("lib64", "lib")]
     for name in names:
         try:
@@ -201,7 +246,7 @@ def _nvrtc() -> ctypes.CDLL:
     raise OSError("NVRTC is not installed: it comes with PyTorch's builds for CUDA")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _function(kind: str, device: int) -> ctypes.c_void_p:
     major, minor = torch.cuda.get_device_capability(device)
     module, function = ctypes.c_void_p(), ctypes.c_void_p()

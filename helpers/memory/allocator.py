@@ -9,6 +9,7 @@ The rules are those of c10/cuda/CUDACachingAllocator.cpp at its defaults (no exp
 two), for one stream: what a second stream holds, such as FSDP's for gathering, is counted as if it were the first's. The
 real GPU that they are compared with (published.py) ran PyTorch 2.11.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_left, insort
@@ -45,6 +46,7 @@ class AllocationTrace:
     moves    int32 [moments], storage + 1 where one is born, -(storage + 1) where it dies
     phases   int8 [moments], 0 forward, 1 backward, 2 optimizer
     """
+
     sizes: np.ndarray
     given: np.ndarray
     states: np.ndarray
@@ -69,6 +71,7 @@ class AllocationTrace:
 @dataclass(frozen=True)
 class AllocatorPeaks:
     """Bytes at their peaks in a steady step: `allocated` in blocks that hold tensors, `reserved` taken from the driver."""
+
     allocated: int
     reserved: int
 
@@ -76,7 +79,9 @@ class AllocatorPeaks:
         return f"{self.allocated / GIB:.2f} GiB allocated, {self.reserved / GIB:.2f} GiB reserved"
 
 
-def replay(allocation_trace: AllocationTrace, workspace: int = 0, capacity: int | None = None) -> AllocatorPeaks:
+def replay(
+    allocation_trace: AllocationTrace, workspace: int = 0, capacity: int | None = None
+) -> AllocatorPeaks:
     """What a steady step occupies: the step is repeated until the allocator reserves nothing new. Under a bound the first
     steps may reserve more than those after them; the most that any of them did is what counts.
 
@@ -93,7 +98,9 @@ def replay(allocation_trace: AllocationTrace, workspace: int = 0, capacity: int 
     return AllocatorPeaks(found.allocated, most)
 
 
-def replay_all(allocation_traces: Iterable[AllocationTrace], workspace: int = 0) -> list[AllocatorPeaks]:
+def replay_all(
+    allocation_traces: Iterable[AllocationTrace], workspace: int = 0
+) -> list[AllocatorPeaks]:
     """Steps of the same kind and of different sizes, such as batches of different lengths, one after the other: of each the
     allocated peak, and what is reserved up to then."""
     found, life = [], None
@@ -106,7 +113,9 @@ def replay_all(allocation_traces: Iterable[AllocationTrace], workspace: int = 0)
 class _Life:
     """An allocator through several steps, with what stays from one to the next."""
 
-    def __init__(self, allocation_trace: AllocationTrace, workspace: int, capacity: int | None = None):
+    def __init__(
+        self, allocation_trace: AllocationTrace, workspace: int, capacity: int | None = None
+    ):
         self.allocator, self.workspace = CachingAllocator(capacity), workspace
         self.places: dict[int, int] = {}  # storage -> address
         self.begun = -1  # the last phase of the first step that has begun
@@ -152,7 +161,10 @@ class CachingAllocator:
         self.capacity = capacity
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
         self._blocks: dict[int, _Block] = {}
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # small or not -> (size, address), sorted
+        self._free: dict[bool, list[tuple[int, int]]] = {
+            True: [],
+            False: [],
+        }  # small or not -> (size, address), sorted
         self._next = 0
 
     def malloc(self, size: int) -> int:
@@ -194,11 +206,19 @@ class CachingAllocator:
         self.most_allocated, self.most_reserved = self.allocated, self.reserved
 
     def _segment(self, size: int, small: bool) -> int:
-        whole = SMALL_SEGMENT if small else LARGE_SEGMENT if size < LARGE_TENSOR else -(-size // ROUND) * ROUND
+        whole = (
+            SMALL_SEGMENT
+            if small
+            else LARGE_SEGMENT
+            if size < LARGE_TENSOR
+            else -(-size // ROUND) * ROUND
+        )
         if self.capacity is not None and self.reserved + whole > self.capacity:
             self._give_back()
             if self.reserved + whole > self.capacity:
-                raise CapacityExceeded(f"{whole} bytes more than the {self.capacity} that there are, {self.allocated} of them used.")
+                raise CapacityExceeded(
+                    f"{whole} bytes more than the {self.capacity} that there are, {self.allocated} of them used."
+                )
         address, self._next = self._next, self._next + whole + UNIT  # a gap: segments never merge
         self._blocks[address] = _Block(whole, small, None, None)
         self.reserved += whole

@@ -1,4 +1,5 @@
 """Measuring a real run's memory, and really giving it back."""
+
 from __future__ import annotations
 
 import gc
@@ -11,8 +12,8 @@ from helpers import models
 from helpers.data import Encoded
 from helpers.memory.timeline import Plan, to_plan
 from helpers.memory.trace import trace_step
-from helpers.recipe import Recipe
 from helpers.optimizers import make_optimizer, make_scaler
+from helpers.recipe import Recipe
 from helpers.step import tensor_cores, train_step
 
 WARM_UP, MEASURED = 2, 3  # optimizer steps before and after the peak counters are reset
@@ -28,6 +29,7 @@ class Memory:
     reserved   most bytes the caching allocator held (torch.cuda.max_memory_reserved), less what it held before
     device     bytes used on the device at the end, by this process and all others (nvidia-smi's figure)
     """
+
     tracked: Plan
     allocated: int | None
     reserved: int | None
@@ -43,11 +45,17 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
     device = torch.device(device)
     release()
     cuda = device.type == "cuda"
-    yours = (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)) if cuda else (0, 0)
+    yours = (
+        (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+        if cuda
+        else (0, 0)
+    )
     with tensor_cores(recipe):
         model = models.build(recipe, device)
         optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
-        rows = data.lengths.argsort(descending=True, stable=True)[:recipe.micro_batch]  # the most a step can take
+        rows = data.lengths.argsort(descending=True, stable=True)[
+            : recipe.micro_batch
+        ]  # the most a step can take
 
         def batch():
             return data.batch(rows, device)
@@ -57,7 +65,9 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
             train_step(model, optimizer, batches, recipe.batch_size, recipe, scaler=scaler)
 
         peaks = None, None, None
-        for _ in range(SCALES):  # fp16 may skip steps until the loss scale is low enough; bitsandbytes has no states until then
+        for _ in range(
+            SCALES
+        ):  # fp16 may skip steps until the loss scale is low enough; bitsandbytes has no states until then
             step()
             if optimizer.state:
                 break
@@ -70,8 +80,11 @@ def measure(recipe: Recipe, data: Encoded, device: str | torch.device = "cpu") -
                 step()
             torch.cuda.synchronize(device)
             free, total = torch.cuda.mem_get_info(device)
-            peaks = (torch.cuda.max_memory_allocated(device) - yours[0], torch.cuda.max_memory_reserved(device) - yours[1],
-                     total - free)
+            peaks = (
+                torch.cuda.max_memory_allocated(device) - yours[0],
+                torch.cuda.max_memory_reserved(device) - yours[1],
+                total - free,
+            )
         storage_trace = trace_step(model, optimizer, batch, recipe, scaler)
     count = sum(parameter.numel() for parameter in model.parameters())
     tracked = to_plan((storage_trace, count), recipe, device.type)
@@ -96,7 +109,9 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # matrix products take theirs from the same memory
+        getattr(
+            torch._C, "_cuda_clearCublasWorkspaces", lambda: None
+        )()  # matrix products take theirs from the same memory
         torch.cuda.empty_cache()
 
 
@@ -108,8 +123,12 @@ def _forget_outputs(shell) -> None:
     for name in ("_", "__", "___"):
         setattr(shell.displayhook, name, "")
     shell.user_ns.get("Out", {}).clear()
-    if getattr(shell, "last_execution_result", None) is not None:  # the value of the cell before this one
+    if (
+        getattr(shell, "last_execution_result", None) is not None
+    ):  # the value of the cell before this one
         shell.last_execution_result.result = None
     tracebacks = getattr(shell, "InteractiveTB", None)
-    if tracebacks is not None:  # it keeps the last error's traceback, and with it every local of every frame
+    if (
+        tracebacks is not None
+    ):  # it keeps the last error's traceback, and with it every local of every frame
         tracebacks.tb = tracebacks.etb_type = tracebacks.evalue = None

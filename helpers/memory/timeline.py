@@ -2,6 +2,7 @@
 
 A `Plan` is made from a `StorageTrace`, whether the tensors of that step were real or had no values.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Plan:
     makers     (bytes, category, operation) of everything alive at the peak, largest first
     ledger     births and deaths of the same moments by storage, for `occupied`
     """
+
     recipe: Recipe
     target: str
     timeline: np.ndarray
@@ -70,23 +72,39 @@ class Plan:
         Raises ValueError for an unknown card or a plan for a CPU, allocator.OutOfMemory where the capacity does not suffice.
         """
         if self.target != "cuda":
-            raise ValueError("A CPU has no caching allocator: plan for target=\"cuda\".")
-        return replay(self.allocation_trace, cublas_workspace(find(gpu) if isinstance(gpu, str) else gpu) // 2, capacity)
+            raise ValueError('A CPU has no caching allocator: plan for target="cuda".')
+        return replay(
+            self.allocation_trace,
+            cublas_workspace(find(gpu) if isinstance(gpu, str) else gpu) // 2,
+            capacity,
+        )
 
     @property
     def overhead(self) -> int:
         """Bytes that the allocator must have beside the tensors for the step to run: unused ends of blocks, and free blocks
         too small for what comes. Simulated for CUDA (`allocator.AllocationTrace.least`), a stated share on a CPU."""
-        return self.allocation_trace.least - self.peak - 2 * WORKSPACE if self.target == "cuda" else int(self.peak * MALLOC)
+        return (
+            self.allocation_trace.least - self.peak - 2 * WORKSPACE
+            if self.target == "cuda"
+            else int(self.peak * MALLOC)
+        )
 
-    def fits(self, gpu: str | GPU, allocator: bool = True) -> "Fit":
+    def fits(self, gpu: str | GPU, allocator: bool = True) -> Fit:
         """Whether the step fits a card, with every term that decides it. Raises ValueError for an unknown card.
 
         allocator  False leaves its part out: a bound from below, for which nothing is simulated
         """
         gpu = find(gpu) if isinstance(gpu, str) else gpu
-        return Fit(gpu, {"tensors at the peak": self.peak, "cuBLAS workspace": cublas_workspace(gpu),
-                          "allocator": self.overhead if allocator else 0, "margin": int(MARGIN * self.peak), "CUDA context": CONTEXT})
+        return Fit(
+            gpu,
+            {
+                "tensors at the peak": self.peak,
+                "cuBLAS workspace": cublas_workspace(gpu),
+                "allocator": self.overhead if allocator else 0,
+                "margin": int(MARGIN * self.peak),
+                "CUDA context": CONTEXT,
+            },
+        )
 
     def __str__(self) -> str:
         parts = " + ".join(f"{name} {size / GIB:.2f}" for name, size in self.at_peak.items())
@@ -96,6 +114,7 @@ class Plan:
 @dataclass(frozen=True)
 class Fit:
     """Does it fit? `terms` are bytes, each named; `need` is their sum. True where the card holds it."""
+
     gpu: GPU
     terms: dict[str, int]
 
@@ -122,7 +141,9 @@ def check_target(target: str) -> None:
         raise ValueError(f"target={target!r} is not known: use cuda or cpu.")
 
 
-def to_plan(traced: tuple[StorageTrace, int], recipe: Recipe, target: str, sizes: np.ndarray | None = None) -> Plan:
+def to_plan(
+    traced: tuple[StorageTrace, int], recipe: Recipe, target: str, sizes: np.ndarray | None = None
+) -> Plan:
     """A story as a plan; `sizes` (bytes a storage) replace those that were seen."""
     storage_trace, parameters = traced
     asked = np.array(storage_trace.bytes) if sizes is None else sizes
@@ -141,23 +162,49 @@ def to_plan(traced: tuple[StorageTrace, int], recipe: Recipe, target: str, sizes
             changes[moment, category] += sizes[storage]
         if kind in (BORN, MOVES):
             where[storage] = category
-    first = storage_trace.begin - 1  # the moment at which everything that was there before is counted
+    first = (
+        storage_trace.begin - 1
+    )  # the moment at which everything that was there before is counted
     timeline = changes.cumsum(axis=0)[first:]
     moment = int(timeline.sum(axis=1).argmax())
     alive: dict[int, int] = {}
-    for kind, storage, category, _ in storage_trace.events[:first + moment + 1]:
+    for kind, storage, category, _ in storage_trace.events[: first + moment + 1]:
         if kind in (BORN, MOVES):
             alive[storage] = category
         elif kind == DIES:
             del alive[storage]
-    largest_tensors = sorted(((int(sizes[s]), CATEGORIES[c], storage_trace.made_by[s]) for s, c in alive.items()), reverse=True)
-    return Plan(recipe, target, timeline, phases[first:], dict(storage_trace.flops), parameters, largest_tensors, _allocation_trace(storage_trace, asked))
+    largest_tensors = sorted(
+        ((int(sizes[s]), CATEGORIES[c], storage_trace.made_by[s]) for s, c in alive.items()),
+        reverse=True,
+    )
+    return Plan(
+        recipe,
+        target,
+        timeline,
+        phases[first:],
+        dict(storage_trace.flops),
+        parameters,
+        largest_tensors,
+        _allocation_trace(storage_trace, asked),
+    )
 
 
 def _allocation_trace(storage_trace: StorageTrace, sizes: np.ndarray) -> AllocationTrace:
     """What an allocator is asked for in the course of a story."""
-    before, events = storage_trace.events[:storage_trace.begin], storage_trace.events[storage_trace.begin:]
-    moves = [(storage + 1 if kind == BORN else -storage - 1, phase) for kind, storage, _, phase in events if kind != MOVES]
+    before, events = (
+        storage_trace.events[: storage_trace.begin],
+        storage_trace.events[storage_trace.begin :],
+    )
+    moves = [
+        (storage + 1 if kind == BORN else -storage - 1, phase)
+        for kind, storage, _, phase in events
+        if kind != MOVES
+    ]
     signed, phases = np.array(moves, dtype=np.int32).reshape(-1, 2).T
-    given, states = ([storage for _, storage, category, _ in before if (category == OPTIMIZER) == late] for late in (False, True))
-    return AllocationTrace(sizes, np.array(given, np.int32), np.array(states, np.int32), signed, phases.astype(np.int8))
+    given, states = (
+        [storage for _, storage, category, _ in before if (category == OPTIMIZER) == late]
+        for late in (False, True)
+    )
+    return AllocationTrace(
+        sizes, np.array(given, np.int32), np.array(states, np.int32), signed, phases.astype(np.int8)
+    )

@@ -4,6 +4,7 @@ The tracker sits where every operation of torch passes (`TorchDispatchMode`), on
 It notes each new storage once and waits for its death with a weak reference, as torch's own `MemTracker`
 (torch.distributed._tools) does; it keeps the whole story, so that a plan can be drawn, scaled and searched.
 """
+
 from __future__ import annotations
 
 import gc
@@ -34,11 +35,14 @@ class StorageTrace:
 
     BORN: a storage appears in a category. DIES: it is freed. MOVES: it changes category (a finished gradient).
     """
+
     bytes: list[int] = field(default_factory=list)
     made_by: list[str] = field(default_factory=list)
     events: list[tuple[int, int, int, int]] = field(default_factory=list)
     begin: int = 0
-    flops: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("forward", "recompute", "backward"), 0))
+    flops: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("forward", "recompute", "backward"), 0)
+    )
 
 
 class Tracker(TorchDispatchMode):
@@ -79,8 +83,11 @@ class Tracker(TorchDispatchMode):
         """Let each parameter's gradient change its category when it is complete."""
         for parameter in model.parameters():
             if parameter.requires_grad:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(
-                    lambda p: self._see(p.grad, GRADIENTS, "gradient")))
+                self._handles.append(
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda p: self._see(p.grad, GRADIENTS, "gradient")
+                    )
+                )
 
     def __enter__(self):
         # FSDP keeps a gathered parameter's storage and gives its memory back: no operation of torch's tells of it.
@@ -90,6 +97,7 @@ class Tracker(TorchDispatchMode):
             out = resize(storage, size)
             self._resized(storage)
             return out
+
         torch.UntypedStorage.resize_ = watched
         return super().__enter__()
 
@@ -112,12 +120,16 @@ class Tracker(TorchDispatchMode):
         count = FLOPS.get(function.overloadpacket)
         if count is not None:
             name = "recompute" if recompute else PHASES[self._phase]
-            self.storage_trace.flops[name] = self.storage_trace.flops.get(name, 0) + count(*args, **kwargs, out_val=out)
+            self.storage_trace.flops[name] = self.storage_trace.flops.get(name, 0) + count(
+                *args, **kwargs, out_val=out
+            )
         category = ACTIVATIONS if self._phase == 0 or recompute else TEMPORARIES
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, category, function.overloadpacket.__name__, new=True)
-        if function.overloadpacket.__name__ == "_reduce_scatter_base_":  # FSDP's: this rank's part of the gradient
+        if (
+            function.overloadpacket.__name__ == "_reduce_scatter_base_"
+        ):  # FSDP's: this rank's part of the gradient
             self._see(args[0], GRADIENTS, "reduce_scatter")
         return out
 
@@ -182,16 +194,24 @@ def _in_order(events: list[tuple[int, int, int, int]]) -> list[tuple[int, int, i
 
 def _shape_formula(formula):
     """A formula of shapes, given tensors."""
+
     def count(*args, out_val=None, **kwargs):
         return formula(*(arg.shape for arg in args if isinstance(arg, torch.Tensor)))
+
     return count
 
 
 # torch has formulas for the attention kernels of GPUs; the CPU's kernel computes the same products.
 FLOPS = {**flop_registry}
-for _name, _formula in (("_scaled_dot_product_flash_attention_for_cpu",
-                         lambda q, k, v, *rest: sdpa_flop_count(q, k, v)),
-                        ("_scaled_dot_product_flash_attention_for_cpu_backward",
-                         lambda g, q, k, v, *rest: sdpa_backward_flop_count(g, q, k, v))):
+for _name, _formula in (
+    (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        lambda q, k, v, *rest: sdpa_flop_count(q, k, v),
+    ),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        lambda g, q, k, v, *rest: sdpa_backward_flop_count(g, q, k, v),
+    ),
+):
     if hasattr(aten, _name):
         FLOPS.setdefault(getattr(aten, _name), _shape_formula(_formula))

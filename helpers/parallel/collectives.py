@@ -2,6 +2,7 @@
 
 Every rank calls the same function with its own tensor; the result is a new tensor. N ranks, a tensor of S bytes.
 """
+
 from __future__ import annotations
 
 import torch

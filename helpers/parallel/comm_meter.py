@@ -1,4 +1,5 @@
 """What goes over the wire: every collective that torch starts, on real ranks and on none alike."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -13,20 +14,45 @@ from helpers.memory.tracker import WRAPPERS
 
 # What a rank sends in a ring of N, as a share of the payload; a tree or a switch may do better, none sends less than
 # half of it. Payload: the whole tensor that all ranks end with (all_gather) or begin with (reduce_scatter).
-SENT = {"all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n,
-        "reduce_scatter": lambda n: (n - 1) / n, "broadcast": lambda n: (n - 1) / n, "send": lambda n: 1.0}
-NAMES = {"allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",
-         "allreduce_coalesced_": "all_reduce", "all_reduce_coalesced": "all_reduce",
-         "_allgather_base_": "all_gather", "allgather_": "all_gather", "all_gather_into_tensor": "all_gather",
-         "all_gather_into_tensor_out": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
-         "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
-         "reduce_scatter_": "reduce_scatter", "broadcast_": "broadcast", "broadcast": "broadcast", "send": "send"}
-SILENT = {"recv_", "recv_any_source_", "wait_tensor", "barrier", "monitored_barrier_", "_wrap_tensor_autograd"}  # the sender counts, or no bytes
+SENT = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,
+    "send": lambda n: 1.0,
+}
+NAMES = {
+    "allreduce_": "all_reduce",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "broadcast_": "broadcast",
+    "broadcast": "broadcast",
+    "send": "send",
+}
+SILENT = {
+    "recv_",
+    "recv_any_source_",
+    "wait_tensor",
+    "barrier",
+    "monitored_barrier_",
+    "_wrap_tensor_autograd",
+}  # the sender counts, or no bytes
 
 
 @dataclass(frozen=True)
 class SentMessage:
     """One collective, or one message: `payload` in bytes, `ranks` that take part, `axis` of the layout they lie on."""
+
     kind: str
     payload: int
     ranks: int
@@ -62,16 +88,30 @@ class CommMeter(TorchDispatchMode):
             return
         kind = NAMES.get(name)
         if kind is None:
-            raise NotImplementedError(f"The collective {name} is not counted: add it to helpers/parallel/comm_meter.py.")
+            raise NotImplementedError(
+                f"The collective {name} is not counted: add it to helpers/parallel/comm_meter.py."
+            )
         group = _group(args)
-        sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
+        sizes = [
+            leaf.numel() * leaf.element_size()
+            for leaf in tree_leaves(args[0])
+            if isinstance(leaf, torch.Tensor)
+        ]
         payload = sum(sizes)
-        if kind == "all_gather" and not name.endswith("_"):  # the functional ones are given the part
+        if kind == "all_gather" and not name.endswith(
+            "_"
+        ):  # the functional ones are given the part
             payload *= group.size()
-        if kind == "reduce_scatter" and name.endswith("_"):  # the others' first argument is the result
+        if kind == "reduce_scatter" and name.endswith(
+            "_"
+        ):  # the others' first argument is the result
             payload *= group.size()
         if group.size() > 1:
-            self.sent.append(SentMessage(kind, payload, group.size(), self.axes.get(group.group_name, ""), self.phase))
+            self.sent.append(
+                SentMessage(
+                    kind, payload, group.size(), self.axes.get(group.group_name, ""), self.phase
+                )
+            )
 
 
 def _group(args) -> dist.ProcessGroup:

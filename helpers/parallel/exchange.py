@@ -1,4 +1,5 @@
 """What the ranks of a tensor-parallel layer ask of each other: three collectives, by hand on a wire or torch's own."""
+
 from __future__ import annotations
 
 import torch
@@ -10,6 +11,7 @@ from helpers.parallel.transport import Transport
 
 class Exchange:
     """One rank's end. Slices are those of `Tensor.tensor_split(ranks, dim)`: they differ by at most one, some may be empty."""
+
     rank: int
     ranks: int
 
@@ -56,14 +58,18 @@ class Ring(Exchange):
     def gather(self, tensor: Tensor, dim: int, total: int) -> Tensor:
         shape = list(tensor.shape)
         shape[dim] = total
-        return torch.cat(self._spread(tensor, list(tensor.new_empty(shape).tensor_split(self.ranks, dim))), dim)
+        return torch.cat(
+            self._spread(tensor, list(tensor.new_empty(shape).tensor_split(self.ranks, dim))), dim
+        )
 
     def _collect(self, pieces: list[Tensor], op) -> Tensor:
         """Piece number `rank`, combined over all ranks: it travels round the ring and ends here."""
         for step in range(self.ranks - 1):
             out, into = (self.rank - 1 - step) % self.ranks, (self.rank - 2 - step) % self.ranks
             self.transport.send(pieces[out], (self.rank + 1) % self.ranks)
-            pieces[into] = op(pieces[into], self.transport.receive(pieces[into], (self.rank - 1) % self.ranks))
+            pieces[into] = op(
+                pieces[into], self.transport.receive(pieces[into], (self.rank - 1) % self.ranks)
+            )
         return pieces[self.rank].clone()
 
     def _spread(self, mine: Tensor, pieces: list[Tensor]) -> list[Tensor]:
@@ -85,13 +91,15 @@ class Group(Exchange):
 
     def reduce(self, tensor: Tensor, dim: int = 0, total: int = 0, op: str = "sum") -> Tensor:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(tensor, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(
+            tensor, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, group=self.group
+        )
         return tensor
 
     def scatter(self, tensor: Tensor, dim: int, total: int) -> Tensor:
         pieces = tensor.tensor_split(self.ranks, dim)
         whole = torch.cat([self._padded(piece, dim, pieces[0].shape[dim]) for piece in pieces])
-        mine = torch.empty_like(whole[:len(whole) // self.ranks])
+        mine = torch.empty_like(whole[: len(whole) // self.ranks])
         dist.reduce_scatter_tensor(mine, whole, group=self.group)
         return mine.movedim(0, dim).narrow(dim, 0, pieces[self.rank].shape[dim]).contiguous()
 
@@ -101,10 +109,15 @@ class Group(Exchange):
         whole = mine.new_empty(self.ranks * longest, *mine.shape[1:])
         dist.all_gather_into_tensor(whole, mine, group=self.group)
         lengths = [len(part) for part in torch.arange(total).tensor_split(self.ranks)]
-        return torch.cat([part[:length].movedim(0, dim) for part, length in zip(whole.split(longest), lengths)], dim)
+        return torch.cat(
+            [part[:length].movedim(0, dim) for part, length in zip(whole.split(longest), lengths)],
+            dim,
+        )
 
     @staticmethod
     def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
         """`dim` first, and filled up with zeros: torch's collectives want slices of one length."""
         tensor = tensor.movedim(dim, 0)
-        return torch.cat([tensor, tensor.new_zeros(length - len(tensor), *tensor.shape[1:])]).contiguous()
+        return torch.cat(
+            [tensor, tensor.new_zeros(length - len(tensor), *tensor.shape[1:])]
+        ).contiguous()

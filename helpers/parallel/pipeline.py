@@ -5,6 +5,7 @@
 
 Every rank knows the sizes of all micro-batches; the first reads their inputs, the last their labels.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from helpers.parallel.collectives import ring_all_reduce
-from helpers.parallel.pipeline_stage import Batch, SHARED, Stage, cut  # noqa: F401  (cut: import it from here)
+from helpers.parallel.pipeline_stage import SHARED, Batch, Stage, cut
 from helpers.parallel.schedules import Action, Schedule, Span
 from helpers.parallel.transport import ProcessGroupTransport, Transport
 from helpers.recipe import Recipe
@@ -35,13 +36,22 @@ class PipelineStep:
     spans   when it worked, in seconds of time.perf_counter
     held    {stage: most bytes of activations at once}, if asked
     """
+
     losses: list[Tensor] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
 
 
-def run(schedule: Schedule, stages: Sequence[Stage], transport: Transport, batches: Sequence[Batch], rows: int | None = None,
-        recipe: Recipe | None = None, weigh: bool = False, phase: Callable[[str], None] = lambda name: None) -> PipelineStep:
+def run(
+    schedule: Schedule,
+    stages: Sequence[Stage],
+    transport: Transport,
+    batches: Sequence[Batch],
+    rows: int | None = None,
+    recipe: Recipe | None = None,
+    weigh: bool = False,
+    phase: Callable[[str], None] = lambda name: None,
+) -> PipelineStep:
     """Do one rank's actions: gradients are added to its stages' `.grad`, as the whole model's backward passes would.
 
     stages   this rank's own, in order
@@ -53,14 +63,28 @@ def run(schedule: Schedule, stages: Sequence[Stage], transport: Transport, batch
     Raises ValueError for a schedule, batches or stages that do not fit together.
     """
     if len(batches) != schedule.micro_batches or transport.ranks != schedule.ranks:
-        raise ValueError(f"{schedule.name} is for {schedule.ranks} ranks and {schedule.micro_batches} micro-batches, "
-                         f"not for {transport.ranks} and {len(batches)}.")
+        raise ValueError(
+            f"{schedule.name} is for {schedule.ranks} ranks and {schedule.micro_batches} micro-batches, "
+            f"not for {transport.ranks} and {len(batches)}."
+        )
     due = list(range(transport.rank, schedule.stages, schedule.ranks))
-    if [stage.index for stage in stages] != due or any(stage.stages != schedule.stages for stage in stages):
-        raise ValueError(f"Rank {transport.rank} needs the stages {due} of {schedule.stages} for {schedule.name}.")
+    if [stage.index for stage in stages] != due or any(
+        stage.stages != schedule.stages for stage in stages
+    ):
+        raise ValueError(
+            f"Rank {transport.rank} needs the stages {due} of {schedule.stages} for {schedule.name}."
+        )
     if any(action.version is not None for action in schedule.actions[transport.rank]):
         raise ValueError(f"{schedule.name} changes weights on the way: here runs what has a flush.")
-    rank = _ScheduleRunner(schedule, stages, transport, batches, rows or sum(len(batch["labels"]) for batch in batches), recipe, weigh)
+    rank = _ScheduleRunner(
+        schedule,
+        stages,
+        transport,
+        batches,
+        rows or sum(len(batch["labels"]) for batch in batches),
+        recipe,
+        weigh,
+    )
     for action in schedule.actions[transport.rank]:
         phase("forward" if action.kind == "F" else "backward")
         rank.act(action)
@@ -83,8 +107,12 @@ def share_gradients(stages: Sequence[Stage], transport: Transport) -> None:
 
 def clip_gradients(stages: Sequence[Stage], transport: Transport, most: float) -> float:
     """Clip to the L2 norm `most` of the gradients of all ranks together, shared ones once. Returns the norm before."""
-    own = [value.grad for stage in stages for name, value in stage.named_parameters()
-           if value.grad is not None and (stage.first or not name.startswith(SHARED))]
+    own = [
+        value.grad
+        for stage in stages
+        for name, value in stage.named_parameters()
+        if value.grad is not None and (stage.first or not name.startswith(SHARED))
+    ]
     squares = sum((grad.norm() ** 2 for grad in own), torch.zeros((), device=stages[0].device))
     norm = ring_all_reduce(transport, squares.reshape(1)).sqrt()
     for stage in stages:
@@ -106,7 +134,9 @@ class PipelineTransport(ProcessGroupTransport):
     def _send(self, tensor: Tensor, to: int) -> None:
         self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
         tensor = tensor.clone()
-        self._pending.append((dist.isend(tensor, to, group=self._lanes.get((self.rank, to))), tensor))
+        self._pending.append(
+            (dist.isend(tensor, to, group=self._lanes.get((self.rank, to))), tensor)
+        )
 
     def _receive(self, like: Tensor, of: int) -> Tensor:
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -116,15 +146,32 @@ class PipelineTransport(ProcessGroupTransport):
 
 class _ScheduleRunner:
     def __init__(self, schedule, stages, transport, batches, rows, recipe, weigh):
-        self.schedule, self.transport, self.batches, self.rows, self.recipe = schedule, transport, batches, rows, recipe
+        self.schedule, self.transport, self.batches, self.rows, self.recipe = (
+            schedule,
+            transport,
+            batches,
+            rows,
+            recipe,
+        )
         self.stages = {stage.index: stage for stage in stages}
         self.step, self.kept, self.mail = PipelineStep(), {}, {}
-        self.known = {value.data_ptr() for stage in stages for value in stage.parameters()} if weigh else None
+        self.known = (
+            {value.data_ptr() for stage in stages for value in stage.parameters()}
+            if weigh
+            else None
+        )
         self.alive = dict.fromkeys(self.stages, 0)
         # What each other rank will send here, in its order: then one wire serves for everything.
-        self.coming = {other: deque(message for action in own for message in [self.message(action)]
-                                    if message and self.owner(message) == transport.rank)
-                       for other, own in enumerate(schedule.actions) if other != transport.rank}
+        self.coming = {
+            other: deque(
+                message
+                for action in own
+                for message in [self.message(action)]
+                if message and self.owner(message) == transport.rank
+            )
+            for other, own in enumerate(schedule.actions)
+            if other != transport.rank
+        }
 
     def owner(self, message: tuple[str, int, int]) -> int:
         return self.schedule.rank_of(message[2])
@@ -150,7 +197,9 @@ class _ScheduleRunner:
         while wanted not in self.mail:
             kind, m, stage = message = self.coming[sender].popleft()
             like = self.stages[stage].arrives(self.batches[m])
-            self.mail[message] = [self.transport.receive(one, sender) for one in (like if kind == "F" else like[:1])]
+            self.mail[message] = [
+                self.transport.receive(one, sender) for one in (like if kind == "F" else like[:1])
+            ]
         return self.mail.pop(wanted)
 
     def act(self, action: Action) -> None:
@@ -160,37 +209,58 @@ class _ScheduleRunner:
         elif action.kind in "BI" and not stage.last:
             arrived = self.fetch(action, action.stage + 1)
         begin = _now(stage)
-        work = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights}[action.kind]
+        work = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights}[
+            action.kind
+        ]
         result = work(stage, action, arrived)
         self.step.spans.append(Span(action, begin, _now(stage)))
         self.post(action, result)
 
-    def forward(self, stage: Stage, action: Action, arrived: list[Tensor] | None) -> Sequence[Tensor]:
+    def forward(
+        self, stage: Stage, action: Action, arrived: list[Tensor] | None
+    ) -> Sequence[Tensor]:
         batch = self.batches[action.micro_batch]
         if arrived:
             arrived[0].requires_grad_()
         inputs = arrived or [{name: value for name, value in batch.items() if name != "labels"}]
         saved: dict[int, int] = {}
-        with self.weighing(saved), autocast(self.recipe, stage.device) if self.recipe else _nothing():
+        with (
+            self.weighing(saved),
+            autocast(self.recipe, stage.device) if self.recipe else _nothing(),
+        ):
             given = stage(*inputs)
             if stage.last:
                 given = F.cross_entropy(given.float(), batch["labels"], reduction="sum") / self.rows
                 self.step.losses.append(given.detach())
         outputs = [given] if stage.last else list(given)
-        self.kept[stage.index, action.micro_batch] = (arrived[0] if arrived else None, outputs[0], saved)
+        self.kept[stage.index, action.micro_batch] = (
+            arrived[0] if arrived else None,
+            outputs[0],
+            saved,
+        )
         self.alive[stage.index] += sum(saved.values())
         if self.known is not None:
-            self.step.held[stage.index] = max(self.step.held.get(stage.index, 0), self.alive[stage.index])
+            self.step.held[stage.index] = max(
+                self.step.held.get(stage.index, 0), self.alive[stage.index]
+            )
         return outputs
 
-    def backward(self, stage: Stage, action: Action, arrived: list[Tensor] | None) -> Sequence[Tensor]:
+    def backward(
+        self, stage: Stage, action: Action, arrived: list[Tensor] | None
+    ) -> Sequence[Tensor]:
         given, output, saved = self.kept.pop((stage.index, action.micro_batch))
         if output.requires_grad:  # else all of it is frozen
             torch.autograd.backward(output, arrived[0] if arrived else None)
         self.alive[stage.index] -= sum(saved.values())
-        return [] if given is None else [given.grad if given.grad is not None else torch.zeros_like(given)]
+        return (
+            []
+            if given is None
+            else [given.grad if given.grad is not None else torch.zeros_like(given)]
+        )
 
-    def inputs(self, stage: Stage, action: Action, arrived: list[Tensor] | None) -> Sequence[Tensor]:
+    def inputs(
+        self, stage: Stage, action: Action, arrived: list[Tensor] | None
+    ) -> Sequence[Tensor]:
         """The first part of a backward pass; the second, `weights`, goes through the layers once more. (torch's own
         zero-bubble schedules keep what the first has found instead.)"""
         key = stage.index, action.micro_batch
@@ -198,7 +268,9 @@ class _ScheduleRunner:
         self.kept[key] = given, output, saved, arrived
         if given is None:
             return []
-        return torch.autograd.grad(output, given, arrived[0] if arrived else None, retain_graph=True)
+        return torch.autograd.grad(
+            output, given, arrived[0] if arrived else None, retain_graph=True
+        )
 
     def weights(self, stage: Stage, action: Action, _) -> Sequence[Tensor]:
         given, output, saved, arrived = self.kept.pop((stage.index, action.micro_batch))
@@ -216,6 +288,7 @@ class _ScheduleRunner:
             if tensor.untyped_storage().data_ptr() not in self.known:
                 saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
+
         return saved_tensors_hooks(note, lambda tensor: tensor)
 
 
@@ -229,5 +302,7 @@ class _nothing:
 
 def _now(stage: Stage) -> float:
     if stage.device.type == "cuda":
-        torch.cuda.current_stream(stage.device).synchronize()  # not the messages, whose sends may wait for us
+        torch.cuda.current_stream(
+            stage.device
+        ).synchronize()  # not the messages, whose sends may wait for us
     return time.perf_counter()

@@ -5,6 +5,7 @@ the mask's square and the relative positions are cheaper to make again than to s
 embeddings, and their LayerNorm, are read by all layers: every stage has a copy, and their gradients are to be summed over
 the stages, like those of tied weights, so that the copies stay equal (`stages.share_gradients`).
 """
+
 from __future__ import annotations
 
 import copy
@@ -33,12 +34,20 @@ class Stage(nn.Module):
         paths = ["deberta.embeddings" if self.text else "vit.embeddings"] if self.first else []
         paths += [self._layer.format(layer) for layer in layers]
         if self.last:
-            paths += ["pooler", "dropout", "classifier"] if self.text else ["vit.layernorm", "classifier"]
+            paths += (
+                ["pooler", "dropout", "classifier"]
+                if self.text
+                else ["vit.layernorm", "classifier"]
+            )
         for path in paths:
             _place(self, path, model.get_submodule(path))
         for path in SHARED if self.text else ():
             if _has(model, path):
-                _place(self, path, model.get_submodule(path) if self.first else _copy(model.get_submodule(path)))
+                _place(
+                    self,
+                    path,
+                    model.get_submodule(path) if self.first else _copy(model.get_submodule(path)),
+                )
         self.train(model.training)
 
     def forward(self, *inputs):
@@ -50,25 +59,35 @@ class Stage(nn.Module):
             hidden, mask = self.deberta.embeddings(input_ids=ids, mask=mask), mask.to(torch.uint8)
         else:
             hidden, mask = inputs
-        pairs = (mask[:, None, :, None] * mask[:, None, None, :])
+        pairs = mask[:, None, :, None] * mask[:, None, None, :]
         positions, relative = self._relative(hidden)
         for layer in self.layers:
-            hidden = _only(self.get_submodule(self._layer.format(layer))(
-                hidden, pairs, relative_pos=positions, rel_embeddings=relative))
+            hidden = _only(
+                self.get_submodule(self._layer.format(layer))(
+                    hidden, pairs, relative_pos=positions, rel_embeddings=relative
+                )
+            )
         return self.classifier(self.dropout(self.pooler(hidden))) if self.last else (hidden, mask)
 
     def _relative(self, hidden: Tensor):
         """(relative positions of all pairs, their embeddings), made again by every stage."""
-        from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position  # slow to import
+        from transformers.models.deberta_v2.modeling_deberta_v2 import (
+            build_relative_position,
+        )  # slow to import
+
         encoder = self.deberta.encoder
         buckets, most = self.config.position_buckets, self.config.max_relative_positions
         most = self.config.max_position_embeddings if most < 1 else most
         embeddings = encoder.rel_embeddings.weight
-        return (build_relative_position(hidden, hidden, bucket_size=buckets, max_position=most),
-                encoder.LayerNorm(embeddings) if _has(encoder, "LayerNorm") else embeddings)
+        return (
+            build_relative_position(hidden, hidden, bucket_size=buckets, max_position=most),
+            encoder.LayerNorm(embeddings) if _has(encoder, "LayerNorm") else embeddings,
+        )
 
     def _image(self, *inputs):
-        hidden = self.vit.embeddings(*_in_order(inputs, "pixel_values")) if self.first else inputs[0]
+        hidden = (
+            self.vit.embeddings(*_in_order(inputs, "pixel_values")) if self.first else inputs[0]
+        )
         for layer in self.layers:
             hidden = _only(self.get_submodule(self._layer.format(layer))(hidden))
         return self.classifier(self.vit.layernorm(hidden)[:, 0]) if self.last else (hidden,)
@@ -82,10 +101,14 @@ class Stage(nn.Module):
         rows = len(batch["labels"])
         if not self.text:
             tokens = 1 + (self.config.image_size // self.config.patch_size) ** 2
-            return [torch.empty((), device=self.device).expand(rows, tokens, self.config.hidden_size)]
+            return [
+                torch.empty((), device=self.device).expand(rows, tokens, self.config.hidden_size)
+            ]
         tokens = batch["input_ids"].shape[1]
-        return [torch.empty((), device=self.device).expand(rows, tokens, self.config.hidden_size),
-                torch.empty((), dtype=torch.uint8, device=self.device).expand(rows, tokens)]
+        return [
+            torch.empty((), device=self.device).expand(rows, tokens, self.config.hidden_size),
+            torch.empty((), dtype=torch.uint8, device=self.device).expand(rows, tokens),
+        ]
 
     def shared(self) -> list[nn.Parameter]:
         """The parameters that every stage has a copy of."""
@@ -99,13 +122,21 @@ def cut(model: nn.Module, stages: int) -> list[Stage]:
     own modules; drop the model and the other stages, and their memory is free. Works on tensors without values too.
     Raises ValueError for fewer layers than stages, or another model.
     """
-    total = model.config.num_hidden_layers if hasattr(model, "deberta") or hasattr(model, "vit") else 0
+    total = (
+        model.config.num_hidden_layers if hasattr(model, "deberta") or hasattr(model, "vit") else 0
+    )
     if not total:
-        raise ValueError(f"{type(model).__name__} is neither of the course's models: only DeBERTa and ViT can be cut.")
+        raise ValueError(
+            f"{type(model).__name__} is neither of the course's models: only DeBERTa and ViT can be cut."
+        )
     if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= total:
-        raise ValueError(f"stages={stages!r} must be a whole number from 1 to the {total} layers of the model.")
+        raise ValueError(
+            f"stages={stages!r} must be a whole number from 1 to the {total} layers of the model."
+        )
     ends = [total * index // stages for index in range(stages + 1)]
-    return [Stage(model, index, stages, range(ends[index], ends[index + 1])) for index in range(stages)]
+    return [
+        Stage(model, index, stages, range(ends[index], ends[index + 1])) for index in range(stages)
+    ]
 
 
 def _only(output):
@@ -119,14 +150,18 @@ def _in_order(inputs: tuple, *names: str) -> list[Tensor]:
 def _layer_path(model: nn.Module) -> str:
     if hasattr(model, "deberta"):
         return "deberta.encoder.layer.{}"
-    return "vit.layers.{}" if _has(model, "vit.layers") else "vit.encoder.layer.{}"  # older releases
+    return (
+        "vit.layers.{}" if _has(model, "vit.layers") else "vit.encoder.layer.{}"
+    )  # older releases
 
 
 def _copy(module: nn.Module) -> nn.Module:
     """A module without children, with parameters of its own (deepcopy warns about tensors without values)."""
     made = copy.copy(module)
-    made._parameters = {name: nn.Parameter(value.detach().clone(), value.requires_grad)
-                        for name, value in module.named_parameters()}
+    made._parameters = {
+        name: nn.Parameter(value.detach().clone(), value.requires_grad)
+        for name, value in module.named_parameters()
+    }
     return made
 
 

@@ -20,28 +20,38 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.optimizers import make_optimizer, make_scaler
 from helpers.parallel.layout import Parallel
-from helpers.parallel.schedules import gpipe, one_f_one_b
-from helpers.parallel.tensor_dtensor import clip_, local, regroup, split
 from helpers.parallel.pipeline import run
 from helpers.parallel.pipeline_stage import SHARED, cut
+from helpers.parallel.schedules import gpipe, one_f_one_b
+from helpers.parallel.tensor_dtensor import clip_, local, regroup, split
 from helpers.parallel.transport import ProcessGroupTransport
+from helpers.plan.fake_tensors import Indices
 from helpers.recipe import Recipe
 from helpers.step import Batch, loss_sum
-from helpers.plan.fake_tensors import Indices
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 # The models' buffers never change: nothing to send. torch 2.13 has renamed the switch.
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters
-STILL_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers": False}
-AXES = ("pipeline", "data", "tensor")  # of the grid; neighbours in the last one are neighbours in rank
+STILL_BUFFERS = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers": False
+}
+AXES = (
+    "pipeline",
+    "data",
+    "tensor",
+)  # of the grid; neighbours in the last one are neighbours in rank
 
 
 def grid(parallel: Parallel, device: str = "cpu") -> dict[str, DeviceMesh]:
     """This rank's line of ranks along each axis of the grid, tensor ranks next to each other. The process group must be
     there; raises ValueError where it has another number of ranks."""
     if dist.get_world_size() != parallel.ranks:
-        raise ValueError(f"{parallel} needs {parallel.ranks} ranks, and {dist.get_world_size()} were started.")
-    mesh = init_device_mesh(device, tuple(getattr(parallel, axis) for axis in AXES), mesh_dim_names=AXES)
+        raise ValueError(
+            f"{parallel} needs {parallel.ranks} ranks, and {dist.get_world_size()} were started."
+        )
+    mesh = init_device_mesh(
+        device, tuple(getattr(parallel, axis) for axis in AXES), mesh_dim_names=AXES
+    )
     return {axis: mesh[axis] for axis in AXES}
 
 
@@ -52,8 +62,14 @@ class Rank:
     scaler  fp16's loss scaler; None makes the recipe's own
     """
 
-    def __init__(self, recipe: Recipe, parallel: Parallel, model: nn.Module, mesh: dict[str, DeviceMesh],
-                 scaler: torch.amp.GradScaler | None = None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        parallel: Parallel,
+        model: nn.Module,
+        mesh: dict[str, DeviceMesh],
+        scaler: torch.amp.GradScaler | None = None,
+    ):
         self.recipe, self.parallel, self.mesh = recipe, parallel, mesh
         self.scaler = scaler or make_scaler(recipe, next(model.parameters()).device)
         self.local = parallel.local(recipe)
@@ -66,15 +82,27 @@ class Rank:
         self.module = model
         if parallel.zero_stage >= 2:
             apply_fsdp(model, mesh["data"], parallel.zero_stage == 3)
-        elif parallel.data > 1 and parallel.pipeline == parallel.tensor == 1:  # DDP knows neither stages nor split tensors
-            model = DistributedDataParallel(model, process_group=mesh["data"].get_group(), gradient_as_bucket_view=True,
-                                            init_sync=False, **STILL_BUFFERS)
+        elif (
+            parallel.data > 1 and parallel.pipeline == parallel.tensor == 1
+        ):  # DDP knows neither stages nor split tensors
+            model = DistributedDataParallel(
+                model,
+                process_group=mesh["data"].get_group(),
+                gradient_as_bucket_view=True,
+                init_sync=False,
+                **STILL_BUFFERS,
+            )
             model.register_comm_hook(mesh["data"].get_group(), add_up)
         self.model = model
         self.optimizer, self.slices = optimizer_of(self.module, recipe, parallel, mesh)
 
-    def step(self, batches: Iterable[Batch], phase: Callable[[str], None] = lambda name: None,
-             count: int | None = None, rows: int | None = None) -> torch.Tensor:
+    def step(
+        self,
+        batches: Iterable[Batch],
+        phase: Callable[[str], None] = lambda name: None,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
         """One optimizer step over this rank's micro-batches (`count` of them, `accumulation` by default), as
         `helpers.step.train_step`. Returns this rank's part of the mean loss: the sum over the data ranks is the loss.
 
@@ -84,11 +112,17 @@ class Rank:
         if self.parallel.pipeline > 1:
             return self._pipeline_step(list(batches), phase, rows)
         total, count = 0.0, count or self.local.accumulation
-        mean = self.parallel.data if self.parallel.zero_stage >= 2 else 1  # FSDP2 divides by the ranks; gloo can do no other
+        mean = (
+            self.parallel.data if self.parallel.zero_stage >= 2 else 1
+        )  # FSDP2 divides by the ranks; gloo can do no other
         for number, batch in enumerate(batches):
             phase("forward")
             last = number == count - 1
-            with nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync():
+            with (
+                nullcontext()
+                if last or not isinstance(self.model, DistributedDataParallel)
+                else self.model.no_sync()
+            ):
                 loss = loss_sum(self.model, batch, self.local) / (rows / mean)
                 phase("backward")
                 self.scaler.scale(loss).backward()
@@ -112,31 +146,56 @@ class Rank:
             return
         count = self.local.accumulation
         if self.parallel.pipeline == 1:
-            count = min(count, 2) if self.parallel.tensor > 1 else 1  # adding to a gradient is an operation of its own
+            count = (
+                min(count, 2) if self.parallel.tensor > 1 else 1
+            )  # adding to a gradient is an operation of its own
         for number in range(2 if ddp else 1):
             if number == 1:
                 with Indices():
                     self.model.reducer._rebuild_buckets()
             self.step([make_batch() for _ in range(count)], count=count)
 
-    def _pipeline_step(self, batches: list[Batch], phase: Callable[[str], None], rows: int) -> torch.Tensor:
-        if not self.module.first and self.recipe.task == "image":  # the others do without the pictures
+    def _pipeline_step(
+        self, batches: list[Batch], phase: Callable[[str], None], rows: int
+    ) -> torch.Tensor:
+        if (
+            not self.module.first and self.recipe.task == "image"
+        ):  # the others do without the pictures
             batches = [{"labels": batch["labels"]} for batch in batches]
-        done = run(self.schedule, [self.module], self.transport, batches, rows, self.recipe, phase=phase)
+        done = run(
+            self.schedule, [self.module], self.transport, batches, rows, self.recipe, phase=phase
+        )
         phase("optimizer")
         self._sum_over_data()
-        own = [parameter for name, parameter in self.module.named_parameters()
-               if self.module.first or not name.startswith(SHARED)]
-        clip_(self.module.parameters(), self.recipe.max_grad_norm, own, self.mesh["pipeline"].get_group())
+        own = [
+            parameter
+            for name, parameter in self.module.named_parameters()
+            if self.module.first or not name.startswith(SHARED)
+        ]
+        clip_(
+            self.module.parameters(),
+            self.recipe.max_grad_norm,
+            own,
+            self.mesh["pipeline"].get_group(),
+        )
         self._update()
         return sum(done.losses, torch.zeros(()))
 
     def _sum_over_data(self) -> None:
         """What DDP and FSDP2 do during the backward pass, where neither is used."""
-        if self.parallel.data == 1 or self.parallel.zero_stage >= 2 or isinstance(self.model, DistributedDataParallel):
+        if (
+            self.parallel.data == 1
+            or self.parallel.zero_stage >= 2
+            or isinstance(self.model, DistributedDataParallel)
+        ):
             return
-        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-        pending = [dist.all_reduce(local(gradient), group=self.mesh["data"].get_group(), async_op=True) for gradient in gradients]
+        gradients = [
+            parameter.grad for parameter in self.module.parameters() if parameter.grad is not None
+        ]
+        pending = [
+            dist.all_reduce(local(gradient), group=self.mesh["data"].get_group(), async_op=True)
+            for gradient in gradients
+        ]
         for work in pending:
             work.wait()
 
@@ -169,7 +228,9 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, reshard: bool) -> None:
 
 def layers(model: nn.Module) -> list[nn.Module]:
     """The transformer layers of a course model, in order."""
-    return list(max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len))
+    return list(
+        max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
+    )
 
 
 def optimizer_of(model: nn.Module, recipe: Recipe, parallel: Parallel, mesh: dict[str, DeviceMesh]):
@@ -181,10 +242,21 @@ def optimizer_of(model: nn.Module, recipe: Recipe, parallel: Parallel, mesh: dic
     optimizer = make_optimizer(model, recipe)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if parallel.zero_stage == 1:
-        pairs = [(parameter, nn.Parameter(parameter.to_local().detach())) for parameter in trained
-                 if isinstance(parameter, DTensor)]
+        pairs = [
+            (parameter, nn.Parameter(parameter.to_local().detach()))
+            for parameter in trained
+            if isinstance(parameter, DTensor)
+        ]
         slices = {id(parameter): part for parameter, part in pairs}
-        settings = {name: value for name, value in optimizer.defaults.items() if name != "decoupled_weight_decay"}
-        return ZeroRedundancyOptimizer([slices.get(id(parameter), parameter) for parameter in trained],
-                                       optimizer_class=type(optimizer), process_group=mesh["data"].get_group(), **settings), pairs
+        settings = {
+            name: value
+            for name, value in optimizer.defaults.items()
+            if name != "decoupled_weight_decay"
+        }
+        return ZeroRedundancyOptimizer(
+            [slices.get(id(parameter), parameter) for parameter in trained],
+            optimizer_class=type(optimizer),
+            process_group=mesh["data"].get_group(),
+            **settings,
+        ), pairs
     return regroup(optimizer) if parallel.tensor > 1 else optimizer, []

@@ -6,6 +6,7 @@ does its own in order; an action waits for what it needs from other ranks. The o
     played = simulate(one_f_one_b(ranks=4, micro_batches=8), forward=1, backward=2)
     played.bubble, played.spans[0], played.held
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ class Action(NamedTuple):
 
     Its text is torch's: stage, kind, micro-batch, e.g. "0F3".
     """
+
     kind: str
     micro_batch: int
     stage: int
@@ -35,6 +37,7 @@ class Action(NamedTuple):
 @dataclass(frozen=True)
 class Schedule:
     """actions[rank] is what that rank does, in order. Stage s of the model lies on rank s % ranks."""
+
     name: str
     ranks: int
     micro_batches: int
@@ -57,8 +60,10 @@ class Schedule:
     @property
     def held_by_rank(self) -> list[float]:
         """The same for a rank, over all its stages at one moment, in K-th parts of the model."""
-        return [max(sum(counts[rank::self.ranks]) for counts in self._in_flight(rank)) / self.chunks
-                for rank in range(self.ranks)]
+        return [
+            max(sum(counts[rank :: self.ranks]) for counts in self._in_flight(rank)) / self.chunks
+            for rank in range(self.ranks)
+        ]
 
     @property
     def versions(self) -> list[int]:
@@ -69,7 +74,11 @@ class Schedule:
             done = dict.fromkeys(range(self.stages), 0)
             for place, action in enumerate(own):
                 used = {later.version for later in own[place:] if later.stage == action.stage}
-                used = {version for version in used if version is not None and version <= done[action.stage]}
+                used = {
+                    version
+                    for version in used
+                    if version is not None and version <= done[action.stage]
+                }
                 most[action.stage] = max(most[action.stage], len(used | {done[action.stage]}))
                 done[action.stage] += action.kind == "B" and action.version is not None
         return most
@@ -81,7 +90,9 @@ class Schedule:
             counts = [0] * self.stages
             split = any(action.kind == "W" for action in own)
             for action in own if only in (None, rank) else ():
-                counts[action.stage] += (action.kind == "F") - (action.kind == ("W" if split else "B"))
+                counts[action.stage] += (action.kind == "F") - (
+                    action.kind == ("W" if split else "B")
+                )
                 found.append(list(counts))
         return found
 
@@ -89,15 +100,29 @@ class Schedule:
 def naive(ranks: int, micro_batches: int) -> Schedule:
     """One micro-batch at a time: one rank works, the others wait."""
     _check(ranks, micro_batches)
-    return _schedule("naive", ranks, micro_batches, [
-        [Action(kind, m, rank) for m in range(micro_batches) for kind in "FB"] for rank in range(ranks)])
+    return _schedule(
+        "naive",
+        ranks,
+        micro_batches,
+        [
+            [Action(kind, m, rank) for m in range(micro_batches) for kind in "FB"]
+            for rank in range(ranks)
+        ],
+    )
 
 
 def gpipe(ranks: int, micro_batches: int) -> Schedule:
     """All forward passes, then all backward passes (Huang et al. 2018). Each stage holds M micro-batches."""
     _check(ranks, micro_batches)
-    return _schedule("GPipe", ranks, micro_batches, [
-        [Action(kind, m, rank) for kind in "FB" for m in range(micro_batches)] for rank in range(ranks)])
+    return _schedule(
+        "GPipe",
+        ranks,
+        micro_batches,
+        [
+            [Action(kind, m, rank) for kind in "FB" for m in range(micro_batches)]
+            for rank in range(ranks)
+        ],
+    )
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
@@ -129,17 +154,21 @@ def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     _check(ranks, micro_batches)
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
-        raise ValueError(f"micro_batches={micro_batches} cannot go in {rounds} equal rounds of about {ranks} ranks: "
-                         f"use a multiple of {ranks}.")
+        raise ValueError(
+            f"micro_batches={micro_batches} cannot go in {rounds} equal rounds of about {ranks} ranks: "
+            f"use a multiple of {ranks}."
+        )
     group, total = micro_batches // rounds, micro_batches * chunks
     actions = []
     for rank in range(ranks):
+
         def nth(kind: str, count: int) -> Action:
             """The rank's count-th forward or backward: `group` micro-batches on a chunk, then on the next chunk."""
             turn, within = divmod(count, group * chunks)
             chunk, m = divmod(within, group)
             chunk = chunk if kind == "F" else chunks - 1 - chunk
             return Action(kind, turn * group + m, chunk * ranks + rank)
+
         warm = min(total, (chunks - 1) * group + 2 * (ranks - 1 - rank))
         own = [nth("F", count) for count in range(warm)]
         for count in range(total):
@@ -181,7 +210,12 @@ def pipedream(ranks: int, micro_batches: int, weights: str = "stash") -> Schedul
     for rank, own in enumerate(plain.actions):
         own_delay = ranks - 1 if weights == "vertical" else ranks - 1 - rank
         delay = {"F": own_delay, "B": 0 if weights == "latest" else own_delay}
-        actions.append([action._replace(version=max(0, action.micro_batch - delay[action.kind])) for action in own])
+        actions.append(
+            [
+                action._replace(version=max(0, action.micro_batch - delay[action.kind]))
+                for action in own
+            ]
+        )
     return replace(plain, name=f"PipeDream, {weights}", actions=tuple(map(tuple, actions)))
 
 
@@ -197,6 +231,7 @@ def needs(action: Action, stages: int) -> list[Action]:
 
 class Span(NamedTuple):
     """An action and its time, in the units of the durations: seconds where it was measured."""
+
     action: Action
     start: float
     end: float
@@ -205,6 +240,7 @@ class Span(NamedTuple):
 @dataclass(frozen=True)
 class Timeline:
     """A schedule played, or measured: spans[rank] in order."""
+
     schedule: Schedule
     spans: tuple[tuple[Span, ...], ...]
 
@@ -212,7 +248,9 @@ class Timeline:
     def seconds(self) -> float:
         """From the first start to the last end."""
         every = [span for own in self.spans for span in own]
-        return max((span.end for span in every), default=0.0) - min((span.start for span in every), default=0.0)
+        return max((span.end for span in every), default=0.0) - min(
+            (span.start for span in every), default=0.0
+        )
 
     @property
     def busy(self) -> list[float]:
@@ -227,7 +265,11 @@ class Timeline:
     @property
     def bubble_of_ideal(self) -> float:
         """Idle time over working time: (K-1)/M for GPipe and 1F1B. The papers' other convention."""
-        return (self.seconds * len(self.spans) - sum(self.busy)) / sum(self.busy) if sum(self.busy) else 0.0
+        return (
+            (self.seconds * len(self.spans) - sum(self.busy)) / sum(self.busy)
+            if sum(self.busy)
+            else 0.0
+        )
 
 
 def bubble(ranks: int, micro_batches: int, chunks: int = 1) -> float:
@@ -240,8 +282,13 @@ def bubble_of_ideal(ranks: int, micro_batches: int, chunks: int = 1) -> float:
     return (ranks - 1) / (chunks * micro_batches)
 
 
-def simulate(schedule: Schedule, forward: float | Sequence[float] = 1.0, backward: float | Sequence[float] = 2.0,
-             weight_share: float = 0.5, transfer: float = 0.0) -> Timeline:
+def simulate(
+    schedule: Schedule,
+    forward: float | Sequence[float] = 1.0,
+    backward: float | Sequence[float] = 2.0,
+    weight_share: float = 0.5,
+    transfer: float = 0.0,
+) -> Timeline:
     """Play a schedule: each action starts when its rank is free and all that it `needs` has arrived.
 
     forward, backward  time of a micro-batch on a rank's whole part of the model, which its chunks share evenly; or a
@@ -252,8 +299,14 @@ def simulate(schedule: Schedule, forward: float | Sequence[float] = 1.0, backwar
     """
     ends: dict[Action, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.actions]
-    lasts = {"F": _per_stage("forward", forward, schedule), "B": _per_stage("backward", backward, schedule)}
-    lasts |= {kind: [share * value for value in lasts["B"]] for kind, share in (("I", 1 - weight_share), ("W", weight_share))}
+    lasts = {
+        "F": _per_stage("forward", forward, schedule),
+        "B": _per_stage("backward", backward, schedule),
+    }
+    lasts |= {
+        kind: [share * value for value in lasts["B"]]
+        for kind, share in (("I", 1 - weight_share), ("W", weight_share))
+    }
     moved = True
     while moved:
         moved = False
@@ -263,15 +316,25 @@ def simulate(schedule: Schedule, forward: float | Sequence[float] = 1.0, backwar
                 before = needs(action, schedule.stages)
                 if not all(one in ends for one in before):
                     break
-                start = max([spans[rank][-1].end if spans[rank] else 0.0] + [
-                    ends[one] + transfer * (schedule.rank_of(one.stage) != rank) for one in before])
+                start = max(
+                    [spans[rank][-1].end if spans[rank] else 0.0]
+                    + [
+                        ends[one] + transfer * (schedule.rank_of(one.stage) != rank)
+                        for one in before
+                    ]
+                )
                 spans[rank].append(Span(action, start, start + lasts[action.kind][action.stage]))
                 ends[action._replace(version=None)] = spans[rank][-1].end
                 moved = True
-    stuck = [f"rank {rank} at {own[len(done)]}" for rank, (own, done) in enumerate(zip(schedule.actions, spans))
-             if len(done) < len(own)]
+    stuck = [
+        f"rank {rank} at {own[len(done)]}"
+        for rank, (own, done) in enumerate(zip(schedule.actions, spans))
+        if len(done) < len(own)
+    ]
     if stuck:
-        raise ValueError(f"In {schedule.name} ranks wait for each other for ever: {', '.join(stuck)}.")
+        raise ValueError(
+            f"In {schedule.name} ranks wait for each other for ever: {', '.join(stuck)}."
+        )
     return Timeline(schedule, tuple(map(tuple, spans)))
 
 
@@ -279,11 +342,15 @@ def _per_stage(name: str, given: float | Sequence[float], schedule: Schedule) ->
     if not isinstance(given, Sequence):
         return [given * schedule.ranks / schedule.stages] * schedule.stages
     if len(given) != schedule.stages:
-        raise ValueError(f"{name} lists {len(given)} times for {schedule.stages} stages: give one a stage.")
+        raise ValueError(
+            f"{name} lists {len(given)} times for {schedule.stages} stages: give one a stage."
+        )
     return list(given)
 
 
-def _schedule(name: str, ranks: int, micro_batches: int, actions: list[list[Action]], chunks: int = 1) -> Schedule:
+def _schedule(
+    name: str, ranks: int, micro_batches: int, actions: list[list[Action]], chunks: int = 1
+) -> Schedule:
     return Schedule(name, ranks, micro_batches, tuple(map(tuple, actions)), ranks * chunks)
 
 

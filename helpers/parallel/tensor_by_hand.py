@@ -4,6 +4,7 @@ After Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053; sequen
 https://arxiv.org/abs/2205.05198). Every rank runs the same code on its own slices. Slices are those of
 `Tensor.tensor_split`: they differ by at most one row, column, head or token, and may be empty.
 """
+
 from __future__ import annotations
 
 import math
@@ -14,21 +15,35 @@ from torch import Tensor, nn
 
 from helpers.parallel.exchange import Exchange
 
-
 # ---- what is sent, and what is sent back for its gradient -------------------------------------------------------------
+
 
 class _Send(torch.autograd.Function):
     """One way forward, another way for the gradient: names of methods of `Exchange`, or None for neither. `total` is the
     whole length of `dim`."""
 
     @staticmethod
-    def forward(ctx, tensor: Tensor, exchange: Exchange, there: str | None, back: str | None, dim: int, total: int):
+    def forward(
+        ctx,
+        tensor: Tensor,
+        exchange: Exchange,
+        there: str | None,
+        back: str | None,
+        dim: int,
+        total: int,
+    ):
         ctx.exchange, ctx.back, ctx.where = exchange, back, (dim, total)
-        return tensor.view_as(tensor) if there is None else getattr(exchange, there)(tensor, dim, total)
+        return (
+            tensor.view_as(tensor)
+            if there is None
+            else getattr(exchange, there)(tensor, dim, total)
+        )
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        out = gradient if ctx.back is None else getattr(ctx.exchange, ctx.back)(gradient, *ctx.where)
+        out = (
+            gradient if ctx.back is None else getattr(ctx.exchange, ctx.back)(gradient, *ctx.where)
+        )
         return out, None, None, None, None, None
 
 
@@ -65,6 +80,7 @@ def join(tensor: Tensor, exchange: Exchange, total: int, dim: int = 1) -> Tensor
 
 # ---- matrices ---------------------------------------------------------------------------------------------------------
 
+
 class ColumnParallelLinear(nn.Module):
     """This rank's columns of x W: rows of torch's weight [out, in], a slice of the bias. Sends nothing: call it on f(x),
     and on one f(x) where several matrices have the same input.
@@ -76,7 +92,9 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         groups = dense.out_features if groups is None else groups
         self.weight = nn.Parameter(_part(dense.weight, exchange, 0, groups))
-        self.bias = None if dense.bias is None else nn.Parameter(_part(dense.bias, exchange, 0, groups))
+        self.bias = (
+            None if dense.bias is None else nn.Parameter(_part(dense.bias, exchange, 0, groups))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., this rank's out]"""
@@ -91,10 +109,18 @@ class RowParallelLinear(nn.Module):
             an all-reduce
     """
 
-    def __init__(self, dense: nn.Linear, exchange: Exchange, groups: int | None = None, tokens: int | None = None):
+    def __init__(
+        self,
+        dense: nn.Linear,
+        exchange: Exchange,
+        groups: int | None = None,
+        tokens: int | None = None,
+    ):
         super().__init__()
         self.exchange, self.tokens = exchange, tokens
-        self.weight = nn.Parameter(_part(dense.weight, exchange, 1, dense.in_features if groups is None else groups))
+        self.weight = nn.Parameter(
+            _part(dense.weight, exchange, 1, dense.in_features if groups is None else groups)
+        )
         self.bias = None if dense.bias is None else nn.Parameter(dense.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,16 +129,23 @@ class RowParallelLinear(nn.Module):
         y = scatter(y, self.exchange) if self.tokens else g(y, self.exchange)
         if self.bias is None:
             return y
-        return y + (f(self.bias, self.exchange) if self.tokens else self.bias)  # it meets this rank's tokens only
+        return y + (
+            f(self.bias, self.exchange) if self.tokens else self.bias
+        )  # it meets this rank's tokens only
 
 
 class MLP(nn.Module):
     """down(GELU(up(x))): up by columns, GELU on each rank's own columns, down by rows. Two messages, one each way."""
 
-    def __init__(self, up: nn.Linear, down: nn.Linear, exchange: Exchange, tokens: int | None = None):
+    def __init__(
+        self, up: nn.Linear, down: nn.Linear, exchange: Exchange, tokens: int | None = None
+    ):
         super().__init__()
         self.exchange, self.tokens = exchange, tokens
-        self.up, self.down = ColumnParallelLinear(up, exchange), RowParallelLinear(down, exchange, tokens=tokens)
+        self.up, self.down = (
+            ColumnParallelLinear(up, exchange),
+            RowParallelLinear(down, exchange, tokens=tokens),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(_enter(x, self.exchange, self.tokens))))
@@ -121,18 +154,33 @@ class MLP(nn.Module):
 class Attention(nn.Module):
     """Self-attention by heads: each rank projects to its own heads, attends in them and projects back its share."""
 
-    def __init__(self, query: nn.Linear, key: nn.Linear, value: nn.Linear, output: nn.Linear, heads: int,
-                 exchange: Exchange, tokens: int | None = None):
+    def __init__(
+        self,
+        query: nn.Linear,
+        key: nn.Linear,
+        value: nn.Linear,
+        output: nn.Linear,
+        heads: int,
+        exchange: Exchange,
+        tokens: int | None = None,
+    ):
         super().__init__()
         if query.out_features % heads:
-            raise ValueError(f"A width of {query.out_features} cannot be divided into {heads} heads.")
+            raise ValueError(
+                f"A width of {query.out_features} cannot be divided into {heads} heads."
+            )
         self.exchange, self.tokens, self.width = exchange, tokens, query.out_features // heads
-        self.query, self.key, self.value = (ColumnParallelLinear(dense, exchange, heads) for dense in (query, key, value))
+        self.query, self.key, self.value = (
+            ColumnParallelLinear(dense, exchange, heads) for dense in (query, key, value)
+        )
         self.output = RowParallelLinear(output, exchange, heads, tokens)
 
     def forward(self, x: Tensor) -> Tensor:
         x = _enter(x, self.exchange, self.tokens)  # once for the three of them
-        q, k, v = (part(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(x).unflatten(-1, (-1, self.width)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
         weights = (q @ k.transpose(-1, -2) / math.sqrt(self.width)).softmax(-1)
         return self.output((weights @ v).transpose(1, 2).flatten(2))
 
@@ -145,14 +193,22 @@ class Layer(nn.Module):
     dropout  probability; masks are drawn from `seed`: the same on all ranks, but on slices of the tokens each rank its own
     """
 
-    def __init__(self, dense: nn.Module, exchange: Exchange, tokens: int | None = None, dropout: float = 0.0,
-                 seed: int = 0):
+    def __init__(
+        self,
+        dense: nn.Module,
+        exchange: Exchange,
+        tokens: int | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ):
         super().__init__()
         a, m, heads = dense.attention, dense.mlp, dense.attention.num_attention_heads
         self.exchange, self.tokens, self.dropout = exchange, tokens, dropout
         self.attention = Attention(a.q_proj, a.k_proj, a.v_proj, a.o_proj, heads, exchange, tokens)
         self.mlp = MLP(m.fc1, m.fc2, exchange, tokens)
-        self.before, self.after = (_same(norm) for norm in (dense.layernorm_before, dense.layernorm_after))
+        self.before, self.after = (
+            _same(norm) for norm in (dense.layernorm_before, dense.layernorm_after)
+        )
         self.generator = torch.Generator().manual_seed(seed + (exchange.rank if tokens else 0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,13 +217,19 @@ class Layer(nn.Module):
 
     def _norm(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
         # On a slice of the tokens each rank has a part of the weight's gradient: f sums the parts.
-        weight, bias = ((f(p, self.exchange) if self.tokens else p) for p in (norm.weight, norm.bias))
+        weight, bias = (
+            (f(p, self.exchange) if self.tokens else p) for p in (norm.weight, norm.bias)
+        )
         return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
     def _drop(self, x: Tensor) -> Tensor:
         if not self.dropout or not self.training:
             return x
-        keep = torch.empty(x.shape).bernoulli_(1 - self.dropout, generator=self.generator).to(x.device, torch.bool)  # a byte each is kept
+        keep = (
+            torch.empty(x.shape)
+            .bernoulli_(1 - self.dropout, generator=self.generator)
+            .to(x.device, torch.bool)
+        )  # a byte each is kept
         return x * keep / (1 - self.dropout)
 
 
@@ -190,6 +252,7 @@ def _same(norm: nn.LayerNorm) -> nn.LayerNorm:
 
 # ---- the vocabulary ---------------------------------------------------------------------------------------------------
 
+
 class VocabParallelEmbedding(nn.Module):
     """This rank's rows of an embedding: it looks up what it has, puts zeros for the rest, and the sum is complete."""
 
@@ -204,9 +267,13 @@ class VocabParallelEmbedding(nn.Module):
         """int64 [...] -> [..., hidden]"""
         mine = (ids >= self.begin) & (ids < self.end)
         if self.begin == self.end:  # more ranks than words
-            found = self.weight.sum() + torch.zeros(*ids.shape, self.weight.shape[1]).to(self.weight)
+            found = self.weight.sum() + torch.zeros(*ids.shape, self.weight.shape[1]).to(
+                self.weight
+            )
         else:
-            learnt = mine if self.padding is None else mine & (ids != self.padding)  # its row gets no gradient
+            learnt = (
+                mine if self.padding is None else mine & (ids != self.padding)
+            )  # its row gets no gradient
             found = F.embedding((ids - self.begin) * mine, self.weight)
             found = torch.where(learnt[..., None], found, found.detach()) * mine[..., None]
         return g(found, self.exchange)
@@ -217,7 +284,9 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx, logits: Tensor, labels: Tensor, begin: int, exchange: Exchange) -> Tensor:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         empty = torch.full(labels.shape, -math.inf).to(wide)  # a rank without a word
-        wide = wide - exchange.reduce(wide.amax(-1) if wide.shape[-1] else empty, op="max")[..., None]
+        wide = (
+            wide - exchange.reduce(wide.amax(-1) if wide.shape[-1] else empty, op="max")[..., None]
+        )
         mine = (labels >= begin) & (labels < begin + wide.shape[-1])
         place = ((labels - begin) * mine)[..., None]
         said = wide.gather(-1, place)[..., 0] * mine if wide.shape[-1] else torch.zeros_like(empty)
@@ -235,8 +304,9 @@ class _CrossEntropy(torch.autograd.Function):
         return (wide * gradient[..., None]).to(ctx.dtype), None, None, None
 
 
-def vocabulary_cross_entropy(logits: Tensor, labels: Tensor, vocabulary: int, exchange: Exchange,
-                             ignore_index: int = -100) -> Tensor:
+def vocabulary_cross_entropy(
+    logits: Tensor, labels: Tensor, vocabulary: int, exchange: Exchange, ignore_index: int = -100
+) -> Tensor:
     """`F.cross_entropy`, the mean over the labels that are not `ignore_index`, where each rank has the logits of its own
     words. Three numbers a label go through all-reduces, whatever the vocabulary; backward nothing is sent.
 
@@ -246,10 +316,14 @@ def vocabulary_cross_entropy(logits: Tensor, labels: Tensor, vocabulary: int, ex
     """
     begin, end = exchange.bounds(vocabulary)
     if logits.shape[-1] != end - begin:
-        raise ValueError(f"Rank {exchange.rank} holds {end - begin} of {vocabulary} words, and its logits are "
-                         f"{logits.shape[-1]} wide.")
+        raise ValueError(
+            f"Rank {exchange.rank} holds {end - begin} of {vocabulary} words, and its logits are "
+            f"{logits.shape[-1]} wide."
+        )
     keep = labels != ignore_index
     if ((labels < 0) | (labels >= vocabulary))[keep].any():
-        raise ValueError(f"A label is no word: labels go from 0 to {vocabulary - 1}, or are {ignore_index} to be ignored.")
+        raise ValueError(
+            f"A label is no word: labels go from 0 to {vocabulary - 1}, or are {ignore_index} to be ignored."
+        )
     losses = _CrossEntropy.apply(logits, labels, begin, exchange)
     return torch.where(keep, losses, 0).sum() / keep.sum()

@@ -3,6 +3,7 @@
 The hand-written collectives need nothing else. Over threads they can be run with any number of ranks in a test or a
 notebook's cell; over a group they run between real processes, with gloo or NCCL.
 """
+
 from __future__ import annotations
 
 import queue
@@ -21,6 +22,7 @@ PATIENCE = 60.0  # seconds that a rank waits for a message before it gives up
 @dataclass
 class Message:
     """What one rank sent to another, for counting and drawing: `step` counts the sender's messages from 0."""
+
     sender: int
     receiver: int
     step: int
@@ -30,6 +32,7 @@ class Message:
 @dataclass
 class Transport:
     """One rank's end. `sent` lists its messages in order."""
+
     rank: int
     ranks: int
     sent: list[Message] = field(default_factory=list)
@@ -41,7 +44,9 @@ class Transport:
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send a tensor (it may be changed as soon as this returns). Raises ValueError for a rank that is not there."""
         self._check(to)
-        self.sent.append(Message(self.rank, to, len(self.sent), tensor.numel() * tensor.element_size()))
+        self.sent.append(
+            Message(self.rank, to, len(self.sent), tensor.numel() * tensor.element_size())
+        )
         self._send(tensor.detach().contiguous(), to)
 
     def receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
@@ -52,7 +57,9 @@ class Transport:
 
     def _check(self, other: int) -> None:
         if not 0 <= other < self.ranks or other == self.rank:
-            raise ValueError(f"Rank {self.rank} of {self.ranks} cannot exchange messages with rank {other}.")
+            raise ValueError(
+                f"Rank {self.rank} of {self.ranks} cannot exchange messages with rank {other}."
+            )
 
     def _send(self, tensor: torch.Tensor, to: int) -> None:
         raise NotImplementedError
@@ -101,14 +108,20 @@ class ThreadTransport(Transport):
         try:
             tensor = self._queues[of][self.rank].get(timeout=PATIENCE)
         except queue.Empty:
-            raise TimeoutError(f"Rank {self.rank} waited {PATIENCE:g} s for a message of rank {of} in vain.") from None
+            raise TimeoutError(
+                f"Rank {self.rank} waited {PATIENCE:g} s for a message of rank {of} in vain."
+            ) from None
         if tensor.shape != like.shape or tensor.dtype != like.dtype:
-            raise ValueError(f"Rank {self.rank} expected {tuple(like.shape)} {like.dtype} of rank {of} and got "
-                             f"{tuple(tensor.shape)} {tensor.dtype}.")
+            raise ValueError(
+                f"Rank {self.rank} expected {tuple(like.shape)} {like.dtype} of rank {of} and got "
+                f"{tuple(tensor.shape)} {tensor.dtype}."
+            )
         return tensor
 
 
-def threads(ranks: int, work: Callable[[Transport], Result]) -> tuple[list[Result], list[Transport]]:
+def threads(
+    ranks: int, work: Callable[[Transport], Result]
+) -> tuple[list[Result], list[Transport]]:
     """Run `work(wire)` as `ranks` ranks in threads of this process: (what each returned, each rank's wire).
 
     Raises ValueError for less than one rank, and what the rank that failed first raised.
@@ -125,7 +138,10 @@ def threads(ranks: int, work: Callable[[Transport], Result]) -> tuple[list[Resul
             results[transport.rank] = work(transport)
         except BaseException as error:  # handed to the caller's thread
             errors.append(error)
-    workers = [threading.Thread(target=run, args=(transport,), daemon=True) for transport in transports]
+
+    workers = [
+        threading.Thread(target=run, args=(transport,), daemon=True) for transport in transports
+    ]
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers) and not errors:

@@ -12,6 +12,7 @@ only until it is summed up, Adam's states only by whoever updates it. So each ra
 
 The optimizer must treat each number by itself, as Adam and SGD do; LAMB and Adafactor look at whole matrices.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,7 @@ Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 class Moment(NamedTuple):
     """What a rank held after an event: "gather", "forward", "backward", "reduce", "drop" of a unit (None: the whole
     model), "update". Bytes."""
+
     event: str
     unit: int | None
     parameters: int
@@ -52,12 +54,18 @@ class Unit:
         self.module, self.transport, self.stage = module, transport, stage
         self.parameters = list(module.parameters())
         if len({parameter.dtype for parameter in self.parameters}) != 1:
-            raise ValueError("A unit needs parameters, all of one dtype: join a layer without any to its neighbour.")
+            raise ValueError(
+                "A unit needs parameters, all of one dtype: join a layer without any to its neighbour."
+            )
         self.flat = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
-        for parameter, view in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters])):
+        for parameter, view in zip(
+            self.parameters, self.flat.split([p.numel() for p in self.parameters])
+        ):
             parameter.data = view.view(parameter.shape)
         self.pieces = chunks(self.flat, transport.ranks)
-        self.mine = (transport.rank + 1) % transport.ranks  # where the ring leaves a rank its finished piece
+        self.mine = (
+            transport.rank + 1
+        ) % transport.ranks  # where the ring leaves a rank its finished piece
         own = self.flat if stage == 0 else self.pieces[self.mine]
         self.owned = nn.Parameter(own.clone() if stage == 3 else own)
         self.gradient: Tensor | None = None
@@ -67,7 +75,10 @@ class Unit:
         """All parameters whole, from the ranks' pieces."""
         if self.stage == 3:
             self.flat.untyped_storage().resize_(self.flat.nbytes)
-        given = [self.owned.detach() if place == self.mine else piece for place, piece in enumerate(self.pieces)]
+        given = [
+            self.owned.detach() if place == self.mine else piece
+            for place, piece in enumerate(self.pieces)
+        ]
         for piece, whole in zip(self.pieces, ring_all_gather(self.transport, given)):
             piece.copy_(whole)
 
@@ -78,7 +89,9 @@ class Unit:
 
     def take(self) -> None:
         """Add up the gradient that a backward pass has left; from stage 2 on, over all ranks, keeping the own piece."""
-        found = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.parameters])
+        found = torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.parameters]
+        )
         for parameter in self.parameters:
             parameter.grad = None
         if self.stage >= 2:
@@ -105,21 +118,35 @@ class Zero:
     Raises ValueError for another stage, or a unit without parameters.
     """
 
-    def __init__(self, transport: Transport, units: Sequence[nn.Module], stage: int, optimizer: Optimizer = torch.optim.AdamW):
+    def __init__(
+        self,
+        transport: Transport,
+        units: Sequence[nn.Module],
+        stage: int,
+        optimizer: Optimizer = torch.optim.AdamW,
+    ):
         if stage not in (0, 1, 2, 3):
-            raise ValueError(f"stage={stage!r} is not known: ZeRO has stages 1, 2 and 3; 0 shares nothing.")
+            raise ValueError(
+                f"stage={stage!r} is not known: ZeRO has stages 1, 2 and 3; 0 shares nothing."
+            )
         self.transport, self.stage = transport, stage
         self.units = [Unit(module, transport, stage) for module in units]
         self.optimizer = optimizer([unit.owned for unit in self.units])
         self.moments: list[Moment] = []
 
-    def step(self, micro_batches: Iterable[tuple[Tensor, Tensor]], loss: Callable[[Tensor, Tensor], Tensor]) -> float:
+    def step(
+        self,
+        micro_batches: Iterable[tuple[Tensor, Tensor]],
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> float:
         """One optimizer step on this rank's (inputs, targets). `loss(outputs, targets)` is a sum over their rows divided
         by the rows of the whole step, over all micro-batches and ranks. Returns this rank's share of the loss."""
         self.moments, total = [], 0.0
         for inputs, targets in micro_batches:
             kept, value = [], inputs
-            for unit in self.units:  # each unit's graph by itself: so we know when its backward pass is
+            for (
+                unit
+            ) in self.units:  # each unit's graph by itself: so we know when its backward pass is
                 value = value.detach().requires_grad_(value.is_floating_point())
                 kept.append((value, self._forward(unit, value)))
                 value = kept[-1][1]
@@ -167,15 +194,34 @@ class Zero:
 
     def _note(self, event: str, unit: Unit | None) -> None:
         held = self.held()
-        self.moments.append(Moment(event, None if unit is None else self.units.index(unit), held["parameters"], held["gradients"]))
+        self.moments.append(
+            Moment(
+                event,
+                None if unit is None else self.units.index(unit),
+                held["parameters"],
+                held["gradients"],
+            )
+        )
 
     def held(self) -> dict[str, int]:
         """Bytes of this rank now, counted by storages: {"parameters", "gradients", "optimizer states"}."""
-        states = [value for state in self.optimizer.state.values() for value in state.values() if value.dim()]
-        gradients = [unit.gradient for unit in self.units] + [unit.owned.grad for unit in self.units]
+        states = [
+            value
+            for state in self.optimizer.state.values()
+            for value in state.values()
+            if value.dim()
+        ]
+        gradients = [unit.gradient for unit in self.units] + [
+            unit.owned.grad for unit in self.units
+        ]
         gradients += [parameter.grad for unit in self.units for parameter in unit.parameters]
-        return {"parameters": _bytes([tensor for unit in self.units for tensor in (unit.flat, unit.owned)]),
-                "gradients": _bytes(gradients), "optimizer states": _bytes(states)}
+        return {
+            "parameters": _bytes(
+                [tensor for unit in self.units for tensor in (unit.flat, unit.owned)]
+            ),
+            "gradients": _bytes(gradients),
+            "optimizer states": _bytes(states),
+        }
 
     def weights(self) -> Tensor:
         """All parameters, flat, on every rank: in stage 3 gathered for it, which sends S (N-1)/N bytes."""
@@ -191,16 +237,27 @@ class Zero:
 def states_bytes(length: int, ranks: int, stage: int, itemsize: int = 4) -> dict[str, float]:
     """The paper's formula: bytes a rank of `length` parameters, their gradients and Adam's two states, all alike in dtype."""
     since = {"parameters": 3, "gradients": 2, "optimizer states": 1}
-    return {kind: itemsize * length * (1 + (kind == "optimizer states")) / (ranks if stage >= first else 1)
-            for kind, first in since.items()}
+    return {
+        kind: itemsize
+        * length
+        * (1 + (kind == "optimizer states"))
+        / (ranks if stage >= first else 1)
+        for kind, first in since.items()
+    }
 
 
-def sent_bytes(length: int, ranks: int, stage: int, micro_batches: int = 1, itemsize: int = 4) -> float:
+def sent_bytes(
+    length: int, ranks: int, stage: int, micro_batches: int = 1, itemsize: int = 4
+) -> float:
     """Bytes that a rank sends in a step, by the formula; over all ranks it is exact for any length."""
     times = {0: 2, 1: 2, 2: 1 + micro_batches, 3: 3 * micro_batches}[stage]
     return times * itemsize * length * (ranks - 1) / ranks
 
 
 def _bytes(tensors: Iterable[Tensor | None]) -> int:
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None}
+    storages = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor is not None
+    }
     return sum(storages.values())

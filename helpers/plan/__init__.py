@@ -3,6 +3,7 @@
 `python -m helpers.plan` is the command. Names are imported when first asked for, so that the
 command can refuse a misspelt option before it has loaded PyTorch.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -12,13 +13,19 @@ if TYPE_CHECKING:
     from helpers.memory.timeline import Fit, Plan
     from helpers.plan.custom_step import plan_custom_step
     from helpers.plan.hf_plan import plan_model
+    from helpers.plan.interpolate import plan_at
     from helpers.plan.planner import plan
 
-__all__ = ["Fit", "Plan", "plan", "plan_custom_step", "plan_model"]
+__all__ = ["Fit", "Plan", "plan", "plan_at", "plan_custom_step", "plan_model"]
 
-_HOMES = {"Fit": "helpers.memory.timeline", "Plan": "helpers.memory.timeline",
-          "plan": "helpers.plan.planner", "plan_custom_step": "helpers.plan.custom_step",
-          "plan_model": "helpers.plan.hf_plan"}
+_HOMES = {
+    "Fit": "helpers.memory.timeline",
+    "Plan": "helpers.memory.timeline",
+    "plan": "helpers.plan.planner",
+    "plan_at": "helpers.plan.interpolate",
+    "plan_custom_step": "helpers.plan.custom_step",
+    "plan_model": "helpers.plan.hf_plan",
+}
 
 
 def __getattr__(name: str):

@@ -3,6 +3,7 @@
 Fake CUDA tensors need a torch built with CUDA, and a plan must come out the same on a laptop. So the planner runs on
 fake CPU tensors, and this mode swaps the calls whose GPU kernels keep other tensors for the backward pass.
 """
+
 from __future__ import annotations
 
 import torch
@@ -14,11 +15,39 @@ from helpers.recipe import Recipe
 DROPOUT = {F.dropout, torch.dropout}
 # Operations that autocast runs in fp32 on CUDA and in their input's type on a CPU, of those that models use
 # ("CUDA Ops that can autocast to float32", https://docs.pytorch.org/docs/stable/amp.html).
-FP32 = {F.layer_norm, torch.layer_norm, F.softmax, torch.softmax, torch.Tensor.softmax, F.log_softmax,
-        torch.log_softmax, torch.Tensor.log_softmax, F.cross_entropy, F.nll_loss, F.group_norm, torch.group_norm,
-        F.softplus, torch.Tensor.__pow__} | {
-            getattr(place, name) for place in (torch, torch.Tensor) for name in (
-                "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "reciprocal", "rsqrt", "logsumexp", "cumsum", "cumprod")}
+FP32 = {
+    F.layer_norm,
+    torch.layer_norm,
+    F.softmax,
+    torch.softmax,
+    torch.Tensor.softmax,
+    F.log_softmax,
+    torch.log_softmax,
+    torch.Tensor.log_softmax,
+    F.cross_entropy,
+    F.nll_loss,
+    F.group_norm,
+    torch.group_norm,
+    F.softplus,
+    torch.Tensor.__pow__,
+} | {
+    getattr(place, name)
+    for place in (torch, torch.Tensor)
+    for name in (
+        "exp",
+        "expm1",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "pow",
+        "reciprocal",
+        "rsqrt",
+        "logsumexp",
+        "cumsum",
+        "cumprod",
+    )
+}
 
 
 class CudaKernels(TorchFunctionMode):
@@ -62,24 +91,38 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **rest)
 
 
-def _written_out(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def _written_out(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
     """PyTorch's "math" attention (`torch.nn.attention.SDPBackend.MATH`): 16-bit inputs are computed in fp32
     (`torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp` is off), and the probabilities are kept for the backward pass."""
     if enable_gqa:
-        raise NotImplementedError("Grouped queries written out are not planned: repeat keys and values first.")
+        raise NotImplementedError(
+            "Grouped queries written out are not planned: repeat keys and values first."
+        )
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     with torch.autocast("cpu", enabled=False):
         query, key, value = (tensor.to(dtype).float() for tensor in (query, key, value))
-        factor = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5  # on both sides, for the sake of small numbers
+        factor = (
+            query.shape[-1] ** -0.5 if scale is None else scale
+        ) ** 0.5  # on both sides, for the sake of small numbers
         query = query * factor
         if is_causal:
-            attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+            attn_mask = torch.ones(
+                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+            ).tril()
         weights = query @ (key.transpose(-2, -1) * factor)
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
-                attn_mask = torch.zeros(attn_mask.shape, device=query.device).masked_fill_(~attn_mask, -torch.inf)
+                attn_mask = torch.zeros(attn_mask.shape, device=query.device).masked_fill_(
+                    ~attn_mask, -torch.inf
+                )
             weights += attn_mask
-        weights = torch.softmax(weights, -1) if attn_mask is None else torch.ops.aten._safe_softmax(weights, -1)
+        weights = (
+            torch.softmax(weights, -1)
+            if attn_mask is None
+            else torch.ops.aten._safe_softmax(weights, -1)
+        )
         weights = _dropout(weights, dropout_p)
         answer = (weights @ value).to(dtype)
         weights.to(dtype)  # PyTorch answers with the weights, too; nobody takes them

@@ -21,6 +21,7 @@ You write what you would write for a GPU, in a function, and leave out `.cuda()`
 `setup` gives what lies on the GPU before the first step and the step. It is run on tensors without values, so the step must
 not depend on any; nothing is computed and nothing is allocated.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -31,10 +32,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers.memory.allocator import CachingAllocator, AllocatorPeaks
 from helpers.gpus import GPU, cublas_workspace, find
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.hf_plan import _as_if_real
+from helpers.memory.allocator import AllocatorPeaks, CachingAllocator
 from helpers.memory.tracker import (
     ACTIVATIONS,
     BORN,
@@ -44,8 +43,10 @@ from helpers.memory.tracker import (
     Tracker,
     steady_memory,
 )
-from helpers.units import GIB
+from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
+from helpers.plan.hf_plan import _as_if_real
+from helpers.units import GIB
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}  # what calls cuBLAS
 
@@ -57,6 +58,7 @@ class CustomStepPlan:
     peak   bytes of tensors at the peak of the last step
     story  every birth and death from before the first step on; the last step begins at event `last`
     """
+
     peak: int
     storage_trace: StorageTrace
     last: int
@@ -70,7 +72,11 @@ class CustomStepPlan:
             if moment == self.last:
                 allocator.reset_peaks()
             if kind == BORN and (asked := self.storage_trace.bytes[storage]):
-                while workspaces and moment >= self.storage_trace.begin and self.storage_trace.made_by[storage] in MATMULS:
+                while (
+                    workspaces
+                    and moment >= self.storage_trace.begin
+                    and self.storage_trace.made_by[storage] in MATMULS
+                ):
                     allocator.malloc(workspaces.pop())
                 places[storage] = allocator.malloc(asked)
             elif kind == DIES and storage in places:
@@ -81,8 +87,12 @@ class CustomStepPlan:
         return f"{self.peak / GIB:.2f} GiB of tensors at the peak"
 
 
-def plan_custom_step(setup: Callable[[], tuple[Sequence[nn.Module | torch.Tensor], Callable[[], object]]], mixed: bool = False,
-             fused_attention: bool = True, steps: int = 2) -> CustomStepPlan:
+def plan_custom_step(
+    setup: Callable[[], tuple[Sequence[nn.Module | torch.Tensor], Callable[[], object]]],
+    mixed: bool = False,
+    fused_attention: bool = True,
+    steps: int = 2,
+) -> CustomStepPlan:
     """Plan the last of `steps` steps on a GPU; in the first one optimizers make their states.
 
     setup            gives (modules and tensors that are on the GPU before the first step, step)
@@ -93,16 +103,25 @@ def plan_custom_step(setup: Callable[[], tuple[Sequence[nn.Module | torch.Tensor
     if steps < 1:
         raise ValueError(f"steps={steps} must be 1 or more.")
     precision = SimpleNamespace(precision="bf16" if mixed else "fp32")
-    with _as_if_real(), FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), CudaKernels(precision, fused=fused_attention):
+    with (
+        _as_if_real(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        FakeValues(),
+        CudaKernels(precision, fused=fused_attention),
+    ):
         made = setup()
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[1])):
-            raise TypeError("setup must return two things: a list of what is on the GPU, and the step, a function.")
+            raise TypeError(
+                "setup must return two things: a list of what is on the GPU, and the step, a function."
+            )
         given, step = made
         tracker = Tracker()
         with steady_memory(), tracker:
             for thing in given:
-                tracker.adopt(_moved(thing) if isinstance(thing, nn.Module) else thing,
-                              PARAMETERS if isinstance(thing, nn.Module) else ACTIVATIONS)
+                tracker.adopt(
+                    _moved(thing) if isinstance(thing, nn.Module) else thing,
+                    PARAMETERS if isinstance(thing, nn.Module) else ACTIVATIONS,
+                )
             tracker.storage_trace.begin = len(tracker.storage_trace.events)
             for _ in range(steps):
                 last = len(tracker.storage_trace.events)

@@ -1,4 +1,5 @@
 """What makes a training step run on tensors that have shapes and no values (`FakeTensorMode`)."""
+
 from __future__ import annotations
 
 from unittest.mock import patch
@@ -13,7 +14,10 @@ from torch.utils._pytree import tree_leaves
 IN_PLACE = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
 GROUPED_MM = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
-WEIGHT_OF = {torch.ops.aten.native_layer_norm.default: 2, torch.ops.aten.native_batch_norm.default: 1}  # its argument
+WEIGHT_OF = {
+    torch.ops.aten.native_layer_norm.default: 2,
+    torch.ops.aten.native_batch_norm.default: 1,
+}  # its argument
 
 
 class FakeValues(TorchDispatchMode):
@@ -22,8 +26,12 @@ class FakeValues(TorchDispatchMode):
     out: it makes nothing new. So is the initializer that draws until all values are within bounds, which would never end."""
 
     def __enter__(self):
-        self._drawing = patch.object(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *rest, **named: tensor,
-                                     create=True)  # it is torch's own affair, and may go by another name
+        self._drawing = patch.object(
+            torch.nn.init,
+            "_no_grad_trunc_normal_",
+            lambda tensor, *rest, **named: tensor,
+            create=True,
+        )  # it is torch's own affair, and may go by another name
         self._drawing.start()
         return super().__enter__()
 
@@ -34,18 +42,31 @@ class FakeValues(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # the operations on what it wraps come by
-        if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+        if function is torch.ops.aten._local_scalar_dense.default and isinstance(
+            args[0], FakeTensor
+        ):
             return 1.0 if args[0].is_floating_point() else 1
         if function in IN_PLACE:
             return None
         if function is GROUPED_MM:
             return _grouped_mm(*args, **(kwargs or {}))
         if function is LAYER_NORM_BACKWARD and args[0].stride() != args[1].stride():
-            args = (torch.empty_like(args[1]), *args[1:])  # real kernels answer in the input's layout
+            args = (
+                torch.empty_like(args[1]),
+                *args[1:],
+            )  # real kernels answer in the input's layout
         out = function(*args, **(kwargs or {}))
-        if function in WEIGHT_OF and args[WEIGHT_OF[function]] is not None:  # real kernels keep statistics in its type
+        if (
+            function in WEIGHT_OF and args[WEIGHT_OF[function]] is not None
+        ):  # real kernels keep statistics in its type
             kept = args[WEIGHT_OF[function]].dtype
-            out = (out[0], *(part if part.dtype == kept else torch.empty_like(part, dtype=kept) for part in out[1:]))
+            out = (
+                out[0],
+                *(
+                    part if part.dtype == kept else torch.empty_like(part, dtype=kept)
+                    for part in out[1:]
+                ),
+            )
         return out
 
 
@@ -57,11 +78,15 @@ def _grouped_mm(left, right, offsets=None, bias=None, out_dtype=None):
     elif left.dim() == 2:
         sizes = left.shape[0], right.shape[2]
     else:
-        sizes = (left.shape[1], right.shape[1]) if right.dim() == 2 else (left.shape[0], left.shape[1], right.shape[2])
+        sizes = (
+            (left.shape[1], right.shape[1])
+            if right.dim() == 2
+            else (left.shape[0], left.shape[1], right.shape[2])
+        )
     dtype = out_dtype or left.dtype
     whole = 16 // dtype.itemsize
     width = -(-sizes[-1] // whole) * whole
-    return left.new_empty_strided(sizes, (sizes[-2] * width, width, 1)[-len(sizes):], dtype=dtype)
+    return left.new_empty_strided(sizes, (sizes[-2] * width, width, 1)[-len(sizes) :], dtype=dtype)
 
 
 class NeverSkipScaler(torch.amp.GradScaler):
@@ -77,7 +102,9 @@ class Indices(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        tensors = [
+            value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
+        ]
         if kwargs.get("dtype") == torch.int32 or (tensors and all(map(_real_index, tensors))):
             with unset_fake_temporarily():
                 return function(*args, **kwargs)

@@ -3,6 +3,7 @@
 Nothing here reads weights or runs code that a repository carries. What cannot be planned raises `CannotPlan`, in one
 sentence that says why.
 """
+
 from __future__ import annotations
 
 import copy
@@ -37,7 +38,11 @@ TASKS = {
 }
 IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
 PUBLISHED = {repo: models._FULL[name] for name, repo in models.REPOS.items()}
-WEIGHTS_ONLY = ("quantization_config", "dtype", "torch_dtype")  # how weights are stored: the step trains fp32 ones
+WEIGHTS_ONLY = (
+    "quantization_config",
+    "dtype",
+    "torch_dtype",
+)  # how weights are stored: the step trains fp32 ones
 
 
 def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
@@ -55,8 +60,10 @@ def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
     if name in PUBLISHED:
         return PUBLISHED[name]()
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
-        raise FileNotFoundError(f"model={name!r} is neither a folder, nor a config.json, nor a name of the hub's form "
-                                "owner/name.")
+        raise FileNotFoundError(
+            f"model={name!r} is neither a folder, nor a config.json, nor a name of the hub's form "
+            "owner/name."
+        )
     return _from_file(_on_the_hub(name) / "config.json")
 
 
@@ -69,7 +76,8 @@ def _on_the_hub(name: str) -> Path:
     if not found:
         raise hub.HubUnavailable(
             f"The configuration of {name} cannot be had ({problem}; neither {hub.MIRROR} nor the cache has it): connect to the "
-            f"internet, give a folder or a config.json instead of the name, or one of {', '.join(PUBLISHED)}.")
+            f"internet, give a folder or a config.json instead of the name, or one of {', '.join(PUBLISHED)}."
+        )
     return found.path
 
 
@@ -77,22 +85,31 @@ def _from_file(path: Path) -> PretrainedConfig:
     try:
         values = json.loads(path.read_text(encoding="utf8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"There is no file {path}: give the folder or the config.json of a model.") from None
+        raise FileNotFoundError(
+            f"There is no file {path}: give the folder or the config.json of a model."
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CannotPlan(f"{path} is not JSON ({error}).") from None
     kind = values.get("model_type") if isinstance(values, dict) else None
     if kind is None:
-        raise CannotPlan(f"{path} has no model_type: it is not the configuration of a transformers model.")
+        raise CannotPlan(
+            f"{path} has no model_type: it is not the configuration of a transformers model."
+        )
     if kind not in CONFIG_MAPPING:
-        why = "its code lives in its repository, which is never run here" if "auto_map" in values else \
-            "it may be newer, or misspelt"
+        why = (
+            "its code lives in its repository, which is never run here"
+            if "auto_map" in values
+            else "it may be newer, or misspelt"
+        )
         raise CannotPlan(f"model_type={kind!r} is not known to the installed transformers: {why}.")
     for name in WEIGHTS_ONLY:
         values.pop(name, None)
     try:
         return CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # each configuration class checks in its own way
-        raise CannotPlan(f"{path} is refused by transformers' {kind} configuration: {_sentence(error)}") from error
+        raise CannotPlan(
+            f"{path} is refused by transformers' {kind} configuration: {_sentence(error)}"
+        ) from error
 
 
 def task_of(config: PretrainedConfig, task: str | None = None) -> str:
@@ -103,8 +120,10 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
         if task not in TASKS:
             raise ValueError(f"task={task!r} is not known: use one of {', '.join(TASKS)}.")
         if task not in able:
-            raise CannotPlan(f"transformers has no class of {config.model_type} for {task}"
-                             + (f": it has {', '.join(able)}." if able else " or any other task planned here."))
+            raise CannotPlan(
+                f"transformers has no class of {config.model_type} for {task}"
+                + (f": it has {', '.join(able)}." if able else " or any other task planned here.")
+            )
         return task
     named = set(config.architectures or ())
     for name in able:
@@ -118,8 +137,10 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
     for name in usual:
         if name in able:
             return name
-    raise CannotPlan(f"{config.model_type} models are no text encoder, decoder or encoder-decoder and no image classifier "
-                     "that transformers has a class for: those are what can be planned.")
+    raise CannotPlan(
+        f"{config.model_type} models are no text encoder, decoder or encoder-decoder and no image classifier "
+        "that transformers has a class for: those are what can be planned."
+    )
 
 
 def class_of(config: PretrainedConfig, task: str) -> type | None:
@@ -150,32 +171,56 @@ def most_positions(model: torch.nn.Module, config: PretrainedConfig) -> int | No
     """The longest row in tokens that the model takes, None where nothing limits it."""
     most = getattr(text_config(config), "max_position_embeddings", None)
     for name, module in model.named_modules():  # RoBERTa's positions begin after the padding's
-        if isinstance(module, torch.nn.Embedding) and "position" in name and module.padding_idx is not None and most:
+        if (
+            isinstance(module, torch.nn.Embedding)
+            and "position" in name
+            and module.padding_idx is not None
+            and most
+        ):
             most = min(most, module.num_embeddings - module.padding_idx - 1)
     return most if isinstance(most, int) and most > 0 else None
 
 
 def layer_stack(model: torch.nn.Module) -> str | None:
     """Name of the model's one list of layers, None where it has none or several (encoder and decoder, stages)."""
-    lists = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)
-             and len(module) == getattr(text_config(model.config), "num_hidden_layers", None)]
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module) == getattr(text_config(model.config), "num_hidden_layers", None)
+    ]
     return lists[0] if len(lists) == 1 else None
 
 
 # What adapters stand beside: query and value by the names that libraries give them, fused ones last.
-QUERY_VALUE = (("query_proj", "value_proj"), ("q_proj", "v_proj"), ("query", "value"), ("q", "v"), ("q_lin", "v_lin"),
-               ("Wqkv",), ("query_key_value",), ("qkv_proj",), ("qkv",), ("c_attn",))
+QUERY_VALUE = (
+    ("query_proj", "value_proj"),
+    ("q_proj", "v_proj"),
+    ("query", "value"),
+    ("q", "v"),
+    ("q_lin", "v_lin"),
+    ("Wqkv",),
+    ("query_key_value",),
+    ("qkv_proj",),
+    ("qkv",),
+    ("c_attn",),
+)
 
 
 def adapted(model: torch.nn.Module) -> list[str]:
     """Last parts of the names of the query and value projections. Raises CannotPlan where there are none."""
-    there = {name.rpartition(".")[2] for name, module in model.named_modules()
-             if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"}
+    there = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+    }
     for names in QUERY_VALUE:
         if there.issuperset(names):
             return list(names)
-    raise CannotPlan(f"LoRA stands beside the query and value projections, and {type(model).__name__} has none whose name "
-                     "is known: leave lora_rank out.")
+    raise CannotPlan(
+        f"LoRA stands beside the query and value projections, and {type(model).__name__} has none whose name "
+        "is known: leave lora_rank out."
+    )
 
 
 def _sentence(error: BaseException) -> str:

@@ -4,11 +4,11 @@ transformers, from its configuration.
 The step, the optimizers and the planner are the course's own. The model is made without values: on torch's meta device
 first, where transformers itself makes the models it loads, then each tensor on the fake device.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,95 +19,17 @@ from transformers import PretrainedConfig
 from transformers.utils import import_utils
 
 from helpers import models
-from helpers.plan import hf_config
-from helpers.plan.hf_config import CannotPlan, TASKS
-from helpers.plan.hf_model import empty, make, prepare
 from helpers.memory.timeline import Plan, to_plan
 from helpers.memory.trace import trace_step
-from helpers.plan.planner import trace_recipe
-from helpers.recipe import OPTIMIZERS, PRECISIONS, _one_of, _whole
 from helpers.optimizers import make_optimizer, make_scaler
+from helpers.plan import hf_config
+from helpers.plan.hf_config import TASKS, CannotPlan
+from helpers.plan.hf_model import ModelStep, empty, make, prepare
+from helpers.plan.planner import trace_recipe
 from helpers.step import Batch, train_step
 
-LENGTH = 512  # tokens a row, where nothing is said and the model takes that many
 
-
-@dataclass(frozen=True)
-class ModelStep:
-    """One optimizer step of a model given by its configuration; the fields of `Recipe` mean what they mean there.
-
-    config         transformers' configuration; its own precision and quantization are left aside: weights are fp32
-    task           one of `TASKS`; None takes the usual one (`architectures.task_of`)
-    length         tokens a row (text; of encoder and decoder alike); None takes 512, or fewer if the model takes fewer
-    side           pixels, height and width of a picture; None takes the configuration's, or 224
-    classes        of a classifier; None takes the configuration's
-    frozen         for models with one stack of layers
-    Raises ValueError or TypeError, in one sentence (CannotPlan is a ValueError).
-    """
-    config: PretrainedConfig = field(compare=False)
-    batch_size: int = 16
-    length: int | None = None
-    precision: str = "fp32"
-    optimizer: str = "adamw"
-    checkpointing: bool = False
-    accumulation: int = 1
-    frozen: int | None = None
-    lora_rank: int | None = None
-    task: str | None = None
-    classes: int | None = None
-    side: int | None = None
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    rate: float = 2e-5
-
-    def __post_init__(self):
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("batch_size", "accumulation"):
-            _whole(name, getattr(self, name), 1)
-        for name, least in (("length", 1), ("frozen", 0), ("lora_rank", 1), ("classes", 1), ("side", 1)):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), least)
-        if self.batch_size % self.accumulation:
-            raise ValueError(f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}: "
-                             "micro-batches must be equal; choose a divisor of the batch size.")
-        if not isinstance(self.checkpointing, bool):
-            raise TypeError(f"checkpointing={self.checkpointing!r} must be True or False.")
-        object.__setattr__(self, "task", hf_config.task_of(self.config, self.task))
-        if self.length is not None and self.reads == "image":
-            raise ValueError(f"length={self.length} is for text; a picture's size is side: leave length out.")
-        if self.side is not None and self.reads != "image":
-            raise ValueError(f"side={self.side} is for pictures; a text's size is length: leave side out.")
-
-    @property
-    def reads(self) -> str:
-        """ "text", "texts" or "image"."""
-        return TASKS[self.task].reads
-
-    @property
-    def micro_batch(self) -> int:
-        """Rows a forward pass."""
-        return self.batch_size // self.accumulation
-
-    @property
-    def tokens(self) -> int | None:
-        """Tokens a row (text), None for images."""
-        if self.reads == "image":
-            return None
-        most = getattr(hf_config.text_config(self.config), "max_position_embeddings", None)
-        return self.length or (min(LENGTH, most) if isinstance(most, int) and most > 0 else LENGTH)
-
-
-class ModelPlan(Plan):
-    """A plan of a `ModelStep`."""
-
-    def at(self, batch_size: int | None = None, length: int | None = None) -> "ModelPlan":
-        """The plan for another batch size or length, made anew (seconds)."""
-        sizes = {name: value for name, value in (("batch_size", batch_size), ("length", length)) if value}
-        return plan_model_step(replace(self.recipe, **sizes), self.target)
-
-
-def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> ModelPlan:
+def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> Plan:
     """Plan one optimizer step of any Hugging Face model.
 
     model   a configuration, a folder, a config.json, or a name on the hub (`architectures.read`)
@@ -118,14 +40,16 @@ def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fie
     return plan_model_step(ModelStep(hf_config.read(model), **fields), target)
 
 
-def plan_model_step(model_step: ModelStep, target: str = "cuda") -> ModelPlan:
+def plan_model_step(model_step: ModelStep, target: str = "cuda") -> Plan:
     """The same for a `ModelStep`."""
     with _as_if_real(), _said_plainly(model_step):
         reached: set[str] = set()
         traced = _trace(model_step, target, reached)
-        if len(reached) < traced[2]:  # some parameter has no gradient, so it has no optimizer states
+        if (
+            len(reached) < traced[2]
+        ):  # some parameter has no gradient, so it has no optimizer states
             traced = _trace(model_step, target, reached, sieve=True)
-    return ModelPlan(**vars(to_plan(traced[:2], model_step, target)))
+    return to_plan(traced[:2], model_step, target)
 
 
 def _trace(model_step: ModelStep, target: str, reached: set[str], sieve: bool = False):
@@ -143,7 +67,9 @@ def _trace(model_step: ModelStep, target: str, reached: set[str], sieve: bool = 
             if sieve and name not in reached:
                 hidden.append(parameter.requires_grad_(False))
             elif not sieve:
-                parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: reached.add(name))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda parameter, name=name: reached.add(name)
+                )
         return model
 
     def make_batch(model, model_step):
@@ -160,10 +86,20 @@ def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) 
         model = prepare(make(model_step), model_step)
     optimizer, scaler = make_optimizer(model, model_step), make_scaler(model_step, "cpu")
     batches = batches or (lambda: batch(model, model_step))
-    train_step(model, optimizer, (batches() for _ in range(model_step.accumulation)), model_step.batch_size, model_step,
-               scaler=scaler)
+    train_step(
+        model,
+        optimizer,
+        (batches() for _ in range(model_step.accumulation)),
+        model_step.batch_size,
+        model_step,
+        scaler=scaler,
+    )
     storage_trace = trace_step(model, optimizer, batches, model_step, scaler)
-    return to_plan((storage_trace, sum(parameter.numel() for parameter in model.parameters())), model_step, "cpu")
+    return to_plan(
+        (storage_trace, sum(parameter.numel() for parameter in model.parameters())),
+        model_step,
+        "cpu",
+    )
 
 
 def batch(model: nn.Module, model_step: ModelStep) -> Batch:
@@ -183,7 +119,9 @@ def batch(model: nn.Module, model_step: ModelStep) -> Batch:
         found["decoder_input_ids"] = ids()
     found["attention_mask"] = torch.ones_like(found["input_ids"])
     classes = config.num_labels if "classification" in model_step.task else words
-    found["labels"] = torch.randint(classes, (rows * (model_step.tokens if task.each == "token" else 1),))
+    found["labels"] = torch.randint(
+        classes, (rows * (model_step.tokens if task.each == "token" else 1),)
+    )
     return found
 
 
@@ -204,10 +142,16 @@ def _said_plainly(model_step: ModelStep):
     try:
         yield
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
-        raise CannotPlan(f"{name} cannot be planned: the sizes of its tensors depend on their values "
-                         f"({hf_config._sentence(error)[:-1]}), which a plan does not have.") from error
+        raise CannotPlan(
+            f"{name} cannot be planned: the sizes of its tensors depend on their values "
+            f"({hf_config._sentence(error)[:-1]}), which a plan does not have."
+        ) from error
     except (ValueError, TypeError, ModuleNotFoundError):
         raise
-    except Exception as error:  # whatever an unknown architecture does that tensors without values cannot
-        raise CannotPlan(f"{name} cannot be planned: on tensors without values its step ends in {type(error).__name__}, "
-                         f"{hf_config._sentence(error)}") from error
+    except (
+        Exception
+    ) as error:  # whatever an unknown architecture does that tensors without values cannot
+        raise CannotPlan(
+            f"{name} cannot be planned: on tensors without values its step ends in {type(error).__name__}, "
+            f"{hf_config._sentence(error)}"
+        ) from error

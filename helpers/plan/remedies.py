@@ -1,12 +1,15 @@
 """What would fit: the smallest changes of a step that a card holds, and the largest batch."""
+
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
 
-from helpers.plan.hf_config import CannotPlan
 from helpers.gpus import GPU
-from helpers.plan.hf_plan import ModelPlan, ModelStep, plan_model_step
+from helpers.memory.timeline import Plan
+from helpers.plan.hf_config import CannotPlan
+from helpers.plan.hf_model import ModelStep
+from helpers.plan.hf_plan import plan_model_step
 
 MOST_ROWS = 2**20  # nobody asks for more
 SHALLOW = 2, 3  # layers of the models that are planned first
@@ -21,13 +24,15 @@ class Remedies:
     def __init__(self, model_step: ModelStep, gpu: GPU):
         self.model_step, self.gpu = model_step, gpu
         self.target = "cpu" if gpu.capability == (0, 0) else "cuda"
-        self._plans: dict[tuple, ModelPlan] = {}
+        self._plans: dict[tuple, Plan] = {}
         self._deep = self._depth()
 
-    def plan(self, depth: int | None = None, **change) -> ModelPlan:
+    def plan(self, depth: int | None = None, **change) -> Plan:
         """The plan with a change, or of the same model with fewer layers. Raises CannotPlan where the model does not take
         the change."""
-        change = {name: value for name, value in change.items() if value != getattr(self.model_step, name)}
+        change = {
+            name: value for name, value in change.items() if value != getattr(self.model_step, name)
+        }
         key = depth, *sorted(change.items())
         if key not in self._plans:
             asked = replace(self.model_step, **change)
@@ -57,7 +62,7 @@ class Remedies:
         low, high = (self._least(self.plan(depth=depth, **change)) for depth in depths)
         return low + (high - low) / (depths[1] - depths[0]) * (self._deep - depths[0])
 
-    def _least(self, made: ModelPlan) -> int:
+    def _least(self, made: Plan) -> int:
         """Bytes over the card before the allocator takes its part."""
         return made.fits(self.gpu, allocator=False).over
 
@@ -65,8 +70,17 @@ class Remedies:
         """Number of layers, where all are alike and can be left out; else None."""
         config = self.model_step.config
         layers = getattr(config, "num_hidden_layers", None)
-        lists = [value for value in config.to_dict().values() if isinstance(value, (list, dict)) and len(value) == layers]
-        if self.model_step.reads == "texts" or self.model_step.frozen is not None or not isinstance(layers, int) or lists:
+        lists = [
+            value
+            for value in config.to_dict().values()
+            if isinstance(value, (list, dict)) and len(value) == layers
+        ]
+        if (
+            self.model_step.reads == "texts"
+            or self.model_step.frozen is not None
+            or not isinstance(layers, int)
+            or lists
+        ):
             return None
         return layers if layers > 2 * SHALLOW[1] else None
 
@@ -99,7 +113,11 @@ class Remedies:
         """Rows a step of the largest batch that fits with all else as it is, the number of micro-batches included; None
         where not even one row a micro-batch does. The next larger one was planned, too, and does not fit."""
         parts = self.model_step.accumulation
-        guess = self._most_rows(self.model_step.micro_batch, SHALLOW) if self._deep else self.model_step.micro_batch
+        guess = (
+            self._most_rows(self.model_step.micro_batch, SHALLOW)
+            if self._deep
+            else self.model_step.micro_batch
+        )
         rows = self._most_rows(max(1, guess))
         return rows * parts or None
 
@@ -117,11 +135,17 @@ class Remedies:
                 return low
             tries = len(fits) + len(over)
             if tries == 1:
-                guess = guess + 1 if fits else max(1, guess - 1)  # a good first guess needs no third
+                guess = (
+                    guess + 1 if fits else max(1, guess - 1)
+                )  # a good first guess needs no third
             elif tries > 4 and tries % 2:
                 guess = (low + high) // 2 if over else 2 * low
             else:
-                near = [max(fits), min(over)] if fits and over else sorted(fits)[-2:] or sorted(over)[:2]
+                near = (
+                    [max(fits), min(over)]
+                    if fits and over
+                    else sorted(fits)[-2:] or sorted(over)[:2]
+                )
                 (a, at_a), (b, at_b) = ((place, (fits | over)[place]) for place in near)
                 guess = int(a - at_a * (b - a) / (at_b - at_a)) if at_b > at_a else 2 * low
                 guess += guess in fits  # where the line ends fits: the next one?
@@ -136,7 +160,9 @@ class Remedies:
 
     def _singles(self) -> list[dict]:
         fewest = self._accumulation({})
-        return ([fewest] if fewest else []) + [change for change in self._steps() if "accumulation" not in change]
+        return ([fewest] if fewest else []) + [
+            change for change in self._steps() if "accumulation" not in change
+        ]
 
     def _steps(self) -> list[dict]:
         """Every change there is: accumulation as far as it goes, half precision, 8-bit states, checkpointing, adapters."""
@@ -161,4 +187,8 @@ class Remedies:
 
 
 def _divisors(model_step: ModelStep) -> list[int]:
-    return [parts for parts in range(model_step.accumulation + 1, model_step.batch_size + 1) if model_step.batch_size % parts == 0]
+    return [
+        parts
+        for parts in range(model_step.accumulation + 1, model_step.batch_size + 1)
+        if model_step.batch_size % parts == 0
+    ]

@@ -1,4 +1,5 @@
 """`python -m helpers.strategy`: plan what notebook 18 shows anew and keep it (minutes)."""
+
 from helpers.strategy.choose import main
 
 if __name__ == "__main__":

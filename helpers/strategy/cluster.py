@@ -1,20 +1,29 @@
 """A strategy on a park of machines: what it takes, how long a step lasts, and why, in words."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from helpers.gpus import GPU, find
-from helpers.parallel import Parallel
-from helpers.strategy import step_time
-from helpers.strategy.step_time import Link, StepTime
-from helpers.strategy.plan_ranks import ParallelPlan
 from helpers.memory.timeline import Fit
+from helpers.parallel import Parallel
 from helpers.recipe import Recipe, difference
+from helpers.strategy import step_time
+from helpers.strategy.plan_ranks import ParallelPlan
+from helpers.strategy.step_time import Link, StepTime
 from helpers.units import duration, size
 
-OTHER_LEARNING = ("optimizer", "lora_rank")  # what changes what is learnt, where accumulation and checkpointing do not
-LIMITS = {"data": "data messages", "tensor": "tensor messages", "pipeline": "pipeline messages", "host": "host messages"}
+OTHER_LEARNING = (
+    "optimizer",
+    "lora_rank",
+)  # what changes what is learnt, where accumulation and checkpointing do not
+LIMITS = {
+    "data": "data messages",
+    "tensor": "tensor messages",
+    "pipeline": "pipeline messages",
+    "host": "host messages",
+}
 
 
 def span(seconds: float) -> str:
@@ -31,6 +40,7 @@ class Cluster:
     host     link of a card to its machine's memory
     Raises ValueError for an unknown card or link and for a number below 1.
     """
+
     gpu: GPU | str
     per_machine: int = 1
     machines: int = 1
@@ -58,21 +68,33 @@ class Cluster:
         Raises ValueError where tensor ranks would lie in two machines.
         """
         if self.per_machine % parallel.tensor:
-            raise ValueError(f"tensor={parallel.tensor} ranks would lie in more than one machine of {self.per_machine}: use a "
-                             "divisor of per_machine.")
+            raise ValueError(
+                f"tensor={parallel.tensor} ranks would lie in more than one machine of {self.per_machine}: use a "
+                "divisor of per_machine."
+            )
         found = {"tensor": self.inside}
-        for axis, step, reach in (("data", parallel.tensor, parallel.tensor * parallel.data),
-                                  ("pipeline", parallel.tensor * parallel.data, parallel.ranks)):
+        for axis, step, reach in (
+            ("data", parallel.tensor, parallel.tensor * parallel.data),
+            ("pipeline", parallel.tensor * parallel.data, parallel.ranks),
+        ):
             lines = min(step, self.per_machine)
             shared = f"{self.between.name}, shared by {lines}" if lines > 1 else self.between.name
             within = parallel.ranks <= self.per_machine or self.per_machine % reach == 0
-            found[axis] = self.inside if within else Link(shared, self.between.speed / lines, self.between.latency)
+            found[axis] = (
+                self.inside
+                if within
+                else Link(shared, self.between.speed / lines, self.between.latency)
+            )
         return found
 
     def __str__(self) -> str:
         inside = f", {self.inside.name}" if self.per_machine > 1 else ""
         one = f"{self.per_machine} × {self.gpu.name}{inside}"
-        return one if self.machines == 1 else f"{self.machines} machines of {one}, {self.between.name} between"
+        return (
+            one
+            if self.machines == 1
+            else f"{self.machines} machines of {one}, {self.between.name} between"
+        )
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,7 @@ class Candidate:
     """One candidate. changed: fields of the recipe that differ from the job's; offload: optimizer states in the machine's
     memory, gradients sent there and weights back in each step (Ren et al. 2021; the update itself, on the CPU, is not
     counted); time, fit: as `cost.step` and `Plan.fits` give them, of the fullest rank."""
+
     job: Recipe
     cluster: Cluster
     plan: ParallelPlan
@@ -114,7 +137,9 @@ class Candidate:
         made = self.plan.seconds(self.cluster.gpu, self.cluster.links(self.parallel))
         if self.offload:
             there = self.plan.fullest.gradients
-            made = replace(made, exposed={**made.exposed, "host": 2 * there / self.cluster.host.speed})
+            made = replace(
+                made, exposed={**made.exposed, "host": 2 * there / self.cluster.host.speed}
+            )
         return made
 
     @property
@@ -149,16 +174,30 @@ class Candidate:
         if not self.fit:
             largest = self.limit.removeprefix("memory: ")
             return f"Too much by {size(self.fit.over)}: {at_peak[largest] / self.peak:.0%} of the peak is {largest}."
-        told = [f"Fits with {size(-self.fit.over)} to spare; {time.compute / time.total:.0%} of the step is work."]
+        told = [
+            f"Fits with {size(-self.fit.over)} to spare; {time.compute / time.total:.0%} of the step is work."
+        ]
         if time.bubble:
             told.append(f"Stages wait {span(time.bubble)} for one another.")
-        waits = {axis: seconds for axis, seconds in time.exposed.items() if seconds > 0.02 * time.total}
+        waits = {
+            axis: seconds for axis, seconds in time.exposed.items() if seconds > 0.02 * time.total
+        }
         for axis, seconds in sorted(waits.items(), key=lambda pair: -pair[1]):
             link = self.cluster.host if axis == "host" else self.cluster.links(self.parallel)[axis]
             beside = time.hidden.get(axis, 0.0)
-            hidden = f" ({span(beside)} more are hidden behind work)" if beside > 0.02 * time.total else ""
+            hidden = (
+                f" ({span(beside)} more are hidden behind work)"
+                if beside > 0.02 * time.total
+                else ""
+            )
             told.append(f"It waits {span(seconds)} for {axis} messages over {link.name}{hidden}.")
         if not self.same:
-            told.append("It learns something else: " + ("adapters instead of the weights." if "lora_rank" in self.changed
-                                                        else "its updates are rounded."))
+            told.append(
+                "It learns something else: "
+                + (
+                    "adapters instead of the weights."
+                    if "lora_rank" in self.changed
+                    else "its updates are rounded."
+                )
+            )
         return " ".join(told)

@@ -3,6 +3,7 @@
 A plan of the large model takes some seconds, so those that notebook 19 shows are kept in docs/ladder.json, made by
 `write()` (`python -m helpers.strategy.ladder`); a test plans every fourth of them anew.
 """
+
 from __future__ import annotations
 
 import json
@@ -14,13 +15,16 @@ from pathlib import Path
 from helpers import gpus
 from helpers.gpus import GPU
 from helpers.memory.timeline import Plan
-from helpers.plan.planner import plan_key, plan
+from helpers.plan.planner import plan, plan_key
 from helpers.recipe import Recipe, difference, replace
 
 FILE = Path(__file__).parents[2] / "docs" / "ladder.json"
 START = Recipe("deberta-large", profile="full", length=512, batch_size=16)
 FIRST = "fp32"
-SHORTER = (128, 256)  # tokens: with those of the start, what fixes a step's FLOPs as a polynomial in the length
+SHORTER = (
+    128,
+    256,
+)  # tokens: with those of the start, what fixes a step's FLOPs as a polynomial in the length
 
 
 def rungs(start: Recipe, half: str = "bf16") -> dict[str, dict]:
@@ -30,7 +34,9 @@ def rungs(start: Recipe, half: str = "bf16") -> dict[str, dict]:
     Raises ValueError for another precision.
     """
     if half not in ("bf16", "fp16"):
-        raise ValueError(f"half={half!r} is no 16-bit precision: use bf16, or fp16 for a card without it.")
+        raise ValueError(
+            f"half={half!r} is no 16-bit precision: use bf16, or fp16 for a card without it."
+        )
     return {
         FIRST: {},
         "accumulation": {"accumulation": 4},
@@ -61,8 +67,11 @@ def without(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str,
     """{name: the full stack with this rung's fields as they were at the start}. A rung whose fields a later one sets
     again is not in it: in the full stack it is not there to be taken away."""
     steps, full = (rungs(start) if steps is None else steps), top(start, steps)
-    return {name: replace(full, **{field: getattr(start, field) for field in change})
-            for name, change in steps.items() if change and _lasts(change, full)}
+    return {
+        name: replace(full, **{field: getattr(start, field) for field in change})
+        for name, change in steps.items()
+        if change and _lasts(change, full)
+    }
 
 
 def alone(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str, Recipe]:
@@ -96,6 +105,7 @@ def smallest(planned: Plan | Kept) -> tuple[GPU, str] | None:
 class Kept:
     """What is kept of a plan for a GPU. Fields as in `Plan`: bytes at the peak, in all and by category, and those that the
     allocator needs beside them; the phase the peak falls in; {phase: FLOPs a step}."""
+
     recipe: Recipe
     peak: int
     overhead: int
@@ -115,16 +125,29 @@ def planned(recipe: Recipe) -> Plan | Kept:
 def everything() -> list[Recipe]:
     """The recipes whose plans are kept, each shape once: the ladder up, each rung taken away, each alone, start and full
     stack at shorter lengths, what a T4 may choose from, and a small step, for which the ladder is too long."""
-    shorter = [replace(recipe, length=length) for recipe in (START, top(START)) for length in SHORTER]
-    found = [*climb(START).values(), *without(START).values(), *alone(START).values(), *shorter, *T4.values(), SHORT,
-             top(SHORT), replace(SHORT, lora_rank=8)]
+    shorter = [
+        replace(recipe, length=length) for recipe in (START, top(START)) for length in SHORTER
+    ]
+    found = [
+        *climb(START).values(),
+        *without(START).values(),
+        *alone(START).values(),
+        *shorter,
+        *T4.values(),
+        SHORT,
+        top(SHORT),
+        replace(SHORT, lora_rank=8),
+    ]
     return list(dict.fromkeys(map(plan_key, found)))
 
 
 # What a T4 may choose from: everything trained, in fp16.
-T4 = {f"{16 // parts} rows at a time" + (", checkpointing" if again else ""):
-      replace(START, precision="fp16", padding="uniform", accumulation=parts, checkpointing=again)
-      for parts, again in ((4, False), (8, False), (4, True))}
+T4 = {
+    f"{16 // parts} rows at a time" + (", checkpointing" if again else ""): replace(
+        START, precision="fp16", padding="uniform", accumulation=parts, checkpointing=again
+    )
+    for parts, again in ((4, False), (8, False), (4, True))
+}
 
 SHORT = Recipe("deberta", profile="full", length=32, batch_size=4)
 
@@ -132,13 +155,21 @@ SHORT = Recipe("deberta", profile="full", length=32, batch_size=4)
 def row(recipe: Recipe) -> dict:
     """A recipe's plan, made now, as it is kept: the fields in which it differs from the start, and the figures."""
     made = plan(recipe)
-    return {"change": {name: value for name, (_, value) in difference(plan_key(START), recipe).items()}, "peak": made.peak,
-            "overhead": made.overhead, "at_peak": made.at_peak, "peak_phase": made.peak_phase, "flops": made.flops}
+    return {
+        "change": {name: value for name, (_, value) in difference(plan_key(START), recipe).items()},
+        "peak": made.peak,
+        "overhead": made.overhead,
+        "at_peak": made.at_peak,
+        "peak_phase": made.peak_phase,
+        "flops": made.flops,
+    }
 
 
 def write() -> None:
     """Plan everything anew (a minute or two) and keep it."""
-    FILE.write_text(json.dumps([row(recipe) for recipe in everything()], indent=1) + "\n", encoding="utf8")
+    FILE.write_text(
+        json.dumps([row(recipe) for recipe in everything()], indent=1) + "\n", encoding="utf8"
+    )
 
 
 def read() -> list[dict]:
@@ -150,7 +181,9 @@ def _read() -> dict[Recipe, Kept]:
     found = {}
     for kept in read():
         recipe = replace(plan_key(START), **kept["change"])
-        found[recipe] = Kept(recipe, *(kept[name] for name in ("peak", "overhead", "at_peak", "peak_phase", "flops")))
+        found[recipe] = Kept(
+            recipe, *(kept[name] for name in ("peak", "overhead", "at_peak", "peak_phase", "flops"))
+        )
     return found
 
 

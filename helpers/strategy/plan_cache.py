@@ -3,6 +3,7 @@
 docs/choices.json holds those of notebook 18, made by `python -m helpers.strategy`; what is not in it is planned when asked
 for. A plan depends on no card and on no link, so one kept plan answers for all of them.
 """
+
 from __future__ import annotations
 
 import json
@@ -11,16 +12,16 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
-from helpers.parallel.layout import Parallel
-from helpers.parallel.comm_meter import SentMessage
-from helpers.strategy.plan_ranks import ParallelPlan, plan_parallel
 from helpers.memory.timeline import Plan
-from helpers.plan.planner import plan_key, plan
-from helpers.recipe import Recipe, difference
 from helpers.memory.tracker import CATEGORIES, OPTIMIZER
+from helpers.parallel.comm_meter import SentMessage
+from helpers.parallel.layout import Parallel
+from helpers.plan.planner import plan, plan_key
+from helpers.recipe import Recipe, difference
+from helpers.strategy.plan_ranks import ParallelPlan, plan_parallel
 
 FILE = Path(__file__).parents[2] / "docs" / "choices.json"
-_made: dict[tuple[Recipe, Parallel], "tuple[RankSummary, ...]"] = {}  # in this process
+_made: dict[tuple[Recipe, Parallel], tuple[RankSummary, ...]] = {}  # in this process
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RankSummary:
     without_states  bytes at the peak if the optimizer's states were elsewhere
     gradients       bytes of all gradients
     """
+
     at_peak: dict[str, int]
     peak_phase: str
     flops: dict[str, int]
@@ -49,8 +51,16 @@ class RankSummary:
 def summarize(made: Plan) -> RankSummary:
     """The part of a plan that is kept."""
     rest = made.timeline.sum(axis=1) - made.timeline[:, OPTIMIZER]
-    return RankSummary(made.at_peak, made.peak_phase, dict(made.flops), made.parameters, int(rest.max()),
-                 made.highest["gradients"], made.overhead, tuple(getattr(made, "sent", ())))
+    return RankSummary(
+        made.at_peak,
+        made.peak_phase,
+        dict(made.flops),
+        made.parameters,
+        int(rest.max()),
+        made.highest["gradients"],
+        made.overhead,
+        tuple(getattr(made, "sent", ())),
+    )
 
 
 def planned(recipe: Recipe, parallel: Parallel = Parallel()) -> ParallelPlan:
@@ -83,20 +93,54 @@ def pack(recipe: Recipe, parallel: Parallel, stages: tuple[RankSummary, ...]) ->
     for one in stages:
         kinds = list(dict.fromkeys(one.sent))
         order = [[kinds.index(message), len(list(some))] for message, some in groupby(one.sent)]
-        rows.append([[one.at_peak[name] for name in CATEGORIES], one.peak_phase, one.flops, one.parameters, one.without_states,
-                     one.gradients, one.overhead, [list(asdict(kind).values()) for kind in kinds], order])
+        rows.append(
+            [
+                [one.at_peak[name] for name in CATEGORIES],
+                one.peak_phase,
+                one.flops,
+                one.parameters,
+                one.without_states,
+                one.gradients,
+                one.overhead,
+                [list(asdict(kind).values()) for kind in kinds],
+                order,
+            ]
+        )
     changed = {name: value for name, (_, value) in difference(plan_key(Recipe()), recipe).items()}
-    laid = {name: value for name, value in asdict(parallel).items() if value != getattr(Parallel(), name)}
+    laid = {
+        name: value
+        for name, value in asdict(parallel).items()
+        if value != getattr(Parallel(), name)
+    }
     return {"recipe": changed, "parallel": laid, "stages": rows}
 
 
 def unpack(kept: dict) -> tuple[Recipe, Parallel, tuple[RankSummary, ...]]:
     """The reverse of `pack`."""
     stages = []
-    for at_peak, phase, flops, parameters, without, gradients, overhead, kinds, order in kept["stages"]:
-        sent = tuple(message for which, count in order for message in [SentMessage(*kinds[which])] * count)
-        stages.append(RankSummary(dict(zip(CATEGORIES, at_peak)), phase, flops, parameters, without, gradients, overhead, sent))
-    return replace(plan_key(Recipe()), **kept["recipe"]), Parallel(**kept["parallel"]), tuple(stages)
+    for at_peak, phase, flops, parameters, without, gradients, overhead, kinds, order in kept[
+        "stages"
+    ]:
+        sent = tuple(
+            message for which, count in order for message in [SentMessage(*kinds[which])] * count
+        )
+        stages.append(
+            RankSummary(
+                dict(zip(CATEGORIES, at_peak)),
+                phase,
+                flops,
+                parameters,
+                without,
+                gradients,
+                overhead,
+                sent,
+            )
+        )
+    return (
+        replace(plan_key(Recipe()), **kept["recipe"]),
+        Parallel(**kept["parallel"]),
+        tuple(stages),
+    )
 
 
 def write() -> None:

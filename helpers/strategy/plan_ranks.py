@@ -3,6 +3,7 @@
 Each rank's step is run as it would be there, by torch's own engines, on tensors without values and over a process group
 that sends nothing (torch's "fake" backend). It gives the bytes a rank holds and what it sends, for two ranks or 1,024.
 """
+
 from __future__ import annotations
 
 import sys
@@ -20,15 +21,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from helpers import models
 from helpers.gpus import GPU, NCCL
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.optimizers import states
-from helpers.strategy import step_time
-from helpers.parallel.rank import AXES, Rank, grid
-from helpers.parallel.layout import Parallel
-from helpers.parallel.comm_meter import CommMeter, SentMessage
 from helpers.memory.timeline import Fit, Plan, to_plan
-from helpers.plan.planner import plan_key, check_target, fake_batch
-from helpers.recipe import Recipe
 from helpers.memory.tracker import (
     ACTIVATIONS,
     GRADIENTS,
@@ -38,13 +31,22 @@ from helpers.memory.tracker import (
     Tracker,
     steady_memory,
 )
+from helpers.optimizers import states
+from helpers.parallel.comm_meter import CommMeter, SentMessage
+from helpers.parallel.layout import Parallel
+from helpers.parallel.rank import AXES, Rank, grid
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.fake_tensors import FakeValues, Indices, NeverSkipScaler
+from helpers.plan.planner import check_target, fake_batch, plan_key
+from helpers.recipe import Recipe
+from helpers.strategy import step_time
 from helpers.units import GIB
-from helpers.plan.fake_tensors import Indices, NeverSkipScaler, FakeValues
 
 
 @dataclass(frozen=True)
 class RankPlan(Plan):
     """A `Plan` of one rank's step. `sent` lists what it sends in a step, in no order that means anything."""
+
     rank: int = 0
     sent: tuple[SentMessage, ...] = ()
 
@@ -53,6 +55,7 @@ class RankPlan(Plan):
 class ParallelPlan:
     """A step laid over ranks. `ranks` holds a `RankPlan` for each stage of the pipeline: of its first data and tensor
     rank, which none of the others exceeds by more than an uneven share."""
+
     recipe: Recipe
     parallel: Parallel
     target: str
@@ -74,19 +77,29 @@ class ParallelPlan:
     @property
     def bytes_by_collective(self) -> dict[str, int]:
         """Bytes that a rank sends in a step, by collective; of the pipeline the stage that sends most."""
-        return max((bytes_by_collective(rank.sent) for rank in self.ranks), key=lambda sent: sum(sent.values()))
+        return max(
+            (bytes_by_collective(rank.sent) for rank in self.ranks),
+            key=lambda sent: sum(sent.values()),
+        )
 
     def fits(self, gpu: str | GPU) -> Fit:
         """Whether the fullest rank fits a card; see `Plan.fits`. With more than one rank NCCL's buffers are a term."""
         found = self.fullest.fits(gpu)
-        return replace(found, terms=found.terms | {"NCCL buffers": NCCL}) if self.parallel.ranks > 1 else found
+        return (
+            replace(found, terms=found.terms | {"NCCL buffers": NCCL})
+            if self.parallel.ranks > 1
+            else found
+        )
 
     def seconds(self, gpu: str | GPU, links) -> step_time.StepTime:
         """The step's time by the model of cards and links in `cost`; see `cost.step`."""
         return step_time.step(self, gpu, links)
 
     def __str__(self) -> str:
-        sent = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.bytes_by_collective.items()) or "nothing"
+        sent = (
+            ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.bytes_by_collective.items())
+            or "nothing"
+        )
         return f"{self.parallel}: {self.fullest}; sent a step and rank, GiB: {sent}"
 
 
@@ -101,8 +114,13 @@ def bytes_by_collective(sent: tuple[SentMessage, ...]) -> dict[str, int]:
 def plan_parallel(recipe: Recipe, parallel: Parallel, target: str = "cuda") -> ParallelPlan:
     """Plan one step of `recipe` laid over ranks. Raises ValueError where they do not go together, RuntimeError when this
     process is a rank itself (it has a process group already: plan in another process)."""
-    ranks = tuple(replace(plan_rank(plan_key(recipe), parallel, stage * parallel.data * parallel.tensor, target), recipe=recipe)
-                  for stage in range(parallel.pipeline))
+    ranks = tuple(
+        replace(
+            plan_rank(plan_key(recipe), parallel, stage * parallel.data * parallel.tensor, target),
+            recipe=recipe,
+        )
+        for stage in range(parallel.pipeline)
+    )
     return ParallelPlan(recipe, parallel, target, ranks)
 
 
@@ -113,7 +131,9 @@ def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda
     check_target(target)
     parallel.local(recipe)
     if not 0 <= rank < parallel.ranks:
-        raise ValueError(f"rank={rank} is not one of the {parallel.ranks} of {parallel}: count from 0.")
+        raise ValueError(
+            f"rank={rank} is not one of the {parallel.ranks} of {parallel}: count from 0."
+        )
 
     def kernels():
         return CudaKernels(recipe, active=target == "cuda")
@@ -125,7 +145,13 @@ def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda
             shapes = SimpleNamespace(config=model.config)
             count = sum(parameter.numel() for parameter in model.parameters())
             with Indices(), patch.object(_fsdp_param, "_chunk_with_empty", Chunks):
-                one = Rank(recipe, parallel, model, mesh, NeverSkipScaler("cpu", enabled=recipe.precision == "fp16"))
+                one = Rank(
+                    recipe,
+                    parallel,
+                    model,
+                    mesh,
+                    NeverSkipScaler("cpu", enabled=recipe.precision == "fp16"),
+                )
             del model
             storage_trace, sent = trace_rank(one, lambda: fake_batch(shapes, one.local))
             del one
@@ -142,7 +168,9 @@ def trace_rank(rank: Rank, make_batch) -> tuple[StorageTrace, tuple[SentMessage,
     tracker = Tracker()
     axes = {rank.mesh[axis].get_group().group_name: axis for axis in AXES}
     meter = CommMeter(axes)
-    ends: list[int] = []  # how much had been sent when each micro-batch was asked for, but the first
+    ends: list[
+        int
+    ] = []  # how much had been sent when each micro-batch was asked for, but the first
 
     def phase(name: str) -> None:
         tracker.phase(name)
@@ -160,14 +188,20 @@ def trace_rank(rank: Rank, make_batch) -> tuple[StorageTrace, tuple[SentMessage,
 
     with steady_memory(), tracker, meter:
         tracker.adopt([list(rank.module.parameters()), list(rank.module.buffers())], PARAMETERS)
-        tracker.adopt(states(getattr(rank.optimizer, "optim", rank.optimizer), rank.scaler), OPTIMIZER)  # ZeroRedundancyOptimizer's own
-        tracker.adopt([parameter.grad for parameter in rank.module.parameters()], GRADIENTS)  # views of DDP's buckets
+        tracker.adopt(
+            states(getattr(rank.optimizer, "optim", rank.optimizer), rank.scaler), OPTIMIZER
+        )  # ZeroRedundancyOptimizer's own
+        tracker.adopt(
+            [parameter.grad for parameter in rank.module.parameters()], GRADIENTS
+        )  # views of DDP's buckets
         tracker.storage_trace.begin = len(tracker.storage_trace.events)
         tracker.watch_gradients(rank.module)
         rank.step(batches(), phase, count)
     for name in tracker.storage_trace.flops:
-        tracker.storage_trace.flops[name] = tracker.storage_trace.flops[name] * accumulation // count
-    repeated = tuple(meter.sent[:ends[0]]) * (accumulation - count) if accumulation > count else ()
+        tracker.storage_trace.flops[name] = (
+            tracker.storage_trace.flops[name] * accumulation // count
+        )
+    repeated = tuple(meter.sent[: ends[0]]) * (accumulation - count) if accumulation > count else ()
     return tracker.storage_trace, repeated + tuple(meter.sent)
 
 
@@ -175,10 +209,13 @@ def trace_rank(rank: Rank, make_batch) -> tuple[StorageTrace, tuple[SentMessage,
 def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
     """As if this process were one rank of many: torch's process group that sends nothing. Raises RuntimeError where
     there is a process group already."""
-    from torch.distributed._tools import fake_collectives  # noqa: F401  (shapes of the collectives, for fake tensors)
+    from torch.distributed._tools import fake_collectives
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
     if dist.is_initialized():
-        raise RuntimeError("This process is a rank already: plan in a process that has no process group.")
+        raise RuntimeError(
+            "This process is a rank already: plan in a process that has no process group."
+        )
     hook = sys.excepthook  # torch puts the rank before every error from then on
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
@@ -192,12 +229,16 @@ def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
 def _forget_groups() -> None:
     """DTensor remembers layouts together with the process groups they were first seen with, which are gone now."""
     from torch.distributed.tensor import _redistribute, debug
+
     debug._clear_python_sharding_prop_cache()
     debug._clear_fast_path_sharding_prop_cache()
     getattr(_redistribute, "_planner_cache", {}).clear()
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.distributed.tensor"):
-            for holder in [module, *(value for value in vars(module).values() if isinstance(value, type))]:
+            for holder in [
+                module,
+                *(value for value in vars(module).values() if isinstance(value, type)),
+            ]:
                 for value in vars(holder).values():
                     if not isinstance(value, type) and hasattr(value, "cache_clear"):
                         value.cache_clear()
@@ -213,4 +254,6 @@ class Chunks:
     def __getitem__(self, index: int) -> torch.Tensor:
         begin = index * self.size
         length = min(self.size, self.tensor.size(self.dim) - begin)
-        return self.tensor.narrow(self.dim, begin, length) if length > 0 else self.tensor.new_empty(0)
+        return (
+            self.tensor.narrow(self.dim, begin, length) if length > 0 else self.tensor.new_empty(0)
+        )

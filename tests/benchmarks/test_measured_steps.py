@@ -1,4 +1,5 @@
 """The plan against real steps: that measuring tells the truth, and what was kept of it."""
+
 import json
 import threading
 import time
@@ -19,15 +20,28 @@ KEPT = measured_steps.read()
 
 
 def a_step(**fields) -> measured_steps.Step:
-    return changed(measured_steps.Step("a model", "a technique", replace(TEXT, weights="random"), 1000, 1000), **fields)
+    return changed(
+        measured_steps.Step("a model", "a technique", replace(TEXT, weights="random"), 1000, 1000),
+        **fields,
+    )
 
 
 def a_proof(*steps: measured_steps.Step) -> measured_steps.Proof:
-    return measured_steps.Proof({"device": "cpu", "name": "x86_64"}, "2026-01-01T00:00:00+00:00", "a test", list(steps))
+    return measured_steps.Proof(
+        {"device": "cpu", "name": "x86_64"}, "2026-01-01T00:00:00+00:00", "a test", list(steps)
+    )
 
 
-@pytest.mark.parametrize("recipe", [TEXT, replace(TEXT, accumulation=2, checkpointing=True), replace(IMAGE, precision="fp16"),
-                                    replace(IMAGE, frozen=2, optimizer="sgd")], ids=["plain", "checkpointed", "fp16", "frozen"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        TEXT,
+        replace(TEXT, accumulation=2, checkpointing=True),
+        replace(IMAGE, precision="fp16"),
+        replace(IMAGE, frozen=2, optimizer="sgd"),
+    ],
+    ids=["plain", "checkpointed", "fp16", "frozen"],
+)
 def test_the_allocators_record_is_the_plan_to_the_byte(recipe):
     seen = measure_step.measure(recipe, "cpu")
     planned = plan(recipe, "cpu")
@@ -38,12 +52,18 @@ def test_the_allocators_record_is_the_plan_to_the_byte(recipe):
 def test_of_an_adapter_the_number_that_scales_it_is_missed():
     """A number that autograd keeps for the backward pass is a tensor of eight bytes, in the CPU's memory also with a GPU."""
     recipe = replace(IMAGE, lora_rank=2)
-    assert measure_step.measure(recipe, "cpu")["allocated"] - plan(recipe, "cpu").peak == 8 * 2 * recipe.layers
+    assert (
+        measure_step.measure(recipe, "cpu")["allocated"] - plan(recipe, "cpu").peak
+        == 8 * 2 * recipe.layers
+    )
 
 
 def test_of_checkpointing_the_state_of_the_random_numbers_is_missed():
     recipe = replace(IMAGE, batch_size=32, checkpointing=True)
-    assert measure_step.measure(recipe, "cpu")["allocated"] - plan(recipe, "cpu").peak == torch.get_rng_state().nbytes
+    assert (
+        measure_step.measure(recipe, "cpu")["allocated"] - plan(recipe, "cpu").peak
+        == torch.get_rng_state().nbytes
+    )
 
 
 def test_what_a_plan_does_not_foresee_is_seen(monkeypatch):
@@ -65,13 +85,24 @@ def test_what_a_plan_does_not_foresee_is_seen(monkeypatch):
 def test_a_batch_has_the_plans_shapes_and_values_of_its_own():
     model = models.build(TEXT)
     made = measure_step.real_batch(model, TEXT, "cpu")
-    assert {name: tuple(value.shape) for name, value in made.items()} == {"input_ids": (4, 16), "attention_mask": (4, 16), "labels": (4,)}
-    assert made["input_ids"].unique().numel() > 10 and int(made["input_ids"].max()) < model.config.vocab_size
+    assert {name: tuple(value.shape) for name, value in made.items()} == {
+        "input_ids": (4, 16),
+        "attention_mask": (4, 16),
+        "labels": (4,),
+    }
+    assert (
+        made["input_ids"].unique().numel() > 10
+        and int(made["input_ids"].max()) < model.config.vocab_size
+    )
 
 
 def test_every_technique_for_both_models_is_a_case():
     found = measured_steps.cases()
-    assert len({(model, name) for model, name, _ in found}) == len(found) == len({recipe for *_, recipe in found})
+    assert (
+        len({(model, name) for model, name, _ in found})
+        == len(found)
+        == len({recipe for *_, recipe in found})
+    )
     for model in MODELS:
         assert {name for of, name, _ in found if of == model} >= set(TECHNIQUES)
     ladder = [recipe for of, _, recipe in found if of == measured_steps.LARGE]
@@ -79,19 +110,31 @@ def test_every_technique_for_both_models_is_a_case():
 
 
 def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsys):
-    chosen = [("mini ViT", "plain", replace(IMAGE, weights="random")),
-              ("mini ViT", "accumulation", replace(IMAGE, weights="random", accumulation=2))]
+    chosen = [
+        ("mini ViT", "plain", replace(IMAGE, weights="random")),
+        ("mini ViT", "accumulation", replace(IMAGE, weights="random", accumulation=2)),
+    ]
     steps = list(measured_steps.prove("cpu", jobs=2, chosen=chosen))
-    assert [step.planned for step in steps] == [step.allocated for step in steps] == [plan(recipe, "cpu").peak for *_, recipe in chosen]
+    assert (
+        [step.planned for step in steps]
+        == [step.allocated for step in steps]
+        == [plan(recipe, "cpu").peak for *_, recipe in chosen]
+    )
     assert all(step.accelerate and step.miss == 0 for step in steps)
     made = a_proof(*steps)
     path = measured_steps.write(made, tmp_path)
     assert path.name == "cpu.json" and measured_steps.read(tmp_path) == [made]
     half = measured_steps.write(a_proof(steps[0]), tmp_path, finished=False)
-    assert measured_steps.read(tmp_path) == [made] and half.exists(), "what was kept stays until a run is finished"
+    assert measured_steps.read(tmp_path) == [made] and half.exists(), (
+        "what was kept stays until a run is finished"
+    )
     assert measured_steps.write(made, tmp_path) == path and not half.exists()
-    assert json.loads(path.read_text())["steps"][1]["recipe"] == {"model": "vit", "weights": "random", "batch_size": 4,
-                                                                  "accumulation": 2}
+    assert json.loads(path.read_text())["steps"][1]["recipe"] == {
+        "model": "vit",
+        "weights": "random",
+        "batch_size": 4,
+        "accumulation": 2,
+    }
     assert measured_steps.table(made).frame["off"].tolist() == ["+0 bytes", "+0 bytes"]
 
 
@@ -105,13 +148,19 @@ def test_a_step_that_fails_keeps_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measured_steps.sys, "executable", "/bin/false")
     monkeypatch.setattr(measured_steps, "cases", lambda: [("mini ViT", "plain", IMAGE)])
     assert measured_steps.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
-    assert "mini ViT, plain: FAILED. A step could not be measured" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert (
+        "mini ViT, plain: FAILED. A step could not be measured" in capsys.readouterr().err
+        and not list(tmp_path.iterdir())
+    )
 
 
 def test_without_a_gpu_one_sentence_says_so(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measured_steps, "usable_cuda", lambda: (False, "no GPU found"))
     assert measured_steps.main(["--device", "cuda", "--out", str(tmp_path)]) == 1
-    assert "cannot be measured on a GPU here (no GPU found)" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert (
+        "cannot be measured on a GPU here (no GPU found)" in capsys.readouterr().err
+        and not list(tmp_path.iterdir())
+    )
 
 
 def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tmp_path, capsys):
@@ -122,13 +171,23 @@ def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tm
 
     monkeypatch.setattr(measured_steps, "alone", alone)
     monkeypatch.setattr(measured_steps, "told", lambda *_: (None, 1))
-    monkeypatch.setattr(measured_steps, "cases", lambda: [("mini ViT", "plain", IMAGE), ("mini ViT", "parts", replace(IMAGE, accumulation=2))])
+    monkeypatch.setattr(
+        measured_steps,
+        "cases",
+        lambda: [
+            ("mini ViT", "plain", IMAGE),
+            ("mini ViT", "parts", replace(IMAGE, accumulation=2)),
+        ],
+    )
     assert measured_steps.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
     assert "1 of 2 steps failed and are missing: mini ViT, parts." in capsys.readouterr().err
     assert [step.technique for step in measured_steps.read(tmp_path)[0].steps] == ["plain"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"environment": {}, "date": "", "command": "", "steps": [{"model": "x"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"environment": {}, "date": "", "command": "", "steps": [{"model": "x"}]}'],
+)
 def test_what_is_no_proof_is_refused_in_a_sentence(text):
     with pytest.raises(ValueError, match="This is no file of measured steps"):
         measured_steps.Proof.from_json(text)
@@ -155,11 +214,14 @@ def test_steps_side_by_side_never_take_more_than_there_is():
 def test_a_miss_is_shown_and_a_gpus_is_of_its_allocated_peak():
     off = a_step(planned=2**30, allocated=2**31)
     assert off.miss == -0.5 and measured_steps.table(a_proof(off)).frame["off"].item() == "-50.00%"
-    gpu = a_step(planned=900, planned_allocated=1010, allocated=1000, reserved=2**21, planned_reserved=2**21)
+    gpu = a_step(
+        planned=900, planned_allocated=1010, allocated=1000, reserved=2**21, planned_reserved=2**21
+    )
     assert gpu.miss == pytest.approx(0.01)
 
 
 # -- what was kept ------------------------------------------------------------------------------------------
+
 
 def test_there_is_a_proof():
     assert KEPT, "python -m benchmarks.measured_steps"
@@ -171,11 +233,21 @@ def test_kept_plans_are_within_the_courses_goal(kept):
     assert sum(misses) / len(misses) < 0.02
     assert max(abs(step.miss) for step in kept.steps if not step.inside_bitsandbytes) < 0.05
     named = {(step.model, step.technique) for step in kept.steps}
-    assert named >= {(model, name) for model in MODELS for name in TECHNIQUES}, "every technique, both models"
+    assert named >= {(model, name) for model in MODELS for name in TECHNIQUES}, (
+        "every technique, both models"
+    )
 
 
-@pytest.mark.parametrize("step", [step for kept in KEPT for step in kept.steps if step.inside_bitsandbytes and abs(step.miss) > 0.05],
-                         ids=lambda step: step.model)
+@pytest.mark.parametrize(
+    "step",
+    [
+        step
+        for kept in KEPT
+        for step in kept.steps
+        if step.inside_bitsandbytes and abs(step.miss) > 0.05
+    ],
+    ids=lambda step: step.model,
+)
 def test_what_is_missed_by_more_is_bitsandbytes_own(step):
     """Its CPU kernel for 32-bit states, on the largest tensor: the root, the denominator and the quotient."""
     planned, config = plan(step.recipe, "cpu"), models.config(step.recipe)
@@ -187,4 +259,6 @@ def test_what_is_missed_by_more_is_bitsandbytes_own(step):
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.environment["name"])
 def test_kept_plans_are_todays(kept):
     for step in kept.steps[::9]:
-        assert plan(step.recipe, kept.environment["device"]).peak == step.planned, f"{step.model}, {step.technique}"
+        assert plan(step.recipe, kept.environment["device"]).peak == step.planned, (
+            f"{step.model}, {step.technique}"
+        )

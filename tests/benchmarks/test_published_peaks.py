@@ -1,4 +1,5 @@
 """Plans against real GPUs, a T4 and an A10, measured and published by others. And plans of one's own steps."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,16 +8,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import published_peaks
 from helpers import models
-from tools.course import readme
+from helpers.optimizers import make_optimizer
+from helpers.plan import plan
 from helpers.plan.cuda_kernels import _written_out
 from helpers.plan.custom_step import plan_custom_step
-from helpers.plan import plan
+from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.planner import fake_batch
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe, replace
 from helpers.step import train_step
-from helpers.plan.fake_tensors import FakeValues
-
+from tools.course import readme
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 
@@ -28,7 +28,9 @@ def done():
 
 def test_readme_says_so_too(done):
     """Here, where the steps are planned already, and not with README's other tables."""
-    assert f"<!-- trust -->\n{readme.trust()}\n<!-- /trust -->" in readme.README.read_text(encoding="utf8"), "run `make readme`"
+    assert f"<!-- trust -->\n{readme.trust()}\n<!-- /trust -->" in readme.README.read_text(
+        encoding="utf8"
+    ), "run `make readme`"
 
 
 @pytest.mark.parametrize("step", published_peaks.STEPS, ids=lambda step: step.name)
@@ -39,15 +41,29 @@ def test_the_models_are_those_that_were_measured(step):
 
 
 def test_the_allocated_peak_of_a_real_gpu(done):
-    misses = {step.name: blocks.allocated / step.allocated - 1 for step, _, blocks in done if step.allocated}
-    assert max(map(abs, misses.values())) < 0.005 and sum(map(abs, misses.values())) / len(misses) < 0.002, misses
-    tensors = {step.name: planned.peak / step.allocated - 1 for step, planned, _ in done if step.allocated}
-    assert all(-0.04 < miss < 0 for miss in tensors.values()), f"without workspace and blocks it is short: {tensors}"
+    misses = {
+        step.name: blocks.allocated / step.allocated - 1
+        for step, _, blocks in done
+        if step.allocated
+    }
+    assert (
+        max(map(abs, misses.values())) < 0.005
+        and sum(map(abs, misses.values())) / len(misses) < 0.002
+    ), misses
+    tensors = {
+        step.name: planned.peak / step.allocated - 1 for step, planned, _ in done if step.allocated
+    }
+    assert all(-0.04 < miss < 0 for miss in tensors.values()), (
+        f"without workspace and blocks it is short: {tensors}"
+    )
 
 
 def test_the_reserved_peak_of_a_real_gpu(done):
     misses = {step.name: blocks.reserved / step.reserved - 1 for step, _, blocks in done}
-    assert max(map(abs, misses.values())) < 0.08 and sum(map(abs, misses.values())) / len(misses) < 0.03, misses
+    assert (
+        max(map(abs, misses.values())) < 0.08
+        and sum(map(abs, misses.values())) / len(misses) < 0.03
+    ), misses
 
 
 def test_the_table_says_it(done):
@@ -60,20 +76,32 @@ def test_the_table_says_it(done):
 
 # -- attention written out -----------------------------------------------------------------------------------
 
+
 def kept(attention, dtype, **options) -> tuple[torch.Tensor, list[int]]:
     """(its answer, bytes that it keeps for the backward pass, those of its inputs left out)"""
     torch.manual_seed(0)
     inputs = [torch.randn(2, 4, 33, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
     saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.untyped_storage().nbytes()) or tensor,
-                                                  lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor.untyped_storage().nbytes()) or tensor,
+        lambda tensor: tensor,
+    ):
         answer = attention(*inputs, **options)
     return answer.detach(), sorted(saved)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(33, 33, dtype=torch.bool).tril()},
-                                     {"attn_mask": torch.zeros(2, 1, 33, 33)}, {"scale": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"attn_mask": torch.ones(33, 33, dtype=torch.bool).tril()},
+        {"attn_mask": torch.zeros(2, 1, 33, 33)},
+        {"scale": 0.3},
+    ],
+    ids=str,
+)
 def test_attention_written_out_is_torchs(dtype, options):
     if "attn_mask" in options and options["attn_mask"].is_floating_point():
         options = options | {"attn_mask": options["attn_mask"].to(dtype)}
@@ -86,7 +114,12 @@ def test_attention_written_out_is_torchs(dtype, options):
 
 # -- one's own step ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("recipe", [MINI["vit"], replace(MINI["deberta"], accumulation=2)], ids=lambda recipe: recipe.model)
+
+@pytest.mark.parametrize(
+    "recipe",
+    [MINI["vit"], replace(MINI["deberta"], accumulation=2)],
+    ids=lambda recipe: recipe.model,
+)
 def test_the_courses_step_planned_as_ones_own(recipe):
     def setup():
         model = models.empty(recipe)
@@ -95,11 +128,14 @@ def test_the_courses_step_planned_as_ones_own(recipe):
         def batches():
             for _ in range(recipe.accumulation):
                 yield fake_batch(model, recipe)
+
         return [model], lambda: train_step(model, optimizer, batches(), recipe.batch_size, recipe)
 
     own, made = plan_custom_step(setup), plan(recipe)
     assert own.peak == pytest.approx(made.peak, rel=0.01)  # which counts blocks of 512 bytes
-    assert own.allocator_peaks("T4").allocated == pytest.approx(made.allocator_peaks("T4").allocated, rel=0.01)
+    assert own.allocator_peaks("T4").allocated == pytest.approx(
+        made.allocator_peaks("T4").allocated, rel=0.01
+    )
 
 
 def own_step(keep: bool):
@@ -113,14 +149,22 @@ def own_step(keep: bool):
             loss = model(batch).square().mean()
             loss.backward()
             optimizer.step()
+
         return [model, batch], step
+
     return setup
 
 
 def test_gradients_that_are_kept_are_seen():
     """1,001,000 gradients of four bytes lie beside everything else, from the second step on."""
-    assert plan_custom_step(own_step(keep=True)).peak - plan_custom_step(own_step(keep=False)).peak == 4 * 1_001_000
-    assert plan_custom_step(own_step(keep=True), steps=1).peak == plan_custom_step(own_step(keep=False), steps=1).peak
+    assert (
+        plan_custom_step(own_step(keep=True)).peak - plan_custom_step(own_step(keep=False)).peak
+        == 4 * 1_001_000
+    )
+    assert (
+        plan_custom_step(own_step(keep=True), steps=1).peak
+        == plan_custom_step(own_step(keep=False), steps=1).peak
+    )
 
 
 def test_an_initializer_that_draws_until_all_is_within_bounds_ends():
@@ -128,6 +172,7 @@ def test_an_initializer_that_draws_until_all_is_within_bounds_ends():
         model = torch.nn.Linear(10, 10)
         torch.nn.init.trunc_normal_(model.weight)
         return [model], lambda: model(torch.zeros(5, 10)).sum().backward()
+
     assert plan_custom_step(setup).peak > 2 * 4 * 110
 
 

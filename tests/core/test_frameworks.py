@@ -1,4 +1,5 @@
 """The same fine-tune in other people's hands gives the same weights."""
+
 import importlib.util
 import json
 from pathlib import Path
@@ -13,7 +14,9 @@ from helpers.recipe import Recipe, replace
 from tests.small import without_dropout
 
 # 19 rows in steps of 8: the third step of an epoch is a group of two micro-batches, the second of one row
-TEXT = Recipe(batch_size=8, accumulation=4, length=32, train_size=19, test_size=8, steps=5, padding="dynamic")
+TEXT = Recipe(
+    batch_size=8, accumulation=4, length=32, train_size=19, test_size=8, steps=5, padding="dynamic"
+)
 IMAGE = Recipe(model="vit", batch_size=8, accumulation=4, train_size=19, steps=5)
 RECIPES = {"deberta": TEXT, "deberta-uniform": replace(TEXT, padding="uniform"), "vit": IMAGE}
 REAL = models.build
@@ -26,7 +29,10 @@ def still_models(replace_build=lambda build: setattr(models, "build", build)) ->
 
 def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
     """Relative L2 distance of all weights."""
-    a, b = (parameters_to_vector([value.detach().float().cpu() for value in model.parameters()]) for model in (one, other))
+    a, b = (
+        parameters_to_vector([value.detach().float().cpu() for value in model.parameters()])
+        for model in (one, other)
+    )
     return ((a - b).norm() / b.norm()).item()
 
 
@@ -50,7 +56,9 @@ def test_with_dropout_the_losses_are_the_same_too(name, monkeypatch):
     """Dropout draws from one generator, seeded before the first step. Trainer seeds it at another moment."""
     monkeypatch.setattr(models, "build", REAL)
     data = train.encoded(TEXT)["train"]
-    assert getattr(frameworks, name)(TEXT, data)[1] == pytest.approx(train.fit(TEXT, data, "cpu", progress=False).losses, rel=1e-6)
+    assert getattr(frameworks, name)(TEXT, data)[1] == pytest.approx(
+        train.fit(TEXT, data, "cpu", progress=False).losses, rel=1e-6
+    )
 
 
 def test_a_trainer_without_the_cure_is_told_apart():
@@ -67,8 +75,14 @@ def deepspeed():
     """What the rank found at each stage; one process for all, as it takes longer to start than to train."""
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed")
-    text, = launch(Path(__file__).parents[1] / "ranks" / "zero.py", json.dumps(STAGES), json.dumps(TEXT.to_dict()), ranks=1,
-                   show=False, env={"DS_ACCELERATOR": "cpu"})
+    (text,) = launch(
+        Path(__file__).parents[1] / "ranks" / "zero.py",
+        json.dumps(STAGES),
+        json.dumps(TEXT.to_dict()),
+        ranks=1,
+        show=False,
+        env={"DS_ACCELERATOR": "cpu"},
+    )
     return dict(zip(STAGES, json.loads(text.split("RESULT ")[1])))
 
 
@@ -76,6 +90,8 @@ def deepspeed():
 def test_deepspeeds_stages_give_the_plain_weights(deepspeed, stage):
     """Not bit for bit: DeepSpeed divides by the norm plus 1e-6 when it clips, and sums in flat buffers."""
     result = deepspeed[stage]
-    assert result["kind"] == "DistributedType.DEEPSPEED" and result["stage"] == stage, "Accelerate dropped DeepSpeed without a word"
+    assert result["kind"] == "DistributedType.DEEPSPEED" and result["stage"] == stage, (
+        "Accelerate dropped DeepSpeed without a word"
+    )
     assert result["losses"] == pytest.approx(result["expected"], rel=1e-4)
     assert result["distance"] < 1e-5

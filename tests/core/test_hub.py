@@ -1,4 +1,5 @@
 """Where repositories come from: mirror, cache, hub, or one sentence; small ones under the real names."""
+
 import json
 import os
 import subprocess
@@ -13,11 +14,19 @@ import pytest
 from helpers import hub
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE, VIT, CIFAR = "microsoft/deberta-v3-base", "google/vit-base-patch16-224-in21k", "uoft-cs/cifar10"
-MAIN = "8ccc9b6f36199bec6961081d44eb72fb3f7353f3"  # the commit that DeBERTa's cached main branch holds
-STUB = {BASE: ("config.json", "spm.model", "model.safetensors"),
-        VIT: ("config.json", "preprocessor_config.json", "model.safetensors"),
-        CIFAR: ("plain_text/train-00000-of-00001.parquet", "plain_text/test-00000-of-00001.parquet")}
+BASE, VIT, CIFAR = (
+    "microsoft/deberta-v3-base",
+    "google/vit-base-patch16-224-in21k",
+    "uoft-cs/cifar10",
+)
+MAIN = (
+    "8ccc9b6f36199bec6961081d44eb72fb3f7353f3"  # the commit that DeBERTa's cached main branch holds
+)
+STUB = {
+    BASE: ("config.json", "spm.model", "model.safetensors"),
+    VIT: ("config.json", "preprocessor_config.json", "model.safetensors"),
+    CIFAR: ("plain_text/train-00000-of-00001.parquet", "plain_text/test-00000-of-00001.parquet"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,26 +50,63 @@ def make_deberta(folder):
     """DeBERTa-v3's repository as the hub has it, but tiny: spm.model, no tokenizer.json, weights in fp16."""
     import sentencepiece
     from transformers import DebertaV2Config, DebertaV2Model
+
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"the {a} {b} of {c} in {d}" for a in ("net", "new", "old") for b in ("sale", "price")
-             for c in ("oil", "grain", "gold") for d in ("may", "june", "the bank")]
+    lines = [
+        f"the {a} {b} of {c} in {d}"
+        for a in ("net", "new", "old")
+        for b in ("sale", "price")
+        for c in ("oil", "grain", "gold")
+        for d in ("may", "june", "the bank")
+    ]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=f"{folder}/spm", vocab_size=60, hard_vocab_limit=False,
-        pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]",
-        unk_piece="[UNK]", minloglevel=2)
+        sentence_iterator=iter(lines),
+        model_prefix=f"{folder}/spm",
+        vocab_size=60,
+        hard_vocab_limit=False,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        pad_piece="[PAD]",
+        bos_piece="[CLS]",
+        eos_piece="[SEP]",
+        unk_piece="[UNK]",
+        minloglevel=2,
+    )
     (folder / "spm.vocab").unlink()
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": false, "vocab_type": "spm"}')
-    DebertaV2Model(DebertaV2Config(
-        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8, norm_rel_ebd="layer_norm",
-        share_att_key=True, type_vocab_size=0)).half().save_pretrained(folder)
+    DebertaV2Model(
+        DebertaV2Config(
+            vocab_size=100,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            relative_attention=True,
+            pos_att_type=["p2c", "c2p"],
+            position_buckets=8,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            type_vocab_size=0,
+        )
+    ).half().save_pretrained(folder)
     return folder
 
 
 def make_vit(folder):
     from transformers import ViTConfig, ViTImageProcessor, ViTModel
-    ViTModel(ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                       image_size=16, patch_size=4)).save_pretrained(folder)
+
+    ViTModel(
+        ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            image_size=16,
+            patch_size=4,
+        )
+    ).save_pretrained(folder)
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
 
 
@@ -88,7 +134,9 @@ def test_an_unknown_repository_is_refused(ask):
 
 
 @pytest.mark.parametrize("kind, repo_id", [("model", BASE), ("model", VIT), ("dataset", CIFAR)])
-@pytest.mark.parametrize("layout", ["{kind}s/{owner}/{name}", "{owner}/{name}", "{owner}--{name}", "{name}"])
+@pytest.mark.parametrize(
+    "layout", ["{kind}s/{owner}/{name}", "{owner}/{name}", "{owner}--{name}", "{name}"]
+)
 def test_every_mirror_layout(tmp_path, monkeypatch, kind, repo_id, layout):
     owner, name = repo_id.split("/")
     folder = stub(tmp_path / "mirror" / layout.format(kind=kind, owner=owner, name=name), repo_id)
@@ -101,7 +149,9 @@ def test_every_mirror_layout(tmp_path, monkeypatch, kind, repo_id, layout):
 def test_a_mirror_may_be_a_hub_cache(tmp_path, monkeypatch, inside):
     snapshot = stub(cached(tmp_path / "mirror" / inside, BASE, "f" * 40), BASE)
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "mirror"))
-    assert hub.find("model", BASE) == hub.Found(hub.REPOS["model", BASE], snapshot, "mirror", "f" * 40)
+    assert hub.find("model", BASE) == hub.Found(
+        hub.REPOS["model", BASE], snapshot, "mirror", "f" * 40
+    )
 
 
 def test_several_mirrors_are_searched_in_order(tmp_path, monkeypatch):
@@ -135,7 +185,9 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
     """The golden tokens are SentencePiece's own, with ligatures and control characters in the text."""
     import sentencepiece
     from transformers import AutoModel, AutoTokenizer
+
     from helpers import data
+
     make_deberta(tmp_path / "models" / BASE)
     make_vit(tmp_path / "models" / VIT)
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path))
@@ -146,18 +198,27 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
     assert data.Pixels.of(vision.path) == data.Pixels(side=16)
 
     golden = sentencepiece.SentencePieceProcessor(model_file=str(language.path / "spm.model"))
-    rows = ["the new price of oil", " the new  price\n\n\tof oil\r\n",
-            "the net\u200bsale\x07 of gold\u3000may \uff21", "\ufb01ve \u2581oil", "the\ufeff bank \u061cof"]
+    rows = [
+        "the new price of oil",
+        " the new  price\n\n\tof oil\r\n",
+        "the net\u200bsale\x07 of gold\u3000may \uff21",
+        "\ufb01ve \u2581oil",
+        "the\ufeff bank \u061cof",
+    ]
     split = data.text.build(rows, [0] * len(rows), ["x"], "test", "")
     recipe = SimpleNamespace(task="text", model="deberta", batch_size=4, tokens=40, padding="fixed")
     encoded = data.encode(split, recipe, AutoTokenizer.from_pretrained(language.path))
     for row, length in enumerate(encoded.lengths.tolist()):
         ids = encoded.columns["input_ids"][row].tolist()
-        assert ids[:length] == [1] + golden.encode(rows[row]) + [2] and ids[length:] == [0] * (40 - length)
+        assert ids[:length] == [1] + golden.encode(rows[row]) + [2] and ids[length:] == [0] * (
+            40 - length
+        )
     assert 3 not in encoded.columns["input_ids"][1]  # no [UNK]
 
 
-def test_the_cache_prefers_the_pinned_commit_and_takes_another_only_without_the_hub(tmp_path, monkeypatch):
+def test_the_cache_prefers_the_pinned_commit_and_takes_another_only_without_the_hub(
+    tmp_path, monkeypatch
+):
     pinned = hub.REPOS["model", BASE].revisions[0]
     other = stub(cached(tmp_path / "cache", BASE, "f" * 40), BASE)
     assert hub.find("model", BASE).path == other
@@ -172,10 +233,18 @@ def test_the_cache_prefers_the_pinned_commit_and_takes_another_only_without_the_
 def run(code, **environment):
     """The JSON that Python code prints in a process of its own."""
     ours = ("HF_", "TIGHT_FIT", "TRANSFORMERS_")
-    clean = {name: value for name, value in os.environ.items()
-             if not name.startswith(ours) and "proxy" not in name.lower()}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
-                          env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment})
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ours) and "proxy" not in name.lower()
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -192,7 +261,9 @@ socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refuse
 
 def test_a_cached_model_loads_offline_without_touching_the_network(tmp_path):
     make_deberta(cached(tmp_path / "hub", BASE, MAIN))
-    answer = run(NO_NETWORK + f"""
+    answer = run(
+        NO_NETWORK
+        + f"""
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from helpers import hub
@@ -203,7 +274,10 @@ model = AutoModelForSequenceClassification.from_pretrained(
 logits = model(**tokenizer(["the new price of oil"], return_tensors="pt")).logits
 finite = bool(logits.isfinite().all())
 print(json.dumps([found.source, found.revision, *logits.shape, finite, len(attempts)]))
-""", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+""",
+        HF_HOME=str(tmp_path),
+        HF_HUB_OFFLINE="1",
+    )
     assert answer == ["cache", MAIN, 1, 3, True, 0]
 
 
@@ -225,20 +299,30 @@ def test_without_network_mirror_and_cache_one_sentence_after_one_attempt(tmp_pat
     sentences, attempts = run(NO_NETWORK + FIND, HF_HOME=str(tmp_path), TIGHT_FIT_MIRROR=gone)
     assert attempts == 1
     for sentence, folder in zip(sentences, (f"models/{BASE}", f"datasets/{CIFAR}"), strict=True):
-        assert ". " not in sentence and "\n" not in sentence and sentence.endswith("TIGHT_FIT_PROFILE=mini.")
+        assert (
+            ". " not in sentence
+            and "\n" not in sentence
+            and sentence.endswith("TIGHT_FIT_PROFILE=mini.")
+        )
         assert "connect to the internet" in sentence
         assert f"set TIGHT_FIT_MIRROR to a folder that holds {folder}" in sentence
-        assert "gone, which is no folder" in sentence and "no answer from https://huggingface.co" in sentence
+        assert (
+            "gone, which is no folder" in sentence
+            and "no answer from https://huggingface.co" in sentence
+        )
 
 
 def test_offline_mode_asks_nobody(tmp_path):
     sentences, attempts = run(NO_NETWORK + FIND, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     assert attempts == 0 and len(sentences) == 2
-    assert all("HF_HUB_OFFLINE is set" in said and f"{hub.MIRROR} is not set" in said for said in sentences)
+    assert all(
+        "HF_HUB_OFFLINE is set" in said and f"{hub.MIRROR} is not set" in said for said in sentences
+    )
 
 
 class Hub(BaseHTTPRequestHandler):
     """Serves `files`, {commit: {name: bytes}}, of BASE; notes in server.fetched what was downloaded."""
+
     log_message = lambda *_: None  # quiet
 
     def reply(self, status, body=b"", **headers):
@@ -259,25 +343,32 @@ class Hub(BaseHTTPRequestHandler):
             if path[5] not in self.files:
                 return self.reply(404, X_Error_Code="RevisionNotFound")
             names = self.files[path[5]]
-            listing = [{"type": "file", "path": name, "size": len(body), "oid": f"{len(body):040x}"}
-                       for name, body in names.items()]
+            listing = [
+                {"type": "file", "path": name, "size": len(body), "oid": f"{len(body):040x}"}
+                for name, body in names.items()
+            ]
             info = {"id": BASE, "sha": path[5], "siblings": [{"rfilename": name} for name in names]}
             return self.reply(200, json.dumps(listing if path[4] == "tree" else info).encode())
         commit, name = path[3], path[4]
         if self.command == "GET":
             self.server.fetched.append(name)
-        self.reply(200, self.files[commit][name], ETag=f'"{commit[:8]}{name}"', X_Repo_Commit=commit)
+        self.reply(
+            200, self.files[commit][name], ETag=f'"{commit[:8]}{name}"', X_Repo_Commit=commit
+        )
 
     do_HEAD = do_GET
 
 
 def ask_hub(home, files, status=200):
     """What `find` answers against a hub that has these files, and the files that it fetched."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Hub,), {"files": files, "status": status}))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Served", (Hub,), {"files": files, "status": status})
+    )
     server.fetched = fetched = []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        answer = run(f"""
+        answer = run(
+            f"""
 import json
 from helpers import hub
 try:
@@ -285,15 +376,25 @@ try:
     print(json.dumps([found.source, found.revision, hub.find("model", "{BASE}").source, found.safetensors]))
 except hub.HubUnavailable as error:
     print(json.dumps([None, str(error)]))
-""", HF_HOME=str(home), HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HUB_DISABLE_XET="1")
+""",
+            HF_HOME=str(home),
+            HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}",
+            HF_HUB_DISABLE_XET="1",
+        )
     finally:
         server.shutdown()
         server.server_close()
     return answer, sorted(fetched)
 
 
-REMOTE = {"config.json": b"{}", "spm.model": b"s", "tokenizer_config.json": b"{}",
-          "pytorch_model.bin": b"b" * 9, "rust_model.ot": b"r" * 99, "tf_model.h5": b"t" * 99}
+REMOTE = {
+    "config.json": b"{}",
+    "spm.model": b"s",
+    "tokenizer_config.json": b"{}",
+    "pytorch_model.bin": b"b" * 9,
+    "rust_model.ot": b"r" * 99,
+    "tf_model.h5": b"t" * 99,
+}
 
 
 def test_the_hub_is_asked_for_the_pinned_commit_and_only_for_what_is_read(tmp_path):
@@ -307,14 +408,19 @@ def test_the_hub_is_asked_for_the_pinned_commit_and_only_for_what_is_read(tmp_pa
     assert fetched == ["config.json", "pytorch_model.bin", "spm.model", "tokenizer_config.json"]
 
 
-@pytest.mark.parametrize("files, status, reason", [
-    ({}, 200, "the hub has none of the pinned commits"),
-    ({MAIN: {"config.json": b"{}"}}, 200, "the hub's copy lacks files"),
-    ({MAIN: REMOTE}, 403, "the hub answered with status 403"),
-])
+@pytest.mark.parametrize(
+    "files, status, reason",
+    [
+        ({}, 200, "the hub has none of the pinned commits"),
+        ({MAIN: {"config.json": b"{}"}}, 200, "the hub's copy lacks files"),
+        ({MAIN: REMOTE}, 403, "the hub answered with status 403"),
+    ],
+)
 def test_what_the_hub_refuses_is_said(tmp_path, files, status, reason):
     answer, _ = ask_hub(tmp_path, files, status)
-    assert answer[0] is None and reason in answer[1] and answer[1].endswith("TIGHT_FIT_PROFILE=mini.")
+    assert (
+        answer[0] is None and reason in answer[1] and answer[1].endswith("TIGHT_FIT_PROFILE=mini.")
+    )
 
 
 def test_a_broken_download_falls_back_and_a_full_disk_does_not(tmp_path, monkeypatch):
@@ -326,13 +432,16 @@ def test_a_broken_download_falls_back_and_a_full_disk_does_not(tmp_path, monkeyp
         def download(*arguments, **settings):
             asked.append(settings["revision"])
             raise error
+
         monkeypatch.setattr("huggingface_hub.snapshot_download", download)
 
     fail(ConnectionError("reset"))
     with pytest.raises(hub.HubUnavailable, match="the download broke off .ConnectionError."):
         hub.find("model", BASE)
     stub(cached(tmp_path / "cache", BASE, MAIN), BASE)
-    assert hub.find("model", BASE).source == "cache"  # main's commit, after asking for the pinned one
+    assert (
+        hub.find("model", BASE).source == "cache"
+    )  # main's commit, after asking for the pinned one
     assert asked == [hub.REPOS["model", BASE].revisions[0]] * 2
     fail(OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space left"):

@@ -1,5 +1,6 @@
 """The LARS and LAMB that notebook 17 writes, taken from its own cells, against the papers' algorithms in NumPy and against
 bitsandbytes', which are other algorithms: where they agree, and where they do not."""
+
 import math
 from pathlib import Path
 
@@ -20,7 +21,11 @@ STEPS, RATE = 6, 0.01
 
 def from_notebook(tag, name):
     """What the one cell with that tag defines."""
-    cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if tag in cell.metadata.get("tags", [])]
+    cells = [
+        cell
+        for cell in nbformat.read(NOTEBOOK, as_version=4).cells
+        if tag in cell.metadata.get("tags", [])
+    ]
     assert len(cells) == 1
     scope = {"torch": torch}
     exec(compile(cells[0].source, f"{NOTEBOOK.name}:{tag}", "exec"), scope)
@@ -57,6 +62,7 @@ def apart(one, other):
 
 
 # -- the papers, in double precision ---------------------------------------------------------------------------
+
 
 def lamb_2020(x, slopes, decay=0.0, low=0.0, high=10.0, beta1=0.9, beta2=0.999, eps=1e-6, eta=RATE):
     """You et al. 2020, Algorithm 2, with phi(z) = min(max(z, low), high); a ratio of 1 where a norm is zero."""
@@ -107,22 +113,45 @@ SHAPES = pytest.mark.parametrize("shape", [(64, 96), (7,), (3, 4, 5), (1,)])
 
 
 @SHAPES
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"high": 0.5, "weight_decay": 0.1}, {"low": 20.0, "high": 1e9},
-                                      {"betas": (0.5, 0.9), "eps": 1e-3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"weight_decay": 0.1},
+        {"high": 0.5, "weight_decay": 0.1},
+        {"low": 20.0, "high": 1e9},
+        {"betas": (0.5, 0.9), "eps": 1e-3},
+    ],
+)
 def test_lamb_is_the_papers(shape, settings):
     start, slopes = weights(0.5, shape), gradients(shape)
     beta1, beta2 = settings.get("betas", (0.9, 0.999))
-    truth = lamb_2020(start.double().numpy(), numbers(slopes), settings.get("weight_decay", 0.0), settings.get("low", 0.0),
-                      settings.get("high", 10.0), beta1, beta2, settings.get("eps", 1e-6))
+    truth = lamb_2020(
+        start.double().numpy(),
+        numbers(slopes),
+        settings.get("weight_decay", 0.0),
+        settings.get("low", 0.0),
+        settings.get("high", 10.0),
+        beta1,
+        beta2,
+        settings.get("eps", 1e-6),
+    )
     agrees(stepped(Lamb, start, slopes, **settings), truth, 3e-6)
 
 
 @SHAPES
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"momentum": 0.0}, {"trust": 0.5, "weight_decay": 0.01}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"weight_decay": 0.1}, {"momentum": 0.0}, {"trust": 0.5, "weight_decay": 0.01}]
+)
 def test_lars_is_the_papers(shape, settings):
     start, slopes = weights(0.5, shape), gradients(shape)
-    truth = lars_2017(start.double().numpy(), numbers(slopes), settings.get("weight_decay", 0.0), settings.get("momentum", 0.9),
-                      settings.get("trust", 0.001))
+    truth = lars_2017(
+        start.double().numpy(),
+        numbers(slopes),
+        settings.get("weight_decay", 0.0),
+        settings.get("momentum", 0.9),
+        settings.get("trust", 0.001),
+    )
     agrees(stepped(Lars, start, slopes, **settings), truth)
 
 
@@ -137,10 +166,14 @@ def test_zeros_move_and_zero_gradients_do_no_harm(make, reference):
 
 
 def test_a_step_of_lamb_is_a_set_share_of_the_weights_whatever_the_gradients_scale():
-    small, large = (stepped(Lamb, weights(), gradients(scale=scale), eps=0.0) for scale in (1e-4, 1e4))
+    small, large = (
+        stepped(Lamb, weights(), gradients(scale=scale), eps=0.0) for scale in (1e-4, 1e4)
+    )
     agrees(small, large)
     path = [weights(), *small]
-    assert all(math.isclose((b - a).norm() / a.norm(), RATE, rel_tol=1e-4) for a, b in zip(path, path[1:]))
+    assert all(
+        math.isclose((b - a).norm() / a.norm(), RATE, rel_tol=1e-4) for a, b in zip(path, path[1:])
+    )
 
 
 @pytest.mark.parametrize("make, count", [(Lamb, 2), (Lars, 1)])
@@ -156,7 +189,9 @@ def test_states_are_fp32_tensors_of_the_weights_size_and_survive_saving(make, co
             optimizer.load_state_dict(saved)
         w.grad = g.clone()
         optimizer.step()
-    assert torch.equal(w, stepped(make, start, slopes)[-1]) and torch.equal(untouched, torch.ones(3))
+    assert torch.equal(w, stepped(make, start, slopes)[-1]) and torch.equal(
+        untouched, torch.ones(3)
+    )
     assert [state.dtype for state in states(optimizer)] == [torch.float32] * count
     assert sum(state.nbytes for state in states(optimizer)) == count * w.nbytes
 
@@ -165,7 +200,10 @@ def test_lamb_on_the_mini_vit_with_real_gradients():
     recipe = Recipe("vit", train_size=64, batch_size=16)
     rows, model = train.encoded(recipe)["train"], models.build(recipe).eval()
     before = {name: w.detach().double().numpy() for name, w in model.named_parameters()}
-    optimizer, seen = Lamb(model.parameters(), lr=RATE, weight_decay=0.01), {name: [] for name in before}
+    optimizer, seen = (
+        Lamb(model.parameters(), lr=RATE, weight_decay=0.01),
+        {name: [] for name in before},
+    )
     for step in range(3):
         optimizer.zero_grad()
         (loss_sum(model, rows.batch(range(16 * step, 16 * step + 16)), recipe) / 16).backward()
@@ -178,6 +216,7 @@ def test_lamb_on_the_mini_vit_with_real_gradients():
 
 # -- bitsandbytes, on the CPU ----------------------------------------------------------------------------------
 
+
 def correction(t, beta1=0.9, beta2=0.999):
     return math.sqrt(1 - beta2**t) / (1 - beta1**t)
 
@@ -186,37 +225,56 @@ def library_steps_are_corrected():
     """Whether this version's CPU kernel measures the update after Adam's bias corrections: 0.50.2 does before."""
     first = stepped(bitsandbytes.LAMB, weights(), gradients()[:1])[0]
     length = ((first - weights()).norm() / weights().norm() / RATE).item()
-    assert math.isclose(length, 1, rel_tol=1e-3) or math.isclose(length, correction(1), rel_tol=1e-3)
+    assert math.isclose(length, 1, rel_tol=1e-3) or math.isclose(
+        length, correction(1), rel_tol=1e-3
+    )
     return math.isclose(length, 1, rel_tol=1e-3)
 
 
 def test_the_librarys_lamb_is_the_papers_where_it_shortens_and_nothing_decays():
     rate = None if library_steps_are_corrected() else lambda t: RATE / correction(t)
-    agrees(stepped(bitsandbytes.LAMB, weights(), gradients(), rate), stepped(Lamb, weights(), gradients(), eps=1e-8))
+    agrees(
+        stepped(bitsandbytes.LAMB, weights(), gradients(), rate),
+        stepped(Lamb, weights(), gradients(), eps=1e-8),
+    )
 
 
 def test_the_librarys_decay_stands_outside_of_the_ratio():
     rate = None if library_steps_are_corrected() else lambda t: RATE / correction(t)
     theirs = stepped(bitsandbytes.LAMB, weights(), gradients(), rate, weight_decay=0.1)
-    assert apart(theirs[-1], stepped(Lamb, weights(), gradients(), eps=1e-8, weight_decay=0.1)[-1]) > 1e-3
+    assert (
+        apart(theirs[-1], stepped(Lamb, weights(), gradients(), eps=1e-8, weight_decay=0.1)[-1])
+        > 1e-3
+    )
 
 
 def test_the_librarys_lamb_never_lengthens():
     theirs = stepped(bitsandbytes.LAMB, weights(10.0), gradients(), weight_decay=0.1)
     agrees(theirs, stepped(torch.optim.AdamW, weights(10.0), gradients(), weight_decay=0.1))
-    assert apart(theirs[-1], stepped(Lamb, weights(10.0), gradients(), weight_decay=0.1, high=1e9)[-1]) > 1e-3
+    assert (
+        apart(theirs[-1], stepped(Lamb, weights(10.0), gradients(), weight_decay=0.1, high=1e9)[-1])
+        > 1e-3
+    )
 
 
 def test_zeros_stay_zeros_in_the_librarys():
     assert not stepped(bitsandbytes.LAMB, torch.zeros(4, 5), gradients((4, 5)))[-1].any()
-    assert not stepped(bitsandbytes.LARS, torch.zeros(4, 5), gradients((4, 5)), momentum=0.9)[-1].any()
+    assert not stepped(bitsandbytes.LARS, torch.zeros(4, 5), gradients((4, 5)), momentum=0.9)[
+        -1
+    ].any()
 
 
 def test_eight_bits_scale_nothing_but_small_tensors():
-    pair = [stepped(make, weights(), gradients(), weight_decay=0.01) for make in (bitsandbytes.LAMB8bit, bitsandbytes.AdamW8bit)]
+    pair = [
+        stepped(make, weights(), gradients(), weight_decay=0.01)
+        for make in (bitsandbytes.LAMB8bit, bitsandbytes.AdamW8bit)
+    ]
     assert torch.equal(pair[0][-1], pair[1][-1])
     few = (63, 65)  # 4,095 elements
-    pair = [stepped(make, weights(shape=few), gradients(few)) for make in (bitsandbytes.LAMB8bit, bitsandbytes.LAMB)]
+    pair = [
+        stepped(make, weights(shape=few), gradients(few))
+        for make in (bitsandbytes.LAMB8bit, bitsandbytes.LAMB)
+    ]
     assert torch.equal(pair[0][-1], pair[1][-1])
 
 
@@ -228,7 +286,9 @@ def test_the_librarys_generic_kernel_measures_after_the_corrections():
     g, zero, norm = gradients()[0], torch.zeros(64, 96), torch.zeros(1)
     with torch.compiler.set_stance("force_eager"):
         measure(g, weights(), zero, zero.clone(), norm, 0.9, 0.999, 1e-8, 0.0, 1, RATE, 1.0, 3)
-    assert math.isclose(norm.sqrt().item(), math.sqrt(g.numel()), rel_tol=1e-4)  # elements of one, not of 3.16
+    assert math.isclose(
+        norm.sqrt().item(), math.sqrt(g.numel()), rel_tol=1e-4
+    )  # elements of one, not of 3.16
 
 
 def test_the_librarys_lars_is_that_of_the_lamb_paper():
@@ -239,6 +299,12 @@ def test_the_librarys_lars_is_that_of_the_lamb_paper():
 
 
 def test_the_two_lars_agree_at_the_first_step_and_without_momentum():
-    theirs, ours = stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9), stepped(Lars, weights(), gradients(), trust=0.02)
+    theirs, ours = (
+        stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9),
+        stepped(Lars, weights(), gradients(), trust=0.02),
+    )
     assert apart(theirs[0], ours[0]) < 1e-6 < 1e-4 < apart(theirs[-1], ours[-1])
-    agrees(stepped(bitsandbytes.LARS, weights(), gradients(), momentum=1e-20), stepped(Lars, weights(), gradients(), momentum=0.0, trust=0.02))
+    agrees(
+        stepped(bitsandbytes.LARS, weights(), gradients(), momentum=1e-20),
+        stepped(Lars, weights(), gradients(), momentum=0.0, trust=0.02),
+    )

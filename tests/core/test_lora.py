@@ -1,4 +1,5 @@
 """Low-rank adapters: what trains, what they compute, merged and saved; and how a library's defaults leave a head untrained."""
+
 from __future__ import annotations
 
 import copy
@@ -12,12 +13,15 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from helpers import models, train
+from helpers.optimizers import make_optimizer
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.optimizers import make_optimizer
 from helpers.step import loss_sum, train_step
 
-MINI = {"deberta": Recipe(length=24, batch_size=8, lora_rank=4), "vit": Recipe(model="vit", batch_size=8, lora_rank=4)}
+MINI = {
+    "deberta": Recipe(length=24, batch_size=8, lora_rank=4),
+    "vit": Recipe(model="vit", batch_size=8, lora_rank=4),
+}
 HEADS = {"deberta": ["pooler", "classifier"], "vit": ["classifier"]}
 BOTH = pytest.mark.parametrize("model", MINI)
 
@@ -48,42 +52,69 @@ def shaken(model: nn.Module) -> nn.Module:
 def logits(model: nn.Module, recipe: Recipe) -> torch.Tensor:
     model.eval()
     with torch.no_grad():
-        return model(**{name: value for name, value in batch(recipe).items() if name != "labels"}).logits
+        return model(
+            **{name: value for name, value in batch(recipe).items() if name != "labels"}
+        ).logits
 
 
 def gradients(model: nn.Module, recipe: Recipe) -> dict[str, torch.Tensor | None]:
     """By the recipe's names: peft's wrappers are taken off."""
     loss_sum(model, batch(recipe), recipe).backward()
-    return {name.removeprefix("base_model.model.").replace("modules_to_save.default.", ""): parameter.grad
-            for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name.removeprefix("base_model.model.").replace(
+            "modules_to_save.default.", ""
+        ): parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
-def wrapped(recipe: Recipe, task_type: str | None = "SEQ_CLS", heads: list[str] | None = None) -> nn.Module:
+def wrapped(
+    recipe: Recipe, task_type: str | None = "SEQ_CLS", heads: list[str] | None = None
+) -> nn.Module:
     """The same adapters as a reader of peft's documentation makes them."""
     model = without_dropout(models.build(replace(recipe, lora_rank=None)))
-    settings = LoraConfig(r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank, task_type=task_type,
-                          target_modules=list(models.TARGETS[recipe.task]), modules_to_save=heads)
+    settings = LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=2 * recipe.lora_rank,
+        task_type=task_type,
+        target_modules=list(models.TARGETS[recipe.task]),
+        modules_to_save=heads,
+    )
     return get_peft_model(model, settings)
 
 
 # -- where they stand ----------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("model, profile, width, layers", [
-    ("deberta", "mini", 128, 4), ("vit", "mini", 96, 4), ("deberta", "full", 768, 12), ("deberta-large", "full", 1024, 24),
-    ("vit", "full", 768, 12)])
+
+@pytest.mark.parametrize(
+    "model, profile, width, layers",
+    [
+        ("deberta", "mini", 128, 4),
+        ("vit", "mini", 96, 4),
+        ("deberta", "full", 768, 12),
+        ("deberta-large", "full", 1024, 24),
+        ("vit", "full", 768, 12),
+    ],
+)
 def test_the_targets_exist_in_every_layer(model, profile, width, layers):
     recipe = Recipe(model, profile=profile)
     with torch.device("meta"):
         net = models.CLASSES[recipe.task](models.config(recipe))
     for target in models.TARGETS[recipe.task]:
         found = [module for name, module in net.named_modules() if name.split(".")[-1] == target]
-        assert [(type(module), module.in_features, module.out_features) for module in found] == [(nn.Linear, width, width)] * layers
+        assert [(type(module), module.in_features, module.out_features) for module in found] == [
+            (nn.Linear, width, width)
+        ] * layers
 
 
 @BOTH
 def test_old_tutorials_names_are_refused(model):
     with pytest.raises(ValueError, match="not found in the base model"):
-        get_peft_model(models.build(replace(MINI[model], lora_rank=None)), LoraConfig(target_modules=["query", "value"]))
+        get_peft_model(
+            models.build(replace(MINI[model], lora_rank=None)),
+            LoraConfig(target_modules=["query", "value"]),
+        )
 
 
 def test_peft_knows_targets_for_deberta_and_none_for_vit():
@@ -99,13 +130,18 @@ def test_peft_knows_targets_for_deberta_and_none_for_vit():
 def test_frozen_layers_get_no_adapter(model, frozen, layers):
     recipe = replace(MINI[model], frozen=frozen)
     found = adapters(models.build(recipe))
-    assert len(found) == 2 * layers and not any(f".{k}." in name for name in found for k in range(4 - layers))
-    a_layer = 2 * 4 * 2 * {"deberta": 128, "vit": 96}[model]  # two matrices of rank 4, each with an A and a B
+    assert len(found) == 2 * layers and not any(
+        f".{k}." in name for name in found for k in range(4 - layers)
+    )
+    a_layer = (
+        2 * 4 * 2 * {"deberta": 128, "vit": 96}[model]
+    )  # two matrices of rank 4, each with an A and a B
     plain = plan(replace(recipe, lora_rank=None), "cpu").parameters
     assert plan(recipe, "cpu").parameters == plain + a_layer * layers
 
 
 # -- what trains ---------------------------------------------------------------------------------------------
+
 
 @BOTH
 def test_the_adapters_and_the_head_move_and_nothing_else(model):
@@ -116,20 +152,36 @@ def test_the_adapters_and_the_head_move_and_nothing_else(model):
     assert all(not value.any() for name, value in start.items() if "lora_B" in name)
     assert all(value.any() for name, value in start.items() if "lora_A" in name)
     trained = {name for name in start if "lora_" in name or name.startswith(models.NEW_HEADS)}
-    assert trained == {name for name, value in net.named_parameters() if value.requires_grad} == set(start) - models.frozen_names(net, recipe)
+    assert (
+        trained
+        == {name for name, value in net.named_parameters() if value.requires_grad}
+        == set(start) - models.frozen_names(net, recipe)
+    )
     optimizer = make_optimizer(net, recipe)
     for expected in ({name for name in trained if "lora_A" not in name}, trained):
         train_step(net, optimizer, [batch(recipe)], 8, recipe)
-        assert {name for name, value in net.named_parameters() if not torch.equal(value, start[name])} == expected
+        assert {
+            name for name, value in net.named_parameters() if not torch.equal(value, start[name])
+        } == expected
     assert len(optimizer.state) == len(trained)
 
 
-@pytest.mark.parametrize("task_type, heads, trains", [
-    (None, None, set()), ("SEQ_CLS", None, {"classifier"}), ("SEQ_CLS", ["pooler", "classifier"], {"classifier", "pooler"})])
+@pytest.mark.parametrize(
+    "task_type, heads, trains",
+    [
+        (None, None, set()),
+        ("SEQ_CLS", None, {"classifier"}),
+        ("SEQ_CLS", ["pooler", "classifier"], {"classifier", "pooler"}),
+    ],
+)
 def test_the_trap_of_the_frozen_pooler(task_type, heads, trains):
     """peft#2171: DeBERTa's pooler is as new as its classifier, and stays random unless it is named."""
     model = wrapped(MINI["deberta"], task_type, heads)
-    new = {name: value for name, value in model.named_parameters() if "lora_" not in name and value.requires_grad}
+    new = {
+        name: value
+        for name, value in model.named_parameters()
+        if "lora_" not in name and value.requires_grad
+    }
     assert {head for head in ("classifier", "pooler") for name in new if head in name} == trains
     assert all(any(head in name for head in trains) for name in new)
 
@@ -149,6 +201,7 @@ def test_the_librarys_wrapper_gives_the_recipes_gradients(model):
 
 # -- what they compute ---------------------------------------------------------------------------------------
 
+
 @BOTH
 def test_at_the_start_the_logits_are_the_base_models(model):
     recipe = MINI[model]
@@ -160,12 +213,19 @@ def test_at_the_start_the_logits_are_the_base_models(model):
 def test_a_layer_by_hand_is_the_librarys():
     """x W + b + (α/r) x A B: output and every gradient."""
     torch.manual_seed(0)
-    layer = Adapted(nn.Linear(12, 7), "default", config=LoraConfig(r=3, lora_alpha=6), r=3, lora_alpha=6)
+    layer = Adapted(
+        nn.Linear(12, 7), "default", config=LoraConfig(r=3, lora_alpha=6), r=3, lora_alpha=6
+    )
     nn.init.normal_(layer.lora_B["default"].weight)
     base, A, B = layer.base_layer, layer.lora_A["default"].weight, layer.lora_B["default"].weight
     mine = [value.detach().clone().requires_grad_() for value in (A, B)]
-    one, other = (torch.randn(5, 12, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
-    by_hand = nn.functional.linear(one, base.weight, base.bias) + 6 / 3 * (one @ mine[0].T) @ mine[1].T
+    one, other = (
+        torch.randn(5, 12, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        for _ in range(2)
+    )
+    by_hand = (
+        nn.functional.linear(one, base.weight, base.bias) + 6 / 3 * (one @ mine[0].T) @ mine[1].T
+    )
     library = layer(other)
     torch.testing.assert_close(by_hand, library)
     for output in (by_hand, library):
@@ -185,7 +245,9 @@ def test_merged_and_unmerged_agree(model):
         module.merge()
     torch.testing.assert_close(logits(net, recipe), before, rtol=1e-4, atol=1e-4)
     for name, module in adapters(net).items():
-        torch.testing.assert_close(module.base_layer.weight, weights[name] + module.get_delta_weight("default"))
+        torch.testing.assert_close(
+            module.base_layer.weight, weights[name] + module.get_delta_weight("default")
+        )
         module.unmerge()
         torch.testing.assert_close(module.base_layer.weight, weights[name], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(logits(net, recipe), before, rtol=1e-4, atol=1e-4)
@@ -195,17 +257,28 @@ def test_merged_and_unmerged_agree(model):
 def test_the_adapter_alone_is_saved_and_loaded(model, tmp_path):
     recipe = MINI[model]
     net = shaken(models.build(replace(recipe, seed=1)))
-    save_file({name: value.detach() for name, value in net.named_parameters() if value.requires_grad}, tmp_path / "adapter.safetensors")
-    save_file({name: value.detach() for name, value in net.named_parameters()}, tmp_path / "all.safetensors")
-    assert (tmp_path / "adapter.safetensors").stat().st_size < 0.2 * (tmp_path / "all.safetensors").stat().st_size
+    save_file(
+        {name: value.detach() for name, value in net.named_parameters() if value.requires_grad},
+        tmp_path / "adapter.safetensors",
+    )
+    save_file(
+        {name: value.detach() for name, value in net.named_parameters()},
+        tmp_path / "all.safetensors",
+    )
+    assert (tmp_path / "adapter.safetensors").stat().st_size < 0.2 * (
+        tmp_path / "all.safetensors"
+    ).stat().st_size
     fresh = models.build(replace(recipe, seed=2))
     assert not torch.equal(logits(fresh, recipe), logits(net, recipe))
     lost = fresh.load_state_dict(load_file(tmp_path / "adapter.safetensors"), strict=False)
-    assert not lost.unexpected_keys and not any("lora_" in name or name.startswith(models.NEW_HEADS) for name in lost.missing_keys)
+    assert not lost.unexpected_keys and not any(
+        "lora_" in name or name.startswith(models.NEW_HEADS) for name in lost.missing_keys
+    )
     assert torch.equal(logits(fresh, recipe), logits(net, recipe))
 
 
 # -- with the other techniques -------------------------------------------------------------------------------
+
 
 @BOTH
 @pytest.mark.parametrize("frozen", [None, 2])
@@ -217,7 +290,9 @@ def test_checkpointing_gives_the_same_gradients_and_loses_none(model, frozen):
     for net in (plain, lean):
         torch.manual_seed(5)  # dropout is on, and replayed
         found.append(gradients(net, recipe))
-    assert found[0].keys() == found[1].keys() and all(value is not None for value in found[1].values())
+    assert found[0].keys() == found[1].keys() and all(
+        value is not None for value in found[1].values()
+    )
     assert all(value.any() for name, value in found[1].items())
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6)
@@ -227,9 +302,17 @@ def test_the_embeddings_hook_sends_the_backward_pass_through_frozen_layers():
     """transformers' checkpointing makes a text model's embeddings require a gradient. The non-reentrant kind needs no such
     thing: without it the gradients are the same, and frozen layers are not computed again."""
     recipe = replace(MINI["deberta"], frozen=2, checkpointing=True)
-    hooked, free = (plan(recipe, "cpu", change=change).flops for change in (
-        lambda model: model.enable_input_require_grads(), lambda model: model.disable_input_require_grads()))
-    assert hooked["recompute"] > 1.9 * free["recompute"] and hooked["backward"] > 1.8 * free["backward"]
+    hooked, free = (
+        plan(recipe, "cpu", change=change).flops
+        for change in (
+            lambda model: model.enable_input_require_grads(),
+            lambda model: model.disable_input_require_grads(),
+        )
+    )
+    assert (
+        hooked["recompute"] > 1.9 * free["recompute"]
+        and hooked["backward"] > 1.8 * free["backward"]
+    )
     found = []
     for change in (nn.Module.train, lambda net: net.disable_input_require_grads()):
         net = shaken(models.build(recipe))
@@ -248,14 +331,24 @@ def test_accumulated_gradients_are_the_full_batchs(model, sizes):
 
     class Keep(torch.optim.SGD):
         def step(self, closure=None):
-            self.kept = parameters_to_vector([parameter.grad for parameter in self.param_groups[0]["params"]])
+            self.kept = parameters_to_vector(
+                [parameter.grad for parameter in self.param_groups[0]["params"]]
+            )
 
     net = shaken(without_dropout(models.build(recipe)))
     found = []
     for parts in ([8], sizes):
-        keep = Keep([parameter for parameter in net.parameters() if parameter.requires_grad], lr=1.0)
+        keep = Keep(
+            [parameter for parameter in net.parameters() if parameter.requires_grad], lr=1.0
+        )
         starts = [sum(parts[:place]) for place in range(len(parts))]
-        train_step(net, keep, [batch(recipe, range(start, start + rows)) for start, rows in zip(starts, parts)], 8, recipe)
+        train_step(
+            net,
+            keep,
+            [batch(recipe, range(start, start + rows)) for start, rows in zip(starts, parts)],
+            8,
+            recipe,
+        )
         found.append(keep.kept)
     assert (found[1] - found[0]).norm() / found[0].norm() < 1e-5
 
@@ -265,13 +358,19 @@ def test_trainer_asks_the_base_model_how_its_loss_is_scaled(where, factor, tmp_p
     """transformers#47688: Trainer multiplies DeBERTa's gradient by the accumulation steps unless it is told: with peft on
     the model inside; told on the wrapper, it does not see it."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
+
     recipe = MINI["deberta"]
     norms = {}
 
     class Look(TrainerCallback):
         def on_pre_optimizer_step(self, arguments, state, control, model=None, **rest):
-            norms[arguments.gradient_accumulation_steps] = parameters_to_vector(
-                [parameter.grad for parameter in model.parameters() if parameter.requires_grad]).norm().item()
+            norms[arguments.gradient_accumulation_steps] = (
+                parameters_to_vector(
+                    [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+                )
+                .norm()
+                .item()
+            )
 
     start = shaken(wrapped(recipe, heads=HEADS["deberta"]))
     del start.get_base_model().accepts_loss_kwargs  # models.build sets it
@@ -280,23 +379,50 @@ def test_trainer_asks_the_base_model_how_its_loss_is_scaled(where, factor, tmp_p
         if where != "nowhere":
             (model.get_base_model() if where == "base" else model).accepts_loss_kwargs = False
         arguments = TrainingArguments(
-            str(tmp_path), per_device_train_batch_size=micro, gradient_accumulation_steps=steps, max_steps=1, seed=0,
-            max_grad_norm=0, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, logging_strategy="no")
-        Trainer(model, arguments, train_dataset=torch.utils.data.Subset(train.encoded(recipe)["train"], range(8)),
-                callbacks=[Look()]).train()
+            str(tmp_path),
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=steps,
+            max_steps=1,
+            seed=0,
+            max_grad_norm=0,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            logging_strategy="no",
+        )
+        Trainer(
+            model,
+            arguments,
+            train_dataset=torch.utils.data.Subset(train.encoded(recipe)["train"], range(8)),
+            callbacks=[Look()],
+        ).train()
     assert norms[4] / norms[1] == pytest.approx(factor, rel=0.05)
 
 
 def test_a_half_precision_base_is_refused():
     """With an fp16 base, injected adapters are fp16; the wrapper's are fp32, but its head is fp16 and cannot be unscaled."""
     plain = replace(MINI["vit"], lora_rank=None)
-    injected, theirs = models.build(plain).half(), get_peft_model(models.build(plain).half(), LoraConfig(
-        target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"]))
+    injected, theirs = (
+        models.build(plain).half(),
+        get_peft_model(
+            models.build(plain).half(),
+            LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"]),
+        ),
+    )
     models.add_adapters(injected, MINI["vit"])
     for net, adapter in ((injected, torch.float16), (theirs, torch.float32)):
-        assert {value.dtype for name, value in net.named_parameters() if "lora_" in name} == {adapter}
-        trained = {name: value for name, value in net.named_parameters() if "lora_" in name or "classifier" in name}
-        assert {value.dtype for name, value in trained.items() if "classifier" in name} == {torch.float16}
+        assert {value.dtype for name, value in net.named_parameters() if "lora_" in name} == {
+            adapter
+        }
+        trained = {
+            name: value
+            for name, value in net.named_parameters()
+            if "lora_" in name or "classifier" in name
+        }
+        assert {value.dtype for name, value in trained.items() if "classifier" in name} == {
+            torch.float16
+        }
         with pytest.raises(RuntimeError, match="dtype=torch.float32"):
             models.check_trainable(net, {name for name, _ in net.named_parameters()} - set(trained))
         for value in trained.values():

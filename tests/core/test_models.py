@@ -1,4 +1,5 @@
 """What corrupts training in silence: half-precision weights, frozen heads, missing gradients, a checkpoint half read."""
+
 import json
 import re
 import shutil
@@ -9,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from helpers import models, train
+from helpers.optimizers import make_optimizer
 from helpers.plan import plan
 from helpers.recipe import MODELS, Recipe, replace
-from helpers.optimizers import make_optimizer
 from helpers.step import train_step
 
 MINI = {"deberta": Recipe(length=16, batch_size=4), "vit": Recipe(model="vit", batch_size=4)}
@@ -22,7 +23,9 @@ def test_stored_in_fp16_loaded_in_fp32(model):
     """transformers loads a checkpoint in its stored dtype unless told otherwise; ours are stored like the hub's."""
     with safe_open(models.MINI / model / "model.safetensors", "pt") as file:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}
-    assert {parameter.dtype for parameter in models.build(MINI[model]).parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in models.build(MINI[model]).parameters()} == {
+        torch.float32
+    }
     with pytest.raises(RuntimeError, match="dtype=torch.float32"):
         models.check_trainable(models.build(MINI[model]).half())
 
@@ -64,20 +67,29 @@ def test_below_the_lowest_trained_layer_there_is_no_backward():
     for model, head in (("deberta", 3 * 2 * 4 * 128 * (128 + 8)), ("vit", 2 * 2 * 4 * 96 * 10)):
         flops = plan(replace(MINI[model], frozen=4), "cpu").flops
         assert flops["backward"] <= head
-    half, whole = (plan(Recipe(model="vit", profile="full", frozen=k)).highest["activations"] for k in (6, None))
+    half, whole = (
+        plan(Recipe(model="vit", profile="full", frozen=k)).highest["activations"]
+        for k in (6, None)
+    )
     assert half < 0.55 * whole
 
 
 @pytest.mark.parametrize("model", MINI)
 def test_pretrained_weights_are_the_files_and_random_ones_have_their_shapes(model):
-    trained, random = (models.build(replace(MINI[model], weights=kind)) for kind in ("pretrained", "random"))
+    trained, random = (
+        models.build(replace(MINI[model], weights=kind)) for kind in ("pretrained", "random")
+    )
     names = [name for name, _ in trained.named_parameters()]
     assert names == [name for name, _ in random.named_parameters()]
     assert trained.config.num_labels == random.config.num_labels == MINI[model].classes
-    stored = list(load_file(models.MINI / model / "model.safetensors").values())  # the library renames some on the way
+    stored = list(
+        load_file(models.MINI / model / "model.safetensors").values()
+    )  # the library renames some on the way
     for name, value in trained.named_parameters():
         if not name.startswith(models.NEW_HEADS):
-            assert any(value.shape == other.shape and torch.equal(value, other.float()) for other in stored), name
+            assert any(
+                value.shape == other.shape and torch.equal(value, other.float()) for other in stored
+            ), name
 
 
 @pytest.mark.parametrize("model", MINI)
@@ -108,19 +120,41 @@ def test_the_full_configurations_are_the_published_ones():
     base = models.config(Recipe(profile="full"))
     large = models.config(Recipe(profile="full", model="deberta-large"))
     vit = models.config(Recipe(profile="full", model="vit"))
-    assert (base.hidden_size, base.num_hidden_layers, base.intermediate_size, base.vocab_size) == (768, 12, 3072, 128100)
+    assert (base.hidden_size, base.num_hidden_layers, base.intermediate_size, base.vocab_size) == (
+        768,
+        12,
+        3072,
+        128100,
+    )
     assert (large.hidden_size, large.num_hidden_layers, large.num_attention_heads) == (1024, 24, 16)
     assert (vit.hidden_size, vit.image_size, vit.patch_size) == (768, 224, 16)
-    assert base.position_buckets == 256 and base.pos_att_type == ["p2c", "c2p"] and not base.position_biased_input
+    assert (
+        base.position_buckets == 256
+        and base.pos_att_type == ["p2c", "c2p"]
+        and not base.position_biased_input
+    )
 
 
 def test_mini_and_full_have_the_same_architecture():
     for model in MINI:
-        mini, full = (json.loads(models.config(Recipe(model=model, profile=profile)).to_json_string(use_diff=False))
-                      for profile in ("mini", "full"))
+        mini, full = (
+            json.loads(
+                models.config(Recipe(model=model, profile=profile)).to_json_string(use_diff=False)
+            )
+            for profile in ("mini", "full")
+        )
         assert mini["model_type"] == full["model_type"]
-        for name in ("hidden_act", "relative_attention", "share_att_key", "norm_rel_ebd", "pos_att_type",
-                     "position_biased_input", "type_vocab_size", "qkv_bias", "hidden_dropout_prob"):
+        for name in (
+            "hidden_act",
+            "relative_attention",
+            "share_att_key",
+            "norm_rel_ebd",
+            "pos_att_type",
+            "position_biased_input",
+            "type_vocab_size",
+            "qkv_bias",
+            "hidden_dropout_prob",
+        ):
             assert mini.get(name) == full.get(name), name
 
 
@@ -129,10 +163,23 @@ def test_the_full_architecture_runs_without_a_hub(monkeypatch, tmp_path):
     for name, value in {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(models.hub, "find", _refuse)
-    text = Recipe(profile="full", weights="random", data="r8", train_size=8, batch_size=2, length=8, test_size=8)
+    text = Recipe(
+        profile="full",
+        weights="random",
+        data="r8",
+        train_size=8,
+        batch_size=2,
+        length=8,
+        test_size=8,
+    )
     batch = train.encoded(text)["train"].batch([0, 1])
-    assert batch["input_ids"].shape == (2, 8) and batch["input_ids"].max() < models.config(text).vocab_size
-    image = Recipe(profile="full", model="vit", weights="random", data="digits", train_size=16, batch_size=2)
+    assert (
+        batch["input_ids"].shape == (2, 8)
+        and batch["input_ids"].max() < models.config(text).vocab_size
+    )
+    image = Recipe(
+        profile="full", model="vit", weights="random", data="digits", train_size=16, batch_size=2
+    )
     assert train.encoded(image)["train"].batch([0, 1])["pixel_values"].shape == (2, 3, 224, 224)
     with pytest.raises(models.hub.HubUnavailable):
         models.processor(replace(text, weights="pretrained"))
@@ -142,7 +189,12 @@ def _refuse(kind, repo):
     raise models.hub.HubUnavailable(f"{repo} cannot be loaded.")
 
 
-@pytest.mark.parametrize("model, profile", [(name, profile) for name, model in MODELS.items() for profile in model.data])
+@pytest.mark.parametrize(
+    "model, profile", [(name, profile) for name, model in MODELS.items() for profile in model.data]
+)
 def test_the_table_of_models_agrees_with_their_configurations(model, profile):
     shape = models.config(Recipe(model=model, profile=profile))
-    assert MODELS[model].layers[profile] == shape.num_hidden_layers and MODELS[model].width[profile] == shape.hidden_size
+    assert (
+        MODELS[model].layers[profile] == shape.num_hidden_layers
+        and MODELS[model].width[profile] == shape.hidden_size
+    )

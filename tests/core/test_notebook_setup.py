@@ -8,10 +8,10 @@ import nbformat
 import pytest
 import torch
 
-from helpers import notebook_setup
+from helpers import notebook_setup, visible_gpus
+from tests.small import notebook
 from tools.course import ROOT, __main__, badges
 from tools.course.execute import execute
-from tests.small import notebook
 
 # Badges and the first cell
 
@@ -19,7 +19,9 @@ from tests.small import notebook
 def test_badges_are_put_in_once_and_found_stale(folder, tmp_path):
     path = notebook(folder, "import torch")
     page = tmp_path / "README.md"
-    page.write_text("# T\n<!-- badges -->\nold\n<!-- /badges -->\n<!-- clone -->\n<!-- /clone -->\nend\n")
+    page.write_text(
+        "# T\n<!-- badges -->\nold\n<!-- /badges -->\n<!-- clone -->\n<!-- /clone -->\nend\n"
+    )
     found = badges.stale(folder, page)
     assert set(found) == {path, page}
     for file, text in found.items():
@@ -30,7 +32,10 @@ def test_badges_are_put_in_once_and_found_stale(folder, tmp_path):
     assert cells[0].source.count(f"{address}/blob/main/notebooks/00_small.ipynb") == 2
     assert cells[0].source.startswith("# Small\n\n[![") and "\n\nSee [the next]" in cells[0].source
     assert [cell.source for cell in cells[1:]] == [notebook_setup.first_cell(), "import torch"]
-    assert f"git clone {notebook_setup.repository()}\n" in page.read_text() and page.read_text().endswith("end\n")
+    assert (
+        f"git clone {notebook_setup.repository()}\n" in page.read_text()
+        and page.read_text().endswith("end\n")
+    )
     path.write_text(path.read_text().replace(address, "some/fork"))
     assert set(badges.stale(folder, page)) == {path}
 
@@ -63,7 +68,7 @@ def test_make_passes_notebooks_on():
 
 
 def test_notebook_says_what_runs_in_two_lines(capsys):
-    notebook_setup.notebook()
+    notebook_setup.setup()
     said = capsys.readouterr().out.splitlines()
     assert 2 <= len(said) <= 3 and said[0].startswith("Python 3.") and ", torch 2." in said[0]
     assert said[1].startswith("Profile mini: TIGHT_FIT_PROFILE asks for it.")
@@ -71,21 +76,27 @@ def test_notebook_says_what_runs_in_two_lines(capsys):
 
 def test_notebook_says_why_a_gpu_cannot_be_used(capsys, monkeypatch):
     monkeypatch.setattr(
-        "helpers.profile.usable_cuda", lambda: (False, "there is a GPU, but it cannot run this PyTorch")
+        "helpers.profile.usable_cuda",
+        lambda: (False, "there is a GPU, but it cannot run this PyTorch"),
     )
     for name in ("is_available", "device_count"):
         monkeypatch.setattr(torch.cuda, name, lambda: 1)
-    monkeypatch.setenv(notebook_setup.VISIBLE, "0,1")
-    monkeypatch.setattr(notebook_setup, "HIDDEN", {})
-    notebook_setup.notebook()
+    monkeypatch.setenv(visible_gpus.VISIBLE, "0,1")
+    notebook_setup.setup()
     assert "Mind: there is a GPU, but it cannot run this PyTorch." in capsys.readouterr().out
-    assert not torch.cuda.is_available() and torch.cuda.device_count() == 0  # so that no later cell uses it
-    assert os.environ[notebook_setup.VISIBLE] == "" and notebook_setup.HIDDEN == {}  # nor a rank
+    assert (
+        not torch.cuda.is_available() and torch.cuda.device_count() == 0
+    )  # so that no later cell uses it
+    assert os.environ[visible_gpus.VISIBLE] == "" and not visible_gpus.some_hidden()  # nor a rank
 
 
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
-    monkeypatch.setattr(notebook_setup, "problems", lambda: {"torch": "torch>=2.11 is needed but 1.0 is installed"})
-    with pytest.raises(RuntimeError, match="torch>=2.11 is needed but 1.0 is installed: run `pip install"):
+    monkeypatch.setattr(
+        notebook_setup, "problems", lambda: {"torch": "torch>=2.11 is needed but 1.0 is installed"}
+    )
+    with pytest.raises(
+        RuntimeError, match="torch>=2.11 is needed but 1.0 is installed: run `pip install"
+    ):
         notebook_setup.complain()
     monkeypatch.setattr(notebook_setup, "problems", lambda: {"peft": "peft>=0.17 is not installed"})
     assert notebook_setup.complain() == ["peft>=0.17 is not installed"]
@@ -95,28 +106,33 @@ def test_problems_compares_versions(monkeypatch):
     assert notebook_setup.problems() == {}
     real = notebook_setup.importlib.metadata.version
     monkeypatch.setattr(
-        notebook_setup.importlib.metadata, "version", lambda name: "4.50.0" if name == "transformers" else real(name)
+        notebook_setup.importlib.metadata,
+        "version",
+        lambda name: "4.50.0" if name == "transformers" else real(name),
     )
     assert set(notebook_setup.problems()) == {"transformers"}
 
 
 @pytest.mark.parametrize(
-    "given, cards, then", [("0,1", 2, "0"), ("3,1", 2, "3"), ("1", 1, "1"), ("", 0, ""), (None, 2, "0")]
+    "given, gpus, then",
+    [("0,1", 2, "0"), ("3,1", 2, "3"), ("1", 1, "1"), ("", 0, ""), (None, 2, "0")],
 )
 def test_one_gpu_hides_the_others(given, gpus, then, monkeypatch, tmp_path):
     for name in ("0000:04", "0000:05"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(notebook_setup, "DRIVER", tmp_path)
-    monkeypatch.setenv(notebook_setup.VISIBLE, given or "")
+    monkeypatch.setattr(visible_gpus, "DRIVER", tmp_path)
+    monkeypatch.setenv(visible_gpus.VISIBLE, given or "")
     if given is None:
-        monkeypatch.delenv(notebook_setup.VISIBLE)
-    assert notebook_setup.use_one_gpu() == gpus and os.environ[notebook_setup.VISIBLE] == then
+        monkeypatch.delenv(visible_gpus.VISIBLE)
+    assert visible_gpus.use_one() == gpus and os.environ[visible_gpus.VISIBLE] == then
 
 
 def test_the_first_cell_finds_the_course_and_runs_before_torch(tmp_path):
     program = (
         "import sys\n"
-        + notebook_setup.first_cell().replace("start.notebook()", "print('torch' in sys.modules)")
+        + notebook_setup.first_cell().replace(
+            "notebook_setup.setup()", "print('torch' in sys.modules)"
+        )
         + "\nprint(home.resolve())"
     )
     for place in (ROOT / "notebooks", ROOT):
@@ -129,7 +145,11 @@ def test_the_first_cell_finds_the_course_and_runs_before_torch(tmp_path):
     (attached / "helpers").symlink_to(ROOT / "helpers")
     (tmp_path / "working").mkdir()
     said = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path / "working", capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=tmp_path / "working",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert said.stdout.split("\n")[1] == str(attached)
 
@@ -143,8 +163,11 @@ def test_say_shows_markdown_with_a_text_form(folder):
     done, _ = execute(
         notebook(
             folder,
-            f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom helpers import start\nstart.say('**9** GiB')",
+            f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom helpers import notebook_setup\nnotebook_setup.say('**9** GiB')",
         ),
         {},
     )
-    assert done.cells[1].outputs[0].data == {"text/markdown": "**9** GiB", "text/plain": "**9** GiB"}
+    assert done.cells[1].outputs[0].data == {
+        "text/markdown": "**9** GiB",
+        "text/plain": "**9** GiB",
+    }

@@ -1,4 +1,5 @@
 """The optimizers of a recipe: what each keeps, and that each computes what its paper says."""
+
 import gc
 import math
 import sys
@@ -15,12 +16,20 @@ from helpers.step import loss_sum, train_step
 
 SMALL = 4096  # elements under which bitsandbytes keeps fp32 states
 BLOCK = 256
-MAPS = 2 * 256 * 4  # bytes of the two maps, signed and unsigned, that all 8-bit states of an AdamW8bit share
+MAPS = (
+    2 * 256 * 4
+)  # bytes of the two maps, signed and unsigned, that all 8-bit states of an AdamW8bit share
 LIBRARY = [name for name in OPTIMIZERS if "8bit" in name or "lion" in name]
 
 
 def recipe(model="vit", **fields):
-    return Recipe(model, batch_size=8, train_size=64, **({"length": 32} if model == "deberta" else {}), **fields)
+    return Recipe(
+        model,
+        batch_size=8,
+        train_size=64,
+        **({"length": 32} if model == "deberta" else {}),
+        **fields,
+    )
 
 
 def gradients(net, wanted, rows=range(8)):
@@ -45,6 +54,7 @@ def embeddings(net):
 
 # -- what each keeps -------------------------------------------------------------------------------------------
 
+
 def by_dtype(optimizer):
     found = {}
     seen = set()
@@ -58,9 +68,13 @@ def by_dtype(optimizer):
 def quantised(counts, moments):
     """{dtype: bytes}: a byte for each element of a large tensor and a scale a block; fp32 for the small ones."""
     large = [n for n in counts if n >= SMALL]
-    return {torch.uint8: moments * sum(large),
-            torch.float32: moments * 4 * (sum(-(-n // BLOCK) for n in large) + sum(n for n in counts if n < SMALL))
-            + MAPS // 2 * moments}
+    return {
+        torch.uint8: moments * sum(large),
+        torch.float32: moments
+        * 4
+        * (sum(-(-n // BLOCK) for n in large) + sum(n for n in counts if n < SMALL))
+        + MAPS // 2 * moments,
+    }
 
 
 @pytest.mark.parametrize("model", ["deberta", "vit"])
@@ -76,8 +90,13 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
         "lion": {fp32: 4 * everything},
         "lion8bit": quantised(counts, 1),
         "adamw8bit": quantised(counts, 2),
-        "adafactor": {fp32: 4 * sum(1 + (s.numel() // s[-1] + s.numel() // s[-2] if len(s) > 1 else s.numel())
-                                    for s in shapes)},
+        "adafactor": {
+            fp32: 4
+            * sum(
+                1 + (s.numel() // s[-1] + s.numel() // s[-2] if len(s) > 1 else s.numel())
+                for s in shapes
+            )
+        },
     }
     if name == "adamw8bit_embed32":
         held = sum(p.numel() for p in net.parameters() if id(p) in embeddings(net))
@@ -108,24 +127,38 @@ def test_what_is_frozen_has_no_state(name):
 
 # -- 32-bit embeddings -----------------------------------------------------------------------------------------
 
+
 def test_embed32_keeps_exactly_the_embeddings_in_fp32():
     net, optimizer = stepped("adamw8bit_embed32", "deberta")
-    fp32 = {id(p) for p in net.parameters() if p.numel() >= SMALL and optimizer.state[p]["state1"].dtype == torch.float32}
+    fp32 = {
+        id(p)
+        for p in net.parameters()
+        if p.numel() >= SMALL and optimizer.state[p]["state1"].dtype == torch.float32
+    }
     assert fp32 == {place for place in embeddings(net)} and len(fp32) == 2
-    assert all(optimizer.state[p]["state2"].dtype == optimizer.state[p]["state1"].dtype for p in net.parameters())
+    assert all(
+        optimizer.state[p]["state2"].dtype == optimizer.state[p]["state1"].dtype
+        for p in net.parameters()
+    )
 
 
 def test_embed32_does_not_reach_the_next_optimizer_nor_the_librarys_own_manager():
     from bitsandbytes.optim import GlobalOptimManager
+
     stepped("adamw8bit_embed32", "deberta")
     net, optimizer = stepped("adamw8bit", "deberta")
-    assert all(optimizer.state[p]["state1"].dtype == torch.uint8 for p in net.parameters() if p.numel() >= SMALL)
+    assert all(
+        optimizer.state[p]["state1"].dtype == torch.uint8
+        for p in net.parameters()
+        if p.numel() >= SMALL
+    )
     shared = GlobalOptimManager.get_instance()
     assert not (shared.index2config or shared.pid2config or shared.module_weight_config_triple)
 
 
 def test_an_override_in_the_librarys_manager_does_not_reach_ours():
     from bitsandbytes.optim import GlobalOptimManager
+
     shared = GlobalOptimManager.get_instance()
     try:
         shared.index2config[(0, 0)] = {"optim_bits": 32}
@@ -139,7 +172,11 @@ def test_an_override_in_the_librarys_manager_does_not_reach_ours():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_deleted_model_is_gone(name):
     net, optimizer = stepped(name, "deberta")
-    ghosts = [weakref.ref(net), weakref.ref(net.deberta.embeddings.word_embeddings), weakref.ref(next(net.parameters()))]
+    ghosts = [
+        weakref.ref(net),
+        weakref.ref(net.deberta.embeddings.word_embeddings),
+        weakref.ref(next(net.parameters())),
+    ]
     del net, optimizer
     gc.collect()
     assert [ghost() for ghost in ghosts] == [None] * 3
@@ -149,7 +186,9 @@ def test_a_missing_bitsandbytes_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     net = nn.Linear(4, 4)
     for name in LIBRARY:
-        with pytest.raises(ModuleNotFoundError, match="pip install bitsandbytes, or use optimizer='adamw'") as caught:
+        with pytest.raises(
+            ModuleNotFoundError, match="pip install bitsandbytes, or use optimizer='adamw'"
+        ) as caught:
             make_optimizer(net, recipe(optimizer=name))
         assert "\n" not in str(caught.value)
     for name in set(OPTIMIZERS) - set(LIBRARY):
@@ -157,6 +196,7 @@ def test_a_missing_bitsandbytes_is_said_in_one_sentence(monkeypatch):
 
 
 # -- what each computes ----------------------------------------------------------------------------------------
+
 
 def paths(name, model, steps=6, reference=None):
     """Steps of an optimizer on real gradients beside a reference that sees the same ones:
@@ -178,15 +218,22 @@ def paths(name, model, steps=6, reference=None):
             with torch.no_grad():
                 for p, grad, state in zip(lead.parameters(), grads, memory):
                     p.copy_(rule(p, grad, state, step, wanted.rate, wanted.weight_decay))
-    return [(ours.detach(), theirs.detach(), (theirs.detach() - first).norm().item())
-            for ours, theirs, first in zip(follower.parameters(), lead.parameters(), begin)]
+    return [
+        (ours.detach(), theirs.detach(), (theirs.detach() - first).norm().item())
+        for ours, theirs, first in zip(follower.parameters(), lead.parameters(), begin)
+    ]
 
 
 @pytest.mark.parametrize("model", ["deberta", "vit"])
 def test_8_bit_adamw_goes_adamws_way_on_real_gradients(model):
-    off = [((ours - theirs).norm().item() / way, ours.numel()) for ours, theirs, way in paths("adamw8bit", model)]
+    off = [
+        ((ours - theirs).norm().item() / way, ours.numel())
+        for ours, theirs, way in paths("adamw8bit", model)
+    ]
     assert max(gap for gap, count in off if count < SMALL) < 1e-3
-    assert 1e-4 < max(gap for gap, count in off if count >= SMALL) < 0.1, "quantised: near, and not the same"
+    assert 1e-4 < max(gap for gap, count in off if count >= SMALL) < 0.1, (
+        "quantised: near, and not the same"
+    )
 
 
 def test_32_bit_embeddings_are_adamws():
@@ -195,13 +242,17 @@ def test_32_bit_embeddings_are_adamws():
     assert len(held) == 2
     net = models.build(recipe("deberta"))
     exact = [id(p) in embeddings(net) for p in net.parameters()]
-    gaps = [(ours - theirs).norm().item() / way for (ours, theirs, way), is_embedding in zip(pairs, exact) if is_embedding]
+    gaps = [
+        (ours - theirs).norm().item() / way
+        for (ours, theirs, way), is_embedding in zip(pairs, exact)
+        if is_embedding
+    ]
     assert len(gaps) == 2 and max(gaps) < 1e-3
 
 
 def sgd(p, grad, state, step, rate, decay):
     """Momentum as PyTorch writes it: the first step takes the gradient whole; weight decay is part of the "
-      "gradient."""
+    "gradient."""
     grad = grad + decay * p
     state["b"] = 0.9 * state["b"] + grad if "b" in state else grad
     return p - rate * state["b"]
@@ -217,7 +268,7 @@ def lion(p, grad, state, step, rate, decay):
 
 def adafactor(p, grad, state, step, rate, decay):
     """Shazeer and Stern 2018, algorithms 4 and 5: factored second moments, clipped to d=1, relative steps; no "
-      "momentum."""
+    "momentum."""
     beta = 1 - step**-0.8
     rho = min(rate, 1 / math.sqrt(step))
     alpha = max(1e-3, (p.norm() / p.numel() ** 0.5).item()) * rho
@@ -227,7 +278,11 @@ def adafactor(p, grad, state, step, rate, decay):
         row, column = square.mean(-1, keepdim=True), square.mean(-2, keepdim=True)
         state["r"] = beta * state.get("r", 0) + (1 - beta) * row
         state["c"] = beta * state.get("c", 0) + (1 - beta) * column
-        v = state["r"] * state["c"] / state["r"].mean(-2, keepdim=True).clamp(min=torch.finfo(p.dtype).eps)
+        v = (
+            state["r"]
+            * state["c"]
+            / state["r"].mean(-2, keepdim=True).clamp(min=torch.finfo(p.dtype).eps)
+        )
     else:
         state["v"] = beta * state.get("v", 0) + (1 - beta) * square
         v = state["v"]
@@ -256,6 +311,7 @@ def test_the_update_is_the_papers(rule):
 
 # -- saved and loaded ------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_states_survive_a_checkpoint_bit_for_bit(name, tmp_path):
     wanted = recipe(optimizer=name, steps=6)
@@ -281,4 +337,8 @@ def test_states_survive_a_checkpoint_bit_for_bit(name, tmp_path):
         assert optimizer.state[one].keys() == resumed.state[other].keys()
         for key, value in optimizer.state[one].items():
             held = resumed.state[other][key]
-            assert torch.equal(value, held) and value.dtype == held.dtype if isinstance(value, torch.Tensor) else value == held
+            assert (
+                torch.equal(value, held) and value.dtype == held.dtype
+                if isinstance(value, torch.Tensor)
+                else value == held
+            )

@@ -1,13 +1,14 @@
 """Every field of the recipe with every other: the gradients that should agree with the plain run's do, what should train
 trains, and nothing else moves."""
+
 from functools import lru_cache
 
 import pytest
 import torch
 
 from helpers import models, train
-from helpers.recipe import Recipe, replace
 from helpers.optimizers import make_optimizer, make_scaler
+from helpers.recipe import Recipe, replace
 from helpers.step import train_step
 from tests.combinations import ALL, VALUES, covering, name, recipe
 from tests.small import without_dropout
@@ -18,8 +19,11 @@ TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "bf16": 0.15, "fp16": 0.02}
 
 class Keep(torch.optim.SGD):
     """An optimizer that changes nothing and remembers the gradients it was given."""
+
     def step(self, closure=None):
-        self.gradients = {id(parameter): parameter.grad.clone() for parameter in self.param_groups[0]["params"]}
+        self.gradients = {
+            id(parameter): parameter.grad.clone() for parameter in self.param_groups[0]["params"]
+        }
 
 
 def still(recipe: Recipe):
@@ -31,10 +35,23 @@ def gradients(recipe: Recipe) -> tuple[dict[str, torch.Tensor], float]:
     model = still(recipe)
     keep = Keep([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1.0)
     batch = train.encoded(recipe)["train"].batch
-    parts = [batch(range(start, start + recipe.micro_batch)) for start in range(0, recipe.batch_size, recipe.micro_batch)]
-    loss = train_step(model, keep, parts, recipe.batch_size, replace(recipe, max_grad_norm=1e9),
-                      scaler=torch.amp.GradScaler("cpu", init_scale=256.0, enabled=recipe.precision == "fp16"))
-    return {key: keep.gradients[id(value)] for key, value in model.named_parameters() if value.requires_grad}, loss.item()
+    parts = [
+        batch(range(start, start + recipe.micro_batch))
+        for start in range(0, recipe.batch_size, recipe.micro_batch)
+    ]
+    loss = train_step(
+        model,
+        keep,
+        parts,
+        recipe.batch_size,
+        replace(recipe, max_grad_norm=1e9),
+        scaler=torch.amp.GradScaler("cpu", init_scale=256.0, enabled=recipe.precision == "fp16"),
+    )
+    return {
+        key: keep.gradients[id(value)]
+        for key, value in model.named_parameters()
+        if value.requires_grad
+    }, loss.item()
 
 
 @lru_cache
@@ -43,8 +60,21 @@ def plain(model: str):
 
 
 def test_every_two_values_meet():
-    met = {frozenset({(a, fields[a]), (b, fields[b])}) for fields in covering() for a in fields for b in fields if a != b}
-    assert met == {frozenset({(a, x), (b, y)}) for a in VALUES for b in VALUES if a != b for x in VALUES[a] for y in VALUES[b]}
+    met = {
+        frozenset({(a, fields[a]), (b, fields[b])})
+        for fields in covering()
+        for a in fields
+        for b in fields
+        if a != b
+    }
+    assert met == {
+        frozenset({(a, x), (b, y)})
+        for a in VALUES
+        for b in VALUES
+        if a != b
+        for x in VALUES[a]
+        for y in VALUES[b]
+    }
 
 
 @pytest.mark.parametrize("fields", ALL, ids=name)
@@ -55,13 +85,19 @@ def test_the_first_gradient_is_the_plain_runs(fields):
     tolerance = TOLERANCE[fields["precision"]]
     assert loss == pytest.approx(expected, rel=tolerance)
     shared = [key for key in found if key in reference]
-    assert any(key.startswith("classifier") for key in shared) and (fields["lora_rank"] or set(found) == set(shared))
+    assert any(key.startswith("classifier") for key in shared) and (
+        fields["lora_rank"] or set(found) == set(shared)
+    )
     if fields["frozen"] is None and fields["lora_rank"] is None:
         assert set(found) == set(reference)
-    one, other = (torch.cat([values[key].flatten() for key in shared]) for values in (found, reference))
+    one, other = (
+        torch.cat([values[key].flatten() for key in shared]) for values in (found, reference)
+    )
     assert (one - other).norm() / other.norm() < tolerance
     new = {key: value for key, value in found.items() if key not in reference}
-    assert all("lora_" in key for key in new) and all(value.any() for key, value in new.items() if "lora_B" in key)
+    assert all("lora_" in key for key in new) and all(
+        value.any() for key, value in new.items() if "lora_B" in key
+    )
 
 
 @pytest.mark.parametrize("fields", ALL, ids=name)
@@ -72,7 +108,10 @@ def test_three_steps_move_what_should_train_and_nothing_else(fields):
     frozen = models.frozen_names(net, trained)
     optimizer, scaler = make_optimizer(net, trained), make_scaler(trained, "cpu")
     data, losses = train.encoded(trained)["train"], []
-    batch = [data.batch(range(start, start + trained.micro_batch)) for start in range(0, 8, trained.micro_batch)]
+    batch = [
+        data.batch(range(start, start + trained.micro_batch))
+        for start in range(0, 8, trained.micro_batch)
+    ]
     scale = scaler.get_scale()
     while len(losses) < 3:  # the same batch three times: the loss must fall
         loss = train_step(net, optimizer, batch, 8, trained, scaler=scaler)
@@ -83,6 +122,9 @@ def test_three_steps_move_what_should_train_and_nothing_else(fields):
     moved = {key for key, value in net.named_parameters() if not torch.equal(value, before[key])}
     assert not moved & frozen
     # a key's bias shifts every score of a row alike, which softmax undoes: its gradient is rounding, or nothing
-    assert {key for key in set(before) - frozen - moved if "key" not in key and "k_proj" not in key} == set()
+    assert {
+        key for key in set(before) - frozen - moved if "key" not in key and "k_proj" not in key
+    } == set()
     assert {id(parameter) for parameter in optimizer.state} == {
-        id(parameter) for key, parameter in net.named_parameters() if key not in frozen}
+        id(parameter) for key, parameter in net.named_parameters() if key not in frozen
+    }

@@ -1,4 +1,5 @@
 """Panels: the static form stands by itself, the live form follows its controls, nothing leaks or is lost."""
+
 import base64
 import io
 from pathlib import Path
@@ -12,10 +13,10 @@ from nbconvert import HTMLExporter
 from PIL import Image
 
 matplotlib.use("agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-from helpers import panels  # noqa: E402
-from helpers.panels import panel  # noqa: E402
+from helpers import panels
+from helpers.panels import panel
 
 ROOT = Path(__file__).resolve().parents[2]
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -126,21 +127,45 @@ def test_short_forms_and_where_they_start():
     def nothing(**values):
         return str(values)
 
-    made = panel(nothing, whole=(1, 64, 1), share=(0.0, 1.0, 0.25), gpu=["T4", "A100"], rows=[1, 2], on=True,
-                 own=ipywidgets.Dropdown(options=[("fp32", 4), ("bf16", 2)], value=2,
-                                         description="precision"))
+    made = panel(
+        nothing,
+        whole=(1, 64, 1),
+        share=(0.0, 1.0, 0.25),
+        gpu=["T4", "A100"],
+        rows=[1, 2],
+        on=True,
+        own=ipywidgets.Dropdown(
+            options=[("fp32", 4), ("bf16", 2)], value=2, description="precision"
+        ),
+    )
     kinds = [type(control).__name__ for control in made.controls.values()]
-    assert kinds == ["IntSlider", "FloatSlider", "Dropdown", "SelectionSlider", "Checkbox", "Dropdown"]
+    assert kinds == [
+        "IntSlider",
+        "FloatSlider",
+        "Dropdown",
+        "SelectionSlider",
+        "Checkbox",
+        "Dropdown",
+    ]
     assert made.values == {"whole": 32, "share": 0.5, "card": "T4", "rows": 1, "on": True, "own": 2}
     assert made.line.endswith(": whole 32, share 0.5, card T4, rows 1, on yes, precision bf16")
     assert [type(value) for value in made.values.values()] == [int, float, str, int, bool, int]
 
 
-@pytest.mark.parametrize("controls, error", [
-    ({}, ValueError), ({"batch_size": (1, 2)}, TypeError), ({"batch_size": 5}, TypeError),
-    ({"batch_size": "abc"}, TypeError), ({"batch_size": (9, 2, 1)}, ValueError),
-    ({"batch_size": (1, 9, 0)}, ValueError), ({"batch_size": [1]}, ValueError),
-    ({"batch_size": [1, 2]}, ValueError), ({"batch_size": (1, 9, 1)}, ValueError)])
+@pytest.mark.parametrize(
+    "controls, error",
+    [
+        ({}, ValueError),
+        ({"batch_size": (1, 2)}, TypeError),
+        ({"batch_size": 5}, TypeError),
+        ({"batch_size": "abc"}, TypeError),
+        ({"batch_size": (9, 2, 1)}, ValueError),
+        ({"batch_size": (1, 9, 0)}, ValueError),
+        ({"batch_size": [1]}, ValueError),
+        ({"batch_size": [1, 2]}, ValueError),
+        ({"batch_size": (1, 9, 1)}, ValueError),
+    ],
+)
 def test_what_is_no_control_is_refused_in_one_sentence(controls, error):
     with pytest.raises(error) as caught:  # the last two: the start, 16, cannot be reached
         panel(draw, **controls)
@@ -160,7 +185,8 @@ def test_without_ipywidgets_there_is_the_picture(monkeypatch):
     assert made.values == {"batch_size": 16, "length": 256} and made.widget is None
 
 
-CELLS = ["""
+CELLS = [
+    """
 %matplotlib inline
 import matplotlib.pyplot as plt
 from helpers.panels import panel
@@ -171,30 +197,46 @@ def draw(batch_size=16, length=256):
     return figure
 
 made = panel(draw, batch_size=[4, 8, 16, 32], length=(64, 512, 64))
-made""", """
+made""",
+    """
 before = made._image.value
 made.controls["length"].value = 512
 assert made._image.value != before and made._image.value[:4] == b"\\x89PNG"
-""", """
+""",
+    """
 control = made.controls["batch_size"]   # what a browser sends when a slider is dragged
 data = {"method": "update", "state": {"index": 0}, "buffer_paths": []}
 message = {"content": {"data": data}, "buffers": []}
 control.comm.handle_msg(message)
 print(made.values, plt.get_fignums())
-"""]
+""",
+]
 
 
 def test_in_a_real_kernel():
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    NotebookClient(notebook, timeout=120, kernel_name="python3", store_widget_state=False,
-                   resources={"metadata": {"path": str(ROOT)}}).execute()
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in CELLS]
+    )
+    NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        store_widget_state=False,
+        resources={"metadata": {"path": str(ROOT)}},
+    ).execute()
     shown, moved, dragged = (cell.outputs for cell in notebook.cells)
     assert len(shown) == 1 and shown[0].output_type == "execute_result"
-    assert set(shown[0].data) == {VIEW, "image/png", "text/plain"} and shown[0].data["text/plain"] == LINE
+    assert (
+        set(shown[0].data) == {VIEW, "image/png", "text/plain"}
+        and shown[0].data["text/plain"] == LINE
+    )
     assert moved == []  # no second picture below, neither from the draw nor from the inline backend
     assert [output.text for output in dragged] == ["{'batch_size': 4, 'length': 512} []\n"]
     picture = "".join(shown[0].data["image/png"].split())
-    for committed in (False, True):  # an HTML page without a kernel, before and after the view is removed
+    for committed in (
+        False,
+        True,
+    ):  # an HTML page without a kernel, before and after the view is removed
         if committed:
             del shown[0].data[VIEW]
         page, _ = HTMLExporter(template_name="classic").from_notebook_node(notebook)

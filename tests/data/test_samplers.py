@@ -1,11 +1,13 @@
 """Samplers: every row once over all ranks in equally many steps, resumable, and no token over the budget."""
+
 import json
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from helpers.data.batching import bucketed, padded_length, padded_share
@@ -30,10 +32,12 @@ def samplers(draw, ranks=st.integers(1, 4)):
     assume(len(lengths) >= many)
     if budget:
         tokens = draw(st.integers(64, 300))
-        make = lambda rank=0: TokenBudgetBatchSampler(lengths, tokens, window, seed, drop, rank, many)  # noqa: E731
+        make = lambda rank=0: TokenBudgetBatchSampler(
+            lengths, tokens, window, seed, drop, rank, many
+        )
     else:
         assume(len(lengths) >= size * many if drop else size > 1 or len(lengths) % many == 0)
-        make = lambda rank=0: BucketBatchSampler(lengths, size, window, seed, drop, rank, many)  # noqa: E731
+        make = lambda rank=0: BucketBatchSampler(lengths, size, window, seed, drop, rank, many)
     return make, lengths, drop, many
 
 
@@ -68,30 +72,48 @@ def test_over_all_ranks_every_row_comes_once_in_equally_many_steps(case, epoch):
             sizes = [len(batch) for batch in step]
             assert max(sizes) <= sampler.batch_size and max(sizes) - min(sizes) <= 1
         full = len(lengths) // (sampler.batch_size * ranks) - 1
-        assert all(len(batch) == sampler.batch_size for batches in epochs for batch in batches[:full])
+        assert all(
+            len(batch) == sampler.batch_size for batches in epochs for batch in batches[:full]
+        )
     else:
-        assert all(len(batch) * padded_length(max(lengths[row] for row in batch)) <= sampler.tokens
-                   for batches in epochs for batch in batches)
+        assert all(
+            len(batch) * padded_length(max(lengths[row] for row in batch)) <= sampler.tokens
+            for batches in epochs
+            for batch in batches
+        )
     fixed = padded_length(max(lengths))
-    assert all(padded_share(batches, lengths) <= padded_share(batches, lengths, length=fixed) for batches in epochs)
+    assert all(
+        padded_share(batches, lengths) <= padded_share(batches, lengths, length=fixed)
+        for batches in epochs
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_last_steps_are_balanced_whatever_remains(ranks, size):
     for rows in range(ranks, 4 * ranks * size):
-        epochs = [BucketBatchSampler([5] * rows, size, rank=rank, ranks=ranks).batches() for rank in range(ranks)]
+        epochs = [
+            BucketBatchSampler([5] * rows, size, rank=rank, ranks=ranks).batches()
+            for rank in range(ranks)
+        ]
         steps = [[len(batch) for batch in step] for step in zip(*epochs, strict=True)]
         assert len(steps) == -(-rows // (size * ranks)) and sum(map(sum, steps)) == rows
-        assert all(0 < min(step) and max(step) <= size and max(step) - min(step) <= 1 for step in steps)
+        assert all(
+            0 < min(step) and max(step) <= size and max(step) - min(step) <= 1 for step in steps
+        )
         remain = rows % (size * ranks)
-        if 0 < remain < ranks and rows > size * ranks:  # too few for a step of their own: the last two are halved
+        if (
+            0 < remain < ranks and rows > size * ranks
+        ):  # too few for a step of their own: the last two are halved
             assert abs(sum(steps[-1]) - sum(steps[-2])) <= 1
 
 
 def test_a_budget_s_last_batches_are_dropped_or_halved_for_the_ranks():
     lengths, settings = [8] * 10, dict(tokens=16, ranks=2)  # 5 batches of 2
-    dropped = [TokenBudgetBatchSampler(lengths, rank=rank, drop_last=True, **settings).batches() for rank in (0, 1)]
+    dropped = [
+        TokenBudgetBatchSampler(lengths, rank=rank, drop_last=True, **settings).batches()
+        for rank in (0, 1)
+    ]
     assert [[len(batch) for batch in batches] for batches in dropped] == [[2, 2], [2, 2]]
     halved = [TokenBudgetBatchSampler(lengths, rank=rank, **settings).batches() for rank in (0, 1)]
     assert sorted(len(batch) for batches in halved for batch in batches) == [1, 1, 2, 2, 2, 2]
@@ -109,7 +131,10 @@ def test_one_rank_s_sampler_is_the_bucketed_order(lengths, size, window, seed, e
 @given(st.integers(2, 4), st.integers(2, 5), SEEDS)
 def test_the_ranks_of_a_step_meet_rows_of_like_length(ranks, size, seed):
     lengths = list(range(1, 16 * ranks * size + 1))
-    epochs = [BucketBatchSampler(lengths, size, 16, seed, rank=rank, ranks=ranks).batches() for rank in range(ranks)]
+    epochs = [
+        BucketBatchSampler(lengths, size, 16, seed, rank=rank, ranks=ranks).batches()
+        for rank in range(ranks)
+    ]
     for step in zip(*epochs):
         longest = [max(lengths[row] for row in batch) for batch in step]
         assert max(longest) - min(longest) == ranks - 1
@@ -133,7 +158,9 @@ def test_a_run_resumes_in_the_middle_of_an_epoch_with_the_rest_exactly(case, epo
         resumed.set_epoch(epoch)  # a loop over epochs says so again
         assert len(resumed) == len(whole)
         assert list(resumed) == make_epoch(make(rank), epoch)[done:]
-        assert list(resumed) == make_epoch(make(rank), epoch)  # the next time it is a whole epoch again
+        assert list(resumed) == make_epoch(
+            make(rank), epoch
+        )  # the next time it is a whole epoch again
     assert list(batches) == whole[done:]
     sampler.set_epoch(epoch + 1)
     assert sampler.state_dict()["done"] == 0
@@ -147,9 +174,13 @@ def make_epoch(sampler, epoch):
 def test_a_state_of_another_order_or_beyond_the_epoch_is_refused():
     sampler = BucketBatchSampler([3, 1, 2, 5], 2)
     state = sampler.state_dict()
-    for other in (BucketBatchSampler([3, 1, 2], 2), BucketBatchSampler([3, 1, 2, 6], 2),
-                  BucketBatchSampler([3, 1, 2, 5], 1), BucketBatchSampler([3, 1, 2, 5], 2, seed=1),
-                  TokenBudgetBatchSampler([3, 1, 2, 5], 16)):
+    for other in (
+        BucketBatchSampler([3, 1, 2], 2),
+        BucketBatchSampler([3, 1, 2, 6], 2),
+        BucketBatchSampler([3, 1, 2, 5], 1),
+        BucketBatchSampler([3, 1, 2, 5], 2, seed=1),
+        TokenBudgetBatchSampler([3, 1, 2, 5], 16),
+    ):
         with pytest.raises(ValueError, match="resume with the same data and settings"):
             other.load_state_dict(state)
     for wrong in ({"done": 3}, {"done": -1}, {"epoch": -1}, {"epoch": 5, "done": 3}):
@@ -160,20 +191,26 @@ def test_a_state_of_another_order_or_beyond_the_epoch_is_refused():
         sampler.load_state_dict({name: value for name, value in state.items() if name != "done"})
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: BucketBatchSampler([2, 3], 3, drop_last=True), "2 rows make no full step of 3"),
-    (lambda: BucketBatchSampler([2, 3], 1, rank=2, ranks=2), "rank=2 does not exist"),
-    (lambda: BucketBatchSampler([2, 3], 4, ranks=3), "2 rows are too few for 3 ranks"),
-    (lambda: BucketBatchSampler([2, 3, 4], 1, ranks=2), "use batch_size=2 or more"),
-    (lambda: BucketBatchSampler([2, 0], 1), "Row 1 has length 0"),
-    (lambda: BucketBatchSampler([2, -4], 1), "Row 1 has length -4"),
-    (lambda: BucketBatchSampler([], 1), "no rows"),
-    (lambda: BucketBatchSampler([2], 0), "batch_size=0 must be at least 1"),
-    (lambda: BucketBatchSampler([2], 1, seed=2**32), "below 2\\*\\*32"),
-    (lambda: BucketBatchSampler([2], 1).set_epoch(-1), "epoch=-1"),
-    (lambda: TokenBudgetBatchSampler([9, 17], 16), "Row 1 takes 24 padded tokens, more than the budget of 16"),
-    (lambda: TokenBudgetBatchSampler([8, 8, 8], 8, ranks=2).batches(), "one by one"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: BucketBatchSampler([2, 3], 3, drop_last=True), "2 rows make no full step of 3"),
+        (lambda: BucketBatchSampler([2, 3], 1, rank=2, ranks=2), "rank=2 does not exist"),
+        (lambda: BucketBatchSampler([2, 3], 4, ranks=3), "2 rows are too few for 3 ranks"),
+        (lambda: BucketBatchSampler([2, 3, 4], 1, ranks=2), "use batch_size=2 or more"),
+        (lambda: BucketBatchSampler([2, 0], 1), "Row 1 has length 0"),
+        (lambda: BucketBatchSampler([2, -4], 1), "Row 1 has length -4"),
+        (lambda: BucketBatchSampler([], 1), "no rows"),
+        (lambda: BucketBatchSampler([2], 0), "batch_size=0 must be at least 1"),
+        (lambda: BucketBatchSampler([2], 1, seed=2**32), "below 2\\*\\*32"),
+        (lambda: BucketBatchSampler([2], 1).set_epoch(-1), "epoch=-1"),
+        (
+            lambda: TokenBudgetBatchSampler([9, 17], 16),
+            "Row 1 takes 24 padded tokens, more than the budget of 16",
+        ),
+        (lambda: TokenBudgetBatchSampler([8, 8, 8], 8, ranks=2).batches(), "one by one"),
+    ],
+)
 def test_bad_numbers_are_refused_in_a_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -187,7 +224,9 @@ def test_sizes_that_are_not_whole_are_type_errors():
 
 
 def test_a_data_loader_takes_sampler_and_collator_and_resumes():
-    documents = [{"input_ids": list(range(1, 2 + 7 * row % 23)), "labels": row % 3} for row in range(30)]
+    documents = [
+        {"input_ids": list(range(1, 2 + 7 * row % 23)), "labels": row % 3} for row in range(30)
+    ]
     lengths = [len(row["input_ids"]) for row in documents]
     collator = pickle.loads(pickle.dumps(Collator(0, classes=3)))
     sampler = BucketBatchSampler(np.array(lengths), 4, window=2)

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import NFKC
 
 from helpers import data, models
-from tools.course import NOTEBOOKS
 from helpers.data.encoding import normalise
 from helpers.recipe import Recipe
 from tests.core.test_hub import make_deberta
+from tools.course import NOTEBOOKS
 
 LIBRARIES = {"json": json, "math": math, "re": re, "unicodedata": unicodedata}
-OLD = unicodedata.ucd_3_2_0  # Python's table of Unicode 3.2; every later version normalises its characters alike
+OLD = (
+    unicodedata.ucd_3_2_0
+)  # Python's table of Unicode 3.2; every later version normalises its characters alike
 
 
 @lru_cache(maxsize=1)
@@ -54,7 +56,11 @@ def by_hand():
 def differing(texts, ours=None, rust=None):
     """The texts whose ids differ."""
     ours, rust = ours or by_hand(), rust or tokenizer().backend_tokenizer
-    return [text for text, encoding in zip(texts, rust.encode_batch(texts), strict=True) if ours(text) != encoding.ids]
+    return [
+        text
+        for text, encoding in zip(texts, rust.encode_batch(texts), strict=True)
+        if ours(text) != encoding.ids
+    ]
 
 
 def alike(text):
@@ -63,7 +69,9 @@ def alike(text):
 
 
 letters = st.characters(exclude_categories=["Cs"])  # a lone surrogate is no text: Rust refuses it
-odd = st.sampled_from("ﬁﬀﬃ½№Ⅷ㎏①Ａ［］ｶﾞ\u0301\u0327\u093c\u200d\ufe0f👩🏽🇩🇪\u200b\u00ad\ufeff\x1c\x85\u2028\u3000\u00a0\u1680 \t\n▁")
+odd = st.sampled_from(
+    "ﬁﬀﬃ½№Ⅷ㎏①Ａ［］ｶﾞ\u0301\u0327\u093c\u200d\ufe0f👩🏽🇩🇪\u200b\u00ad\ufeff\x1c\x85\u2028\u3000\u00a0\u1680 \t\n▁"
+)
 plain = st.sampled_from("the oil price of grain shr cts net [MASK] [PAD] [UNK] ［SEP］ ".split(" "))
 texts = st.lists(st.one_of(letters, odd, plain, st.just(" ")), max_size=60).map("".join)
 
@@ -85,14 +93,21 @@ def test_any_text(text):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.text(st.one_of(letters, odd, st.sampled_from("oil pre")), min_size=1, max_size=12), st.integers(200, 3000))
+@given(
+    st.text(st.one_of(letters, odd, st.sampled_from("oil pre")), min_size=1, max_size=12),
+    st.integers(200, 3000),
+)
 def test_very_long_text_and_very_long_words(text, times):
     assume(alike(text * 2))
     assert differing([text * times]) == []
 
 
 def test_every_character_that_unicode_3_2_knew():
-    known = [chr(code) for code in range(1, 0x110000) if OLD.category(chr(code)) not in ("Cn", "Cs", "Co")]
+    known = [
+        chr(code)
+        for code in range(1, 0x110000)
+        if OLD.category(chr(code)) not in ("Cn", "Cs", "Co")
+    ]
     assert len(known) > 90_000
     assert [letter for letter in known if not alike(letter)] == []
     assert differing([f"oil{letter}the" for letter in known]) == []
@@ -101,8 +116,16 @@ def test_every_character_that_unicode_3_2_knew():
 
 def test_the_text_that_is_left_out_is_little_and_newer_than_unicode_3_2():
     """`assume(alike(...))` must not hide a bug: what it refuses are characters younger than the Rust side's table."""
-    assigned = [chr(code) for code in range(1, 0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")]
-    refused = [letter for letter in assigned if not all(map(alike, (letter, f"a{letter}\u0301", f"a\u0327{letter}")))]
+    assigned = [
+        chr(code)
+        for code in range(1, 0x110000)
+        if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")
+    ]
+    refused = [
+        letter
+        for letter in assigned
+        if not all(map(alike, (letter, f"a{letter}\u0301", f"a\u0327{letter}")))
+    ]
     assert all(OLD.category(letter) == "Cn" for letter in refused)
     assert len(refused) < 500
 
@@ -121,7 +144,12 @@ def test_the_cuts_are_the_likeliest():
         return made.scores.get(piece, made.worst if len(piece) == 1 else -math.inf)
 
     def best(word):
-        return max((price(word[:end]) + (best(word[end:]) if end < len(word) else 0) for end in range(1, len(word) + 1)))
+        return max(
+            
+                price(word[:end]) + (best(word[end:]) if end < len(word) else 0)
+                for end in range(1, len(word) + 1)
+            
+        )
 
     for word in ("▁oil", "▁shrs", "▁refined", "▁zzq日", "▁x日y"):
         cut = viterbi(word, made.scores, made.worst, made.longest)
@@ -134,18 +162,41 @@ def test_a_tokenizer_converted_from_debertas_own_files(tmp_path):
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(make_deberta(tmp_path / "model"))
-    samples = ["the new price of oil", "the  net\tsale [MASK] of gold", "ﬁne grain\nin june", "日本 bank", "THE oil!"]
+    samples = [
+        "the new price of oil",
+        "the  net\tsale [MASK] of gold",
+        "ﬁne grain\nin june",
+        "日本 bank",
+        "THE oil!",
+    ]
     samples += data.load("r8")["test"]["text"][:300]
-    assert differing([normalise(text) for text in samples], by_hand_of(theirs), theirs.backend_tokenizer) == []
+    assert (
+        differing(
+            [normalise(text) for text in samples], by_hand_of(theirs), theirs.backend_tokenizer
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize("change", ["best[start] + score >", "else -math.inf", 'normalize("NFKC"', "if not one == before"])
+@pytest.mark.parametrize(
+    "change",
+    ["best[start] + score >", "else -math.inf", 'normalize("NFKC"', "if not one == before"],
+)
 def test_the_test_finds_what_is_changed(change):
     """Each part of the by-hand tokenizer matters: without it some text comes out otherwise."""
-    other = {"best[start] + score >": "best[start] + score >=", "else -math.inf": "else unknown",
-             'normalize("NFKC"': 'normalize("NFC"', "if not one == before": "if True or one == before"}[change]
+    other = {
+        "best[start] + score >": "best[start] + score >=",
+        "else -math.inf": "else unknown",
+        'normalize("NFKC"': 'normalize("NFC"',
+        "if not one == before": "if True or one == before",
+    }[change]
     assert change in cells()
     names = {**LIBRARIES, "tokenizer": tokenizer()}
     exec(compile(cells().replace(change, other), "notebook 08, changed", "exec"), names)
-    tell = ["sslll xeee", "ﬁnancial ½", "日本日本", "oil price"]  # a tie, a ligature, neighbours without a piece
+    tell = [
+        "sslll xeee",
+        "ﬁnancial ½",
+        "日本日本",
+        "oil price",
+    ]  # a tie, a ligature, neighbours without a piece
     assert differing(tell, names["by_hand"])

@@ -1,4 +1,5 @@
 """The room of exercises, and every exercise in it: right answers pass, wrong ones fail with a sentence."""
+
 import importlib.util
 import json
 import os
@@ -38,10 +39,10 @@ def double(monkeypatch):
 
 # -- the verdicts --------------------------------------------------------------------------------------------
 
+
 def test_no_answer_yet(double, capsys):
     def pending(x):
         """To be written."""
-        ...
 
     for answer in (None, ..., pending, lambda: None):
         assert check("98.1", answer).passed is None
@@ -57,22 +58,35 @@ def test_hints_grow_with_wrong_tries_and_start_again_after_a_right_one(double, c
     assert check("98.1", lambda x: x + x).passed is True
     check("98.1", 4)
     lines = capsys.readouterr().out.splitlines()
-    wrong = re.compile(r"Exercise 98\.1: not yet: what your function gives for \(\d+\), \d+, is too large.*"
-                       r"\. Hint: (.*)")
+    wrong = re.compile(
+        r"Exercise 98\.1: not yet: what your function gives for \(\d+\), \d+, is too large.*"
+        r"\. Hint: (.*)"
+    )
     hints = [wrong.fullmatch(line)[1] for line in lines[:3]]
     assert hints == ["Add it to itself.", "Use 2 * x.", "Use 2 * x."]
     assert lines[3] == "Exercise 98.1: right. Twice is more than once."
-    assert lines[4] == ("Exercise 98.1: not yet: your answer should be a function, and is 4. "
-                        "Hint: Add it to itself.")
+    assert lines[4] == (
+        "Exercise 98.1: not yet: your answer should be a function, and is 4. "
+        "Hint: Add it to itself."
+    )
 
 
-@pytest.mark.parametrize("answer, said", [
-    (lambda x: 1 / 0, "your answer raised ZeroDivisionError: division by zero."),
-    (lambda: 3, "your answer raised TypeError: "), (lambda x: [][0], "your answer raised IndexError: "),
-    (lambda x: print(end=""), "your function gives for (2) is nothing: does it return its result?"),
-    (lambda x: 4, "what your function gives for ("),
-    (lambda x: str(2 * x), "should be a number, and is '4'."),
-    (lambda x: float("nan"), "no finite number."), (lambda x: -2 * x, "has the wrong sign.")])
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (lambda x: 1 / 0, "your answer raised ZeroDivisionError: division by zero."),
+        (lambda: 3, "your answer raised TypeError: "),
+        (lambda x: [][0], "your answer raised IndexError: "),
+        (
+            lambda x: print(end=""),
+            "your function gives for (2) is nothing: does it return its result?",
+        ),
+        (lambda x: 4, "what your function gives for ("),
+        (lambda x: str(2 * x), "should be a number, and is '4'."),
+        (lambda x: float("nan"), "no finite number."),
+        (lambda x: -2 * x, "has the wrong sign."),
+    ],
+)
 def test_a_wrong_answer_gets_a_sentence(double, answer, said, capsys):
     result = check("98.1", answer)
     assert result.passed is False and said in result.sentence
@@ -124,6 +138,7 @@ def test_a_check_leaves_the_random_numbers_alone(monkeypatch):
 
 # -- the registry --------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("number", ["2.1", "02", "02.0", "02.1a", "", 2.1, None])
 def test_what_is_no_number_is_refused(number):
     with pytest.raises(ValueError, match="is no exercise: give a string"):
@@ -157,9 +172,11 @@ def test_a_careless_registration_is_refused(double):
 
 
 def test_modules_are_loaded_by_number_and_their_own_errors_are_not_hidden(tmp_path, monkeypatch):
-    (tmp_path / "nb96.py").write_text("from exercises.check import close, exercise\n"
-                                      "@exercise('96.1', hints=['a', 'b'], why='c')\n"
-                                      "def _(answer):\n    close(answer, 3)\n")
+    (tmp_path / "nb96.py").write_text(
+        "from exercises.check import close, exercise\n"
+        "@exercise('96.1', hints=['a', 'b'], why='c')\n"
+        "def _(answer):\n    close(answer, 3)\n"
+    )
     (tmp_path / "nb95.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.setattr(room, "REGISTRY", {})
     monkeypatch.setattr(room.exercises, "__path__", [str(tmp_path)])
@@ -175,30 +192,50 @@ def test_modules_are_loaded_by_number_and_their_own_errors_are_not_hidden(tmp_pa
 
 
 def test_without_assertions_nothing_passes():
-    code = ("from exercises import check\nfrom exercises.check import exercise\n"
-            "@exercise('98.1', hints=['a', 'b'], why='c')\ndef _(answer): assert answer == 1\n"
-            "check.check('98.1', 2)")
-    done = subprocess.run([sys.executable, "-O", "-c", code], cwd=ROOT,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-                          text=True, timeout=120)
+    code = (
+        "from exercises import check\nfrom exercises.check import exercise\n"
+        "@exercise('98.1', hints=['a', 'b'], why='c')\ndef _(answer): assert answer == 1\n"
+        "check.check('98.1', 2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 1 and "run Python without -O" in done.stderr
 
 
 # -- the comparisons -----------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("answer", [9.4, 9.45, np.float32(9.4), np.array(9.4), torch.tensor(9.4),
-                                    torch.tensor([9.4])])
+
+@pytest.mark.parametrize(
+    "answer", [9.4, 9.45, np.float32(9.4), np.array(9.4), torch.tensor(9.4), torch.tensor([9.4])]
+)
 def test_close_takes_numbers_of_any_kind(answer):
     close(answer, 9.4, rel=0.01, unit="GiB")
 
 
-@pytest.mark.parametrize("answer, said", [
-    (8.0, "8 GiB, is too small"), (12, "12 GiB, is too large"), (940, "too large by more than ten times"),
-    (0.02, "too small by more than ten times"),
-    (9.4 * 2**30, "looks like bytes"), (9.4 * 1024, "looks like MiB"),
-    (9.4 * 2**30 / 1e9, "looks like GB"), (-9.4, "has the wrong sign"), (float("inf"), "no finite number"),
-    ("9.4", "should be a number in GiB, and is '9.4'"),
-    (True, "should be a number"), ([9.4], "should be a number"), (torch.ones(2), "is a tensor of shape")])
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (8.0, "8 GiB, is too small"),
+        (12, "12 GiB, is too large"),
+        (940, "too large by more than ten times"),
+        (0.02, "too small by more than ten times"),
+        (9.4 * 2**30, "looks like bytes"),
+        (9.4 * 1024, "looks like MiB"),
+        (9.4 * 2**30 / 1e9, "looks like GB"),
+        (-9.4, "has the wrong sign"),
+        (float("inf"), "no finite number"),
+        ("9.4", "should be a number in GiB, and is '9.4'"),
+        (True, "should be a number"),
+        ([9.4], "should be a number"),
+        (torch.ones(2), "is a tensor of shape"),
+    ],
+)
 def test_close_says_what_is_wrong_and_not_the_truth(answer, said):
     with pytest.raises(AssertionError) as caught:
         close(answer, 9.4, rel=0.01, unit="GiB")
@@ -213,16 +250,25 @@ def test_close_to_zero_and_exact():
             close(answer, truth, rel=0)
 
 
-@pytest.mark.parametrize("right, wrong, said", [
-    (torch.ones(2, 3), torch.ones(3, 2), "shape (3, 2) and not (2, 3)"),
-    (torch.ones(2), [1, 1], "should be a tensor"),
-    (torch.ones(2), torch.tensor([1, 1.5]), "off by up to 0.5"),
-    (torch.ones(2), torch.ones(2) / 0, "NaN or infinity"), (np.ones(2), np.zeros(2), "off by up"),
-    ([1, (2, 3)], [1, (2, 4)], "item 1 of item 1"), ((1, 2), [1], "1 items and not 2"),
-    ([1], 1, "should be a list"), ({"a": 1}, {"b": 1}, "should have the keys a"),
-    ({"a": 1}, {"a": 2}, "'a' of your answer, 2, is too large"),
-    ("bf16", "fp16", "is 'fp16', which is not right"), (True, False, "is False"),
-    (3, 3.01, "too large"), (0, 1, "too large")])
+@pytest.mark.parametrize(
+    "right, wrong, said",
+    [
+        (torch.ones(2, 3), torch.ones(3, 2), "shape (3, 2) and not (2, 3)"),
+        (torch.ones(2), [1, 1], "should be a tensor"),
+        (torch.ones(2), torch.tensor([1, 1.5]), "off by up to 0.5"),
+        (torch.ones(2), torch.ones(2) / 0, "NaN or infinity"),
+        (np.ones(2), np.zeros(2), "off by up"),
+        ([1, (2, 3)], [1, (2, 4)], "item 1 of item 1"),
+        ((1, 2), [1], "1 items and not 2"),
+        ([1], 1, "should be a list"),
+        ({"a": 1}, {"b": 1}, "should have the keys a"),
+        ({"a": 1}, {"a": 2}, "'a' of your answer, 2, is too large"),
+        ("bf16", "fp16", "is 'fp16', which is not right"),
+        (True, False, "is False"),
+        (3, 3.01, "too large"),
+        (0, 1, "too large"),
+    ],
+)
 def test_same(right, wrong, said):
     same(right, right)
     with pytest.raises(AssertionError) as caught:
@@ -237,7 +283,9 @@ def test_agree_gives_each_side_its_own_arguments_and_meets_new_ones():
     examples = [(torch.tensor([1.0, 2.0]),)]
     agree(lambda x: x.mul_(2), lambda x: x.mul_(2), examples, draw)
     assert examples[0][0].tolist() == [1.0, 2.0]
-    with pytest.raises(AssertionError, match=r"for \(a tensor of shape \(2,\)\) has the right shape"):
+    with pytest.raises(
+        AssertionError, match=r"for \(a tensor of shape \(2,\)\) has the right shape"
+    ):
         agree(lambda x: torch.tensor([2.0, 4.0]), lambda x: x * 2, examples, draw)  # hard-coded
     with pytest.raises(ValueError, match="a constant would pass"):
         agree(lambda x: 1, lambda x: 1, [(1,)], lambda rng: (rng.random(),))
@@ -248,35 +296,53 @@ def test_agree_gives_each_side_its_own_arguments_and_meets_new_ones():
 def test_only_changes():
     before = Recipe()
     only_changes(replace(before, accumulation=4), before, "accumulation")
-    for answer, said in ((replace(before, accumulation=4, seed=1), "also changes seed"),
-                         ("x", "should be a Recipe"), (before, "leaves accumulation as before")):
+    for answer, said in (
+        (replace(before, accumulation=4, seed=1), "also changes seed"),
+        ("x", "should be a Recipe"),
+        (before, "leaves accumulation as before"),
+    ):
         with pytest.raises(AssertionError, match=said):
             only_changes(answer, before, "accumulation")
 
 
 # -- in a kernel ---------------------------------------------------------------------------------------------
 
+
 def test_in_a_real_kernel_a_check_prints_one_line_and_no_result():
-    cells = ["from exercises.check import check, exercise\n"
-             "@exercise('98.1', hints=['a', 'b'], why='c')\n"
-             "def _(answer):\n    assert answer == 1, 'It is not 1'",
-             "check('98.1', None)", "check('98.1', 2)", "check('98.1', 1)"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-    NotebookClient(notebook, timeout=120, kernel_name="python3",
-                   resources={"metadata": {"path": str(ROOT)}}).execute()
-    lines = [[(output.output_type, output.get("text")) for output in cell.outputs]
-             for cell in notebook.cells[1:]]
-    assert lines == [[("stream", "Exercise 98.1: not answered yet. Hint: a.\n")],
-                     [("stream", "Exercise 98.1: not yet: It is not 1. Hint: a.\n")],
-                     [("stream", "Exercise 98.1: right. c.\n")]]
+    cells = [
+        "from exercises.check import check, exercise\n"
+        "@exercise('98.1', hints=['a', 'b'], why='c')\n"
+        "def _(answer):\n    assert answer == 1, 'It is not 1'",
+        "check('98.1', None)",
+        "check('98.1', 2)",
+        "check('98.1', 1)",
+    ]
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in cells]
+    )
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
+    lines = [
+        [(output.output_type, output.get("text")) for output in cell.outputs]
+        for cell in notebook.cells[1:]
+    ]
+    assert lines == [
+        [("stream", "Exercise 98.1: not answered yet. Hint: a.\n")],
+        [("stream", "Exercise 98.1: not yet: It is not 1. Hint: a.\n")],
+        [("stream", "Exercise 98.1: right. c.\n")],
+    ]
 
 
 # -- every exercise of the course ----------------------------------------------------------------------------
 
+
 def solutions(number: str):
     """tests/exercises/solutions/nbNN.py: RIGHT = {number: answer}, WRONG = {number: [answers]}."""
     path = ROOT / "tests" / "exercises" / "solutions" / f"nb{number[:2]}.py"
-    assert path.exists(), f"Exercise {number} has no solution: write tests/exercises/solutions/{path.name}."
+    assert path.exists(), (
+        f"Exercise {number} has no solution: write tests/exercises/solutions/{path.name}."
+    )
     spec = importlib.util.spec_from_file_location(f"solutions_{path.stem}", path)
     if spec.name not in sys.modules:
         module = importlib.util.module_from_spec(spec)
@@ -305,15 +371,21 @@ def test_wrong_answers_fail_each_with_a_sentence(number, fresh):
     results = [check(number, answer) for answer in wrong]
     assert [result.passed for result in results] == [False] * len(wrong)
     told = [result.sentence for result in results if result.error is None]
-    assert len(told) >= 2, f"Exercise {number} needs two wrong answers that its own assertions refuse."
+    assert len(told) >= 2, (
+        f"Exercise {number} needs two wrong answers that its own assertions refuse."
+    )
     for sentence in told:
         assert len(sentence.split()) >= 4 and "\n" not in sentence, sentence
-        assert "an assertion in your answer failed" not in sentence, f"{number} asserts without a sentence."
+        assert "an assertion in your answer failed" not in sentence, (
+            f"{number} asserts without a sentence."
+        )
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_every_chapter_has_its_notebook_and_solutions_for_no_other_exercise(chapter):
-    assert any(path.name.startswith(f"{chapter}_") for path in NOTEBOOKS), f"nb{chapter}.py has no notebook."
+    assert any(path.name.startswith(f"{chapter}_") for path in NOTEBOOKS), (
+        f"nb{chapter}.py has no notebook."
+    )
     numbers = {number for number in EXERCISES if number.startswith(f"{chapter}.")}
     answers = solutions(f"{chapter}.1")
     assert answers.RIGHT.keys() == answers.WRONG.keys() == numbers

@@ -1,5 +1,6 @@
 """The GELU kernels: their arithmetic emulated on a CPU, their source run as C, compiled by NVRTC, and run on a GPU; each
 where it can be."""
+
 import importlib.util
 import shutil
 import subprocess
@@ -74,16 +75,32 @@ def on_host(tmp_path_factory):
         pytest.skip("no C compiler here")
     folder = tmp_path_factory.mktemp("half2")
     (folder / "kernels.c").write_text(gelu_half2.source(HOST).replace('extern "C"', "") + MAIN)
-    made = subprocess.run([compiler, "-O1", "-ffp-contract=off", "-o", folder / "kernels", folder / "kernels.c", "-lm"],
-                          capture_output=True, text=True)
+    made = subprocess.run(
+        [
+            compiler,
+            "-O1",
+            "-ffp-contract=off",
+            "-o",
+            folder / "kernels",
+            folder / "kernels.c",
+            "-lm",
+        ],
+        capture_output=True,
+        text=True,
+    )
     if made.returncode and "_Float16" in made.stderr:
         pytest.skip("this C compiler has no 16-bit numbers")
     assert not made.returncode, made.stderr
 
     def run(kind, values, repeats=1):
-        done = subprocess.run([folder / "kernels", kind, str(len(values)), str(repeats)], input=values.tobytes(), capture_output=True)
+        done = subprocess.run(
+            [folder / "kernels", kind, str(len(values)), str(repeats)],
+            input=values.tobytes(),
+            capture_output=True,
+        )
         assert not done.returncode, f"exit status {done.returncode}"
         return np.frombuffer(done.stdout, dtype=np.float16)
+
     return run
 
 
@@ -91,18 +108,26 @@ def test_the_emulation_is_near_gelu_for_every_number():
     found = gelu_half2.emulate(FINITE)
     assert found.dtype == np.float16 and np.isfinite(found).all()
     assert (np.abs(found.astype(np.float64) - EXACT) <= EMULATED).all()
-    assert (np.abs(found.astype(np.float64) - EXACT) > EMULATED / 2).any(), "the bound is no tighter than it could be"
+    assert (np.abs(found.astype(np.float64) - EXACT) > EMULATED / 2).any(), (
+        "the bound is no tighter than it could be"
+    )
 
 
 def test_the_emulation_rounds_after_each_operation():
     found, steps = gelu_half2.emulate(FINITE), torch.from_numpy(FINITE)
     square = (steps * steps).double()  # torch rounds an fp16 product once
-    inner = torch.from_numpy((square * np.float64(np.float16(gelu_half2.B)) + np.float64(np.float16(gelu_half2.A))).numpy().astype(np.float16))
+    inner = torch.from_numpy(
+        (square * np.float64(np.float16(gelu_half2.B)) + np.float64(np.float16(gelu_half2.A)))
+        .numpy()
+        .astype(np.float16)
+    )
     t = torch.from_numpy(np.tanh((steps * inner).double().numpy()).astype(np.float16))
     h = steps * 0.5
     expected = (h.double() * t.double() + h.double()).numpy().astype(np.float16)
     assert np.array_equal(bits(found), bits(expected))
-    assert not np.array_equal(bits(found), bits(EXACT.astype(np.float16))), "it should not be the rounded exact value"
+    assert not np.array_equal(bits(found), bits(EXACT.astype(np.float16))), (
+        "it should not be the rounded exact value"
+    )
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -110,7 +135,10 @@ def test_the_kernels_source_run_as_c_is_the_emulation(on_host, length):
     values = np.random.default_rng(length).permutation(FINITE)[:length]
     assert np.array_equal(bits(on_host("half2", values)), bits(gelu_half2.emulate(values)))
     wide = F.gelu(torch.from_numpy(values.astype(np.float64)), approximate="tanh").numpy()
-    assert (np.abs(on_host("fp32", values) - wide) <= np.abs(values.astype(float)) * 2.0**-10.9 + 2.0**-24).all()
+    assert (
+        np.abs(on_host("fp32", values) - wide)
+        <= np.abs(values.astype(float)) * 2.0**-10.9 + 2.0**-24
+    ).all()
 
 
 def test_repeats_apply_it_again(on_host):
@@ -120,7 +148,11 @@ def test_repeats_apply_it_again(on_host):
 
 
 def body(text: str, kind: str) -> str:
-    return next(part for part in text.split(".visible .entry")[1:] if part.lstrip().startswith(f"kernel_{kind}"))
+    return next(
+        part
+        for part in text.split(".visible .entry")[1:]
+        if part.lstrip().startswith(f"kernel_{kind}")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +178,17 @@ def test_nvrtc_makes_of_it_what_the_names_say(nvrtc, capability):
 
 def test_a_pair_of_tanh_is_two_machine_instructions(nvrtc, tmp_path):
     found = importlib.util.find_spec("triton")
-    tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump" if found else Path("none")
+    tool = (
+        Path(found.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if found
+        else Path("none")
+    )
     if not tool.exists():
         pytest.skip("nothing here takes machine code apart")
     (tmp_path / "half2.cubin").write_bytes(gelu_half2.build("80"))
-    shown = subprocess.run([tool, "-sass", tmp_path / "half2.cubin"], capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        [tool, "-sass", tmp_path / "half2.cubin"], capture_output=True, text=True
+    ).stdout
     part = next(part for part in shown.split("Function : ")[1:] if part.startswith("kernel_half2"))
     lines = body(gelu_half2.build("80", "ptx").decode(), "half2").count("tanh.approx.f16x2")
     assert lines > 0 and part.count("MUFU.TANH.F16") == 2 * lines
@@ -187,10 +225,15 @@ def test_on_a_gpu_it_is_gelu(kind):
     found = gelu_half2.gelu(given, kind).cpu().numpy().astype(np.float64)
     assert (np.abs(found - EXACT) <= EMULATED + TANH).all()
     for length in LENGTHS:
-        part = given[1:1 + length]  # an address that 16 does not divide
-        assert torch.equal(gelu_half2.gelu(part, kind).cpu(), torch.from_numpy(found[1:1 + length]).half())
+        part = given[1 : 1 + length]  # an address that 16 does not divide
+        assert torch.equal(
+            gelu_half2.gelu(part, kind).cpu(), torch.from_numpy(found[1 : 1 + length]).half()
+        )
     square = given[:4096].view(64, 64).t()
-    assert torch.equal(gelu_half2.gelu(square, kind), gelu_half2.gelu(square.contiguous(), kind)) and gelu_half2.gelu(square, kind).shape == square.shape
+    assert (
+        torch.equal(gelu_half2.gelu(square, kind), gelu_half2.gelu(square.contiguous(), kind))
+        and gelu_half2.gelu(square, kind).shape == square.shape
+    )
     once = gelu_half2.gelu(given, kind, repeats=2)
     if kind == "half2":
         assert torch.equal(once, gelu_half2.gelu(gelu_half2.gelu(given, kind), kind))

@@ -1,4 +1,5 @@
 """The simulated caching allocator against a plain one, by hand, and on plans."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -6,12 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.memory.allocator import CachingAllocator, AllocationTrace, AllocatorPeaks, CapacityExceeded, replay
 from helpers.gpus import CONTEXT, MARGIN, WORKSPACE, find
+from helpers.memory.allocator import (
+    AllocationTrace,
+    AllocatorPeaks,
+    CachingAllocator,
+    CapacityExceeded,
+    replay,
+)
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import KIB, MIB
-
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 
@@ -19,15 +25,27 @@ MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", b
 @dataclass
 class Plain:
     """The allocator's rules as its documentation tells them, in one list of segments: each a list of [bytes, used]."""
+
     segments: list
 
     def malloc(self, asked: int) -> list:
         asked = max(512, (asked + 511) // 512 * 512)
         small = asked <= MIB
-        places = [(block[0], number, place) for number, (pool, blocks) in enumerate(self.segments) if pool == small
-                  for place, block in enumerate(blocks) if not block[1] and block[0] >= asked]
+        places = [
+            (block[0], number, place)
+            for number, (pool, blocks) in enumerate(self.segments)
+            if pool == small
+            for place, block in enumerate(blocks)
+            if not block[1] and block[0] >= asked
+        ]
         if not places:
-            whole = 2 * MIB if small else 20 * MIB if asked < 10 * MIB else (asked + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
+            whole = (
+                2 * MIB
+                if small
+                else 20 * MIB
+                if asked < 10 * MIB
+                else (asked + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
+            )
             self.segments.append((small, [[whole, False]]))
             places = [(whole, len(self.segments) - 1, 0)]
         _, number, place = min(places)
@@ -59,8 +77,12 @@ class Plain:
         return sum(size for _, blocks in self.segments for size, _ in blocks)
 
 
-SIZES = st.one_of(st.integers(1, 5000), st.integers(1, 2 * MIB), st.integers(MIB, 30 * MIB),
-                  st.sampled_from([512, 513, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 20 * MIB, 19 * MIB]))
+SIZES = st.one_of(
+    st.integers(1, 5000),
+    st.integers(1, 2 * MIB),
+    st.integers(MIB, 30 * MIB),
+    st.sampled_from([512, 513, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 20 * MIB, 19 * MIB]),
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -80,7 +102,9 @@ def test_the_same_as_a_plain_one(wishes):
     for one, _ in alive:
         quick.free(one)
     assert quick.allocated == 0
-    assert all(block.previous is block.next is None for block in quick._blocks.values()), "every segment is whole again"
+    assert all(block.previous is block.next is None for block in quick._blocks.values()), (
+        "every segment is whole again"
+    )
 
 
 def test_by_hand():
@@ -89,9 +113,13 @@ def test_by_hand():
     assert (cuda.allocated, cuda.reserved) == (512, 2 * MIB)
     cuda.malloc(3 * MIB)
     assert (cuda.allocated, cuda.reserved) == (512 + 3 * MIB, 22 * MIB)
-    cuda.malloc(16 * MIB + 512)  # from the 17 MiB left there; what is left now, 512 bytes short of 1 MiB, stays with it
+    cuda.malloc(
+        16 * MIB + 512
+    )  # from the 17 MiB left there; what is left now, 512 bytes short of 1 MiB, stays with it
     assert (cuda.allocated, cuda.reserved) == (512 + 20 * MIB, 22 * MIB)
-    cuda.malloc(11 * MIB)  # a segment of its own, rounded up to 12 MiB; 1 MiB is not more than 1 MiB
+    cuda.malloc(
+        11 * MIB
+    )  # a segment of its own, rounded up to 12 MiB; 1 MiB is not more than 1 MiB
     assert (cuda.allocated, cuda.reserved) == (512 + 32 * MIB, 34 * MIB)
 
 
@@ -103,7 +131,9 @@ def test_free_memory_that_does_not_lie_together():
     assert cuda.reserved == 60 * MIB
     for block in gone:
         cuda.free(block)
-    with pytest.raises(CapacityExceeded, match="the 62914560 that there are, 31457280 of them used"):
+    with pytest.raises(
+        CapacityExceeded, match="the 62914560 that there are, 31457280 of them used"
+    ):
         cuda.malloc(31 * MIB)
     assert cuda.reserved == 30 * MIB and cuda.malloc(21 * MIB) is not None
     assert cuda.reserved == 52 * MIB and len(kept) == 3
@@ -111,8 +141,13 @@ def test_free_memory_that_does_not_lie_together():
 
 def test_a_ledger_is_repeated_until_nothing_new_is_reserved():
     """One parameter of 4 MiB, a state as large from the first step on, and a step that needs 3 MiB and returns 512 bytes."""
-    allocation_trace = AllocationTrace(np.array([4 * MIB, 4 * MIB, 3 * MIB, 100, 0]), np.array([0]), np.array([1]),
-                    np.array([3, 5, 4, -3], dtype=np.int32), np.array([0, 0, 1, 2], dtype=np.int8))
+    allocation_trace = AllocationTrace(
+        np.array([4 * MIB, 4 * MIB, 3 * MIB, 100, 0]),
+        np.array([0]),
+        np.array([1]),
+        np.array([3, 5, 4, -3], dtype=np.int32),
+        np.array([0, 0, 1, 2], dtype=np.int8),
+    )
     assert replay(allocation_trace) == AllocatorPeaks(11 * MIB + 512, 22 * MIB)
     # the workspaces leave 5 MiB in the first segment, and the state, which comes last, takes them all
     assert replay(allocation_trace, workspace=8 * MIB) == AllocatorPeaks(28 * MIB + 512, 42 * MIB)
@@ -120,23 +155,35 @@ def test_a_ledger_is_repeated_until_nothing_new_is_reserved():
         replay(allocation_trace, capacity=21 * MIB)
 
 
-CASES = [MINI["deberta"], replace(MINI["deberta"], accumulation=4, precision="fp16"), MINI["vit"],
-         Recipe("vit", profile="full", batch_size=8, checkpointing=True)]
+CASES = [
+    MINI["deberta"],
+    replace(MINI["deberta"], accumulation=4, precision="fp16"),
+    MINI["vit"],
+    Recipe("vit", profile="full", batch_size=8, checkpointing=True),
+]
 
 
-@pytest.mark.parametrize("recipe", CASES, ids=lambda recipe: f"{recipe.model} {recipe.profile} {recipe.precision}")
+@pytest.mark.parametrize(
+    "recipe", CASES, ids=lambda recipe: f"{recipe.model} {recipe.profile} {recipe.precision}"
+)
 def test_a_plan_on_a_card(recipe):
     made = plan(recipe)
     found = made.allocator_peaks("T4")
     assert made.peak + 2 * WORKSPACE <= found.allocated <= found.reserved
-    assert found.allocated < 1.05 * made.peak + 2 * WORKSPACE + 8 * MIB, "blocks are little more than their tensors"
+    assert found.allocated < 1.05 * made.peak + 2 * WORKSPACE + 8 * MIB, (
+        "blocks are little more than their tensors"
+    )
     least = made.allocation_trace.least
     assert made.peak + 2 * WORKSPACE <= least <= found.reserved
     assert made.allocator_peaks("T4", capacity=least).reserved <= least
     with pytest.raises(CapacityExceeded):
         made.allocator_peaks("T4", capacity=found.allocated - 512)
     room = find("T4")._replace(memory=least + CONTEXT + int(MARGIN * made.peak))
-    assert made.fits(room) and made.fits(room).over == 0 and not made.fits(room._replace(memory=room.memory - KIB))
+    assert (
+        made.fits(room)
+        and made.fits(room).over == 0
+        and not made.fits(room._replace(memory=room.memory - KIB))
+    )
 
 
 def test_a_cpu_has_none():

@@ -1,4 +1,5 @@
 """Measuring, and giving memory back, in a real kernel as in a notebook."""
+
 import nbformat
 import pytest
 import torch
@@ -23,7 +24,9 @@ HOLD = [
 
 
 def test_release_lets_go_of_what_a_kernel_holds():
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in HOLD])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in HOLD]
+    )
     notebook.cells[2].metadata["tags"] = ["raises-exception"]
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     assert notebook.cells[-1].outputs[0].text.strip() == "[True, True] [False, False, False]"

@@ -1,11 +1,13 @@
 """Collectives by hand against torch's own and against plain sums: any number of ranks, length and dtype."""
+
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers.parallel.collectives import (
     chunks,
@@ -37,12 +39,18 @@ def test_sums_are_right_on_every_rank(ranks, length, dtype, seed):
     for reduce in (ring_all_reduce, server_all_reduce):
         results, _ = threads(ranks, lambda transport: reduce(transport, tensors[transport.rank]))
         assert all(torch.equal(result, expected) and result.dtype == dtype for result in results)
-    assert all(torch.equal(one, other) for one, other in zip(tensors, data(ranks, length, dtype, seed))), "inputs stay"
+    assert all(
+        torch.equal(one, other) for one, other in zip(tensors, data(ranks, length, dtype, seed))
+    ), "inputs stay"
 
 
 @settings(max_examples=25, deadline=None)
-@given(ranks=RANKS, length=st.integers(1, 40), dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.float16]),
-       root=st.integers(0, 7))
+@given(
+    ranks=RANKS,
+    length=st.integers(1, 40),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.float16]),
+    root=st.integers(0, 7),
+)
 def test_torchs_own_give_the_same(ranks, length, dtype, root):
     """gloo's all-reduce and broadcast, with as many ranks."""
     tensors, root = data(ranks, length, dtype), root % ranks
@@ -52,8 +60,14 @@ def test_torchs_own_give_the_same(ranks, length, dtype, root):
         group.allreduce([summed]).wait()
         group.broadcast(told, root).wait()
         return summed, told
-    by_hand, _ = threads(ranks, lambda transport: (ring_all_reduce(transport, tensors[transport.rank]),
-                                              tree_broadcast(transport, tensors[transport.rank], root)))
+
+    by_hand, _ = threads(
+        ranks,
+        lambda transport: (
+            ring_all_reduce(transport, tensors[transport.rank]),
+            tree_broadcast(transport, tensors[transport.rank], root),
+        ),
+    )
     for ours, theirs in zip(by_hand, among_threads(ranks, torchs)):
         assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
 
@@ -61,9 +75,16 @@ def test_torchs_own_give_the_same(ranks, length, dtype, root):
 @settings(max_examples=40, deadline=None)
 @given(ranks=RANKS, rows=st.integers(0, 5), columns=st.integers(1, 7))
 def test_real_numbers_are_the_same_bits_on_every_rank_and_near_the_sum(ranks, rows, columns):
-    tensors = [torch.randn(rows, columns, generator=torch.Generator().manual_seed(rank)) for rank in range(ranks)]
-    results, _ = threads(ranks, lambda transport: ring_all_reduce(transport, tensors[transport.rank]))
-    assert all(torch.equal(result, results[0]) and result.shape == (rows, columns) for result in results)
+    tensors = [
+        torch.randn(rows, columns, generator=torch.Generator().manual_seed(rank))
+        for rank in range(ranks)
+    ]
+    results, _ = threads(
+        ranks, lambda transport: ring_all_reduce(transport, tensors[transport.rank])
+    )
+    assert all(
+        torch.equal(result, results[0]) and result.shape == (rows, columns) for result in results
+    )
     assert torch.allclose(results[0].double(), torch.stack(tensors).double().sum(0), atol=1e-5)
 
 
@@ -72,13 +93,23 @@ def test_real_numbers_are_the_same_bits_on_every_rank_and_near_the_sum(ranks, ro
 def test_the_ring_sends_what_the_formula_says(ranks, length):
     """2 (N-1)/N of the tensor a rank, exactly where N divides its length; else within a piece's odd element a step."""
     tensors = data(ranks, length, torch.float32)
-    _, transports = threads(ranks, lambda transport: ring_all_reduce(transport, tensors[transport.rank]))
+    _, transports = threads(
+        ranks, lambda transport: ring_all_reduce(transport, tensors[transport.rank])
+    )
     for transport in transports:
         assert len(transport.sent) == 2 * (ranks - 1)
         assert abs(transport.bytes_sent - 2 * (ranks - 1) / ranks * 4 * length) <= 4 * 2
-    assert sum(transport.bytes_sent for transport in transports) == 2 * (ranks - 1) * 4 * length, "over all ranks the odd ones even out"
-    _, transports = threads(ranks, lambda transport: server_all_reduce(transport, tensors[transport.rank]))
-    assert transports[0].bytes_sent == 4 * length * (ranks - 1) == sum(transport.bytes_sent for transport in transports[1:])
+    assert sum(transport.bytes_sent for transport in transports) == 2 * (ranks - 1) * 4 * length, (
+        "over all ranks the odd ones even out"
+    )
+    _, transports = threads(
+        ranks, lambda transport: server_all_reduce(transport, tensors[transport.rank])
+    )
+    assert (
+        transports[0].bytes_sent
+        == 4 * length * (ranks - 1)
+        == sum(transport.bytes_sent for transport in transports[1:])
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -86,12 +117,24 @@ def test_the_ring_sends_what_the_formula_says(ranks, length):
 def test_the_halves_of_the_ring(ranks, length):
     tensors = data(ranks, length, torch.int64)
     total = chunks(torch.stack(tensors).sum(0), ranks)
-    scattered, _ = threads(ranks, lambda transport: ring_reduce_scatter(transport, tensors[transport.rank]))
+    scattered, _ = threads(
+        ranks, lambda transport: ring_reduce_scatter(transport, tensors[transport.rank])
+    )
     mine = [(rank + 1) % ranks for rank in range(ranks)]
     assert all(torch.equal(pieces[place], total[place]) for pieces, place in zip(scattered, mine))
-    gathered, _ = threads(ranks, lambda transport: ring_all_gather(transport, [
-        piece if place == mine[transport.rank] else torch.full_like(piece, -99) for place, piece in enumerate(total)]))
-    assert all(torch.equal(piece, right) for pieces in gathered for piece, right in zip(pieces, total))
+    gathered, _ = threads(
+        ranks,
+        lambda transport: ring_all_gather(
+            transport,
+            [
+                piece if place == mine[transport.rank] else torch.full_like(piece, -99)
+                for place, piece in enumerate(total)
+            ],
+        ),
+    )
+    assert all(
+        torch.equal(piece, right) for pieces in gathered for piece, right in zip(pieces, total)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,10 +142,18 @@ def test_the_halves_of_the_ring(ranks, length):
 def test_a_broadcast_reaches_everybody_in_logarithmic_rounds(ranks, length, data):
     root = data.draw(st.integers(0, ranks - 1))
     given_ = torch.arange(length)
-    results, transports = threads(ranks, lambda transport: tree_broadcast(
-        transport, given_ if transport.rank == root else torch.zeros_like(given_), root))
+    results, transports = threads(
+        ranks,
+        lambda transport: tree_broadcast(
+            transport, given_ if transport.rank == root else torch.zeros_like(given_), root
+        ),
+    )
     assert all(torch.equal(result, given_) for result in results)
-    assert max(len(transport.sent) for transport in transports) <= math.ceil(math.log2(ranks)) if ranks > 1 else True
+    assert (
+        max(len(transport.sent) for transport in transports) <= math.ceil(math.log2(ranks))
+        if ranks > 1
+        else True
+    )
     assert sum(len(transport.sent) for transport in transports) == ranks - 1
 
 
@@ -110,7 +161,14 @@ def test_wrong_partners_and_shapes_are_refused():
     with pytest.raises(ValueError, match="Rank [01] of 2 cannot exchange messages with rank 2"):
         threads(2, lambda transport: transport.send(torch.zeros(1), 2))
     with pytest.raises(ValueError, match="expected .3,. .* and got .2,."):
-        threads(2, lambda transport: transport.send(torch.zeros(2), 1) if transport.rank == 0 else transport.receive(torch.zeros(3), 0))
+        threads(
+            2,
+            lambda transport: (
+                transport.send(torch.zeros(2), 1)
+                if transport.rank == 0
+                else transport.receive(torch.zeros(3), 0)
+            ),
+        )
     with pytest.raises(ValueError, match="at least 1"):
         threads(0, lambda transport: None)
 
@@ -118,7 +176,10 @@ def test_wrong_partners_and_shapes_are_refused():
 def test_a_message_that_never_comes_is_given_up(monkeypatch):
     monkeypatch.setattr("helpers.parallel.transport.PATIENCE", 0.1)
     with pytest.raises(TimeoutError, match="rank 1 in vain"):
-        threads(2, lambda transport: transport.receive(torch.zeros(1), 1) if transport.rank == 0 else None)
+        threads(
+            2,
+            lambda transport: transport.receive(torch.zeros(1), 1) if transport.rank == 0 else None,
+        )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -126,5 +187,7 @@ def test_on_real_processes_it_is_torchs_own_all_reduce(ranks):
     """gloo's sum may add in another order: equal to rounding, and bit for bit the same on all ranks."""
     texts = forked(Path(__file__).parents[1] / "ranks" / "ring.py", ranks=ranks)
     results = [json.loads(text) for text in texts]
-    assert all(result["near"] and result["bytes"] == results[0]["expected_bytes"] for result in results)
+    assert all(
+        result["near"] and result["bytes"] == results[0]["expected_bytes"] for result in results
+    )
     assert len({result["digest"] for result in results}) == 1

@@ -1,4 +1,5 @@
 """Ranks from a notebook: their output, their failures, and nothing left behind."""
+
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import notebook_setup
+from helpers import visible_gpus
 from helpers.parallel import RankFailed, launch
 from helpers.parallel.launcher import _environment, _first_failure
 
@@ -21,7 +22,9 @@ HERE = Path(__file__).parents[2]
 
 def script(folder: Path, body: str) -> Path:
     path = folder / "ranks.py"
-    path.write_text("import os, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(body))
+    path.write_text(
+        "import os, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(body)
+    )
     return path
 
 
@@ -29,7 +32,10 @@ def processes(marker: str) -> list[int]:
     """Processes whose command line holds the marker."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
-        if marker in " ".join(process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if (
+            marker in " ".join(process.info["cmdline"] or [])
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+        ):
             found.append(process.info["pid"])
     return [pid for pid in found if pid != os.getpid()]
 
@@ -43,7 +49,9 @@ def gone(marker: str) -> bool:
 
 
 def test_each_rank_knows_who_it_is_and_can_talk(tmp_path, capsys):
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import torch, torch.distributed as dist
         from helpers.recipe import Recipe
         dist.init_process_group("gloo")
@@ -51,7 +59,8 @@ def test_each_rank_knows_who_it_is_and_can_talk(tmp_path, capsys):
         dist.all_reduce(value)
         print(f"rank {rank} of {os.environ['WORLD_SIZE']} has {value.item()} {sys.argv[1]}")
         dist.destroy_process_group()
-        """)
+        """,
+    )
     texts = launch(path, "seven", ranks=3)
     assert texts == [f"rank {rank} of 3 has 6.0 seven\n" for rank in range(3)]
     shown = capsys.readouterr().out.splitlines()
@@ -60,14 +69,19 @@ def test_each_rank_knows_who_it_is_and_can_talk(tmp_path, capsys):
 
 
 def test_a_failing_rank_is_named_with_its_traceback(tmp_path):
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         def train():
             raise ValueError("rank one is unhappy")
         if rank == 1:
             train()
         time.sleep(600)
-        """)
-    with pytest.raises(RankFailed, match="(?s)Rank 1 of 2 failed with exit code 1.*rank one is unhappy") as caught:
+        """,
+    )
+    with pytest.raises(
+        RankFailed, match="(?s)Rank 1 of 2 failed with exit code 1.*rank one is unhappy"
+    ) as caught:
         launch(path, ranks=2, show=False)
     assert caught.value.rank == 1 and "in train" in caught.value.traceback
     assert gone(str(path))
@@ -75,13 +89,16 @@ def test_a_failing_rank_is_named_with_its_traceback(tmp_path):
 
 def test_a_port_in_use_is_no_error(tmp_path):
     """torchrun's usual port is taken, and two launches run at once: each finds a free one."""
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import torch.distributed as dist
         dist.init_process_group("gloo")
         dist.barrier()
         print("port", os.environ["MASTER_PORT"])
         dist.destroy_process_group()
-    """)
+    """,
+    )
     with socket.socket() as taken, ThreadPoolExecutor(2) as pool:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -96,11 +113,14 @@ def test_a_port_in_use_is_no_error(tmp_path):
 
 
 def test_a_killed_rank_is_named_with_its_signal(tmp_path):
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         if rank == 1:
             os.kill(os.getpid(), 9)
         time.sleep(600)
-        """)
+        """,
+    )
     with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9 .SIGKILL.") as caught:
         launch(path, ranks=2, show=False)
     assert caught.value.exitcode == -9 and gone(str(path))
@@ -115,7 +135,10 @@ def test_ranks_that_hang_are_stopped(tmp_path):
 
 def test_ranks_that_ignore_being_told_to_end_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("helpers.parallel.launcher.GRACE", 0.5)
-    path = script(tmp_path, "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)")
+    path = script(
+        tmp_path,
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)",
+    )
     with pytest.raises(TimeoutError):
         launch(path, ranks=2, timeout=8, show=False)
     assert gone(str(path))
@@ -127,8 +150,15 @@ def test_nothing_is_left_when_the_notebooks_process_ends(tmp_path, how):
         pytest.skip("only Linux tells a process that its parent died")
     path = script(tmp_path, f"open(r'{tmp_path}/' + str(rank), 'w')\ntime.sleep(600)")
     listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # what runs in the background does not
-    parent = subprocess.Popen([sys.executable, "-c", f"{listens}; from helpers.parallel import launch; launch(r'{path}')"],
-                              cwd=HERE, stderr=subprocess.PIPE)
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"{listens}; from helpers.parallel import launch; launch(r'{path}')",
+        ],
+        cwd=HERE,
+        stderr=subprocess.PIPE,
+    )
     while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
         assert parent.poll() is None
         time.sleep(0.05)
@@ -146,14 +176,26 @@ def test_bad_calls_are_refused(tmp_path):
             launch(script(tmp_path, ""), ranks=ranks)
 
 
-def test_the_ranks_see_the_gpus_that_the_notebook_hid_from_itself(monkeypatch):
-    monkeypatch.setenv(notebook_setup.VISIBLE, "0")
-    monkeypatch.setattr(notebook_setup, "HIDDEN", {})
-    assert _environment(None)[notebook_setup.VISIBLE] == "0"
-    monkeypatch.setattr(notebook_setup, "HIDDEN", {notebook_setup.VISIBLE: None})
-    assert notebook_setup.VISIBLE not in _environment(None)
-    monkeypatch.setattr(notebook_setup, "HIDDEN", {notebook_setup.VISIBLE: "0,1"})
-    assert _environment(None)[notebook_setup.VISIBLE] == "0,1"
+@pytest.mark.parametrize("given, seen", [(None, None), ("0,1", "0,1")])
+def test_the_ranks_see_the_gpus_that_the_notebook_hid_from_itself(
+    given, seen, monkeypatch, tmp_path
+):
+    for name in ("0000:04", "0000:05"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(visible_gpus, "DRIVER", tmp_path)
+    monkeypatch.setenv(visible_gpus.BEFORE, "")
+    monkeypatch.delenv(visible_gpus.BEFORE)
+    monkeypatch.setenv(visible_gpus.VISIBLE, given or "")
+    if given is None:
+        monkeypatch.delenv(visible_gpus.VISIBLE)
+    assert visible_gpus.use_one() == 2 and os.environ[visible_gpus.VISIBLE] == "0"
+    assert _environment(None).get(visible_gpus.VISIBLE) == seen
+
+
+def test_ranks_see_what_their_notebook_sees_where_nothing_was_hidden(monkeypatch):
+    monkeypatch.delenv(visible_gpus.BEFORE, raising=False)
+    monkeypatch.setenv(visible_gpus.VISIBLE, "0")
+    assert _environment(None)[visible_gpus.VISIBLE] == "0"
 
 
 def test_a_report_without_ranks_names_none():

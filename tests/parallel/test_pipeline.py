@@ -1,15 +1,19 @@
 """A model cut into stages: on any schedule its loss and gradients are the whole model's."""
+
 import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from helpers import models, train
 from helpers.parallel import RankFailed, launch
+from helpers.parallel.pipeline import clip_gradients, run
+from helpers.parallel.pipeline_stage import SHARED, cut
 from helpers.parallel.schedules import (
     gpipe,
     interleaved,
@@ -18,8 +22,6 @@ from helpers.parallel.schedules import (
     pipedream,
     zero_bubble,
 )
-from helpers.parallel.pipeline import clip_gradients, run
-from helpers.parallel.pipeline_stage import SHARED, cut
 from helpers.parallel.transport import threads
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
@@ -33,7 +35,9 @@ SCRIPT = Path(__file__).parents[1] / "ranks" / "pipeline.py"
 @pytest.fixture(scope="module", params=["vit", "deberta"])
 def whole(request):
     """(model without gradients, batch, loss, {name: gradient})"""
-    recipe = Recipe(request.param, batch_size=ROWS, **({"length": 16} if request.param == "deberta" else {}))
+    recipe = Recipe(
+        request.param, batch_size=ROWS, **({"length": 16} if request.param == "deberta" else {})
+    )
     model = without_dropout(models.build(recipe))
     batch = train.encoded(recipe)["train"].batch(range(ROWS))
     loss = loss_sum(model, batch, recipe) / ROWS
@@ -44,13 +48,21 @@ def whole(request):
 
 
 def parts(batch, sizes):
-    return [dict(zip(batch, values)) for values in zip(*(value.split(sizes) for value in batch.values()))]
+    return [
+        dict(zip(batch, values))
+        for values in zip(*(value.split(sizes) for value in batch.values()))
+    ]
 
 
 def played(model, schedule, batches, **settings):
     """(stages, what each rank returned, wires): the schedule run by threads on a copy of the model."""
     stages = cut(copy.deepcopy(model), schedule.stages)
-    steps, transports = threads(schedule.ranks, lambda transport: run(schedule, stages[transport.rank::schedule.ranks], transport, batches, **settings))
+    steps, transports = threads(
+        schedule.ranks,
+        lambda transport: run(
+            schedule, stages[transport.rank :: schedule.ranks], transport, batches, **settings
+        ),
+    )
     return stages, steps, transports
 
 
@@ -59,11 +71,24 @@ def check(stages, steps, loss, gradients):
     assert {name for stage in stages for name, _ in stage.named_parameters()} == set(gradients)
     for stage in stages:
         for name, value in stage.named_parameters():
-            assert torch.allclose(value.grad, gradients[name], rtol=1e-4, atol=1e-6), f"{name} of stage {stage.index}"
+            assert torch.allclose(value.grad, gradients[name], rtol=1e-4, atol=1e-6), (
+                f"{name} of stage {stage.index}"
+            )
 
 
 @pytest.mark.parametrize("make", [naive, gpipe, one_f_one_b, zero_bubble, interleaved])
-@pytest.mark.parametrize("ranks, sizes", [(1, [6]), (1, [1, 5]), (2, [3, 3]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [6]), (4, [2, 1, 1, 2])])
+@pytest.mark.parametrize(
+    "ranks, sizes",
+    [
+        (1, [6]),
+        (1, [1, 5]),
+        (2, [3, 3]),
+        (2, [1, 2, 3]),
+        (3, [1, 2, 3]),
+        (4, [6]),
+        (4, [2, 1, 1, 2]),
+    ],
+)
 def test_loss_and_gradients_are_the_whole_models(whole, make, ranks, sizes):
     model, batch, loss, gradients = whole
     if make is interleaved and (2 * ranks > 4 or len(sizes) % max(1, len(sizes) // ranks)):
@@ -73,12 +98,21 @@ def test_loss_and_gradients_are_the_whole_models(whole, make, ranks, sizes):
 
 
 @settings(max_examples=12, deadline=None)
-@given(ranks=st.integers(1, 4), cuts=st.sets(st.integers(1, ROWS - 1)), make=st.sampled_from([naive, gpipe, one_f_one_b, zero_bubble]))
+@given(
+    ranks=st.integers(1, 4),
+    cuts=st.sets(st.integers(1, ROWS - 1)),
+    make=st.sampled_from([naive, gpipe, one_f_one_b, zero_bubble]),
+)
 def test_any_micro_batches_and_ranks(ranks, cuts, make):
     recipe = Recipe("vit", batch_size=ROWS)
     model, batch = models.build(recipe), train.encoded(recipe)["train"].batch(range(ROWS))
     loss = loss_sum(model, batch, recipe) / ROWS
-    gradients = dict(zip((name for name, _ in model.named_parameters()), torch.autograd.grad(loss, list(model.parameters()))))
+    gradients = dict(
+        zip(
+            (name for name, _ in model.named_parameters()),
+            torch.autograd.grad(loss, list(model.parameters())),
+        )
+    )
     edges = [0, *sorted(cuts), ROWS]
     sizes = [end - begin for begin, end in zip(edges, edges[1:])]
     stages, steps, _ = played(model, make(ranks, len(sizes)), parts(batch, sizes))
@@ -87,11 +121,21 @@ def test_any_micro_batches_and_ranks(ranks, cuts, make):
 
 def test_micro_batches_of_other_lengths_travel_too():
     recipe = Recipe("deberta", batch_size=ROWS, length=16)
-    model, batch = without_dropout(models.build(recipe)), train.encoded(recipe)["train"].batch(range(ROWS))
+    model, batch = (
+        without_dropout(models.build(recipe)),
+        train.encoded(recipe)["train"].batch(range(ROWS)),
+    )
     batches = parts(batch, [2, 4])
-    batches[0] = {name: value[:, :9] if value.dim() == 2 else value for name, value in batches[0].items()}
+    batches[0] = {
+        name: value[:, :9] if value.dim() == 2 else value for name, value in batches[0].items()
+    }
     loss = sum(loss_sum(model, one, recipe) for one in batches) / ROWS
-    gradients = dict(zip((name for name, _ in model.named_parameters()), torch.autograd.grad(loss, list(model.parameters()))))
+    gradients = dict(
+        zip(
+            (name for name, _ in model.named_parameters()),
+            torch.autograd.grad(loss, list(model.parameters())),
+        )
+    )
     stages, steps, _ = played(model, one_f_one_b(2, 2), batches)
     check(stages, steps, loss.item(), gradients)
 
@@ -102,9 +146,15 @@ def test_what_travels(whole):
     _, _, transports = played(model, one_f_one_b(2, 3), parts(batch, [2, 2, 2]))
     text = "input_ids" in batch
     tokens, width = (16 if text else 17), model.config.hidden_size
-    hidden, shared = 4 * ROWS * tokens * width, sum(value.numel() for name, value in model.named_parameters() if name.startswith(SHARED))
+    hidden, shared = (
+        4 * ROWS * tokens * width,
+        sum(value.numel() for name, value in model.named_parameters() if name.startswith(SHARED)),
+    )
     assert (shared > 0) == text
-    assert sum(transport.bytes_sent for transport in transports) == 2 * hidden + text * ROWS * tokens + 2 * 4 * shared
+    assert (
+        sum(transport.bytes_sent for transport in transports)
+        == 2 * hidden + text * ROWS * tokens + 2 * 4 * shared
+    )
     assert transports[1].bytes_sent - hidden == 4 * shared
 
 
@@ -129,6 +179,7 @@ def test_the_norm_is_that_of_the_whole_model(whole):
     def work(transport):
         run(schedule, [stages[transport.rank]], transport, parts(batch, [3, 3]))
         return clip_gradients([stages[transport.rank]], transport, norm / 2)
+
     norms, _ = threads(3, work)
     assert norms == pytest.approx([norm] * 3, rel=1e-4)
     for stage in stages:
@@ -136,10 +187,21 @@ def test_the_norm_is_that_of_the_whole_model(whole):
             assert torch.allclose(value.grad, gradients[name] / 2, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("fields", [{"frozen": 2}, {"frozen": 0}, {"lora_rank": 2}, {"checkpointing": True}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"frozen": 2},
+        {"frozen": 0},
+        {"lora_rank": 2},
+        {"checkpointing": True},
+        {"precision": "bf16"},
+    ],
+)
 @pytest.mark.parametrize("name", ["vit", "deberta"])
 def test_other_recipes(name, fields):
-    recipe = Recipe(name, batch_size=ROWS, **fields, **({"length": 16} if name == "deberta" else {}))
+    recipe = Recipe(
+        name, batch_size=ROWS, **fields, **({"length": 16} if name == "deberta" else {})
+    )
     model = without_dropout(models.build(recipe))
     batch = train.encoded(recipe)["train"].batch(range(ROWS))
     trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
@@ -151,8 +213,12 @@ def test_other_recipes(name, fields):
         for stage in stages:
             for key, value in stage.named_parameters():
                 assert (value.grad is not None) == (key in trained), key
-                if value.grad is not None:  # bf16: sums in another order, and roundings of three digits
-                    worst = (2e-2 if recipe.precision == "bf16" else 1e-4) * gradients[key].norm() + 1e-6
+                if (
+                    value.grad is not None
+                ):  # bf16: sums in another order, and roundings of three digits
+                    worst = (2e-2 if recipe.precision == "bf16" else 1e-4) * gradients[
+                        key
+                    ].norm() + 1e-6
                     assert (value.grad - gradients[key]).norm() < worst, key
 
 
@@ -165,8 +231,13 @@ def test_stages_are_balanced_and_keep_the_models_names():
         assert [len(stage.layers) for stage in stages] == layers
         assert [stage.first for stage in stages] == [True] + [False] * (count - 1)
         found = [name for stage in stages for name, _ in stage.named_parameters()]
-        assert set(found) == names and len(found) == len(names) + (count - 1) * sum(name.startswith(SHARED) for name in names)
-        assert stages[0].get_parameter("deberta.embeddings.word_embeddings.weight") is model.deberta.embeddings.word_embeddings.weight
+        assert set(found) == names and len(found) == len(names) + (count - 1) * sum(
+            name.startswith(SHARED) for name in names
+        )
+        assert (
+            stages[0].get_parameter("deberta.embeddings.word_embeddings.weight")
+            is model.deberta.embeddings.word_embeddings.weight
+        )
         assert hasattr(stages[-1], "classifier") and stages[0].training
 
 
@@ -175,13 +246,21 @@ def test_full_models_without_values(name, recwarn):
     recipe = Recipe(name, profile="full")
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = models.empty(recipe)
-        batch = ({"input_ids": torch.zeros(2, 32, dtype=torch.long), "attention_mask": torch.ones(2, 32, dtype=torch.long)}
-                 if recipe.task == "text" else {"pixel_values": torch.zeros(2, 3, 224, 224)})
+        batch = (
+            {
+                "input_ids": torch.zeros(2, 32, dtype=torch.long),
+                "attention_mask": torch.ones(2, 32, dtype=torch.long),
+            }
+            if recipe.task == "text"
+            else {"pixel_values": torch.zeros(2, 3, 224, 224)}
+        )
         stages, given = cut(model, 8), (batch,)
         labels = {"labels": torch.zeros(2, dtype=torch.long)}
         for stage in stages:
             if not stage.first:
-                assert [(one.shape, one.dtype) for one in given] == [(one.shape, one.dtype) for one in stage.arrives(batch | labels)]
+                assert [(one.shape, one.dtype) for one in given] == [
+                    (one.shape, one.dtype) for one in stage.arrives(batch | labels)
+                ]
             given = stage(*given)
         given.sum().backward()
         assert given.shape == (2, recipe.classes)

@@ -1,11 +1,17 @@
 """Pipeline schedules: every dependency, every formula, and torch's own schedules action by action."""
+
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as st
-from torch.distributed.pipelining import (Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B,
-                                          ScheduleInterleavedZeroBubble)
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 
 from helpers.parallel.schedules import (
     Action,
@@ -34,17 +40,33 @@ def any_schedule(make, ranks, micro, chunks):
 
 
 @settings(max_examples=150, deadline=None)
-@given(make=st.sampled_from([*PLAIN, interleaved]), ranks=RANKS, micro=MICRO, chunks=st.integers(1, 4), forward=TIME,
-       backward=TIME, transfer=st.integers(0, 3))
-def test_every_action_is_done_once_in_its_place_and_after_what_it_needs(make, ranks, micro, chunks, forward, backward, transfer):
+@given(
+    make=st.sampled_from([*PLAIN, interleaved]),
+    ranks=RANKS,
+    micro=MICRO,
+    chunks=st.integers(1, 4),
+    forward=TIME,
+    backward=TIME,
+    transfer=st.integers(0, 3),
+)
+def test_every_action_is_done_once_in_its_place_and_after_what_it_needs(
+    make, ranks, micro, chunks, forward, backward, transfer
+):
     schedule = any_schedule(make, ranks, micro, chunks)
     played = simulate(schedule, forward, backward, transfer=transfer)
     ends = {span.action._replace(version=None): span.end for own in played.spans for span in own}
     kinds = "FIW" if make is zero_bubble else "FB"
-    assert set(ends) == {Action(kind, m, stage) for kind in kinds for m in range(micro) for stage in range(schedule.stages)}
+    assert set(ends) == {
+        Action(kind, m, stage)
+        for kind in kinds
+        for m in range(micro)
+        for stage in range(schedule.stages)
+    }
     assert sum(map(len, played.spans)) == len(ends), "nothing twice"
     for rank, own in enumerate(played.spans):
-        assert all(before.end <= after.start for before, after in zip(own, own[1:])), "one action at a time"
+        assert all(before.end <= after.start for before, after in zip(own, own[1:])), (
+            "one action at a time"
+        )
         for span in own:
             assert schedule.rank_of(span.action.stage) == rank
             for before in needs(span.action._replace(version=None), schedule.stages):
@@ -89,7 +111,10 @@ def test_interleaving_divides_the_bubble_by_the_chunks(ranks, rounds, chunks, fo
 @given(ranks=RANKS, more=st.integers(0, 12))
 def test_zero_bubble_has_a_third_of_the_bubble_where_its_three_parts_are_alike(ranks, more):
     micro = ranks + more
-    split, whole = simulate(zero_bubble(ranks, micro), 1, 2), simulate(one_f_one_b(ranks, micro), 1, 2)
+    split, whole = (
+        simulate(zero_bubble(ranks, micro), 1, 2),
+        simulate(one_f_one_b(ranks, micro), 1, 2),
+    )
     assert split.seconds == 3 * micro + ranks - 1
     assert split.bubble_of_ideal == pytest.approx(whole.bubble_of_ideal / 3, abs=1e-12)
 
@@ -135,30 +160,63 @@ def test_the_versions_of_pipedream(ranks, micro, weights):
             assert action.version == expected
             steps.append((action.version, done))
         for place, (_, now) in enumerate(steps):
-            most = max(most, len({version for version, _ in steps[place + 1:] if version <= now} | {now}))
+            most = max(
+                most, len({version for version, _ in steps[place + 1 :] if version <= now} | {now})
+            )
         assert schedule.versions[rank] == most
     if weights == "vertical":
-        assert all(len({a.version for own in schedule.actions for a in own if a.micro_batch == m}) == 1 for m in range(micro))
+        assert all(
+            len({a.version for own in schedule.actions for a in own if a.micro_batch == m}) == 1
+            for m in range(micro)
+        )
     if micro >= 2 * ranks:
-        assert schedule.versions == {"latest": [1] * ranks, "stash": [ranks - stage for stage in range(ranks)],
-                                     "vertical": [ranks] * ranks}[weights]
+        assert (
+            schedule.versions
+            == {
+                "latest": [1] * ranks,
+                "stash": [ranks - stage for stage in range(ranks)],
+                "vertical": [ranks] * ranks,
+            }[weights]
+        )
 
 
 def theirs(kind, ranks: int, micro: int, chunks: int | None = None) -> list[list[str]]:
     """The order of actions in one of torch's schedules, which needs no more of its stages than who they are."""
-    stages = [SimpleNamespace(num_stages=ranks * (chunks or 1), group_size=ranks, group_rank=0, stage_index=ranks * chunk,
-                              is_first=chunk == 0, is_last=False, submod=torch.nn.Identity(), has_backward=True)
-              for chunk in range(chunks or 1)]
+    stages = [
+        SimpleNamespace(
+            num_stages=ranks * (chunks or 1),
+            group_size=ranks,
+            group_rank=0,
+            stage_index=ranks * chunk,
+            is_first=chunk == 0,
+            is_last=False,
+            submod=torch.nn.Identity(),
+            has_backward=True,
+        )
+        for chunk in range(chunks or 1)
+    ]
     order = kind(stages if chunks else stages[0], micro).pipeline_order
-    return [[str(action) for action in order[rank] if action is not None and action.computation_type.value in "FBIW"]
-            for rank in range(ranks)]
+    return [
+        [
+            str(action)
+            for action in order[rank]
+            if action is not None and action.computation_type.value in "FBIW"
+        ]
+        for rank in range(ranks)
+    ]
 
 
 class Watched:
     """A stage that notes what one of torch's schedules does with it, and does nothing."""
 
     def __init__(self, rank: int, ranks: int):
-        self.stage_index, self.num_stages, self.is_first, self.is_last, self.done = rank, ranks, rank == 0, rank == ranks - 1, []
+        self.stage_index, self.num_stages, self.is_first, self.is_last, self.done = (
+            rank,
+            ranks,
+            rank == 0,
+            rank == ranks - 1,
+            [],
+        )
 
     def forward_one_chunk(self, micro_batch, *args, **settings):
         self.done.append(f"{self.stage_index}F{micro_batch}")
@@ -189,7 +247,11 @@ def ours(schedule: Schedule) -> list[list[str]]:
 @settings(max_examples=80, deadline=None)
 @given(ranks=RANKS, micro=MICRO)
 def test_torchs_schedules_of_one_stage_a_rank(ranks, micro):
-    assert ours(gpipe(ranks, micro)) == theirs(ScheduleGPipe, ranks, micro) == executed(ScheduleGPipe, ranks, micro)
+    assert (
+        ours(gpipe(ranks, micro))
+        == theirs(ScheduleGPipe, ranks, micro)
+        == executed(ScheduleGPipe, ranks, micro)
+    )
     if micro >= ranks:  # torch refuses fewer
         assert ours(one_f_one_b(ranks, micro)) == executed(Schedule1F1B, ranks, micro)
         # Its printed order agrees too, except for the last rank's forward passes, which torch 2.13 counts from 1.
@@ -205,7 +267,9 @@ def test_torchs_interleaved_schedule(ranks, micro, chunks):
         with pytest.raises(ValueError, match="multiple of the number of rounds"):
             theirs(ScheduleInterleaved1F1B, ranks, micro, chunks)
     else:
-        assert ours(interleaved(ranks, micro, chunks)) == theirs(ScheduleInterleaved1F1B, ranks, micro, chunks)
+        assert ours(interleaved(ranks, micro, chunks)) == theirs(
+            ScheduleInterleaved1F1B, ranks, micro, chunks
+        )
 
 
 @settings(max_examples=80, deadline=None)
@@ -216,14 +280,23 @@ def test_torchs_zero_bubble_schedule_with_one_stage_a_rank(ranks, micro):
 
 
 def test_uneven_stages_wait_for_the_slowest():
-    even, uneven = simulate(one_f_one_b(4, 8), [1] * 4, [2] * 4), simulate(one_f_one_b(4, 8), [1, 1, 2, 1], [2, 2, 4, 2])
+    even, uneven = (
+        simulate(one_f_one_b(4, 8), [1] * 4, [2] * 4),
+        simulate(one_f_one_b(4, 8), [1, 1, 2, 1], [2, 2, 4, 2]),
+    )
     assert even.seconds == 33 and uneven.seconds >= 8 * 6 and uneven.bubble > even.bubble
     with pytest.raises(ValueError, match="forward lists 2 times for 4 stages"):
         simulate(gpipe(4, 1), [1, 1])
 
 
 def test_ranks_that_wait_for_each_other_are_named():
-    crossed = Schedule("crossed", 2, 1, ((Action("B", 0, 0), Action("F", 0, 0)), (Action("F", 0, 1), Action("B", 0, 1))), 2)
+    crossed = Schedule(
+        "crossed",
+        2,
+        1,
+        ((Action("B", 0, 0), Action("F", 0, 0)), (Action("F", 0, 1), Action("B", 0, 1))),
+        2,
+    )
     with pytest.raises(ValueError, match="crossed .* for ever: rank 0 at 0B0, rank 1 at 1F0"):
         simulate(crossed)
 

@@ -1,21 +1,23 @@
 """A layer cut over ranks against the whole layer: outputs, gradients, bytes; any number of ranks, uneven slices."""
+
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTLayer
 
 from helpers.parallel.exchange import Ring
 from helpers.parallel.tensor_by_hand import (
+    MLP,
     Attention,
     ColumnParallelLinear,
     Layer,
-    MLP,
     RowParallelLinear,
     VocabParallelEmbedding,
     cut,
@@ -41,7 +43,9 @@ def near(one, other):
 
 
 def numbers(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def both(ranks, dense, make, x, forward=lambda module, x, exchange: module(x)):
@@ -57,6 +61,7 @@ def both(ranks, dense, make, x, forward=lambda module, x, exchange: module(x)):
         out = forward(module, mine, exchange)
         (out * weights).sum().backward()
         return out.detach(), mine.grad, {name: p.grad for name, p in module.named_parameters()}
+
     found, transports = threads(ranks, work)
     return (y.detach(), whole.grad), found, transports
 
@@ -66,17 +71,32 @@ def parts(found, name, dim):
 
 
 @settings(max_examples=40, deadline=None)
-@given(ranks=RANKS, width=st.integers(1, 12), middle=st.integers(1, 20), dtype=DTYPES, bias=st.booleans())
+@given(
+    ranks=RANKS,
+    width=st.integers(1, 12),
+    middle=st.integers(1, 20),
+    dtype=DTYPES,
+    bias=st.booleans(),
+)
 def test_an_mlp_by_columns_and_rows_is_the_whole_mlp(ranks, width, middle, dtype, bias):
     torch.manual_seed(0)
-    up, down = nn.Linear(width, middle, bias=bias, dtype=dtype), nn.Linear(middle, width, bias=bias, dtype=dtype)
+    up, down = (
+        nn.Linear(width, middle, bias=bias, dtype=dtype),
+        nn.Linear(middle, width, bias=bias, dtype=dtype),
+    )
     dense = nn.Sequential(up, nn.GELU(), down)
-    (y, dx), found, _ = both(ranks, dense, lambda exchange: MLP(up, down, exchange), numbers(2, 3, width, dtype=dtype))
+    (y, dx), found, _ = both(
+        ranks, dense, lambda exchange: MLP(up, down, exchange), numbers(2, 3, width, dtype=dtype)
+    )
     for out, grad, gradients in found:
         assert near(out, y) and near(grad, dx)
-        assert torch.equal(out, found[0][0]) and torch.equal(grad, found[0][1]), "the same bits on every rank"
+        assert torch.equal(out, found[0][0]) and torch.equal(grad, found[0][1]), (
+            "the same bits on every rank"
+        )
         assert not bias or near(gradients["down.bias"], down.bias.grad)
-    assert near(parts(found, "up.weight", 0), up.weight.grad) and near(parts(found, "down.weight", 1), down.weight.grad)
+    assert near(parts(found, "up.weight", 0), up.weight.grad) and near(
+        parts(found, "down.weight", 1), down.weight.grad
+    )
     assert not bias or near(parts(found, "up.bias", 0), up.bias.grad)
 
 
@@ -84,11 +104,20 @@ def test_an_mlp_by_columns_and_rows_is_the_whole_mlp(ranks, width, middle, dtype
 @given(ranks=RANKS, heads=st.integers(1, 9), size=st.integers(1, 4), dtype=DTYPES)
 def test_attention_by_heads_is_the_whole_attention(ranks, heads, size, dtype):
     torch.manual_seed(1)
-    config = ViTConfig(hidden_size=heads * size, num_attention_heads=heads, intermediate_size=4, attn_implementation="sdpa")
+    config = ViTConfig(
+        hidden_size=heads * size,
+        num_attention_heads=heads,
+        intermediate_size=4,
+        attn_implementation="sdpa",
+    )
     dense = ViTLayer(config).attention.to(dtype)
     linears = dense.q_proj, dense.k_proj, dense.v_proj, dense.o_proj
-    (y, dx), found, _ = both(ranks, lambda x: dense(x)[0], lambda exchange: Attention(*linears, heads, exchange),
-                             numbers(2, 5, heads * size, dtype=dtype))
+    (y, dx), found, _ = both(
+        ranks,
+        lambda x: dense(x)[0],
+        lambda exchange: Attention(*linears, heads, exchange),
+        numbers(2, 5, heads * size, dtype=dtype),
+    )
     assert all(near(out, y) and near(grad, dx) for out, grad, _ in found)
     for name, linear in zip(("query", "key", "value"), linears):
         assert near(parts(found, name + ".weight", 0), linear.weight.grad)
@@ -96,10 +125,21 @@ def test_attention_by_heads_is_the_whole_attention(ranks, heads, size, dtype):
 
 
 @settings(max_examples=30, deadline=None)
-@given(ranks=RANKS, tokens=st.integers(1, 11), sequence=st.booleans(), dtype=st.sampled_from([torch.float32, torch.float64]))
-def test_a_layer_with_and_without_slices_of_the_tokens_is_the_whole_layer(ranks, tokens, sequence, dtype):
+@given(
+    ranks=RANKS,
+    tokens=st.integers(1, 11),
+    sequence=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_a_layer_with_and_without_slices_of_the_tokens_is_the_whole_layer(
+    ranks, tokens, sequence, dtype
+):
     torch.manual_seed(2)
-    dense = ViTLayer(ViTConfig(hidden_size=12, num_attention_heads=3, intermediate_size=10, attn_implementation="sdpa"))
+    dense = ViTLayer(
+        ViTConfig(
+            hidden_size=12, num_attention_heads=3, intermediate_size=10, attn_implementation="sdpa"
+        )
+    )
     dense = dense.to(dtype)
     for norm in (dense.layernorm_before, dense.layernorm_after):
         nn.init.normal_(norm.weight)
@@ -107,18 +147,34 @@ def test_a_layer_with_and_without_slices_of_the_tokens_is_the_whole_layer(ranks,
 
     def forward(layer, x, exchange):
         return join(layer(cut(x, exchange)), exchange, tokens) if sequence else layer(x)
-    (y, dx), found, _ = both(ranks, dense, lambda exchange: Layer(dense, exchange, tokens=own),
-                             numbers(2, tokens, 12, dtype=dtype), forward)
+
+    (y, dx), found, _ = both(
+        ranks,
+        dense,
+        lambda exchange: Layer(dense, exchange, tokens=own),
+        numbers(2, tokens, 12, dtype=dtype),
+        forward,
+    )
     for out, grad, gradients in found:
         assert near(out, y) and near(grad, dx)
-        for name, parameter in (("before.weight", dense.layernorm_before.weight), ("after.bias", dense.layernorm_after.bias),
-                                ("mlp.down.bias", dense.mlp.fc2.bias), ("attention.output.bias", dense.attention.o_proj.bias)):
+        for name, parameter in (
+            ("before.weight", dense.layernorm_before.weight),
+            ("after.bias", dense.layernorm_after.bias),
+            ("mlp.down.bias", dense.mlp.fc2.bias),
+            ("attention.output.bias", dense.attention.o_proj.bias),
+        ):
             assert near(gradients[name], parameter.grad), name
     assert near(parts(found, "mlp.up.weight", 0), dense.mlp.fc1.weight.grad)
 
 
 @settings(max_examples=40, deadline=None)
-@given(ranks=RANKS, words=st.integers(1, 30), hidden=st.integers(1, 5), padding=st.booleans(), seed=st.integers(0, 9))
+@given(
+    ranks=RANKS,
+    words=st.integers(1, 30),
+    hidden=st.integers(1, 5),
+    padding=st.booleans(),
+    seed=st.integers(0, 9),
+)
 def test_an_embedding_by_rows_of_the_vocabulary(ranks, words, hidden, padding, seed):
     torch.manual_seed(seed)
     dense = nn.Embedding(words, hidden, padding_idx=words // 2 if padding else None).double()
@@ -133,19 +189,28 @@ def test_an_embedding_by_rows_of_the_vocabulary(ranks, words, hidden, padding, s
         out = module(ids)
         out.square().sum().backward()
         return out.detach(), None, {"weight": module.weight.grad}
+
     found, _ = threads(ranks, work)
     assert all(torch.equal(out, y) for out, _, _ in found)
     assert near(parts(found, "weight", 0), dense.weight.grad)
 
 
 @settings(max_examples=60, deadline=None)
-@given(ranks=RANKS, words=st.integers(2, 40), dtype=DTYPES, ignored=st.integers(0, 5), scale=st.sampled_from([1.0, 200.0]))
+@given(
+    ranks=RANKS,
+    words=st.integers(2, 40),
+    dtype=DTYPES,
+    ignored=st.integers(0, 5),
+    scale=st.sampled_from([1.0, 200.0]),
+)
 def test_cross_entropy_over_a_cut_vocabulary(ranks, words, dtype, ignored, scale):
     logits = (numbers(2, 3, words) * scale).to(dtype)
     labels = torch.randint(0, words, (2, 3), generator=torch.Generator().manual_seed(words))
     labels.view(-1)[:ignored] = -100
     whole = logits.clone().requires_grad_()
-    loss = F.cross_entropy(whole.view(-1, words).to(torch.promote_types(dtype, torch.float32)), labels.view(-1))
+    loss = F.cross_entropy(
+        whole.view(-1, words).to(torch.promote_types(dtype, torch.float32)), labels.view(-1)
+    )
     (2 * loss).backward()
 
     def work(transport):
@@ -155,18 +220,25 @@ def test_cross_entropy_over_a_cut_vocabulary(ranks, words, dtype, ignored, scale
         sent = transport.bytes_sent
         (2 * out).backward()
         return out.detach(), mine.grad, sent == transport.bytes_sent
+
     found, transports = threads(ranks, work)
     assert all(near(out, loss.detach()) and silent for out, _, silent in found)
     assert near(torch.cat([grad for _, grad, _ in found], -1), whole.grad)
     item = 8 if dtype == torch.float64 else 4
-    assert sum(transport.bytes_sent for transport in transports) == 3 * 6 * item * 2 * (ranks - 1), "three numbers a label, in rings"
+    assert sum(transport.bytes_sent for transport in transports) == 3 * 6 * item * 2 * (
+        ranks - 1
+    ), "three numbers a label, in rings"
 
 
 def test_cross_entropy_of_nothing_is_nan_as_torchs_and_wrong_labels_are_refused():
     def loss(*labels, width=4):
         def work(transport):
-            return vocabulary_cross_entropy(torch.zeros(len(labels), width), torch.tensor(labels), 8, Ring(transport))
+            return vocabulary_cross_entropy(
+                torch.zeros(len(labels), width), torch.tensor(labels), 8, Ring(transport)
+            )
+
         return threads(2, work)[0]
+
     assert all(out.isnan() for out in loss(-100, -100))
     for label in (8, -1):
         with pytest.raises(ValueError, match="labels go from 0 to 7, or are -100"):
@@ -186,11 +258,14 @@ def test_the_conjugates(ranks, length, dim):
 
     def work(transport):
         exchange, out = Ring(transport), {}
-        for name, x, call in (("f", whole, lambda x: f(x, exchange)), ("g", whole, lambda x: g(x, exchange)),
-                              ("gather", slices[transport.rank], lambda x: gather(x, exchange, length, dim)),
-                              ("join", slices[transport.rank], lambda x: join(x, exchange, length, dim)),
-                              ("scatter", whole, lambda x: scatter(x, exchange, dim)),
-                              ("cut", whole, lambda x: cut(x, exchange, dim))):
+        for name, x, call in (
+            ("f", whole, lambda x: f(x, exchange)),
+            ("g", whole, lambda x: g(x, exchange)),
+            ("gather", slices[transport.rank], lambda x: gather(x, exchange, length, dim)),
+            ("join", slices[transport.rank], lambda x: join(x, exchange, length, dim)),
+            ("scatter", whole, lambda x: scatter(x, exchange, dim)),
+            ("cut", whole, lambda x: cut(x, exchange, dim)),
+        ):
             x = x.clone().requires_grad_()
             before = transport.bytes_sent
             y = call(x)
@@ -198,16 +273,25 @@ def test_the_conjugates(ranks, length, dim):
             y.backward(y.detach())
             out[name] = y.detach(), x.grad, middle - before, transport.bytes_sent - middle
         return out
+
     found, _ = threads(ranks, work)
     ring = 0
     for rank, out in enumerate(found):
         mine = slices[rank]
-        for name, y, grad in (("f", whole, ranks * whole), ("g", ranks * whole, ranks * whole), ("gather", whole, ranks * mine),
-                              ("join", whole, mine), ("scatter", ranks * mine, ranks * whole), ("cut", mine, whole)):
+        for name, y, grad in (
+            ("f", whole, ranks * whole),
+            ("g", ranks * whole, ranks * whole),
+            ("gather", whole, ranks * mine),
+            ("join", whole, mine),
+            ("scatter", ranks * mine, ranks * whole),
+            ("cut", mine, whole),
+        ):
             assert near(out[name][0], y) and near(out[name][1], grad), name
         assert out["f"][2] == out["g"][3] == out["cut"][2] == out["join"][3] == 0
         ring += out["g"][2]
-    assert ring == sum(out["scatter"][2] + out["gather"][2] for out in found), "an all-reduce is the two halves"
+    assert ring == sum(out["scatter"][2] + out["gather"][2] for out in found), (
+        "an all-reduce is the two halves"
+    )
     assert ring == 2 * (ranks - 1) * whole.numel() * 8
 
 
@@ -221,8 +305,13 @@ def test_masks_are_alike_on_whole_tokens_and_differ_on_slices():
         y = layer(cut(x, exchange) if tokens else x)
         ones = layer._drop(torch.ones(64))
         return y.detach(), ones
+
     (one, other), _ = threads(2, lambda transport: work(transport, None))
-    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]) and 0 < (one[1] == 0).sum() < 64
+    assert (
+        torch.equal(one[0], other[0])
+        and torch.equal(one[1], other[1])
+        and 0 < (one[1] == 0).sum() < 64
+    )
     (one, other), _ = threads(2, lambda transport: work(transport, 6))
     assert not torch.equal(one[1], other[1])
 
@@ -230,9 +319,18 @@ def test_masks_are_alike_on_whole_tokens_and_differ_on_slices():
 def test_columns_and_rows_alone_and_a_width_without_heads():
     torch.manual_seed(0)
     dense, x = nn.Linear(6, 5), torch.randn(2, 3, 6)
-    found, transports = threads(3, lambda transport: ColumnParallelLinear(dense, Ring(transport))(x))
-    assert torch.allclose(torch.cat(found, -1), dense(x), atol=1e-6) and not any(transport.sent for transport in transports)
-    found, _ = threads(4, lambda transport: RowParallelLinear(dense, Ring(transport))(x.tensor_split(4, -1)[transport.rank]))
+    found, transports = threads(
+        3, lambda transport: ColumnParallelLinear(dense, Ring(transport))(x)
+    )
+    assert torch.allclose(torch.cat(found, -1), dense(x), atol=1e-6) and not any(
+        transport.sent for transport in transports
+    )
+    found, _ = threads(
+        4,
+        lambda transport: RowParallelLinear(dense, Ring(transport))(
+            x.tensor_split(4, -1)[transport.rank]
+        ),
+    )
     assert all(torch.allclose(out, dense(x), atol=1e-6) for out in found)
     with pytest.raises(ValueError, match="A width of 6 cannot be divided into 4 heads"):
         threads(1, lambda transport: Attention(*[nn.Linear(6, 6)] * 4, 4, Ring(transport)))

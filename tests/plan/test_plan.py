@@ -1,23 +1,24 @@
 """The planner against real tensors, torch's own tracker, the CPU's allocator, and itself."""
+
 import gc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bench
-from helpers import gpus, memory, models, train
-from helpers.plan import out_of_memory
-from helpers.plan import plan
-from helpers.plan.planner import fake_batch, trace_recipe
 from benchmarks.measure_step import recorded
-from helpers.recipe import OPTIMIZERS, Recipe, replace
+from helpers import gpus, memory, models, train
 from helpers.optimizers import make_optimizer
-from helpers.step import loss_sum, train_step
+from helpers.plan import out_of_memory, plan, plan_at
 from helpers.plan.interpolate import interpolation
+from helpers.plan.planner import fake_batch, trace_recipe
+from helpers.recipe import OPTIMIZERS, Recipe, replace
+from helpers.step import loss_sum, train_step
 from tests import combinations
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
@@ -44,8 +45,11 @@ def test_the_cpus_own_allocator_agrees_to_the_byte(model):
     gc.collect()
     _, peak = recorded(lambda: train_step(net, optimizer, [batch], recipe.batch_size, recipe))
     planned = plan(recipe, "cpu")
-    there_before = planned.at_peak["parameters"] + planned.at_peak["optimizer states"] + \
-        sum(value.nbytes for value in batch.values())
+    there_before = (
+        planned.at_peak["parameters"]
+        + planned.at_peak["optimizer states"]
+        + sum(value.nbytes for value in batch.values())
+    )
     assert peak == planned.peak - there_before
 
 
@@ -54,8 +58,13 @@ def test_torchs_own_tracker_agrees_by_category(recipe):
     """torch.distributed._tools.MemTracker, another implementation, on the same fake step."""
     _, seen = bench.naive(recipe)
     planned = plan(recipe, "cpu").at_peak
-    assert planned == {"parameters": seen["PARAM"] + seen["BUFFER"], "gradients": seen["GRAD"],
-                       "optimizer states": seen["OPT"], "activations": seen["ACT"], "temporaries": seen["TEMP"]}
+    assert planned == {
+        "parameters": seen["PARAM"] + seen["BUFFER"],
+        "gradients": seen["GRAD"],
+        "optimizer states": seen["OPT"],
+        "activations": seen["ACT"],
+        "temporaries": seen["TEMP"],
+    }
 
 
 def test_flops_are_torchs_own_count():
@@ -67,7 +76,11 @@ def test_flops_are_torchs_own_count():
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     flops = plan(recipe, "cpu").flops
-    assert flops == {"forward": forward.get_total_flops(), "recompute": 0, "backward": backward.get_total_flops()}
+    assert flops == {
+        "forward": forward.get_total_flops(),
+        "recompute": 0,
+        "backward": backward.get_total_flops(),
+    }
 
 
 def test_fused_attention_counts_the_flops_of_the_plain_formula():
@@ -96,17 +109,28 @@ def test_checkpointing_costs_one_more_forward_of_the_layers(model):
     else:
         patches = (shape.image_size // shape.patch_size) ** 2
         outside += 2 * rows * patches * shape.hidden_size * shape.num_channels * shape.patch_size**2
-        outside += 2 * rows * (patches + 1) * shape.hidden_size * shape.intermediate_size * shape.num_hidden_layers
+        outside += (
+            2
+            * rows
+            * (patches + 1)
+            * shape.hidden_size
+            * shape.intermediate_size
+            * shape.num_hidden_layers
+        )
     assert again["recompute"] == plain["forward"] - outside
 
 
 @pytest.mark.parametrize("fields", [{}, {"lora_rank": 4}], ids=["frozen", "frozen-lora"])
 @pytest.mark.parametrize("model", MINI)
-def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_back_through(model, fields):
+def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_back_through(
+    model, fields
+):
     """transformers makes the embeddings' output ask for a gradient when checkpointing is switched on."""
     half, whole = (replace(MINI[model], frozen=frozen, **fields) for frozen in (2, 0))
-    plain, again, all_again = (plan(recipe, "cpu").flops for recipe in (
-        half, replace(half, checkpointing=True), replace(whole, checkpointing=True)))
+    plain, again, all_again = (
+        plan(recipe, "cpu").flops
+        for recipe in (half, replace(half, checkpointing=True), replace(whole, checkpointing=True))
+    )
     assert again["backward"] == plain["backward"]
     assert again["recompute"] == pytest.approx(all_again["recompute"] / 2, rel=0.02)
 
@@ -119,15 +143,24 @@ def test_accumulation_keeps_gradients_alive_in_the_next_forward_pass():
     assert four.at_peak["gradients"] == pytest.approx(gradients, rel=1e-3)
     assert four.peak - one.peak == pytest.approx(gradients, rel=0.02)
     assert sum(four.flops.values()) == 4 * sum(one.flops.values())
-    assert plan(replace(recipe, batch_size=8, accumulation=2)).peak == four.peak, "from the third on nothing is new"
+    assert plan(replace(recipe, batch_size=8, accumulation=2)).peak == four.peak, (
+        "from the third on nothing is new"
+    )
 
 
 # Bytes that depend on nothing but the architecture, from the formulas of the papers.
-@pytest.mark.parametrize("recipe, parameters", [
-    (Recipe(profile="full"), 183_831_552 + 768 * 768 + 768 + 768 * 20 + 20),
-    (Recipe(profile="full", model="deberta-large"), 434_012_160 + 1024 * 1024 + 1024 + 1024 * 20 + 20),
-    (Recipe(profile="full", model="vit"), 85_798_656 + 768 * 10 + 10),
-], ids=["deberta-v3-base", "deberta-v3-large", "vit-b/16"])
+@pytest.mark.parametrize(
+    "recipe, parameters",
+    [
+        (Recipe(profile="full"), 183_831_552 + 768 * 768 + 768 + 768 * 20 + 20),
+        (
+            Recipe(profile="full", model="deberta-large"),
+            434_012_160 + 1024 * 1024 + 1024 + 1024 * 20 + 20,
+        ),
+        (Recipe(profile="full", model="vit"), 85_798_656 + 768 * 10 + 10),
+    ],
+    ids=["deberta-v3-base", "deberta-v3-large", "vit-b/16"],
+)
 def test_full_models_have_the_published_sizes(recipe, parameters):
     planned = plan(recipe)
     assert planned.parameters == parameters
@@ -147,19 +180,34 @@ def test_on_cuda_dropout_keeps_one_byte_an_element():
     storage_trace = trace_recipe(recipe, "cuda")[0]
     rows, tokens = recipe.batch_size, recipe.tokens
     heads = models.config(recipe).num_attention_heads
-    masks = [size for size, op in zip(storage_trace.bytes, storage_trace.made_by) if op == "native_dropout"]
-    assert rows * heads * tokens * tokens in masks, "a mask of booleans over the attention probabilities"
+    masks = [
+        size
+        for size, op in zip(storage_trace.bytes, storage_trace.made_by)
+        if op == "native_dropout"
+    ]
+    assert rows * heads * tokens * tokens in masks, (
+        "a mask of booleans over the attention probabilities"
+    )
     assert plan(recipe, "cuda").peak < plan(recipe, "cpu").peak
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_on_cuda_autocast_keeps_softmax_in_fp32(precision):
     recipe = replace(MINI["deberta"], precision=precision)
-    rows, tokens, heads = recipe.batch_size, recipe.tokens, models.config(recipe).num_attention_heads
+    rows, tokens, heads = (
+        recipe.batch_size,
+        recipe.tokens,
+        models.config(recipe).num_attention_heads,
+    )
     for target, width in (("cuda", 4), ("cpu", 2)):
         storage_trace = trace_recipe(recipe, target)[0]
-        sizes = [size for size, op in zip(storage_trace.bytes, storage_trace.made_by) if op == "_softmax"]
-        assert sizes == [rows * heads * tokens * tokens * width] * models.config(recipe).num_hidden_layers
+        sizes = [
+            size for size, op in zip(storage_trace.bytes, storage_trace.made_by) if op == "_softmax"
+        ]
+        assert (
+            sizes
+            == [rows * heads * tokens * tokens * width] * models.config(recipe).num_hidden_layers
+        )
 
 
 def test_unknown_targets_and_cards_are_refused():
@@ -172,8 +220,18 @@ def test_unknown_targets_and_cards_are_refused():
 def test_fits_names_its_terms_and_adds_them_up():
     recipe = Recipe(profile="full", model="vit", batch_size=32)
     fit = plan(recipe).fits("T4")
-    assert set(fit.terms) == {"tensors at the peak", "cuBLAS workspace", "allocator", "margin", "CUDA context"}
-    assert fit and fit.need == sum(fit.terms.values()) and fit.over == fit.need - gpus.GPUS["T4"].memory < 0
+    assert set(fit.terms) == {
+        "tensors at the peak",
+        "cuBLAS workspace",
+        "allocator",
+        "margin",
+        "CUDA context",
+    }
+    assert (
+        fit
+        and fit.need == sum(fit.terms.values())
+        and fit.over == fit.need - gpus.GPUS["T4"].memory < 0
+    )
     assert not plan(replace(recipe, batch_size=512)).fits("T4")
     assert "to spare" in str(fit)
 
@@ -187,13 +245,28 @@ def test_remedies_fit_and_change_one_field():
     assert all(plan(replace(recipe, **change)).fits(gpu) for change in found)
     smallest = next(change["accumulation"] for change in found if "accumulation" in change)
     assert not plan(replace(recipe, accumulation=smallest // 2)).fits(gpu)
-    assert all(out_of_memory.at_least(plan(recipe), n) <= plan(replace(recipe, accumulation=n)).peak for n in (smallest // 2, smallest))
-    assert [change["precision"] for change in found if "precision" in change] in ([], ["fp16"]), "a T4 has no bf16 arithmetic"
-    assert out_of_memory.remedies(MINI["deberta"], gpu._replace(memory=gpus.CONTEXT + 2**24)) == [], "room for CUDA, not for the weights"
+    assert all(
+        out_of_memory.at_least(plan(recipe), n) <= plan(replace(recipe, accumulation=n)).peak
+        for n in (smallest // 2, smallest)
+    )
+    assert [change["precision"] for change in found if "precision" in change] in ([], ["fp16"]), (
+        "a T4 has no bf16 arithmetic"
+    )
+    assert (
+        out_of_memory.remedies(MINI["deberta"], gpu._replace(memory=gpus.CONTEXT + 2**24)) == []
+    ), "room for CUDA, not for the weights"
 
 
-@pytest.mark.parametrize("model, fields", [("deberta", {}), ("vit", {"checkpointing": True}), ("vit", {"lora_rank": 2}),
-                                           ("vit", {"optimizer": "sgd", "accumulation": 2})], ids=str)
+@pytest.mark.parametrize(
+    "model, fields",
+    [
+        ("deberta", {}),
+        ("vit", {"checkpointing": True}),
+        ("vit", {"lora_rank": 2}),
+        ("vit", {"optimizer": "sgd", "accumulation": 2}),
+    ],
+    ids=str,
+)
 def test_more_micro_batches_take_at_least_what_is_said_without_a_plan(model, fields):
     now = plan(Recipe(model, batch_size=16, **fields))
     for n in (4, 16):
@@ -213,9 +286,15 @@ def test_the_surface_is_the_plan(target, rows, length, accumulation):
 
 def test_the_surface_holds_for_full_models():
     base = plan(Recipe(profile="full"))
-    assert base.at(batch_size=64, length=96).peak == plan(Recipe(profile="full", batch_size=64, length=96)).peak
+    assert (
+        plan_at(base, batch_size=64, length=96).peak
+        == plan(Recipe(profile="full", batch_size=64, length=96)).peak
+    )
     vit = plan(Recipe(profile="full", model="vit"))
-    assert vit.at(batch_size=48).peak == plan(Recipe(profile="full", model="vit", batch_size=48)).peak
+    assert (
+        plan_at(vit, batch_size=48).peak
+        == plan(Recipe(profile="full", model="vit", batch_size=48)).peak
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -229,8 +308,12 @@ def test_the_plan_needs_little_memory_and_no_network(optimizer, monkeypatch):
 
     monkeypatch.setattr(socket, "socket", refuse)
     if Path("/proc/self/clear_refs").exists():
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: from here on it is the most of this test, not of those before
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # Linux: from here on it is the most of this test, not of those before
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     planned = plan(Recipe(profile="full", batch_size=17, optimizer=optimizer))
     assert planned.peak > 7 * 2**30
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2 * planned.parameters
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    ) * 1024 < 2 * planned.parameters

@@ -1,4 +1,5 @@
 """`python -m helpers.plan`: what it prints, what it answers, how it ends."""
+
 import json
 import os
 import subprocess
@@ -8,20 +9,28 @@ from types import SimpleNamespace
 
 import pytest
 import transformers as library
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers import gpus
 from helpers.plan.command import main
-from helpers.plan.remedies import Remedies, MOST_ROWS
 from helpers.plan.hf_plan import ModelStep, plan_model
+from helpers.plan.remedies import MOST_ROWS, Remedies
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    library.LlamaConfig(vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                        intermediate_size=128, max_position_embeddings=128).save_pretrained(tmp_path)
+    library.LlamaConfig(
+        vocab_size=500,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=128,
+    ).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -40,48 +49,110 @@ def asked(capsys, *arguments) -> tuple[int, str]:
 
 def test_the_command_runs_by_itself_without_network_or_gpu(folder):
     """As a reader types it, in a process whose hub and proxies lead nowhere."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "HTTPS_PROXY": "http://127.0.0.1:9"}
-    done = subprocess.run([sys.executable, "-m", "helpers.plan", "--model", folder, "--card", "T4", "--batch", "8", "--length",
-                           "64"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "helpers.plan",
+            "--model",
+            folder,
+            "--card",
+            "T4",
+            "--batch",
+            "8",
+            "--length",
+            "64",
+        ],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    for words in ("LlamaForCausalLM", "activations", "optimizer states", "cuBLAS workspace", "CUDA context",
-                  "allocator", "margin", "YES, it fits", "PyTorch would report", "Largest batch"):
+    for words in (
+        "LlamaForCausalLM",
+        "activations",
+        "optimizer states",
+        "cuBLAS workspace",
+        "CUDA context",
+        "allocator",
+        "margin",
+        "YES, it fits",
+        "PyTorch would report",
+        "Largest batch",
+    ):
         assert words in done.stdout
 
 
 def test_json_holds_the_plan(folder, capsys):
-    code, text = asked(capsys, "--model", folder, "--card", "T4", "--batch", 8, "--length", 64, "--json")
+    code, text = asked(
+        capsys, "--model", folder, "--card", "T4", "--batch", 8, "--length", 64, "--json"
+    )
     found, planned = json.loads(text), plan_model(folder, batch_size=8, length=64)
     fit = planned.fits("T4")
     assert code == 0 and found["fits"] is True
     assert found["peak"] == planned.peak and found["at_peak"] == planned.at_peak
-    assert (found["allocated"], found["reserved"]) == (planned.allocator_peaks("T4").allocated, planned.allocator_peaks("T4").reserved)
-    assert found["terms"] == fit.terms and found["would_fit"] == [] and found["need"] == fit.need and found["peak_phase"] == planned.peak_phase
+    assert (found["allocated"], found["reserved"]) == (
+        planned.allocator_peaks("T4").allocated,
+        planned.allocator_peaks("T4").reserved,
+    )
+    assert (
+        found["terms"] == fit.terms
+        and found["would_fit"] == []
+        and found["need"] == fit.need
+        and found["peak_phase"] == planned.peak_phase
+    )
 
 
 def test_what_does_not_fit_says_what_would(folder, small, capsys):
     """Every option that the text offers, typed as it stands, gives a step that fits; half as many micro-batches do not."""
     code, text = asked(capsys, "--model", folder, "--card", "Small", "--batch", 32, "--length", 128)
     assert code == 1 and "NO, it does not fit" in text
-    offered = text.split("What would fit, each change alone:\n")[1].split("Largest batch")[0].splitlines()
+    offered = (
+        text.split("What would fit, each change alone:\n")[1].split("Largest batch")[0].splitlines()
+    )
     for option, *value in map(str.split, offered):
-        change = {option[2:].replace("-", "_"): int(value[0]) if value and value[0].isdigit() else value[0] if value else True}
+        change = {
+            option[2:].replace("-", "_"): int(value[0])
+            if value and value[0].isdigit()
+            else value[0]
+            if value
+            else True
+        }
         assert plan_model(folder, batch_size=32, length=128, **change).fits(small), change
     parts = [int(option.split()[1]) for option in offered if "--accumulation" in option]
-    assert parts and not plan_model(folder, batch_size=32, length=128, accumulation=parts[0] // 2).fits(small)
+    assert parts and not plan_model(
+        folder, batch_size=32, length=128, accumulation=parts[0] // 2
+    ).fits(small)
 
 
 @pytest.mark.parametrize("rows, parts", [(4, 1), (300, 2)])
 def test_the_largest_batch_fits_and_one_more_does_not(folder, small, rows, parts):
     fields = {"length": 64, "accumulation": parts}
-    most = Remedies(ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=rows * parts, **fields), small).largest_batch()
+    most = Remedies(
+        ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=rows * parts, **fields),
+        small,
+    ).largest_batch()
     assert plan_model(folder, batch_size=most, **fields).fits(small)
     assert not plan_model(folder, batch_size=most + parts, **fields).fits(small)
 
 
-@given(first=st.integers(1, 3000), row=st.integers(0, 50), every=st.integers(1, 300), jump=st.integers(1, 5000), room=st.integers(0, 10**6))
+@given(
+    first=st.integers(1, 3000),
+    row=st.integers(0, 50),
+    every=st.integers(1, 300),
+    jump=st.integers(1, 5000),
+    room=st.integers(0, 10**6),
+)
 def test_the_search_needs_few_plans_where_bytes_jump(first, row, every, jump, room):
     """A staircase, as the allocator's segments make one: thousands of rows are searched in a few dozen looks."""
+
     def over(change, depths=None):
         looks.append(change["batch_size"])
         return row * change["batch_size"] + jump * (change["batch_size"] // every) - room
@@ -95,7 +166,9 @@ def test_the_search_needs_few_plans_where_bytes_jump(first, row, every, jump, ro
 
 def test_several_changes_together_where_none_suffices(folder, monkeypatch):
     gpu = gpus.GPU("Tiny", gpus.CONTEXT + 2 * int(8.125 * 2**20) + 8 * 2**20, (7, 5))
-    fitting = Remedies(ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=32, length=128), gpu)
+    fitting = Remedies(
+        ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=32, length=128), gpu
+    )
     (change,) = fitting.remedies()
     assert len(change) > 1 and plan_model(folder, batch_size=32, length=128, **change).fits(gpu)
     for name in change:
@@ -116,16 +189,32 @@ def test_without_a_card_the_cards_that_hold_it(folder, capsys):
     assert code == 0 and all(name in text for name in gpus.GPUS)
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ([], "--model is needed"),
-    (["--model", "x/y/z", "--card", "T4"], "neither a folder"),
-    (["--model", "microsoft/deberta-v3-base", "--card", "T9000"], "T9000"),
-    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--length", "513"], "longer than the 512 tokens"),
-    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--batch", "0"], "at least 1"),
-    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--accumulation", "3"], "does not divide"),
-    (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--frozen", "13"], "more than the 12 layers"),
-    (["--model", "google/vit-base-patch16-224-in21k", "--card", "T4", "--length", "64"], "is for text"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "--model is needed"),
+        (["--model", "x/y/z", "--card", "T4"], "neither a folder"),
+        (["--model", "microsoft/deberta-v3-base", "--card", "T9000"], "T9000"),
+        (
+            ["--model", "microsoft/deberta-v3-base", "--card", "T4", "--length", "513"],
+            "longer than the 512 tokens",
+        ),
+        (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--batch", "0"], "at least 1"),
+        (
+            ["--model", "microsoft/deberta-v3-base", "--card", "T4", "--accumulation", "3"],
+            "does not divide",
+        ),
+        (
+            ["--model", "microsoft/deberta-v3-base", "--card", "T4", "--frozen", "13"],
+            "more than the 12 layers",
+        ),
+        (
+            ["--model", "google/vit-base-patch16-224-in21k", "--card", "T4", "--length", "64"],
+            "is for text",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_bad_input_ends_in_status_2_and_one_sentence(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)

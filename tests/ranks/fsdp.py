@@ -1,4 +1,5 @@
 """Run by test_zero.py as ranks: a few steps with each engine that shares out states, against one process."""
+
 import json
 import os
 import sys
@@ -15,27 +16,42 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helpers import frameworks, models, train
-from helpers.recipe import Recipe
 from helpers.optimizers import make_optimizer
+from helpers.recipe import Recipe
 from helpers.step import loss_sum
 from tests.core.test_frameworks import still_models
 
 
 def ddp_zero(model, recipe):
-    settings = {name: make_optimizer(model, recipe).defaults[name] for name in ("lr", "weight_decay", "fused")}
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, **settings)
+    settings = {
+        name: make_optimizer(model, recipe).defaults[name]
+        for name in ("lr", "weight_decay", "fused")
+    }
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=torch.optim.AdamW, **settings
+    )
     return DistributedDataParallel(model), optimizer
 
 
 def fsdp(model, recipe, reshard, **settings):
-    layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == recipe.layers)
+    layers = next(
+        part
+        for part in model.modules()
+        if isinstance(part, nn.ModuleList) and len(part) == recipe.layers
+    )
     for part in (*layers, model):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **settings)
     return model, make_optimizer(model, recipe)
 
 
-ENGINES = {"zero-1": ddp_zero, "fsdp, kept": lambda *both: fsdp(*both, False), "fsdp": lambda *both: fsdp(*both, True),
-           "fsdp, offload": lambda *both: fsdp(*both, True, offload_policy=CPUOffloadPolicy(pin_memory=False))}
+ENGINES = {
+    "zero-1": ddp_zero,
+    "fsdp, kept": lambda *both: fsdp(*both, False),
+    "fsdp": lambda *both: fsdp(*both, True),
+    "fsdp, offload": lambda *both: fsdp(
+        *both, True, offload_policy=CPUOffloadPolicy(pin_memory=False)
+    ),
+}
 
 
 class Traffic(TorchDispatchMode):
@@ -48,7 +64,10 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
             name = function.overloadpacket.__name__.strip("_")
-            most = max(sum(leaf.nbytes for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor)) for arg in args)
+            most = max(
+                sum(leaf.nbytes for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor))
+                for arg in args
+            )
             self.bytes[name] = self.bytes.get(name, 0) + most
         return function(*args, **(kwargs or {}))
 
@@ -77,13 +96,25 @@ def tune(make, recipe, data, ranks=1, rank=0):
         optimizer.zero_grad()
         losses.append(loss.item())
     inner = getattr(optimizer, "optim", optimizer)
-    bytes_ = {"parameters": held(model.parameters()), "gradients": gradients,
-              "optimizer states": held([value for state in inner.state.values() for value in state.values()])}
-    whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in bare.parameters()]
+    bytes_ = {
+        "parameters": held(model.parameters()),
+        "gradients": gradients,
+        "optimizer states": held(
+            [value for state in inner.state.values() for value in state.values()]
+        ),
+    }
+    whole = [
+        value.full_tensor() if isinstance(value, DTensor) else value for value in bare.parameters()
+    ]
     total = torch.tensor(losses)
     if ranks > 1:
         dist.all_reduce(total)
-    return torch.cat([value.detach().flatten() for value in whole]), total.tolist(), bytes_, traffic.bytes
+    return (
+        torch.cat([value.detach().flatten() for value in whole]),
+        total.tolist(),
+        bytes_,
+        traffic.bytes,
+    )
 
 
 if __name__ == "__main__":
@@ -93,14 +124,31 @@ if __name__ == "__main__":
     recipe = Recipe.from_dict(json.loads(sys.argv[1]))
     still_models()
     data = train.encoded(recipe)["train"]
-    truth, expected, _, _ = tune(lambda model, recipe: (model, make_optimizer(model, recipe)), recipe, data)
+    truth, expected, _, _ = tune(
+        lambda model, recipe: (model, make_optimizer(model, recipe)), recipe, data
+    )
     if sys.argv[2:] == ["dies"] and rank == ranks - 1:
         os.kill(os.getpid(), 9)
     found = {}
     for name, make in ENGINES.items():
         weights, losses, bytes_, sent = tune(make, recipe, data, ranks, rank)
-        found[name] = {"losses": losses, "held": bytes_, "sent": sent, "distance": ((weights - truth).norm() / truth.norm()).item()}
-    print("RESULT " + json.dumps({"expected": expected, "parameters": truth.numel(), "engines": found,
-                                  "largest": max(value.numel() for value in models.build(recipe).parameters())}), flush=True)
+        found[name] = {
+            "losses": losses,
+            "held": bytes_,
+            "sent": sent,
+            "distance": ((weights - truth).norm() / truth.norm()).item(),
+        }
+    print(
+        "RESULT "
+        + json.dumps(
+            {
+                "expected": expected,
+                "parameters": truth.numel(),
+                "engines": found,
+                "largest": max(value.numel() for value in models.build(recipe).parameters()),
+            }
+        ),
+        flush=True,
+    )
     dist.barrier()
     os._exit(0)  # gloo's threads now and then abort while Python is taken down

@@ -1,4 +1,5 @@
 """Run by test_stages.py as ranks: a model in stages on real processes, by hand and by torch's own engine."""
+
 import json
 import os
 import signal
@@ -10,9 +11,9 @@ import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from helpers import models, train
-from helpers.parallel.schedules import gpipe, interleaved, one_f_one_b
 from helpers.parallel.pipeline import PipelineTransport, run
 from helpers.parallel.pipeline_stage import cut
+from helpers.parallel.schedules import gpipe, interleaved, one_f_one_b
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
 
@@ -28,7 +29,9 @@ def without_dropout(model):
 
 def apart(stages, truth):
     found = torch.cat([value.grad.flatten() for stage in stages for value in stage.parameters()])
-    right = torch.cat([truth[name].flatten() for stage in stages for name, _ in stage.named_parameters()])
+    right = torch.cat(
+        [truth[name].flatten() for stage in stages for name, _ in stage.named_parameters()]
+    )
     return ((found - right).norm() / right.norm()).item()
 
 
@@ -43,23 +46,40 @@ for name in ("vit", "deberta"):
     loss = loss_sum(model, batch, recipe) / ROWS
     loss.backward()
     truth = {key: value.grad.clone() for key, value in model.named_parameters()}
-    micro_batches = [dict(zip(batch, parts)) for parts in zip(*(value.tensor_split(MICRO) for value in batch.values()))]
-    for schedule in (gpipe(transport.ranks, MICRO), one_f_one_b(transport.ranks, MICRO), interleaved(transport.ranks, MICRO, 2)):
+    micro_batches = [
+        dict(zip(batch, parts))
+        for parts in zip(*(value.tensor_split(MICRO) for value in batch.values()))
+    ]
+    for schedule in (
+        gpipe(transport.ranks, MICRO),
+        one_f_one_b(transport.ranks, MICRO),
+        interleaved(transport.ranks, MICRO, 2),
+    ):
         model.zero_grad()
-        mine = cut(model, schedule.stages)[transport.rank::transport.ranks]
+        mine = cut(model, schedule.stages)[transport.rank :: transport.ranks]
         step = run(schedule, mine, transport, micro_batches)
-        found[f"{name} {schedule.name}"] = [apart(mine, truth), abs(sum(step.losses) - loss).item() if step.losses else 0.0]
+        found[f"{name} {schedule.name}"] = [
+            apart(mine, truth),
+            abs(sum(step.losses) - loss).item() if step.losses else 0.0,
+        ]
     if name == "vit":
         model.zero_grad()
         stage = cut(model, transport.ranks)[transport.rank]
-        engine = Schedule1F1B(PipelineStage(stage, transport.rank, transport.ranks, torch.device("cpu")), MICRO, scale_grads=False,
-                              loss_fn=lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum") / ROWS)
+        engine = Schedule1F1B(
+            PipelineStage(stage, transport.rank, transport.ranks, torch.device("cpu")),
+            MICRO,
+            scale_grads=False,
+            loss_fn=lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum") / ROWS,
+        )
         losses: list = []
         if stage.last:
             engine.step(target=batch["labels"], losses=losses)
         else:
             engine.step(batch["pixel_values"])
-        found["vit torch"] = [apart([stage], truth), abs(sum(losses) - loss).item() if losses else 0.0]
+        found["vit torch"] = [
+            apart([stage], truth),
+            abs(sum(losses) - loss).item() if losses else 0.0,
+        ]
 print(json.dumps(found))
 sys.stdout.flush()
 dist.barrier()

@@ -1,4 +1,5 @@
 """Run by test_planned.py as ranks: a layout's rank trains a few steps and is then followed by the tracker."""
+
 import json
 import sys
 from functools import cache
@@ -8,20 +9,22 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from helpers import models, train
-from helpers.parallel.rank import Rank, grid
-from helpers.parallel.layout import Parallel
-from helpers.strategy.plan_ranks import trace_rank
 from helpers.memory.timeline import to_plan
-from helpers.recipe import Recipe
 from helpers.optimizers import make_optimizer, make_scaler
+from helpers.parallel.layout import Parallel
+from helpers.parallel.rank import Rank, grid
+from helpers.recipe import Recipe
 from helpers.step import train_step
+from helpers.strategy.plan_ranks import trace_rank
 from tests.small import without_dropout
 
 STEPS = 2
 
 
 def cases(text: str) -> list[tuple[Recipe, Parallel]]:
-    return [(Recipe.from_dict(recipe), Parallel(**parallel)) for recipe, parallel in json.loads(text)]
+    return [
+        (Recipe.from_dict(recipe), Parallel(**parallel)) for recipe, parallel in json.loads(text)
+    ]
 
 
 def micro_batches(recipe: Recipe, step: int, data, share: slice | None = None):
@@ -36,7 +39,14 @@ def reference(recipe: Recipe) -> dict[str, torch.Tensor]:
     model = without_dropout(models.build(recipe))
     optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, "cpu")
     for step in range(STEPS):
-        train_step(model, optimizer, micro_batches(recipe, step, data), recipe.batch_size, recipe, scaler=scaler)
+        train_step(
+            model,
+            optimizer,
+            micro_batches(recipe, step, data),
+            recipe.batch_size,
+            recipe,
+            scaler=scaler,
+        )
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -60,13 +70,22 @@ def run(recipe: Recipe, parallel: Parallel) -> dict:
     transport: dict[str, int] = {}
     for message in sent:
         transport[message.kind] = transport.get(message.kind, 0) + message.bytes
-    return {"distance": distance, "peak": followed.peak, "at_peak": followed.at_peak, "flops": followed.flops,
-            "wire": transport, "messages": len(sent)}
+    return {
+        "distance": distance,
+        "peak": followed.peak,
+        "at_peak": followed.at_peak,
+        "flops": followed.flops,
+        "wire": transport,
+        "messages": len(sent),
+    }
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     for number, case in enumerate(cases(sys.argv[1])):
-        print("RESULT " + json.dumps({"case": number, "rank": dist.get_rank()} | run(*case)), flush=True)
+        print(
+            "RESULT " + json.dumps({"case": number, "rank": dist.get_rank()} | run(*case)),
+            flush=True,
+        )
     dist.destroy_process_group()

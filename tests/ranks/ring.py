@@ -1,4 +1,5 @@
 """Run by test_collectives.py as ranks: the ring by hand against torch's all_reduce, with gloo."""
+
 import hashlib
 import json
 
@@ -15,7 +16,14 @@ ours = ring_all_reduce(transport, tensor)
 transport.finish()
 theirs = tensor.clone()
 dist.all_reduce(theirs)
-print(json.dumps({"near": torch.allclose(ours, theirs, atol=1e-5), "bytes": transport.bytes_sent,
-                  "expected_bytes": 2 * (transport.ranks - 1) * 480 // transport.ranks,
-                  "digest": hashlib.sha256(ours.numpy().tobytes()).hexdigest()}))
+print(
+    json.dumps(
+        {
+            "near": torch.allclose(ours, theirs, atol=1e-5),
+            "bytes": transport.bytes_sent,
+            "expected_bytes": 2 * (transport.ranks - 1) * 480 // transport.ranks,
+            "digest": hashlib.sha256(ours.numpy().tobytes()).hexdigest(),
+        }
+    )
+)
 dist.destroy_process_group()

@@ -1,4 +1,5 @@
 """Run by test_split.py as ranks: the course's models split by DTensor, against the whole models."""
+
 import json
 import os
 import sys
@@ -9,9 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from helpers import frameworks, models
+from helpers.optimizers import make_optimizer
 from helpers.parallel.tensor_dtensor import Collectives, clip_, gather, regroup, split
 from helpers.recipe import Recipe
-from helpers.optimizers import make_optimizer
 from helpers.step import loss_sum
 from tests.small import without_dropout
 
@@ -25,8 +26,14 @@ def batch(recipe):
     labels = torch.arange(4)
     if recipe.task == "image":
         return {"pixel_values": torch.randn(4, 3, 16, 16, generator=generator), "labels": labels}
-    mask = (torch.arange(17) < torch.tensor([17, 9, 17, 3])[:, None]).long()  # 17 tokens: uneven slices
-    return {"input_ids": torch.randint(5, 8000, (4, 17), generator=generator), "attention_mask": mask, "labels": labels}
+    mask = (
+        torch.arange(17) < torch.tensor([17, 9, 17, 3])[:, None]
+    ).long()  # 17 tokens: uneven slices
+    return {
+        "input_ids": torch.randint(5, 8000, (4, 17), generator=generator),
+        "attention_mask": mask,
+        "labels": labels,
+    }
 
 
 def whole(tensor):
@@ -47,20 +54,37 @@ def compare(recipe, ways):
     with Collectives() as seen:
         for each in rows:
             loss_sum(cut, each, recipe).backward()
-    truth, ours = {name: p.grad for name, p in dense.named_parameters() if p.grad is not None}, gather(cut)
+    truth, ours = (
+        {name: p.grad for name, p in dense.named_parameters() if p.grad is not None},
+        gather(cut),
+    )
     scale = max(gradient.norm() for gradient in truth.values())
     found["missing"] = sorted(truth.keys() ^ ours.keys())
-    found["gradients"] = max(((ours[name] - gradient).norm() / scale).item() for name, gradient in truth.items())
-    found["placed"] = all(p.grad.placements == p.placements for p in cut.parameters() if isinstance(p, DTensor))
-    found["bytes"] = all(p.grad.to_local().untyped_storage().nbytes() == p.to_local().nbytes for p in cut.parameters()
-                         if isinstance(p, DTensor))
+    found["gradients"] = max(
+        ((ours[name] - gradient).norm() / scale).item() for name, gradient in truth.items()
+    )
+    found["placed"] = all(
+        p.grad.placements == p.placements for p in cut.parameters() if isinstance(p, DTensor)
+    )
+    found["bytes"] = all(
+        p.grad.to_local().untyped_storage().nbytes() == p.to_local().nbytes
+        for p in cut.parameters()
+        if isinstance(p, DTensor)
+    )
     norms = torch.nn.utils.clip_grad_norm_(dense.parameters(), 0.5), clip_(cut.parameters(), 0.5)
     found["norm"] = (norms[1] / norms[0] - 1).abs().item()
     for optimizer in optimizers:
         frameworks.set_rate(optimizer, recipe, 0)
         optimizer.step()
-    found["weights"] = max((whole(ours) - truth).abs().max().item() for ours, truth in zip(cut.parameters(), dense.parameters()))
-    return found | {"forward": seen.counts("forward"), "backward": seen.counts("backward"), "layers": recipe.layers}
+    found["weights"] = max(
+        (whole(ours) - truth).abs().max().item()
+        for ours, truth in zip(cut.parameters(), dense.parameters())
+    )
+    return found | {
+        "forward": seen.counts("forward"),
+        "backward": seen.counts("backward"),
+        "layers": recipe.layers,
+    }
 
 
 def masks(ways):
@@ -71,20 +95,50 @@ def masks(ways):
     seen = []
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout) and name.startswith("deberta.encoder.layer.0."):
-            module.register_forward_hook(lambda module, inputs, output, name=name: seen.append(
-                (name, (output.to_local() if isinstance(output, DTensor) else output).eq(0).double().mean().item(),
-                 (output.to_local() if isinstance(output, DTensor) else output).eq(0).long().flatten()[:999].sum().item())))
+            module.register_forward_hook(
+                lambda module, inputs, output, name=name: seen.append(
+                    (
+                        name,
+                        (output.to_local() if isinstance(output, DTensor) else output)
+                        .eq(0)
+                        .double()
+                        .mean()
+                        .item(),
+                        (output.to_local() if isinstance(output, DTensor) else output)
+                        .eq(0)
+                        .long()
+                        .flatten()[:999]
+                        .sum()
+                        .item(),
+                    )
+                )
+            )
     torch.manual_seed(5)
     with Collectives() as counted:
         loss = loss_sum(model, batch(recipe), recipe)
         loss.backward()
-    sums = [gather(model)[f"deberta.encoder.{name}.weight"].double().sum().item() for name in ("rel_embeddings", "LayerNorm")]
-    return {"seen": seen, "loss": loss.item(), "next": torch.rand(1).item(), "sums": sums, "backward": counted.counts("backward")}
+    sums = [
+        gather(model)[f"deberta.encoder.{name}.weight"].double().sum().item()
+        for name in ("rel_embeddings", "LayerNorm")
+    ]
+    return {
+        "seen": seen,
+        "loss": loss.item(),
+        "next": torch.rand(1).item(),
+        "sums": sums,
+        "backward": counted.counts("backward"),
+    }
 
 
 found = {"masks": {str(ways): masks(ways) for ways in ({}, {"sequence": True})}}
 for model, optimizer, accumulation, ways in json.loads(sys.argv[1]):
-    recipe = Recipe(model, profile="mini", batch_size=4 * accumulation, accumulation=accumulation, optimizer=optimizer)
+    recipe = Recipe(
+        model,
+        profile="mini",
+        batch_size=4 * accumulation,
+        accumulation=accumulation,
+        optimizer=optimizer,
+    )
     found[f"{model} {optimizer} {accumulation} {sorted(ways)}"] = compare(recipe, ways)
 print(json.dumps(found))
 dist.barrier()

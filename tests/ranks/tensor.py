@@ -1,4 +1,5 @@
 """Run by test_tensor.py as ranks: layers cut by hand, over both kinds of exchange, against the whole."""
+
 import json
 import os
 import sys
@@ -37,7 +38,10 @@ def off(one, other):
 
 for kind, exchange in (("ring", Ring(transport)), ("torch", Group())):
     for tokens in (None, 7):
-        words, layer = VocabParallelEmbedding(embedding, exchange), Layer(dense, exchange, tokens=tokens)
+        words, layer = (
+            VocabParallelEmbedding(embedding, exchange),
+            Layer(dense, exchange, tokens=tokens),
+        )
         out = ColumnParallelLinear(head, exchange)
         x = words(ids)
         x = join(layer(cut(x, exchange)), exchange, 7) if tokens else layer(x)
@@ -47,14 +51,27 @@ for kind, exchange in (("ring", Ring(transport)), ("torch", Group())):
             found["bytes"] = transport.bytes_sent - before
         mine.backward()
         begin, end = exchange.bounds(31)
-        found |= {f"{kind} {tokens} loss": off(mine, loss),
-                  f"{kind} {tokens} words": off(words.weight.grad, embedding.weight.grad[begin:end]),
-                  f"{kind} {tokens} head": off(out.weight.grad, head.weight.grad[begin:end]),
-                  f"{kind} {tokens} norm": off(layer.before.weight.grad, dense.layernorm_before.weight.grad)}
+        found |= {
+            f"{kind} {tokens} loss": off(mine, loss),
+            f"{kind} {tokens} words": off(words.weight.grad, embedding.weight.grad[begin:end]),
+            f"{kind} {tokens} head": off(out.weight.grad, head.weight.grad[begin:end]),
+            f"{kind} {tokens} norm": off(
+                layer.before.weight.grad, dense.layernorm_before.weight.grad
+            ),
+        }
 transport.finish()
-sizes = [[len(piece) for piece in torch.arange(length).tensor_split(transport.ranks)] for length in (14, 28)]
-found["expected_bytes"] = sum(4 * (2 * length - mine[transport.rank] - mine[(transport.rank + 1) % transport.ranks])
-                              for length, mine in zip((14, 28), sizes)) if transport.ranks > 1 else 0
+sizes = [
+    [len(piece) for piece in torch.arange(length).tensor_split(transport.ranks)]
+    for length in (14, 28)
+]
+found["expected_bytes"] = (
+    sum(
+        4 * (2 * length - mine[transport.rank] - mine[(transport.rank + 1) % transport.ranks])
+        for length, mine in zip((14, 28), sizes)
+    )
+    if transport.ranks > 1
+    else 0
+)
 print(json.dumps(found))
 dist.barrier()
 sys.stdout.flush()

@@ -1,4 +1,5 @@
 """Run by test_loops.py under torchrun: the Accelerate loop with DeepSpeed at each stage, against the plain loop."""
+
 import json
 import sys
 
@@ -11,19 +12,30 @@ from helpers import frameworks, train
 from helpers.recipe import Recipe
 from tests.core.test_frameworks import distance, still_models
 
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it compiles C++ that training never calls
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+    False  # or it compiles C++ that training never calls
+)
 stages, recipe = json.loads(sys.argv[1]), Recipe.from_dict(json.loads(sys.argv[2]))
 data = train.encoded(recipe)["train"]
 still_models()
 reference, expected = frameworks.plain(recipe, data)
 results = []
 for stage in stages:
-    AcceleratorState._reset_state(reset_partial_state=True)  # only because this process makes several
+    AcceleratorState._reset_state(
+        reset_partial_state=True
+    )  # only because this process makes several
     plugin = DeepSpeedPlugin(hf_ds_config=frameworks.zero(stage, recipe))
     model, losses = frameworks.accelerate(recipe, data, deepspeed_plugin=plugin)
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
         state = Accelerator().state
-        results.append({"kind": str(state.distributed_type), "stage": state.deepspeed_plugin.zero_stage, "losses": losses,
-                        "expected": expected, "distance": distance(model, reference)})
+        results.append(
+            {
+                "kind": str(state.distributed_type),
+                "stage": state.deepspeed_plugin.zero_stage,
+                "losses": losses,
+                "expected": expected,
+                "distance": distance(model, reference),
+            }
+        )
 print("RESULT " + json.dumps(results))
 torch.distributed.destroy_process_group()

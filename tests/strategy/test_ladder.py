@@ -1,27 +1,32 @@
 """The ladder: its rungs as data, and the plans that are kept of it."""
+
 import itertools
 
 import numpy as np
 import pytest
 
-from helpers import gpus
-from helpers.strategy import ladder
 from exercises.nb19 import BLOG, confounded
+from helpers import gpus
 from helpers.plan import plan
 from helpers.recipe import Recipe, difference, replace
+from helpers.strategy import ladder
 
 MINI = Recipe("deberta", profile="mini", length=64, batch_size=16)
 LAST = [name for name in ladder.rungs(MINI) if name not in (ladder.FIRST, "dynamic padding")]
 
 
-@pytest.mark.parametrize("start", [MINI, ladder.START, Recipe("deberta", profile="full")], ids=["mini", "large", "base"])
+@pytest.mark.parametrize(
+    "start", [MINI, ladder.START, Recipe("deberta", profile="full")], ids=["mini", "large", "base"]
+)
 @pytest.mark.parametrize("half", ["bf16", "fp16"])
 def test_each_rung_changes_one_field_and_keeps_the_rest(start, half):
     steps = ladder.rungs(start, half)
     climbed = ladder.climb(start, steps)
     assert list(climbed) == list(steps) and climbed[ladder.FIRST] == start
     for (_, before), (name, after) in itertools.pairwise(climbed.items()):
-        assert {field: new for field, (_, new) in difference(before, after).items()} == steps[name] and len(steps[name]) == 1
+        assert {field: new for field, (_, new) in difference(before, after).items()} == steps[
+            name
+        ] and len(steps[name]) == 1
     assert ladder.top(start, steps) == list(climbed.values())[-1]
     assert {recipe.batch_size for recipe in climbed.values()} == {start.batch_size}
 
@@ -37,14 +42,26 @@ def test_taken_away_and_alone_differ_in_the_rungs_own_field():
     assert list(away) == list(alone) == LAST
     for name, change in ladder.rungs(MINI).items():
         if name in away:
-            assert list(difference(away[name], full)) == list(difference(MINI, alone[name])) == list(change)
+            assert (
+                list(difference(away[name], full))
+                == list(difference(MINI, alone[name]))
+                == list(change)
+            )
             assert all(getattr(away[name], field) == getattr(MINI, field) for field in change)
 
 
 def test_a_ladder_of_ones_own():
-    steps = {"start": {}, "short": {"length": 32}, "shorter": {"length": 16}, "again": {"checkpointing": True}}
+    steps = {
+        "start": {},
+        "short": {"length": 32},
+        "shorter": {"length": 16},
+        "again": {"checkpointing": True},
+    }
     assert [recipe.length for recipe in ladder.climb(MINI, steps).values()] == [64, 32, 16, 16]
-    assert list(ladder.without(MINI, steps)) == ["shorter", "again"]  # "short" is not there to be taken away
+    assert list(ladder.without(MINI, steps)) == [
+        "shorter",
+        "again",
+    ]  # "short" is not there to be taken away
     assert ladder.without(MINI, steps)["shorter"] == replace(MINI, checkpointing=True)
 
 
@@ -56,10 +73,15 @@ def test_own_rate_changes_the_rate_alone():
 def test_the_smallest_card():
     small = plan(MINI)
     assert ladder.smallest(small) == (gpus.find("GTX 1650"), "fp32")
-    assert ladder.smallest(plan(replace(MINI, precision="bf16"))) == (gpus.find("GTX 1650"), "fp16")  # it has no bf16
+    assert ladder.smallest(plan(replace(MINI, precision="bf16"))) == (
+        gpus.find("GTX 1650"),
+        "fp16",
+    )  # it has no bf16
     kept = ladder.planned(ladder.START)
     gpu, _ = ladder.smallest(kept)
-    assert kept.fits(gpu) and not any(kept.fits(other) for other in gpus.GPUS.values() if other.memory < gpu.memory)
+    assert kept.fits(gpu) and not any(
+        kept.fits(other) for other in gpus.GPUS.values() if other.memory < gpu.memory
+    )
     assert ladder.smallest(replace(kept, peak=2**50)) is None
 
 
@@ -76,7 +98,11 @@ def test_a_plan_that_is_not_kept_is_made():
 def test_what_is_kept_answers_for_every_recipe_of_its_shape():
     recipe = replace(ladder.top(ladder.START), seed=7, steps=3, learning_rate=1e-4)
     kept = ladder.planned(recipe)
-    assert isinstance(kept, ladder.Kept) and kept.recipe == recipe and sum(kept.at_peak.values()) == kept.peak
+    assert (
+        isinstance(kept, ladder.Kept)
+        and kept.recipe == recipe
+        and sum(kept.at_peak.values()) == kept.peak
+    )
     assert kept.fits("T4").terms["tensors at the peak"] == kept.peak
 
 
@@ -90,22 +116,36 @@ def test_every_shape_is_kept_once():
 def test_kept_plans_are_those_of_today(place):
     """Every eighth: the file is written at once, and what makes it stale changes more than one."""
     assert len(ladder.read()) == len(ladder.everything())
-    assert ladder.read()[place] == ladder.row(ladder.everything()[place]), "docs/ladder.json is stale: python -m helpers.strategy.ladder"
+    assert ladder.read()[place] == ladder.row(ladder.everything()[place]), (
+        "docs/ladder.json is stale: python -m helpers.strategy.ladder"
+    )
 
 
 def test_flops_of_a_micro_batch_are_a_polynomial_in_its_width():
     recipe = ladder.top(MINI)
-    counts = {length: sum(plan(replace(recipe, length=length), "cpu").flops.values()) for length in (32, 64, 96, 128)}
+    counts = {
+        length: sum(plan(replace(recipe, length=length), "cpu").flops.values())
+        for length in (32, 64, 96, 128)
+    }
     curve = np.polyfit([32, 64, 128], [counts[length] for length in (32, 64, 128)], 2)
     assert abs(np.polyval(curve, 96) / counts[96] - 1) < 1e-9
 
 
 def test_the_blogs_confounded_rows_are_those_whose_peak_something_else_moved():
     def small(recipe):
-        return replace(recipe, profile="mini", length=recipe.length // 4, frozen=recipe.frozen and 2)
+        return replace(
+            recipe, profile="mini", length=recipe.length // 4, frozen=recipe.frozen and 2
+        )
 
-    claimed = {"accumulation": ("accumulation", "batch_size"), "bf16": ("precision",), "padding": ("padding",), "checkpointing": ("checkpointing",),
-               "8-bit": ("optimizer",), "freezing": ("frozen",), "LoRA": ("lora_rank",)}
+    claimed = {
+        "accumulation": ("accumulation", "batch_size"),
+        "bf16": ("precision",),
+        "padding": ("padding",),
+        "checkpointing": ("checkpointing",),
+        "8-bit": ("optimizer",),
+        "freezing": ("frozen",),
+        "LoRA": ("lora_rank",),
+    }
     moved = set()
     for (_, before), (name, after) in itertools.pairwise(BLOG):
         fair = replace(before, **{field: getattr(after, field) for field in claimed[name]})

@@ -1,4 +1,5 @@
 """Plans for many ranks: against real ranks, against the single device, against formulas."""
+
 import json
 import sys
 from types import SimpleNamespace
@@ -7,24 +8,41 @@ import pytest
 import torch.distributed as dist
 
 from helpers.parallel import Parallel
-from helpers.strategy.step_time import LINKS, Link, UTILIZATION, rate, step, transfer
 from helpers.parallel.comm_meter import SentMessage
-from helpers.strategy.plan_ranks import bytes_by_collective, plan_parallel, plan_rank
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from helpers.strategy.plan_ranks import bytes_by_collective, plan_parallel, plan_rank
+from helpers.strategy.step_time import LINKS, UTILIZATION, Link, rate, step, transfer
 from tests.forked import forked
 
 SMALL = {"weights": "random", "batch_size": 8, "accumulation": 2, "train_size": 64, "test_size": 8}
 VIT, DEBERTA = Recipe(model="vit", **SMALL), Recipe(**SMALL)
-TWO = [Parallel(data=2), Parallel(data=2, zero_stage=1), Parallel(data=2, zero_stage=2), Parallel(data=2, zero_stage=3), Parallel(tensor=2),
-       Parallel(pipeline=2), Parallel(pipeline=2, schedule="gpipe")]
-FOUR = [Parallel(data=2, tensor=2, zero_stage=3), Parallel(pipeline=2, data=2, zero_stage=1), Parallel(pipeline=2, tensor=2)]
+TWO = [
+    Parallel(data=2),
+    Parallel(data=2, zero_stage=1),
+    Parallel(data=2, zero_stage=2),
+    Parallel(data=2, zero_stage=3),
+    Parallel(tensor=2),
+    Parallel(pipeline=2),
+    Parallel(pipeline=2, schedule="gpipe"),
+]
+FOUR = [
+    Parallel(data=2, tensor=2, zero_stage=3),
+    Parallel(pipeline=2, data=2, zero_stage=1),
+    Parallel(pipeline=2, tensor=2),
+]
 CASES = {
-    2: [(VIT, layout) for layout in TWO] + [(DEBERTA, layout) for layout in TWO[3::2]] + [
-        (replace(VIT, precision="fp16"), Parallel(data=2)), (replace(VIT, checkpointing=True), Parallel(tensor=2)),
-        (replace(DEBERTA, precision="bf16"), Parallel(data=2)), (replace(DEBERTA, frozen=2), Parallel(data=2, zero_stage=3)),
-        (DEBERTA, Parallel(tensor=2))],
-    4: [(VIT, layout) for layout in FOUR] + [(replace(DEBERTA, accumulation=4), Parallel(pipeline=4))],
+    2: [(VIT, layout) for layout in TWO]
+    + [(DEBERTA, layout) for layout in TWO[3::2]]
+    + [
+        (replace(VIT, precision="fp16"), Parallel(data=2)),
+        (replace(VIT, checkpointing=True), Parallel(tensor=2)),
+        (replace(DEBERTA, precision="bf16"), Parallel(data=2)),
+        (replace(DEBERTA, frozen=2), Parallel(data=2, zero_stage=3)),
+        (DEBERTA, Parallel(tensor=2)),
+    ],
+    4: [(VIT, layout) for layout in FOUR]
+    + [(replace(DEBERTA, accumulation=4), Parallel(pipeline=4))],
 }
 
 
@@ -36,16 +54,27 @@ def test_planned_ranks_are_real_ranks(ranks):
     after the computation went on: then the real peak is higher, by no more than that message.
     """
     cases = CASES[ranks]
-    out = forked("tests/ranks/planned.py", json.dumps([(recipe.to_dict(), vars(layout)) for recipe, layout in cases]),
-                 ranks=ranks, timeout=500)
-    found = [json.loads(line[7:]) for text in out for line in text.splitlines() if line.startswith("RESULT ")]
+    out = forked(
+        "tests/ranks/planned.py",
+        json.dumps([(recipe.to_dict(), vars(layout)) for recipe, layout in cases]),
+        ranks=ranks,
+        timeout=500,
+    )
+    found = [
+        json.loads(line[7:])
+        for text in out
+        for line in text.splitlines()
+        if line.startswith("RESULT ")
+    ]
     assert len(found) == ranks * len(cases)
     for real in found:
         recipe, layout = cases[real["case"]]
         planned = plan_rank(recipe, layout, real["rank"], "cpu")
         at = f"{recipe.model}, {layout}, rank {real['rank']}"
         assert real["distance"] < (1e-4 if recipe.precision == "fp32" else 5e-3), at
-        assert real["wire"] == bytes_by_collective(planned.sent) and real["messages"] == len(planned.sent), at
+        assert real["wire"] == bytes_by_collective(planned.sent) and real["messages"] == len(
+            planned.sent
+        ), at
         assert real["flops"] == planned.flops, at
         over = real["peak"] - planned.peak
         largest = max(message.payload for message in planned.sent if message.phase != "optimizer")
@@ -54,10 +83,16 @@ def test_planned_ranks_are_real_ranks(ranks):
         assert late or real["at_peak"] == planned.at_peak, at
 
 
-@pytest.mark.parametrize("recipe", [VIT, DEBERTA, replace(DEBERTA, accumulation=4, precision="bf16", checkpointing=True)])
+@pytest.mark.parametrize(
+    "recipe", [VIT, DEBERTA, replace(DEBERTA, accumulation=4, precision="bf16", checkpointing=True)]
+)
 def test_one_rank_is_the_plain_plan(recipe):
     alone, laid = plan(recipe, "cuda"), plan_parallel(recipe, Parallel(), "cuda")
-    assert (laid.peak, laid.at_peak, laid.ranks[0].flops) == (alone.peak, alone.at_peak, alone.flops)
+    assert (laid.peak, laid.at_peak, laid.ranks[0].flops) == (
+        alone.peak,
+        alone.at_peak,
+        alone.flops,
+    )
     assert laid.bytes_by_collective == {}
 
 
@@ -66,20 +101,39 @@ def test_messages_are_zeros_formulas(ranks):
     """ZeRO's 2Ψ, 2Ψ and 3Ψ (Rajbhandari et al. 2020), times (N-1)/N; ZeroRedundancyOptimizer pays Ψ more, as it sums all."""
     recipe = replace(VIT, batch_size=ranks, accumulation=1)
     size = 4 * plan(recipe, "cpu").parameters * (ranks - 1) / ranks
-    times = {stage: sum(plan_parallel(recipe, Parallel(data=ranks, zero_stage=stage), "cpu").bytes_by_collective.values()) / size
-             for stage in (0, 1, 2, 3)}
+    times = {
+        stage: sum(
+            plan_parallel(
+                recipe, Parallel(data=ranks, zero_stage=stage), "cpu"
+            ).bytes_by_collective.values()
+        )
+        / size
+        for stage in (0, 1, 2, 3)
+    }
     assert times[0] == pytest.approx(2, rel=1e-4) and times[1] == pytest.approx(3, rel=1e-4)
     assert 1 <= times[2] / 2 and times[3] == pytest.approx(1.5 * times[2], rel=1e-3)
-    if ranks < 1024:  # FSDP2 fills up to whole rows a rank: 1,024 ranks are more than most of these matrices have rows
+    if (
+        ranks < 1024
+    ):  # FSDP2 fills up to whole rows a rank: 1,024 ranks are more than most of these matrices have rows
         assert times[2] == pytest.approx(2, rel=0.05)
 
 
 def test_optimizer_states_are_shared_out():
     for ranks in (2, 8):
-        states = [plan_parallel(replace(VIT, batch_size=16), Parallel(data=ranks, zero_stage=stage), "cpu").ranks[0]
-                  .highest["optimizer states"] for stage in (0, 1, 2, 3)]
-        assert states[1] == pytest.approx(states[0] / ranks, rel=0.15)  # whole tensors are dealt out
-        assert states[2] == states[3] == pytest.approx(states[0] / ranks, rel=0.04)  # by rows, filled up
+        states = [
+            plan_parallel(
+                replace(VIT, batch_size=16), Parallel(data=ranks, zero_stage=stage), "cpu"
+            )
+            .ranks[0]
+            .highest["optimizer states"]
+            for stage in (0, 1, 2, 3)
+        ]
+        assert states[1] == pytest.approx(
+            states[0] / ranks, rel=0.15
+        )  # whole tensors are dealt out
+        assert (
+            states[2] == states[3] == pytest.approx(states[0] / ranks, rel=0.04)
+        )  # by rows, filled up
 
 
 def test_a_plan_leaves_nothing_behind():
@@ -92,26 +146,44 @@ def test_a_rank_does_not_plan(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with pytest.raises(RuntimeError, match="is a rank already"):
-            plan_rank(VIT, Parallel(data=2, tensor=1, zero_stage=0, pipeline=1, schedule="gpipe"), 0, "cpu")
+            plan_rank(
+                VIT,
+                Parallel(data=2, tensor=1, zero_stage=0, pipeline=1, schedule="gpipe"),
+                0,
+                "cpu",
+            )
     finally:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("fields, says", [
-    ({"data": 0}, "data=0 must be"), ({"tensor": 2.0}, "tensor=2.0 must be"), ({"shard": 4, "data": 2}, "zero_stage=4 must be"),
-    ({"shard": 1}, "give data more ranks"), ({"shard": 3, "data": 2, "pipeline": 2}, "use zero_stage=0 or 1"),
-    ({"schedule": "zb"}, "schedule='zb' is not known")])
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"data": 0}, "data=0 must be"),
+        ({"tensor": 2.0}, "tensor=2.0 must be"),
+        ({"shard": 4, "data": 2}, "zero_stage=4 must be"),
+        ({"shard": 1}, "give data more ranks"),
+        ({"shard": 3, "data": 2, "pipeline": 2}, "use zero_stage=0 or 1"),
+        ({"schedule": "zb"}, "schedule='zb' is not known"),
+    ],
+)
 def test_layouts_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         Parallel(**fields)
 
 
-@pytest.mark.parametrize("changes, fields, says", [
-    ({"batch_size": 6, "accumulation": 1}, {"data": 4}, "cannot be shared evenly"),
-    ({"precision": "fp16"}, {"tensor": 2}, "would have to agree"), ({"optimizer": "lion"}, {"tensor": 2}, "use optimizer='adamw'"),
-    ({"lora_rank": 4}, {"data": 2, "shard": 3}, "lora_rank"), ({}, {"pipeline": 8}, "need as many layers"),
-    ({"frozen": 2}, {"pipeline": 2}, "nothing to train"),
-    ({}, {"tensor": 3}, "cannot be divided")])
+@pytest.mark.parametrize(
+    "changes, fields, says",
+    [
+        ({"batch_size": 6, "accumulation": 1}, {"data": 4}, "cannot be shared evenly"),
+        ({"precision": "fp16"}, {"tensor": 2}, "would have to agree"),
+        ({"optimizer": "lion"}, {"tensor": 2}, "use optimizer='adamw'"),
+        ({"lora_rank": 4}, {"data": 2, "shard": 3}, "lora_rank"),
+        ({}, {"pipeline": 8}, "need as many layers"),
+        ({"frozen": 2}, {"pipeline": 2}, "nothing to train"),
+        ({}, {"tensor": 3}, "cannot be divided"),
+    ],
+)
 def test_layouts_and_recipes_that_do_not_go_together(changes, fields, says):
     with pytest.raises(ValueError, match=says):
         plan_parallel(replace(VIT, **changes), Parallel(**fields), "cpu")
@@ -132,23 +204,43 @@ def test_time_of_a_ring():
 
 def test_what_hides_behind_work():
     """By hand: two seconds forward, four backward, and messages of a second each over a link of 1 MB/s."""
+
     def seconds(layout, *phases, axis="data", accumulation=1):
         sent = [SentMessage("send", 1_000_000, 2, axis, phase) for phase in phases]
-        rank = SimpleNamespace(flops={"forward": 2 * rate("T4", "fp32"), "backward": 4 * rate("T4", "fp32")}, sent=sent)
+        rank = SimpleNamespace(
+            flops={"forward": 2 * rate("T4", "fp32"), "backward": 4 * rate("T4", "fp32")}, sent=sent
+        )
         recipe = replace(VIT, batch_size=20, accumulation=accumulation)
-        time = step(SimpleNamespace(parallel=layout, recipe=recipe, ranks=[rank]), "T4", Link("slow", 1e6, 0.0))
-        assert time.compute == pytest.approx(6) and time.exposed[axis] + time.hidden[axis] == pytest.approx(len(phases))
+        time = step(
+            SimpleNamespace(parallel=layout, recipe=recipe, ranks=[rank]),
+            "T4",
+            Link("slow", 1e6, 0.0),
+        )
+        assert time.compute == pytest.approx(6) and time.exposed[axis] + time.hidden[
+            axis
+        ] == pytest.approx(len(phases))
         return time.exposed[axis]
+
     ddp, fsdp, back = Parallel(data=2), Parallel(data=2, zero_stage=3), "backward"
     assert seconds(ddp, *[back] * 3) == pytest.approx(1)  # the last bucket
     assert seconds(ddp, *[back] * 7) == pytest.approx(3)
-    assert seconds(ddp, *[back] * 7, accumulation=4) == pytest.approx(6)  # one backward pass of four hides one second
+    assert seconds(ddp, *[back] * 7, accumulation=4) == pytest.approx(
+        6
+    )  # one backward pass of four hides one second
     assert seconds(ddp, *[back] * 2, *["optimizer"] * 2) == pytest.approx(3)
-    assert seconds(fsdp, "forward", back) == pytest.approx(2)  # the first gathering and the last scattering
-    assert seconds(fsdp, *["forward"] * 5, *[back] * 3) == pytest.approx(3 + 1)  # the forward pass hides two, not six
+    assert seconds(fsdp, "forward", back) == pytest.approx(
+        2
+    )  # the first gathering and the last scattering
+    assert seconds(fsdp, *["forward"] * 5, *[back] * 3) == pytest.approx(
+        3 + 1
+    )  # the forward pass hides two, not six
     stages = Parallel(pipeline=2)
-    assert seconds(stages, *["forward"] * 4, axis="pipeline", accumulation=4) == pytest.approx(2)  # to fill and to drain
-    assert seconds(stages, *["forward"] * 20, axis="pipeline", accumulation=20) == pytest.approx(14)  # work hides no more than it lasts
+    assert seconds(stages, *["forward"] * 4, axis="pipeline", accumulation=4) == pytest.approx(
+        2
+    )  # to fill and to drain
+    assert seconds(stages, *["forward"] * 20, axis="pipeline", accumulation=20) == pytest.approx(
+        14
+    )  # work hides no more than it lasts
     assert seconds(stages, "forward", axis="pipeline") == pytest.approx(1)
 
 
@@ -156,7 +248,11 @@ def test_time_of_a_step():
     recipe = Recipe(profile="full", model="vit", batch_size=64, precision="bf16")
     laid = plan_parallel(recipe, Parallel(data=8))
     fast, slow = (laid.seconds("A100-40GB", link) for link in ("NVLink 3", "Ethernet 1 Gbit"))
-    assert fast.compute == slow.compute == pytest.approx(sum(laid.ranks[0].flops.values()) / (312e12 * UTILIZATION))
+    assert (
+        fast.compute
+        == slow.compute
+        == pytest.approx(sum(laid.ranks[0].flops.values()) / (312e12 * UTILIZATION))
+    )
     assert fast.total < slow.total and slow.limit == "data" and slow.total > slow.compute
     assert plan(recipe).flops["forward"] == 8 * laid.ranks[0].flops["forward"]
     with pytest.raises(ValueError, match="no bf16"):

@@ -11,9 +11,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from tests.small import AFTER, BEFORE, FIGURE, files_in, notebook, writing
 from tools.course import ROOT, build, clean, tables
 from tools.course.execute import Failed, chosen, execute
-from tests.small import AFTER, BEFORE, FIGURE, files_in, notebook, writing
 
 # Choosing and executing
 
@@ -64,7 +64,9 @@ def test_run_writes_pages_and_tables_and_then_nothing_twice(folder, tmp_path, ca
     path, out = notebook(folder, writing(BEFORE, AFTER), FIGURE), tmp_path / "build"
     build.run([path], "make run", out)
     said = capsys.readouterr().out
-    assert "2/2 cells" in said and "before: accumulation=1" in said and "after: accumulation=2" in said
+    assert (
+        "2/2 cells" in said and "before: accumulation=1" in said and "after: accumulation=2" in said
+    )
     assert "build/html/index.html" in said
     made = files_in(out)
     assert set(made) == {
@@ -143,16 +145,21 @@ def test_clean_takes_what_only_lives_in_a_kernel():
     outputs = [
         new_output("display_data", {clean.WIDGET: widget, "text/plain": "IntSlider(value=0)"}),
         new_output(
-            "display_data", {clean.WIDGET: widget, "text/plain": "vit:   0%|          | 0/4 [00:00<?, ?it/s]"}
+            "display_data",
+            {clean.WIDGET: widget, "text/plain": "vit:   0%|          | 0/4 [00:00<?, ?it/s]"},
         ),
         new_output(
-            "display_data", {clean.WIDGET: widget, "text/plain": "VBox(children=())", "image/png": "iVBO"}
+            "display_data",
+            {clean.WIDGET: widget, "text/plain": "VBox(children=())", "image/png": "iVBO"},
         ),
         new_output("display_data", {clean.WIDGET: widget, "text/plain": "batch 16: 9 GiB"}),
         new_output("stream", name="stdout", text="kept"),
     ]
     cell = new_code_cell(
-        "x", outputs=outputs, execution_count=3, metadata={"tags": ["a"], "execution": {"start": "now"}}
+        "x",
+        outputs=outputs,
+        execution_count=3,
+        metadata={"tags": ["a"], "execution": {"start": "now"}},
     )
     done = clean.clean(
         new_notebook(
@@ -162,7 +169,9 @@ def test_clean_takes_what_only_lives_in_a_kernel():
     )
     assert done.metadata == {"kernelspec": clean.KERNEL, "language_info": {"name": "python"}}
     assert done.cells[0].metadata == {"tags": ["a"]} and done.cells[0].execution_count == 3
-    assert [dict(output.get("data", {"text": output.get("text")})) for output in done.cells[0].outputs] == [
+    assert [
+        dict(output.get("data", {"text": output.get("text")})) for output in done.cells[0].outputs
+    ] == [
         {"image/png": "iVBO"},
         {"text/plain": "batch 16: 9 GiB"},
         {"text": "kept"},
@@ -173,7 +182,9 @@ def test_clean_takes_what_only_lives_in_a_kernel():
 def test_clean_refuses_a_path_and_leaves_the_file(tmp_path, text):
     path = tmp_path / "00_small.ipynb"
     path.write_text("as it was")
-    cell = new_code_cell("x", outputs=[new_output("stream", name="stdout", text=f"see {text} there")])
+    cell = new_code_cell(
+        "x", outputs=[new_output("stream", name="stdout", text=f"see {text} there")]
+    )
     with pytest.raises(ValueError, match="00_small.ipynb names an absolute path .cell 0, output"):
         clean.write(new_notebook(cells=[cell]), path)
     assert path.read_text() == "as it was" and len(list(tmp_path.iterdir())) == 1
@@ -204,7 +215,11 @@ def test_an_interrupted_run_keeps_nothing_and_leaves_no_kernel(folder, tmp_path)
         f"try:\n    execute(Path({str(notebook(folder, source))!r}), {{}})\nexcept KeyboardInterrupt:\n    print('stopped')"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     while not (seen.is_file() and seen.read_text()):
         time.sleep(0.1)

@@ -7,11 +7,11 @@ from dataclasses import replace as change
 import pytest
 
 from helpers import files
-from tools.course import record
-from tools.course.execute import Failed
 from helpers.recipe import replace
 from helpers.record import read
 from tests.small import AFTER, BEFORE, a_run, files_in, notebook, writing
+from tools.course import record
+from tools.course.execute import Failed
 
 
 def test_record_keeps_a_checked_run_under_its_device(folder, tmp_path, capsys):
@@ -35,16 +35,27 @@ def test_a_dry_record_keeps_nothing(folder, capsys):
 
 
 HALF = BEFORE.to_json()[:200]
-LACKING = json.dumps({key: value for key, value in json.loads(BEFORE.to_json()).items() if key != "plan"})
+LACKING = json.dumps(
+    {key: value for key, value in json.loads(BEFORE.to_json()).items() if key != "plan"}
+)
 
 
 @pytest.mark.parametrize(
     "cell, why",
     [
         (writing(BEFORE) + "\n1 / 0", "ZeroDivisionError"),
-        (writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({HALF!r})", "no complete run"),
-        (writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({LACKING!r})", "missing plan"),
-        (writing(BEFORE) + "\n(folder / '00_small.after.1.unfinished').write_text('')", "no complete run"),
+        (
+            writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({HALF!r})",
+            "no complete run",
+        ),
+        (
+            writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({LACKING!r})",
+            "missing plan",
+        ),
+        (
+            writing(BEFORE) + "\n(folder / '00_small.after.1.unfinished').write_text('')",
+            "no complete run",
+        ),
         (writing(BEFORE, a_run("01_other/before")), "is named '01_other/before'"),
         (
             writing(BEFORE, change(AFTER, recipe=replace(AFTER.recipe, profile="full"))),
@@ -71,8 +82,11 @@ def test_a_notebook_that_fails_does_not_stop_the_others(folder, tmp_path, capsys
 
 
 def test_without_a_hub_the_mini_models_are_recorded_and_named(tmp_path, monkeypatch, capsys):
-    gpu = change(BEFORE, environment={"device": "cuda", "name": "Card X"},
-                  memory=BEFORE.memory | {"allocated": 1, "reserved": 2, "device": 3})
+    gpu = change(
+        BEFORE,
+        environment={"device": "cuda", "name": "Card X"},
+        memory=BEFORE.memory | {"allocated": 1, "reserved": 2, "device": 3},
+    )
 
     def execute(path, environment):
         (tmp_path / "kept").mkdir(exist_ok=True)
@@ -90,7 +104,8 @@ def test_without_a_hub_the_mini_models_are_recorded_and_named(tmp_path, monkeypa
 def test_record_wants_a_gpu(folder, monkeypatch):
     monkeypatch.setattr("helpers.profile.usable_cuda", lambda: (False, "no GPU found"))
     with pytest.raises(
-        ValueError, match="taken on a GPU, and here it cannot be .no GPU found.: try `make record-dry`"
+        ValueError,
+        match="taken on a GPU, and here it cannot be .no GPU found.: try `make record-dry`",
     ):
         record.record([notebook(folder, writing(BEFORE))], False, None, "make record")
 

@@ -28,7 +28,9 @@ HEADINGS = [
 ]
 PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 # A number with a unit: 9.4 GiB, 12 %, 95\%, 2.1x, 3 seconds; not 16 × 256, which is a shape.
-MEASURED = re.compile(r"\d\s*(?:[KMGT]i?B\b|kB\b|\\?%|×(?!\s*\d)|[xX]\b(?!\s*\d)|(?:m|µ)?s\b|seconds?\b)")
+MEASURED = re.compile(
+    r"\d\s*(?:[KMGT]i?B\b|kB\b|\\?%|×(?!\s*\d)|[xX]\b(?!\s*\d)|(?:m|µ)?s\b|seconds?\b)"
+)
 CITED = "<!-- cited -->"
 ACCURACY = re.compile(r"accura", re.IGNORECASE)
 
@@ -39,7 +41,11 @@ def code(nb):
 
 def executed(nb):
     counts = [cell.execution_count for cell in code(nb)]
-    return [] if counts and counts == list(range(1, len(counts) + 1)) else [f"execution counts are {counts}"]
+    return (
+        []
+        if counts and counts == list(range(1, len(counts) + 1))
+        else [f"execution counts are {counts}"]
+    )
 
 
 def headings(nb, words=HEADINGS):
@@ -51,7 +57,8 @@ def headings(nb, words=HEADINGS):
         later = next((number for number in range(at, len(found)) if word in found[number]), None)
         if later is None:
             wrong.append(
-                f"no heading with {word!r}" + (" in its place" if any(word in row for row in found) else "")
+                f"no heading with {word!r}"
+                + (" in its place" if any(word in row for row in found) else "")
             )
         else:
             at = later
@@ -101,7 +108,9 @@ def compared(nb):
 
 
 def pictures(nb):
-    kinds = {kind for cell in code(nb) for output in cell.outputs for kind in output.get("data", {})}
+    kinds = {
+        kind for cell in code(nb) for output in cell.outputs for kind in output.get("data", {})
+    }
     return [] if kinds & {"image/png", "image/svg+xml"} else ["not one picture"]
 
 
@@ -115,9 +124,17 @@ def first_cell(nb):
 
 def prose(nb):
     """Numbers with a unit in Markdown, but for lines that cite them."""
-    rows = [row for cell in nb.cells if cell.cell_type == "markdown" for row in cell.source.splitlines()]
-    rows = [re.sub(r"\]\([^)]*\)|https?://\S+", "]", row) for row in rows if not row.rstrip().endswith(CITED)]
-    return [f"a number that no code made: {row.strip()[:80]}" for row in rows if MEASURED.search(row)]
+    rows = [
+        row for cell in nb.cells if cell.cell_type == "markdown" for row in cell.source.splitlines()
+    ]
+    rows = [
+        re.sub(r"\]\([^)]*\)|https?://\S+", "]", row)
+        for row in rows
+        if not row.rstrip().endswith(CITED)
+    ]
+    return [
+        f"a number that no code made: {row.strip()[:80]}" for row in rows if MEASURED.search(row)
+    ]
 
 
 def random_accuracy(nb):
@@ -126,7 +143,9 @@ def random_accuracy(nb):
     for cell in code(nb):
         uses = _uses_random(cell.source, random)
         said = "\n".join(
-            text for number, where, text in clean.texts(new_notebook(cells=[cell])) if where == "output"
+            text
+            for number, where, text in clean.texts(new_notebook(cells=[cell]))
+            if where == "output"
         )
         if uses and ACCURACY.search(said) and "random weights" not in said:
             wrong.append(f"an accuracy of random weights without a label: {said.strip()[:80]!r}")
@@ -136,9 +155,15 @@ def random_accuracy(nb):
 def _uses_random(source, random):
     """Whether code names weights="random" or a name bound to it before; adds the names that it binds."""
     uses = False
-    for statement in ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)).body:
+    for statement in ast.parse(
+        re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
+    ).body:
         inside = list(ast.walk(statement))
-        loads = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        loads = {
+            node.id
+            for node in inside
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
         given = any(
             isinstance(node, ast.keyword)
             and node.arg == "weights"
@@ -149,7 +174,9 @@ def _uses_random(source, random):
         if given or loads & random:
             uses = True
             random |= {
-                node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+                node.id
+                for node in inside
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
             }
             random |= {node.name for node in inside if isinstance(node, ast.FunctionDef)}
     return uses
@@ -189,7 +216,9 @@ def test_notebook(path):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_nothing_is_left_to_clean(path):
     text = path.read_text(encoding="utf8")
-    assert nbformat.writes(clean.clean(nbformat.reads(text, as_version=4))).rstrip("\n") + "\n" == text
+    assert (
+        nbformat.writes(clean.clean(nbformat.reads(text, as_version=4))).rstrip("\n") + "\n" == text
+    )
 
 
 def test_badges_are_fresh():
@@ -198,8 +227,12 @@ def test_badges_are_fresh():
 
 def test_readme_takes_its_address_from_the_project():
     text = badges.README.read_text(encoding="utf8")
-    assert badges.readme(text, "https://github.com/else/where", PATHS[0].name).count("else/where") > 0
-    assert notebook_setup.repository() not in badges.readme(text, "https://github.com/else/where", PATHS[0].name)
+    assert (
+        badges.readme(text, "https://github.com/else/where", PATHS[0].name).count("else/where") > 0
+    )
+    assert notebook_setup.repository() not in badges.readme(
+        text, "https://github.com/else/where", PATHS[0].name
+    )
 
 
 # The rules themselves, each on a notebook that breaks it and nothing else.
@@ -207,10 +240,13 @@ def test_readme_takes_its_address_from_the_project():
 
 def good():
     picture = new_output(
-        "display_data", {"image/png": "iVBORw0KGgo=", "text/plain": "<Figure size 640x480 with 1 Axes>"}
+        "display_data",
+        {"image/png": "iVBORw0KGgo=", "text/plain": "<Figure size 640x480 with 1 Axes>"},
     )
     cells = [
-        new_markdown_cell("# Title\n\nUp to 16 × 256 tokens, 12 layers.\n\n9.4 GiB (paper) <!-- cited -->"),
+        new_markdown_cell(
+            "# Title\n\nUp to 16 × 256 tokens, 12 layers.\n\n9.4 GiB (paper) <!-- cited -->"
+        ),
         new_code_cell(notebook_setup.first_cell()),
     ]
     cells += [new_markdown_cell(f"## The {word}") for word in HEADINGS]
@@ -219,7 +255,8 @@ def good():
         new_code_cell("plot()", outputs=[picture]),
         new_code_cell('bad = replace(r, weights="random")\nrun = train(bad)'),
         new_code_cell(
-            "show(run)", outputs=[new_output("stream", name="stdout", text="accuracy (random weights) 30 %")]
+            "show(run)",
+            outputs=[new_output("stream", name="stdout", text="accuracy (random weights) 30 %")],
         ),
     ]
     for count, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), 1):
@@ -245,16 +282,26 @@ BROKEN = [
     (executed, lambda nb: code(nb)[2].update(execution_count=9)),
     (headings, lambda nb: nb.cells.pop(4)),
     (headings, lambda nb: nb.cells.insert(3, nb.cells.pop(5))),
-    (errors, lambda nb: code(nb)[1].outputs.append(new_output("error", ename="E", evalue="", traceback=[]))),
+    (
+        errors,
+        lambda nb: code(nb)[1].outputs.append(
+            new_output("error", ename="E", evalue="", traceback=[])
+        ),
+    ),
     (stderr, says("UserWarning: mind", "stderr")),
     (widgets, lambda nb: nb.metadata.update(widgets={"state": {}})),
     (
         widgets,
-        lambda nb: code(nb)[1].outputs.append(new_output("display_data", {clean.WIDGET: {"model_id": "1"}})),
+        lambda nb: code(nb)[1].outputs.append(
+            new_output("display_data", {clean.WIDGET: {"model_id": "1"}})
+        ),
     ),
     (clean.paths, says("saved in " + "/".join(["", "home", "me", "run.json"]))),
     (clean.paths, says("saved in " + str(Path(__file__).parent))),
-    (clean.paths, lambda nb: code(nb)[1].update(source="open('" + "/".join(["", "tmp", "x"]) + "')")),
+    (
+        clean.paths,
+        lambda nb: code(nb)[1].update(source="open('" + "/".join(["", "tmp", "x"]) + "')"),
+    ),
     (long_cells, lambda nb: code(nb)[1].update(source="x = 1\n" * 36)),
     (compared, lambda nb: code(nb)[1].metadata.pop("tags")),
     (compared, lambda nb: code(nb)[1].outputs.clear()),

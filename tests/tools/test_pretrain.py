@@ -1,15 +1,18 @@
 """The bundled mini models: small, honest about themselves, reproducible, and loadable as the hub's models
 are."""
+
 import hashlib
 import json
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import (
-    AutoImageProcessor, AutoTokenizer, DebertaV2ForMaskedLM, DebertaV2ForSequenceClassification,
+    AutoImageProcessor,
+    AutoTokenizer,
+    DebertaV2ForMaskedLM,
+    DebertaV2ForSequenceClassification,
     ViTForImageClassification,
 )  # fmt: skip
 
@@ -52,7 +55,9 @@ def test_card_matches_files(name):
     facts = card(name)
     for file, digest in facts["sha256"].items():
         content = (ROOM / name / file).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == digest, f"{name}/{file} is not the one on the card"
+        assert hashlib.sha256(content).hexdigest() == digest, (
+            f"{name}/{file} is not the one on the card"
+        )
         assert len(content) == facts["bytes"][file]
     with safe_open(ROOM / name / "model.safetensors", "pt") as weights:
         tensors = [weights.get_tensor(key) for key in weights.keys()]
@@ -70,7 +75,9 @@ def test_pretraining_helps_beyond_the_spread(name):
     for steps, entry in card(name)["scores"].items():
         shipped, random = entry["shipped"], entry["random"]
         assert min(shipped["runs"]) > max(random["runs"]), f"{name}, {steps}"
-        assert shipped["mean"] - random["mean"] > 2 * (shipped["std"] + random["std"]), f"{name}, {steps}"
+        assert shipped["mean"] - random["mean"] > 2 * (shipped["std"] + random["std"]), (
+            f"{name}, {steps}"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +104,9 @@ def test_masked_lm_loads_whole_and_prefers_words_that_fit():
     assert not news["missing_keys"] and not news["unexpected_keys"]
     assert model.cls.predictions.decoder.weight is model.deberta.embeddings.word_embeddings.weight
     tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
-    rows = tok(["qtr net shr cts vs [MASK] net mln vs mln revs mln vs mln reuter"], return_tensors="pt")
+    rows = tok(
+        ["qtr net shr cts vs [MASK] net mln vs mln revs mln vs mln reuter"], return_tensors="pt"
+    )
     logits = model.eval()(**rows).logits[0, rows["input_ids"][0].tolist().index(tok.mask_token_id)]
     fitting, strange = tok.convert_tokens_to_ids(["▁cts", "▁windows"])
     assert logits[fitting] > logits[strange]
@@ -119,9 +128,19 @@ def test_vit_loads_in_float32_with_a_new_head():
 
 def test_golden_tokens():
     tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
-    assert tok.tokenize("the company said net profit") == ["▁the", "▁company", "▁said", "▁net", "▁profit"]
+    assert tok.tokenize("the company said net profit") == [
+        "▁the",
+        "▁company",
+        "▁said",
+        "▁net",
+        "▁profit",
+    ]
     assert tok.tokenize("ﬁrst   proﬁt\t[MASK]") == ["▁first", "▁profit", "[MASK]"]
-    assert tok("oil", "tax")["input_ids"][::2] == [tok.cls_token_id, tok.sep_token_id, tok.sep_token_id]
+    assert tok("oil", "tax")["input_ids"][::2] == [
+        tok.cls_token_id,
+        tok.sep_token_id,
+        tok.sep_token_id,
+    ]
     assert [tok.convert_ids_to_tokens(i) for i in range(5)] == list(tokenizer.SPECIAL)
     assert len(tok) == tokenizer.VOCABULARY
 
@@ -177,8 +196,16 @@ def test_first_vit_steps_are_the_cards():
 
 
 def test_drawn_digits_repeat_and_differ_by_seed():
-    (first, digits), (again, same), (other, _) = fonts.sample(20, 0), fonts.sample(20, 0), fonts.sample(20, 1)
-    assert first.shape == (20, fonts.SIZE, fonts.SIZE) and (first == again).all() and (digits == same).all()
+    (first, digits), (again, same), (other, _) = (
+        fonts.sample(20, 0),
+        fonts.sample(20, 0),
+        fonts.sample(20, 1),
+    )
+    assert (
+        first.shape == (20, fonts.SIZE, fonts.SIZE)
+        and (first == again).all()
+        and (digits == same).all()
+    )
     assert (first != other).any() and all(picture.max() > 150 for picture in first)
 
 

@@ -1,4 +1,5 @@
 """README says what the code says."""
+
 import re
 from dataclasses import replace as with_
 
@@ -6,32 +7,49 @@ from PIL import Image
 
 from helpers import record, tables
 from helpers.strategy import techniques
-from tools.course import ROOT, readme
 from tests.small import a_run
+from tools.course import ROOT, readme
 
 TEXT = readme.README.read_text(encoding="utf8")
 
 
 def test_the_tables_are_fresh():
-    assert readme.fill(TEXT, but="trust") == TEXT, "README.md is stale: run `make readme`"  # that one: test_published.py
+    assert readme.fill(TEXT, but="trust") == TEXT, (
+        "README.md is stale: run `make readme`"
+    )  # that one: test_published.py
 
 
 def test_the_notebooks_table_is_fresh_and_marks_its_rows():
-    assert techniques.read() == techniques.rows(), "docs/techniques.json is stale: run `make readme`"
+    assert techniques.read() == techniques.rows(), (
+        "docs/techniques.json is stale: run `make readme`"
+    )
     marked = tables.techniques("precision").frame.set_index("technique")[""]
-    assert {name for name, mark in marked.items() if mark} == {"mixed precision, fp16", "mixed precision, bf16"}
+    assert {name for name, mark in marked.items() if mark} == {
+        "mixed precision, fp16",
+        "mixed precision, bf16",
+    }
 
 
 def test_the_picture_shows_todays_plan():
     with Image.open(readme.PICTURE) as picture:
-        assert picture.info["Description"] == readme.digest(), "docs/plan.png is stale: run `make readme`"
+        assert picture.info["Description"] == readme.digest(), (
+            "docs/plan.png is stale: run `make readme`"
+        )
 
 
 def test_its_links_and_make_targets_exist():
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT):
         assert (ROOT / link).exists(), link
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z-]+)\b(?! a|s)", "\n".join(re.findall(r"`[^`\n]+`|^make .*", TEXT, re.MULTILINE)))) <= targets
+    assert (
+        set(
+            re.findall(
+                r"\bmake ([a-z-]+)\b(?! a|s)",
+                "\n".join(re.findall(r"`[^`\n]+`|^make .*", TEXT, re.MULTILINE)),
+            )
+        )
+        <= targets
+    )
 
 
 def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
@@ -39,12 +57,20 @@ def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
     assert "no run from a GPU" in readme.of_records()
     for label, planned in (("before", 98), ("after", 104)):
         run = a_run(f"00_small/{label}")
-        gpu = with_(run, plan=run.plan | {"peak": 90, "allocated": planned, "reserved": 110},
-                    environment={"device": "cuda", "name": "Card X"},
-                    memory=run.memory | {"allocated": 100, "reserved": 120, "device": 200})
+        gpu = with_(
+            run,
+            plan=run.plan | {"peak": 90, "allocated": planned, "reserved": 110},
+            environment={"device": "cuda", "name": "Card X"},
+            memory=run.memory | {"allocated": 100, "reserved": 120, "device": 200},
+        )
         (tmp_path / f"00_small.{label}.card-x.json").write_text(gpu.to_json())
-    assert "104 bytes" in str(tables.runs({"after": gpu})), "planned beside measured, both of the allocator"
+    assert "104 bytes" in str(tables.runs({"after": gpu})), (
+        "planned beside measured, both of the allocator"
+    )
     told = readme.of_records()
     assert "by 3.0% in the mean and by +4.0% at worst (00_small/after, Card X)" in told
-    assert re.search(r"00_small/after +\| vit, mini +\| Card X +\| 104 bytes +\| 100 bytes +\| \+4.0% +\| 110 bytes +\| 120 bytes", told)
+    assert re.search(
+        r"00_small/after +\| vit, mini +\| Card X +\| 104 bytes +\| 100 bytes +\| \+4.0% +\| 110 bytes +\| 120 bytes",
+        told,
+    )
     assert "Card X: after 100 bytes (plan +4.0%)" in readme.recorded("00_small")

@@ -17,12 +17,20 @@ from helpers import notebook_setup
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("tools/course",)  # what may import the part of requirements.txt that only make needs
-OPTIONAL = ("deepspeed", "disentangled_flash", "torch_preflight")  # looked for first, and done without
+OPTIONAL = (
+    "deepspeed",
+    "disentangled_flash",
+    "torch_preflight",
+)  # looked for first, and done without
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 
 
 def lines(text):
-    return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+    return [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not line.strip().startswith("#")
+    ]
 
 
 def requirements(*names):
@@ -30,7 +38,9 @@ def requirements(*names):
     for name in names:
         for line in lines((ROOT / name).read_text(encoding="utf8")):
             requirement = Requirement(line)
-            assert canonicalize_name(requirement.name) not in found, f"{requirement.name} is named twice"
+            assert canonicalize_name(requirement.name) not in found, (
+                f"{requirement.name} is named twice"
+            )
             found[canonicalize_name(requirement.name)] = requirement
     return found
 
@@ -68,7 +78,10 @@ def missing(modules, wanted):
 
 def closure(names):
     """{package} that these requirements bring into this Python, each with the extras asked for."""
-    seen, ahead = set(), [(name, frozenset(requirement.extras)) for name, requirement in names.items()]
+    seen, ahead = (
+        set(),
+        [(name, frozenset(requirement.extras)) for name, requirement in names.items()],
+    )
     while ahead:
         name, extras = ahead.pop()
         if (name, extras) in seen:
@@ -91,7 +104,10 @@ def notebook_code(path):
 
 
 EVERYTHING = requirements("requirements.txt")
-NOTEBOOKS = {canonicalize_name(requirement.name): requirement for requirement in notebook_setup.requirements()}
+NOTEBOOKS = {
+    canonicalize_name(requirement.name): requirement
+    for requirement in notebook_setup.requirements()
+}
 PINS = requirements("constraints.txt")
 
 
@@ -130,7 +146,9 @@ def test_ranges_admit_the_pin_and_what_is_installed(name):
 
 
 def test_constraints_pin_all_that_is_brought():
-    cuda = re.compile(r"nvidia-|cuda-|triton")  # torch pins these itself, on the systems that have them
+    cuda = re.compile(
+        r"nvidia-|cuda-|triton"
+    )  # torch pins these itself, on the systems that have them
     assert not {name for name in closure(EVERYTHING) - set(PINS) if not cuda.match(name)}
 
 
@@ -165,16 +183,21 @@ def optional(code: str) -> set[str]:
 def test_what_notebooks_and_tests_import_is_required():
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         code = notebook_code(path)
-        written = set(re.findall(r"%%writefile (\w+)\.py", path.read_text(encoding="utf8")))  # by the notebook itself
+        written = set(
+            re.findall(r"%%writefile (\w+)\.py", path.read_text(encoding="utf8"))
+        )  # by the notebook itself
         assert not missing(imports(code), NOTEBOOKS) - optional(code) - written, path.name
     for path in sorted((ROOT / "tests").rglob("*.py")):
         names = missing(imports(path.read_text(encoding="utf8")), EVERYTHING)
-        assert not {name for name in names if not (ROOT / "tests" / f"{name}.py").is_file()}, path.name
+        assert not {name for name in names if not (ROOT / "tests" / f"{name}.py").is_file()}, (
+            path.name
+        )
 
 
 def test_no_registry_is_named():
     hosts = re.compile(
-        r"--(extra-)?index-url|--find-links|pypi\.|pythonhosted|download\.pytorch|anaconda\.", re.IGNORECASE
+        r"--(extra-)?index-url|--find-links|pypi\.|pythonhosted|download\.pytorch|anaconda\.",
+        re.IGNORECASE,
     )
     for name in (
         "requirements.txt",

@@ -8,9 +8,9 @@ import nbformat
 import psutil
 import pytest
 
+from tests.small import notebook
 from tools.course import NOTEBOOKS, __main__, interrupt, stress
 from tools.course.execute import Failed, execute
-from tests.small import notebook
 
 CUT = """
 import socket, subprocess, sys, time
@@ -47,16 +47,27 @@ else:
 
 
 def test_order_runs_all_every_round_and_goes_on_after_a_failure(folder, capfd):
-    paths = [notebook(folder, "1 + 1", name="00_a"), notebook(folder, "1 / 0", name="01_b"), notebook(folder, "2", name="02_c")]
+    paths = [
+        notebook(folder, "1 + 1", name="00_a"),
+        notebook(folder, "1 / 0", name="01_b"),
+        notebook(folder, "2", name="02_c"),
+    ]
     before = [path.read_bytes() for path in paths]
     assert stress.soak(paths, rounds=2, seed=1, only="order") == 1
     said = capfd.readouterr().out
     lines = said.splitlines()
     ran = [line[:4] for line in lines if " cells " in line]
-    assert sorted(ran[:3]) == sorted(ran[3:]) == ["00_a", "01_b", "02_c"] and said.count("ZeroDivisionError: division") == 2
+    assert (
+        sorted(ran[:3]) == sorted(ran[3:]) == ["00_a", "01_b", "02_c"]
+        and said.count("ZeroDivisionError: division") == 2
+    )
     assert "Soak, order: 2 of 6 runs failed" in said
     table = {words[0]: words[1:] for words in map(str.split, lines[-3:])}
-    assert [table[name][0] + table[name][-1] for name in ("00_a", "01_b", "02_c")] == ["20", "22", "20"]
+    assert [table[name][0] + table[name][-1] for name in ("00_a", "01_b", "02_c")] == [
+        "20",
+        "22",
+        "20",
+    ]
     assert [path.read_bytes() for path in paths] == before
 
 
@@ -77,11 +88,16 @@ def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(
 
 
 def test_offline_reports_what_needs_the_network(folder, capfd):
-    paths = [notebook(folder, "import urllib.request\nurllib.request.urlopen('http://example.com')"),
-             notebook(folder, "1 + 1", name="01_b")]
+    paths = [
+        notebook(folder, "import urllib.request\nurllib.request.urlopen('http://example.com')"),
+        notebook(folder, "1 + 1", name="01_b"),
+    ]
     assert stress.soak(paths, only="offline") == 1
     said = capfd.readouterr().out
-    assert "The soak has cut the network: example.com cannot be looked up" in said and "1 of 2 runs failed" in said
+    assert (
+        "The soak has cut the network: example.com cannot be looked up" in said
+        and "1 of 2 runs failed" in said
+    )
 
 
 def test_interrupted_runs_again_in_the_same_kernel(folder, tmp_path, capfd):
@@ -109,7 +125,9 @@ def test_interrupted_finds_a_process_left_behind_and_ends_it(folder, tmp_path, m
         "import pathlib, subprocess, time",
         f"child = {child}\npathlib.Path({str(seen)!r}).write_text(str(child.pid))\ntime.sleep(60)",
     )
-    with pytest.raises(Failed, match="left processes behind after the interrupt in cell 2; alive, the kernel among") as caught:
+    with pytest.raises(
+        Failed, match="left processes behind after the interrupt in cell 2; alive, the kernel among"
+    ) as caught:
         interrupt.run_interrupted(path, stress.environment(), folder)
     assert f"    {seen.read_text()} {sys.executable} -c import time" in str(caught.value)
     end = time.monotonic() + 5
@@ -119,7 +137,11 @@ def test_interrupted_finds_a_process_left_behind_and_ends_it(folder, tmp_path, m
 
 
 def test_interrupted_finds_what_an_interrupt_breaks_and_a_notebook_too_short(folder):
-    held = notebook(folder, "import time", "if 'held' in globals(): raise RuntimeError('held')\nheld = 1\ntime.sleep(60)")
+    held = notebook(
+        folder,
+        "import time",
+        "if 'held' in globals(): raise RuntimeError('held')\nheld = 1\ntime.sleep(60)",
+    )
     with pytest.raises(Failed, match="(?s)failed in cell 2 .*RuntimeError: held"):
         interrupt.run_interrupted(held, stress.environment(), folder)
     with pytest.raises(Failed, match="no cell in its second half that lasts long enough"):
@@ -128,14 +150,20 @@ def test_interrupted_finds_what_an_interrupt_breaks_and_a_notebook_too_short(fol
 
 def test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu(folder):
     real = nbformat.read(next(NOTEBOOKS.glob("00_*.ipynb")), 4)
-    path = notebook(folder, *[cell.source for cell in real.cells if cell.cell_type == "code"][:2], AFTERWARDS)
+    path = notebook(
+        folder, *[cell.source for cell in real.cells if cell.cell_type == "code"][:2], AFTERWARDS
+    )
     said = stress.advised(path, NOTEBOOKS)
-    assert said.startswith("Profile mini: there is a GPU, but it cannot run this PyTorch (CUDA error: no kernel image")
+    assert said.startswith(
+        "Profile mini: there is a GPU, but it cannot run this PyTorch (CUDA error: no kernel image"
+    )
     assert "on Kaggle choose the T4 accelerator" in said
 
 
 def test_silence_about_such_a_gpu_is_a_failure(folder):
-    silent = notebook(folder, "import torch\nassert torch.cuda.is_available()\nprint('All is well.')")
+    silent = notebook(
+        folder, "import torch\nassert torch.cuda.is_available()\nprint('All is well.')"
+    )
     with pytest.raises(Failed, match="first cell does not say that the GPU cannot be used"):
         stress.advised(silent, folder)
 

@@ -40,11 +40,17 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--out", type=Path, help="another folder than results/")
         if name == "soak":
             command.add_argument("--rounds", type=int, default=3, help="of random order (3)")
-            command.add_argument("--seed", type=int, default=0, help="of the order and the interrupts (0)")
+            command.add_argument(
+                "--seed", type=int, default=0, help="of the order and the interrupts (0)"
+            )
             command.add_argument("--only", choices=stress.KINDS, help="one kind instead of all")
-            command.add_argument("--cells", type=int, help="only the first so many code cells: a quick look")
+            command.add_argument(
+                "--cells", type=int, help="only the first so many code cells: a quick look"
+            )
     grading = commands.add_parser("grade")
-    grading.add_argument("files", nargs="+", type=Path, metavar="FILE", help="students' notebooks, anywhere")
+    grading.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="students' notebooks, anywhere"
+    )
     grading.add_argument("--csv", type=Path, help="also write the table there")
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"

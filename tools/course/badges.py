@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 
 from helpers import notebook_setup
-from tools.course import NOTEBOOKS, ROOT
 from helpers.files import replace_all
+from tools.course import NOTEBOOKS, ROOT
 
 MARK = "<!-- badges -->"  # ends the badges' line of a notebook
 README = ROOT / "README.md"
@@ -38,7 +38,7 @@ def notebook(path: Path, repository: str) -> str:
             cell.source = _under_title(cell.source, f"{badges(path.name, repository)} {MARK}")
             break
     first = next((cell for cell in node.cells if cell.cell_type == "code"), None)
-    if first is None or "start.notebook()" not in first.source:
+    if first is None or "notebook_setup.setup()" not in first.source:
         first = nbformat.v4.new_code_cell(id="start")
         node.cells.insert(min(1, len(node.cells)), first)
     first.source = notebook_setup.first_cell()
@@ -74,7 +74,9 @@ def readme(text: str, repository: str, first: str) -> str:
 def stale(folder: Path = NOTEBOOKS, page: Path = README) -> dict[Path, str]:
     """{file: the text it should have} of notebooks and README with another address or first cell."""
     repository = notebook_setup.repository()
-    wanted = {path: notebook(path, repository) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
+    wanted = {
+        path: notebook(path, repository) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    }
     if page.is_file():
         first = min((path.name for path in wanted), default="00_start_here.ipynb")
         wanted[page] = readme(page.read_text(encoding="utf8"), repository, first)

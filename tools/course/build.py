@@ -14,9 +14,9 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from helpers.files import replace_all
 from tools.course import BUILD, ROOT, clean, pages, tables
 from tools.course.execute import execute
-from helpers.files import replace_all
 
 VARIABLES = ("TIGHT_FIT_PROFILE", "TIGHT_FIT_MIRROR", "CUDA_VISIBLE_DEVICES")
 
@@ -48,9 +48,14 @@ def _build(path: Path, key: str, command: str, build: Path) -> None:
     with tempfile.TemporaryDirectory(dir=build, prefix="unfinished-") as staging:
         notebook, seconds = execute(path, {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command})
         page = pages.html(clean.clean(notebook))
-        runs = {file.name: file.read_text(encoding="utf8") for file in sorted(Path(staging).glob("*.json"))}
+        runs = {
+            file.name: file.read_text(encoding="utf8")
+            for file in sorted(Path(staging).glob("*.json"))
+        }
     note = _note(path, build)
-    note.unlink(missing_ok=True)  # an interruption from here on only means that the notebook runs again
+    note.unlink(
+        missing_ok=True
+    )  # an interruption from here on only means that the notebook runs again
     replace_all(build / "html", {f"{path.stem}.html": page})
     replace_all(build / "runs", runs, old=(build / "runs").glob(f"{path.stem}.*.json"))
     done = {"key": key, "seconds": round(seconds, 1), "runs": sorted(runs)}
@@ -67,7 +72,10 @@ def _done(path: Path, build: Path) -> str | None:
         note = json.loads(_note(path, build).read_text(encoding="utf8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    files = [build / "html" / f"{path.stem}.html", *(build / "runs" / name for name in note["runs"])]
+    files = [
+        build / "html" / f"{path.stem}.html",
+        *(build / "runs" / name for name in note["runs"]),
+    ]
     return note["key"] if all(file.is_file() for file in files) else None
 
 
@@ -89,7 +97,9 @@ def _cells(notebook: NotebookNode) -> list:
 def _inputs() -> Iterator[Path]:
     for folder in (ROOT / "helpers", ROOT / "results"):
         yield from (
-            file for file in sorted(folder.rglob("*")) if file.is_file() and "__pycache__" not in file.parts
+            file
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and "__pycache__" not in file.parts
         )
 
 

@@ -32,7 +32,9 @@ def clean(notebook: NotebookNode) -> NotebookNode:
         kernelspec=NotebookNode(KERNEL), language_info=NotebookNode(name="python")
     )
     for cell in notebook.cells:
-        cell.metadata = NotebookNode({"tags": cell.metadata.tags} if cell.metadata.get("tags") else {})
+        cell.metadata = NotebookNode(
+            {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
+        )
         if cell.cell_type == "code":
             cell.outputs = [output for output in map(_still, cell.outputs) if output is not None]
     return notebook
@@ -64,7 +66,9 @@ def _readable(output: NotebookNode) -> list[str]:
 
 def paths(notebook: NotebookNode) -> list[str]:
     """Absolute paths in it, each with its cell: "cell 3, output: ..."."""
-    here = {str(ROOT), str(Path.home()), sys.prefix, os.path.realpath(tempfile.gettempdir())} - {"/"}
+    here = {str(ROOT), str(Path.home()), sys.prefix, os.path.realpath(tempfile.gettempdir())} - {
+        "/"
+    }
     found = []
     for index, where, text in texts(notebook):
         hit = PATH.search(text)
@@ -93,4 +97,6 @@ def rewrite(path: Path) -> None:
     """Clean a notebook in place, without executing it."""
     before = path.read_text(encoding="utf8")
     write(nbformat.reads(before, as_version=4), path)
-    print(f"{path.name}: {'clean already' if path.read_text(encoding='utf8') == before else 'cleaned'}")
+    print(
+        f"{path.name}: {'clean already' if path.read_text(encoding='utf8') == before else 'cleaned'}"
+    )

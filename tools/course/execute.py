@@ -65,7 +65,9 @@ def chosen(numbers: Iterable[str] = (), folder: Path = NOTEBOOKS) -> list[Path]:
         raise ValueError(f"There is no notebook in {folder.name}/.")
     wanted = set()
     for word in numbers:
-        found = [path for path in every if path.stem == Path(word).stem or path.name[:2] == word.zfill(2)]
+        found = [
+            path for path in every if path.stem == Path(word).stem or path.name[:2] == word.zfill(2)
+        ]
         if not found:
             raise ValueError(
                 f"There is no notebook {word!r}: choose from {', '.join(path.name[:2] for path in every)}."
@@ -116,13 +118,17 @@ def client_for(notebook: NotebookNode, folder: Path, **more) -> nbclient.Noteboo
 
 
 @contextmanager
-def failures(client: nbclient.NotebookClient, path: Path, line: "Line") -> Iterator[None]:
+def failures(client: nbclient.NotebookClient, path: Path, line: Line) -> Iterator[None]:
     """Inside it a cell that raises or hangs, or a kernel that dies, raises Failed; `line` knows which."""
     try:
         yield
     except Exception as error:
-        if getattr(client, "_async_cleanup_kernel_future", None):  # nbclient took the signal and ended the kernel
-            logging.getLogger("asyncio").disabled = True  # its other tasks then fail, and that is no news
+        if getattr(
+            client, "_async_cleanup_kernel_future", None
+        ):  # nbclient took the signal and ended the kernel
+            logging.getLogger(
+                "asyncio"
+            ).disabled = True  # its other tasks then fail, and that is no news
             raise KeyboardInterrupt from None
         if isinstance(error, (CellControlSignal, DeadKernelError)):
             raise Failed(_report(path, client.nb, line.index, error)) from None

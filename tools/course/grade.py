@@ -1,4 +1,5 @@
 """Grading students' copies of notebooks: each is executed, and its exercises' checks say what is right."""
+
 from __future__ import annotations
 
 import csv
@@ -19,6 +20,7 @@ ASKED = re.compile(r"^\s*check\(\s*[\"'](\d\d\.[1-9]\d*)[\"']", re.MULTILINE)
 
 class Grade(NamedTuple):
     """An exercise in a student's notebook: points 1 or 0, and what was wrong."""
+
     file: str
     exercise: str
     points: int
@@ -35,8 +37,15 @@ def grade(path: Path) -> list[Grade]:
     try:
         cells = nbformat.read(path, as_version=4).cells
     except (OSError, nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
-        raise ValueError(f"{path.name} cannot be read as a notebook: give the student's .ipynb file.") from error
-    asked = [number for cell in cells if cell.cell_type == "code" for number in ASKED.findall(cell.source)]
+        raise ValueError(
+            f"{path.name} cannot be read as a notebook: give the student's .ipynb file."
+        ) from error
+    asked = [
+        number
+        for cell in cells
+        if cell.cell_type == "code"
+        for number in ASKED.findall(cell.source)
+    ]
     if not asked:
         raise ValueError(f"{path.name} checks no exercise: its cells with check(...) are gone.")
     notebook, _ = execute(path, {"TIGHT_FIT_GRADE": "1"}, NOTEBOOKS, keep_going=True)
@@ -45,10 +54,15 @@ def grade(path: Path) -> list[Grade]:
         numbers = ASKED.findall(cell.source) if cell.cell_type == "code" else []
         errors = [output for output in cell.get("outputs", ()) if output.output_type == "error"]
         for number in numbers:
-            said[number] = f"{errors[0].ename}: {errors[0].evalue}".splitlines()[0] if errors else ""
+            said[number] = (
+                f"{errors[0].ename}: {errors[0].evalue}".splitlines()[0] if errors else ""
+            )
     chapters = {number[:2] for number in asked}
-    return [Grade(path.name, number, int(said.get(number) == ""), said.get(number, "no cell checks it"))
-            for number in load_all() if number[:2] in chapters]
+    return [
+        Grade(path.name, number, int(said.get(number) == ""), said.get(number, "no cell checks it"))
+        for number in load_all()
+        if number[:2] in chapters
+    ]
 
 
 def command(files: Sequence[Path], to: Path | None = None) -> None:
@@ -58,4 +72,9 @@ def command(files: Sequence[Path], to: Path | None = None) -> None:
         with to.open("w", newline="", encoding="utf8") as file:
             writer = csv.writer(file)
             writer.writerows([Grade._fields, *grades])
-    print(Table([one._asdict() for one in grades], f"{sum(one.points for one in grades)} of {len(grades)} points"))
+    print(
+        Table(
+            [one._asdict() for one in grades],
+            f"{sum(one.points for one in grades)} of {len(grades)} points",
+        )
+    )

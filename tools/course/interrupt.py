@@ -13,16 +13,22 @@ import psutil
 from jupyter_client.utils import ensure_async
 from nbclient import NotebookClient
 
-from tools.course.execute import Failed, Line, QUIET, client_for, failures, runs
+from tools.course.execute import QUIET, Failed, Line, client_for, failures, runs
 
 MARK = "TIGHT_FIT_SOAK_MARK"  # in the environment of the kernel and so of all that it starts
-SOON = (0.3, 1.5)  # seconds into a cell: at some moment between these it is interrupted, if it still runs
+SOON = (
+    0.3,
+    1.5,
+)  # seconds into a cell: at some moment between these it is interrupted, if it still runs
 GRACE = 30.0  # seconds for an interrupted cell to stop, and for the processes it had to go
 HELPERS = ("resource_tracker", "forkserver")  # Python's own, which live as long as the kernel
 
 
 def run_interrupted(
-    path: Path, environment: dict[str, str], folder: Path | None = None, chance: random.Random | None = None
+    path: Path,
+    environment: dict[str, str],
+    folder: Path | None = None,
+    chance: random.Random | None = None,
 ) -> int:
     """Run half of the code cells, interrupt the next that lasts, run all again. Gives the interrupted cell's index.
 
@@ -36,7 +42,9 @@ def run_interrupted(
     client = client_for(notebook, folder or path.parent, on_cell_start=line.start)
 
     async def again() -> int:
-        async with client.async_setup_kernel(env={**os.environ, **QUIET, **environment, MARK: mark}):
+        async with client.async_setup_kernel(
+            env={**os.environ, **QUIET, **environment, MARK: mark}
+        ):
             half = len(code) // 2
             for index in code[:half]:
                 await client.async_execute_cell(client.nb.cells[index], index)
@@ -58,11 +66,16 @@ def run_interrupted(
         line.end()
         for process in marked(mark):
             process.kill()
-    print(f"{'':32}interrupted in cell {where}, code cell {code.index(where) + 1} of {len(code)}", flush=True)
+    print(
+        f"{'':32}interrupted in cell {where}, code cell {code.index(where) + 1} of {len(code)}",
+        flush=True,
+    )
     return where
 
 
-async def _interrupt_one(client: NotebookClient, path: Path, code: list[int], chance: random.Random) -> int:
+async def _interrupt_one(
+    client: NotebookClient, path: Path, code: list[int], chance: random.Random
+) -> int:
     client.allow_errors = True  # an error is what is wanted here; it is looked at below
     for index in code:
         cell = client.nb.cells[index]
@@ -72,15 +85,21 @@ async def _interrupt_one(client: NotebookClient, path: Path, code: list[int], ch
             await ensure_async(client.km.interrupt_kernel())
             if not (await asyncio.wait({task}, timeout=GRACE))[0]:
                 task.cancel()
-                raise Failed(f"{path.name}: cell {index} goes on {GRACE:.0f} s after the kernel was interrupted.")
+                raise Failed(
+                    f"{path.name}: cell {index} goes on {GRACE:.0f} s after the kernel was interrupted."
+                )
         await task
         errors = [output for output in cell.outputs if output.output_type == "error"]
         if errors and not running:
-            raise Failed(f"{path.name} failed in cell {index}: {errors[0].ename}: {errors[0].evalue}")
+            raise Failed(
+                f"{path.name} failed in cell {index}: {errors[0].ename}: {errors[0].evalue}"
+            )
         if errors:
             client.allow_errors = False
             return index
-    raise Failed(f"{path.name} has no cell in its second half that lasts long enough to be interrupted.")
+    raise Failed(
+        f"{path.name} has no cell in its second half that lasts long enough to be interrupted."
+    )
 
 
 def marked(mark: str) -> list[psutil.Process]:

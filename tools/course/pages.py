@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import nbformat
 from nbformat import NotebookNode
 
-from tools.course import NOTEBOOKS
 from helpers.files import replace_all
+from tools.course import NOTEBOOKS
 
 if TYPE_CHECKING:
     from helpers.tables import Table
@@ -32,7 +32,9 @@ def html(notebook: NotebookNode) -> str:
     """One self-contained page."""
     from nbconvert import HTMLExporter
 
-    exporter = HTMLExporter(template_name="lab", embed_images=True, require_js_url="", mermaid_js_url="")
+    exporter = HTMLExporter(
+        template_name="lab", embed_images=True, require_js_url="", mermaid_js_url=""
+    )
     exporter.log.setLevel("ERROR")
     notebook.metadata.title = title(notebook)
     page, _ = exporter.from_notebook_node(notebook)

@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helpers.files import replace_all
 from tools.course import ROOT
 from tools.course.execute import Failed, execute
-from helpers.files import replace_all
 
 if TYPE_CHECKING:
     from helpers.record import Run
@@ -48,7 +48,10 @@ def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None
             )
         )
         if failed:
-            raise Failed(f"{len(failed)} of {len(paths)} notebooks left no record: " + "; ".join(failed.values()))
+            raise Failed(
+                f"{len(failed)} of {len(paths)} notebooks left no record: "
+                + "; ".join(failed.values())
+            )
         if dry and not out:
             print("Every run was complete. This was a dry run: nothing was kept.")
 
@@ -66,11 +69,14 @@ def _need_gpu() -> None:
 def _one(path: Path, folder: Path, profile: str, device: str | None, command: str) -> float:
     with tempfile.TemporaryDirectory(prefix="staging-") as staging:
         _, seconds = execute(
-            path, {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command, "TIGHT_FIT_PROFILE": profile}
+            path,
+            {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command, "TIGHT_FIT_PROFILE": profile},
         )
         texts = checked(path.stem, Path(staging), profile, device)
     machines = {name.split(".")[2] for name in texts}
-    old = [file for file in folder.glob(f"{path.stem}.*.json") if file.name.split(".")[2] in machines]
+    old = [
+        file for file in folder.glob(f"{path.stem}.*.json") if file.name.split(".")[2] in machines
+    ]
     replace_all(folder, texts, old)
     kept = checked(path.stem, folder, profile, device, set(texts))
     for name, text in kept.items():
@@ -111,7 +117,9 @@ def checked(
 def _wrong(run: Run, notebook: str, profile: str, device: str | None) -> str | None:
     if run.name.split("/")[0] != notebook:
         return f"is named {run.name!r}"
-    if profile == "mini" and run.recipe.profile != profile:  # full may fall back to mini where there is no hub
+    if (
+        profile == "mini" and run.recipe.profile != profile
+    ):  # full may fall back to mini where there is no hub
         return f"ran in the {run.recipe.profile} profile, not the {profile} one"
     if device and run.environment["device"] != device:
         return f"ran on {run.environment['device']}, not on {device}"
@@ -120,6 +128,10 @@ def _wrong(run: Run, notebook: str, profile: str, device: str | None) -> str | N
 
 def filename(run: Run) -> str:
     """ "<notebook>.<label>.<device>.json"; the device is the card's name, or "cpu"."""
-    device = run.environment["name"] if run.environment["device"] == "cuda" else run.environment["device"]
+    device = (
+        run.environment["name"]
+        if run.environment["device"] == "cuda"
+        else run.environment["device"]
+    )
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return f"{run.name.replace('/', '.')}.{slug}.json"

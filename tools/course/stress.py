@@ -29,7 +29,11 @@ ADVICE = "cannot run this PyTorch"  # of profile.usable_cuda
 
 
 def soak(
-    paths: list[Path], rounds: int = 3, seed: int = 0, only: str | None = None, cells: int | None = None
+    paths: list[Path],
+    rounds: int = 3,
+    seed: int = 0,
+    only: str | None = None,
+    cells: int | None = None,
 ) -> int:
     """Soak the notebooks in every kind, or in `only` one, and print a table for each, with times in seconds.
     Gives the exit code: 0, or 1 where one failed; the others run all the same.
@@ -58,14 +62,19 @@ def _kind(kind: str, turns: list[list[Path]], chance: random.Random, cells: int 
     run: Callable[[Path, Path, random.Random], object] = {
         "order": lambda path, folder, _: execute(path, environment(), folder),
         "offline": lambda path, folder, _: execute(path, environment("offline"), folder),
-        "interrupted": lambda path, folder, chance: run_interrupted(path, environment(), folder, chance),
+        "interrupted": lambda path, folder, chance: run_interrupted(
+            path, environment(), folder, chance
+        ),
         "no-kernels": lambda path, folder, _: advised(path, folder),
     }[kind]
     seconds: dict[str, list[float]] = {path.stem: [] for path in sorted(turns[0])}
     wrong = dict.fromkeys(seconds, 0)
     try:
         for number, turn in enumerate(turns, 1):
-            print(f"\n{kind}" + (f", round {number} of {len(turns)}" if len(turns) > 1 else ""), flush=True)
+            print(
+                f"\n{kind}" + (f", round {number} of {len(turns)}" if len(turns) > 1 else ""),
+                flush=True,
+            )
             for path in turn:
                 begun = time.perf_counter()
                 try:
@@ -101,7 +110,9 @@ def environment(mode: str = "") -> dict[str, str]:
     """What a kernel gets beside this process's variables; mode "offline" or "no-kernels", as sitecustomize.py has it."""
     given = {"TIGHT_FIT_PROFILE": "mini", "TIGHT_FIT_RUNS": "", "TIGHT_FIT_SOAK": mode}
     if mode:
-        given["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOAKED), os.environ.get("PYTHONPATH")]))
+        given["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(SOAKED), os.environ.get("PYTHONPATH")])
+        )
     if mode == "no-kernels":  # as a student meets it: no profile asked for, the GPU in sight
         given |= {"TIGHT_FIT_PROFILE": "", "CUDA_VISIBLE_DEVICES": "0"}
     return given
@@ -117,7 +128,9 @@ def advised(path: Path, folder: Path) -> str:
     said = "".join(output.get("text", "") for output in first.outputs)
     line = next((line for line in said.splitlines() if ADVICE in line and line.endswith(".")), None)
     if line is None:
-        raise Failed(f"{path.name}: its first cell does not say that the GPU cannot be used. It says:\n\n{said}")
+        raise Failed(
+            f"{path.name}: its first cell does not say that the GPU cannot be used. It says:\n\n{said}"
+        )
     return line
 
 

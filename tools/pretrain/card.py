@@ -4,6 +4,7 @@ fp16 on disk because the hub's microsoft/deberta-v3-base is fp16 on disk: a read
 for float32 (`from_pretrained(..., dtype=torch.float32)`), or fine-tune half-precision weights without having
 meant to.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -14,8 +15,14 @@ from pathlib import Path
 import torch
 import transformers
 
-WRITTEN = ("card.json", "comparison.json", "README.md")  # by the script about the model, not the model itself
-LICENCE = "The weights were made from scratch by this script; they are ours, under the project's licence."
+WRITTEN = (
+    "card.json",
+    "comparison.json",
+    "README.md",
+)  # by the script about the model, not the model itself
+LICENCE = (
+    "The weights were made from scratch by this script; they are ours, under the project's licence."
+)
 
 
 def sha256(path: Path) -> str:
@@ -60,5 +67,8 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def score_table(scores: dict[str, dict[str, dict]]) -> str:
     """{"60 steps": {"shipped": spread, "random": spread}} as a table, accuracy in per cent."""
-    rows = [(name, percent(entry["shipped"]), percent(entry["random"])) for name, entry in scores.items()]
+    rows = [
+        (name, percent(entry["shipped"]), percent(entry["random"]))
+        for name, entry in scores.items()
+    ]
     return table(("fine-tune", "from these weights", "from random weights"), rows)

@@ -8,6 +8,7 @@ The wire repeated its stories, so leaving the test files out is not enough: a tr
 nearly the same as a test document goes too (`near`). "Nearly" is measured as in Broder, "On the resemblance
 and containment of documents" (1997), on runs of SHINGLE words.
 """
+
 from __future__ import annotations
 
 import re
@@ -57,7 +58,9 @@ def near(texts: Iterable[str], held_out: Iterable[str], limit: float = CONTAINME
     for text in texts:
         found = shingles(text)
         shared = Counter(number for shingle in found for number in owners.get(shingle, ()))
-        flags.append(any(n >= limit * min(len(found), sizes[number]) for number, n in shared.items()))
+        flags.append(
+            any(n >= limit * min(len(found), sizes[number]) for number, n in shared.items())
+        )
     return flags
 
 
@@ -98,6 +101,8 @@ def _sorted_out() -> dict[str, tuple[list[str], list[str]]]:
     for name, sources in (("reuters", REUTERS), ("others", OTHERS)):
         texts = _documents(sources)
         flags = near(texts, forbidden)
-        kept, lost = ([t for t, flag in zip(texts, flags) if flag is wanted] for wanted in (False, True))
+        kept, lost = (
+            [t for t, flag in zip(texts, flags) if flag is wanted] for wanted in (False, True)
+        )
         rooms[name] = kept, lost
     return rooms

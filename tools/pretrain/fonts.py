@@ -2,6 +2,7 @@
 
 The fonts are Computer Modern, DejaVu and STIX, all free; only the pictures are used, and none is kept.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,13 +13,22 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 SIZE = 16  # pixels a side
 CANVAS = 64  # drawn large, then shrunk
-SKIP = ("LastResort", "Siz", "NonUni", "cmex", "cmsy", "Display")  # no digits, or symbols in their place
+SKIP = (
+    "LastResort",
+    "Siz",
+    "NonUni",
+    "cmex",
+    "cmsy",
+    "Display",
+)  # no digits, or symbols in their place
 
 
 def names() -> list[Path]:
     """The font files that hold the ten digits, in a fixed order."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    return sorted(path for path in folder.glob("*.ttf") if not any(word in path.name for word in SKIP))
+    return sorted(
+        path for path in folder.glob("*.ttf") if not any(word in path.name for word in SKIP)
+    )
 
 
 def draw(digit: int, font: ImageFont.FreeTypeFont, generator: np.random.Generator) -> np.ndarray:
@@ -31,15 +41,22 @@ def draw(digit: int, font: ImageFont.FreeTypeFont, generator: np.random.Generato
     across, down = SIZE * generator.uniform(0.45, 0.95), SIZE * generator.uniform(0.85, 1.05)
     turn, slant = generator.uniform(-0.25, 0.25), generator.uniform(-0.4, 0.4)
     # where a pixel of the small picture comes from in the large one, round both centres
-    back = np.array([[picture.width / across, 0], [0, picture.height / down]]) @ [[1, slant], [0, 1]]
+    back = np.array([[picture.width / across, 0], [0, picture.height / down]]) @ [
+        [1, slant],
+        [0, 1],
+    ]
     back = back @ [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
     middle = np.full(2, SIZE / 2) + generator.uniform(-1, 1, 2)
     centre = np.array([picture.width, picture.height]) / 2 - back @ middle
-    smooth = picture.filter(ImageFilter.GaussianBlur(generator.uniform(0.4, 1.1) * max(picture.size) / SIZE))
+    smooth = picture.filter(
+        ImageFilter.GaussianBlur(generator.uniform(0.4, 1.1) * max(picture.size) / SIZE)
+    )
     data = (back[0, 0], back[0, 1], centre[0], back[1, 0], back[1, 1], centre[1])
     small = smooth.transform((SIZE, SIZE), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR)
     pixels = np.asarray(small, dtype=np.float32)
-    pixels = pixels / max(pixels.max(), 1.0) * generator.uniform(0.8, 1.0) + generator.normal(0, 0.02, pixels.shape)
+    pixels = pixels / max(pixels.max(), 1.0) * generator.uniform(0.8, 1.0) + generator.normal(
+        0, 0.02, pixels.shape
+    )
     return (pixels.clip(0, 1) * 255).astype(np.uint8)
 
 
@@ -48,5 +65,7 @@ def sample(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     fonts = [ImageFont.truetype(path, CANVAS * 5 // 8) for path in names()]
     digits = generator.integers(0, 10, count)
-    pictures = [draw(int(digit), fonts[generator.integers(len(fonts))], generator) for digit in digits]
+    pictures = [
+        draw(int(digit), fonts[generator.integers(len(fonts))], generator) for digit in digits
+    ]
     return np.stack(pictures), digits

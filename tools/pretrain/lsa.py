@@ -4,11 +4,11 @@ Deerwester et al., "Indexing by Latent Semantic Analysis" (1990): the singular v
 token-by-document table put tokens that occur in the same documents close together. It takes seconds and no
 label, and spares a transformer of this size the long start in which it learns little but word frequencies.
 """
+
 from __future__ import annotations
 
 import numpy as np
 import torch
-
 
 
 def embeddings(
@@ -33,6 +33,8 @@ def embeddings(
     torch.manual_seed(seed)
     _, strength, vectors = torch.svd_lowrank(weights, q=width, niter=4)
     vectors = vectors * strength.sqrt()
-    empty = torch.randn(vocabulary, width) * vectors.std() * (vectors.norm(dim=1, keepdim=True) < 1e-6)
+    empty = (
+        torch.randn(vocabulary, width) * vectors.std() * (vectors.norm(dim=1, keepdim=True) < 1e-6)
+    )
     vectors = vectors + empty
     return vectors / vectors.norm(dim=1, keepdim=True) * spread * width**0.5

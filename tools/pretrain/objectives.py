@@ -10,6 +10,7 @@
 Shapes: rows (R, L) int64 token ids, R even, rows 2i and 2i+1 are crops of one document; losses are float32
 scalars.
 """
+
 from __future__ import annotations
 
 import torch
@@ -58,7 +59,9 @@ class Pretrainer(nn.Module):
         super().__init__()
         self.parts = objective.split("+")
         if not set(self.parts) <= set(NAMES):
-            raise ValueError(f"Unknown objective {objective!r}: join some of {', '.join(NAMES)} with a +.")
+            raise ValueError(
+                f"Unknown objective {objective!r}: join some of {', '.join(NAMES)} with a +."
+            )
         self.model = DebertaV2ForMaskedLM(config)
         if "rtd" in self.parts:
             small = {"num_hidden_layers": 1, "intermediate_size": config.hidden_size}
@@ -74,10 +77,14 @@ class Pretrainer(nn.Module):
             inputs, chosen = mask(rows, self.model.config.vocab_size, generator)
         losses = {}
         if "rtd" in self.parts:
-            logits = guess(self.generator, self.generator.deberta(inputs, attention_mask=real)[0], chosen)
+            logits = guess(
+                self.generator, self.generator.deberta(inputs, attention_mask=real)[0], chosen
+            )
             losses["generator"] = cross_entropy(logits, rows[chosen])
             noise = torch.rand(logits.shape, generator=generator).clamp_min(1e-9)
-            drawn = (logits.detach() - (-noise.log()).log()).argmax(-1)  # Gumbel: a draw from the softmax
+            drawn = (logits.detach() - (-noise.log()).log()).argmax(
+                -1
+            )  # Gumbel: a draw from the softmax
             inputs = rows.clone()
             inputs[chosen] = drawn
         states = self.model.deberta(inputs, attention_mask=real)[0]

@@ -7,6 +7,7 @@ positions only, c2p and p2c sharing one key, log-bucketed distances. One thread 
 weights on every run on one kind of CPU. `--compare` runs every objective for COMPARE_STEPS steps, scores it
 on a validation part of R8's training split and writes `comparison.json`; without it the card quotes the shipped one.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -106,8 +107,12 @@ def train(
     size = shape.vocab_size, shape.hidden_size
     words = lsa.embeddings(rooms[0] + rooms[1], *size, shape.initializer_range, plan.seed)
     learner.model.deberta.embeddings.word_embeddings.weight.data.copy_(words)
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(plan.warmup * plan.steps), plan.steps)
+    optimizer = torch.optim.AdamW(
+        learner.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay
+    )
+    schedule = get_linear_schedule_with_warmup(
+        optimizer, round(plan.warmup * plan.steps), plan.steps
+    )
     generator = torch.Generator().manual_seed(plan.seed)
     log, begin = [], time.perf_counter()
     for step, rows in zip(range(stop or plan.steps), batches(rooms, plan)):
@@ -119,7 +124,9 @@ def train(
         optimizer.zero_grad()
         log.append({name: round(loss.item(), 5) for name, loss in losses.items()})
         if step % 100 == 99:
-            print(f"step {step + 1:5d}  {time.perf_counter() - begin:6.0f} s  {log[-1]}", flush=True)
+            print(
+                f"step {step + 1:5d}  {time.perf_counter() - begin:6.0f} s  {log[-1]}", flush=True
+            )
     return learner, log
 
 
@@ -138,7 +145,9 @@ def compare(rooms: list[list[np.ndarray]], tok, folder: Path) -> None:
         learner, _ = train(replace(Plan(), objective=name, steps=COMPARE_STEPS), rooms)
         with tempfile.TemporaryDirectory() as place:
             store(learner.model, tok, Path(place), half=False)
-            runs = score.repeat(Path(place), score.r8(Path(place), "validation"), True, **score.TEXT)
+            runs = score.repeat(
+                Path(place), score.r8(Path(place), "validation"), True, **score.TEXT
+            )
         results[name] = {"steps": COMPARE_STEPS, "validation": runs}
         print(name, results[name], flush=True)
     card.write_json(folder / "comparison.json", results)
@@ -148,7 +157,10 @@ def describe(folder: Path, content: dict) -> str:
     """The card's prose around its figures."""
     compared = json.loads((folder / "comparison.json").read_text(encoding="utf8"))
     plan, text, half = content["plan"], content["corpus"], content["storage"]
-    rows = [(f"`{name}`", str(x["steps"]), card.percent(x["validation"])) for name, x in compared.items()]
+    rows = [
+        (f"`{name}`", str(x["steps"]), card.percent(x["validation"]))
+        for name, x in compared.items()
+    ]
     return f"""
 A DeBERTa-v3 of {content["parameters"]:,} parameters (4 layers, 128 wide, 4 heads, 8,192 Unigram pieces),
 masked-LM head included, made by `python -m tools.pretrain.pretrain_deberta` for lessons that must run without a
@@ -199,9 +211,15 @@ labels.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain the mini DeBERTa-v3 on unlabelled text.")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=Plan.steps, help="how many (default: %(default)s)")
-    parser.add_argument("--objective", default=Plan.objective, help="joined by + (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=Plan.steps, help="how many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--objective", default=Plan.objective, help="joined by + (default: %(default)s)"
+    )
     parser.add_argument("--compare", action="store_true", help="compare the objectives first")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -227,7 +245,9 @@ def main() -> None:
         "corpus": {name: len(part) for name, part in text.items()} | {"dropped": corpus.dropped()},
         "seconds": seconds,
         "first_losses": log[:20],
-        "last_losses": {name: round(float(np.mean([x[name] for x in log[-100:]])), 3) for name in log[0]},
+        "last_losses": {
+            name: round(float(np.mean([x[name] for x in log[-100:]])), 3) for name in log[0]
+        },
         **card.facts(learner.model, args.out),
         "scores": score.against_random(args.out, data, score.TEXT, (60, 100)),
         "random_validation": score.repeat(args.out, check, False, **score.TEXT),

@@ -9,6 +9,7 @@ the checkpoint is a backbone. Three channels, though digits are grey: it costs 3
 and the mini model then takes the same RGB pictures through the same processor as the full one, CIFAR-10
 included. One thread and a fixed seed: the same weights on every run on one kind of CPU.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,7 +20,12 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from transformers import ViTConfig, ViTForImageClassification, ViTModel, get_linear_schedule_with_warmup
+from transformers import (
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+    get_linear_schedule_with_warmup,
+)
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from helpers.models import MINI
@@ -55,7 +61,9 @@ def processor() -> ViTImageProcessorPil:
     """Any picture to RGB, 16 x 16, values -1 to 1, as for google/vit-base-patch16-224-in21k. Needs no
     torchvision."""
     size = {"height": fonts.SIZE, "width": fonts.SIZE}
-    return ViTImageProcessorPil(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3, do_convert_rgb=True)
+    return ViTImageProcessorPil(
+        size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3, do_convert_rgb=True
+    )
 
 
 def train(plan: Plan, stop: int | None = None) -> tuple[ViTModel, list[float]]:
@@ -66,8 +74,12 @@ def train(plan: Plan, stop: int | None = None) -> tuple[ViTModel, list[float]]:
     shape = config()
     shape.num_labels = 10
     model = ViTForImageClassification(shape).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(plan.warmup * plan.steps), plan.steps)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay
+    )
+    schedule = get_linear_schedule_with_warmup(
+        optimizer, round(plan.warmup * plan.steps), plan.steps
+    )
     log, begin = [], time.perf_counter()
     for step in range(stop or plan.steps):
         rows = torch.randint(len(pictures), (plan.batch,))
@@ -80,7 +92,10 @@ def train(plan: Plan, stop: int | None = None) -> tuple[ViTModel, list[float]]:
         optimizer.zero_grad()
         log.append(round(loss.item(), 5))
         if step % 200 == 199:
-            print(f"step {step + 1:5d}  {time.perf_counter() - begin:6.0f} s  loss {log[-1]:.4f}", flush=True)
+            print(
+                f"step {step + 1:5d}  {time.perf_counter() - begin:6.0f} s  loss {log[-1]:.4f}",
+                flush=True,
+            )
     return model.vit, log
 
 
@@ -128,9 +143,15 @@ Supervised, {plan["steps"]} steps of {plan["batch"]} of {plan["pictures"]:,} dig
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Pretrain the mini ViT on digits drawn from fonts.")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=Plan.steps, help="how many (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description="Pretrain the mini ViT on digits drawn from fonts."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=Plan.steps, help="how many (default: %(default)s)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     plan, begin = replace(Plan(), steps=args.steps), time.perf_counter()

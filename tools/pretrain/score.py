@@ -3,6 +3,7 @@
 A yardstick for pretraining only, kept apart from the course's own loop (`helpers.train`), which pretraining
 must not depend on: plain fp32 AdamW, linear warm-up, linear decay, clipping at 1, no augmentation.
 """
+
 from __future__ import annotations
 
 import statistics
@@ -12,14 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
-    AutoConfig, AutoImageProcessor, AutoModelForImageClassification, AutoModelForSequenceClassification,
-    AutoTokenizer, get_linear_schedule_with_warmup,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    get_linear_schedule_with_warmup,
 )  # fmt: skip
 
 from helpers.data.offline import read_tab
 
 LENGTH = 64  # tokens a row, fixed padding
-VALIDATION = 1000  # of R8's training rows, for choosing objectives; test rows are for the card alone
+VALIDATION = (
+    1000  # of R8's training rows, for choosing objectives; test rows are for the card alone
+)
 TEXT = {"steps": 60, "batch": 16, "learning_rate": 1e-3}
 SEEDS = (0, 1, 2)
 IMAGE = {"steps": 60, "batch": 32, "learning_rate": 1e-3}
@@ -86,7 +93,9 @@ def accuracy(model, split: Split) -> float:
     model.eval()
     with torch.no_grad():
         parts = (pick(split, rows) for rows in torch.arange(len(split[1])).split(256))
-        right = sum((model(**inputs).logits.argmax(-1) == labels).sum().item() for inputs, labels in parts)
+        right = sum(
+            (model(**inputs).logits.argmax(-1) == labels).sum().item() for inputs, labels in parts
+        )
     return right / len(split[1])
 
 
@@ -97,7 +106,9 @@ def tune(model, train: Split, seed: int, steps: int, batch: int, learning_rate: 
     schedule = get_linear_schedule_with_warmup(optimizer, max(1, steps // 10), steps)
     generator = np.random.default_rng(seed)
     epochs = -(-steps * batch // len(train[1]))
-    order = torch.from_numpy(np.concatenate([generator.permutation(len(train[1])) for _ in range(epochs)]))
+    order = torch.from_numpy(
+        np.concatenate([generator.permutation(len(train[1])) for _ in range(epochs)])
+    )
     model.train()
     for rows in order[: steps * batch].split(batch):
         inputs, labels = pick(train, rows)
@@ -137,6 +148,9 @@ def against_random(
     else equal."""
     loops = {f"{n} steps": loop | {"steps": n} for n in steps}
     return {
-        name: {"shipped": repeat(folder, data, True, **x), "random": repeat(folder, data, False, **x)}
+        name: {
+            "shipped": repeat(folder, data, True, **x),
+            "random": repeat(folder, data, False, **x),
+        }
         for name, x in loops.items()
     }

@@ -5,6 +5,7 @@ Trained as DeBERTa-v3's was, by SentencePiece (Kudo, "Subword Regularization", 2
 walks hash maps in an order that changes from one process to the next, and its vocabulary with it. The result
 is kept in the format of `tokenizers`, so that loading needs neither SentencePiece nor a conversion.
 """
+
 from __future__ import annotations
 
 import io
@@ -15,7 +16,13 @@ import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")  # ids 0 to 4; the first four as in DeBERTa-v3
+SPECIAL = (
+    "[PAD]",
+    "[CLS]",
+    "[SEP]",
+    "[UNK]",
+    "[MASK]",
+)  # ids 0 to 4; the first four as in DeBERTa-v3
 VOCABULARY = 8192
 LENGTH = 512  # tokens: the longest row the tokenizer promises to a model
 SCORE_DIGITS = 4  # log-probabilities are rounded: the last bits are the machine's, not the corpus's
@@ -36,7 +43,9 @@ def pieces(texts: Iterable[str], size: int = VOCABULARY) -> list[tuple[str, floa
         control_symbols=[mask],
     )  # fmt: skip
     model = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
-    return [(model.id_to_piece(i), round(model.get_score(i), SCORE_DIGITS)) for i in range(len(model))]
+    return [
+        (model.id_to_piece(i), round(model.get_score(i), SCORE_DIGITS)) for i in range(len(model))
+    ]
 
 
 def build(vocabulary: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
@@ -55,7 +64,10 @@ def build(vocabulary: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
     )
     names = ("pad_token", "cls_token", "sep_token", "unk_token", "mask_token")
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, model_max_length=LENGTH, padding_side="right", **dict(zip(names, SPECIAL))
+        tokenizer_object=core,
+        model_max_length=LENGTH,
+        padding_side="right",
+        **dict(zip(names, SPECIAL)),
     )
 
 

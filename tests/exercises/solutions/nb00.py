@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 00, right and wrong."""
+
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 
@@ -21,8 +22,11 @@ def count_bytes(model):
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in trained)
-    return {"parameters": sum(p.numel() * p.element_size() for p in parameters), "gradients": gradients,
-            "optimizer states": 2 * gradients + 4 * len(trained)}
+    return {
+        "parameters": sum(p.numel() * p.element_size() for p in parameters),
+        "gradients": gradients,
+        "optimizer states": 2 * gradients + 4 * len(trained),
+    }
 
 
 def rule_of_thumb(model):
@@ -37,20 +41,37 @@ def without_the_counters(model):
 def always_fp32(model):
     trained = [p for p in model.parameters() if p.requires_grad]
     n = sum(p.numel() for p in trained)
-    return {"parameters": 4 * sum(p.numel() for p in model.parameters()), "gradients": 4 * n,
-            "optimizer states": 8 * n + 4 * len(trained)}
+    return {
+        "parameters": 4 * sum(p.numel() for p in model.parameters()),
+        "gradients": 4 * n,
+        "optimizer states": 8 * n + 4 * len(trained),
+    }
 
 
 def frozen_too(model):
     count = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {"parameters": count, "gradients": count, "optimizer states": 2 * count + 4 * len(list(model.parameters()))}
+    return {
+        "parameters": count,
+        "gradients": count,
+        "optimizer states": 2 * count + 4 * len(list(model.parameters())),
+    }
 
 
-RIGHT = {"00.1": 2 * SHARE, "00.2": stops(), "00.3": count_bytes, "00.4": ("optimizer states", "optimizer")}
+RIGHT = {
+    "00.1": 2 * SHARE,
+    "00.2": stops(),
+    "00.3": count_bytes,
+    "00.4": ("optimizer states", "optimizer"),
+}
 WRONG = {
     "00.1": [SHARE, 3 * SHARE, 4 * SHARE, 2 * SHARE * 2**30, "0.64"],
     "00.2": [stops() - 1, stops() + 1, 16, 64, 0, 22.0],
     "00.3": [rule_of_thumb, without_the_counters, always_fp32, frozen_too, lambda model: 0, 16],
-    "00.4": [("activations", "backward"), ("gradients", "optimizer"), ("optimizer states", "backward"), "optimizer states",
-             ("weights", "optimizer")],
+    "00.4": [
+        ("activations", "backward"),
+        ("gradients", "optimizer"),
+        ("optimizer states", "backward"),
+        "optimizer states",
+        ("weights", "optimizer"),
+    ],
 }

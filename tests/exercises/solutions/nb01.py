@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 01, right and wrong."""
+
 import torch
 
 from helpers.recipe import difference, replace
@@ -10,11 +11,17 @@ def transplant(model, tensors):
         if name not in tensors:
             raise ValueError(f"{name} is absent from the checkpoint.")
         if tensors[name].shape != value.shape:
-            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, and not {tuple(value.shape)}.")
+            raise ValueError(
+                f"{name} has shape {tuple(tensors[name].shape)}, and not {tuple(value.shape)}."
+            )
     with torch.no_grad():
         for name, value in body.items():
             value.copy_(tensors[name])
-    return sorted(name for name, _ in model.named_parameters() if not name.startswith(model.base_model_prefix + "."))
+    return sorted(
+        name
+        for name, _ in model.named_parameters()
+        if not name.startswith(model.base_model_prefix + ".")
+    )
 
 
 def not_strict(model, tensors):
@@ -28,7 +35,9 @@ def without_prefix(model, tensors):
 
 
 def wrong_error(model, tensors):
-    model.base_model.load_state_dict({name: tensors[name] for name in model.base_model.state_dict()})
+    model.base_model.load_state_dict(
+        {name: tensors[name] for name in model.base_model.state_dict()}
+    )
     return ["classifier.bias", "classifier.weight"]
 
 
@@ -60,8 +69,15 @@ def names_nothing(model, tensors):
 
 def unfair(before, after):
     def in_force(recipe):
-        return replace(recipe, weights="random", data=recipe.dataset, length=recipe.tokens, learning_rate=recipe.rate, accumulation=1,
-                       checkpointing=False)
+        return replace(
+            recipe,
+            weights="random",
+            data=recipe.dataset,
+            length=recipe.tokens,
+            learning_rate=recipe.rate,
+            accumulation=1,
+            checkpointing=False,
+        )
 
     return sorted(difference(in_force(before), in_force(after)))
 
@@ -71,7 +87,10 @@ def as_written(before, after):
 
 
 def everything(before, after):
-    return sorted(set(unfair(before, after)) | (set(difference(before, after)) & {"accumulation", "checkpointing"}))
+    return sorted(
+        set(unfair(before, after))
+        | (set(difference(before, after)) & {"accumulation", "checkpointing"})
+    )
 
 
 def with_weights(before, after):
@@ -82,6 +101,22 @@ RIGHT = {"01.1": 10, "01.2": 665, "01.3": transplant, "01.4": unfair}
 WRONG = {
     "01.1": [9, 67, 8, 9.52, 11, "10"],
     "01.2": [333, 664, 670, 1, 665.0],
-    "01.3": [not_strict, without_prefix, wrong_error, checks_on_the_way, head_too, says_nothing, names_nothing, 3],
-    "01.4": [as_written, everything, with_weights, lambda before, after: [], lambda before, after: set(unfair(before, after)), []],
+    "01.3": [
+        not_strict,
+        without_prefix,
+        wrong_error,
+        checks_on_the_way,
+        head_too,
+        says_nothing,
+        names_nothing,
+        3,
+    ],
+    "01.4": [
+        as_written,
+        everything,
+        with_weights,
+        lambda before, after: [],
+        lambda before, after: set(unfair(before, after)),
+        [],
+    ],
 }

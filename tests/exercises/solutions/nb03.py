@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 03, right and wrong."""
+
 import torch
 
 
@@ -17,7 +18,9 @@ def thaw(model, optimizer, names):
         parameter.requires_grad_(True)
     if new:
         now = optimizer.param_groups[0]
-        optimizer.add_param_group({"params": new, "lr": now["lr"], "weight_decay": now["weight_decay"]})
+        optimizer.add_param_group(
+            {"params": new, "lr": now["lr"], "weight_decay": now["weight_decay"]}
+        )
 
 
 def forgets_the_optimizer(model, optimizer, names):
@@ -27,7 +30,9 @@ def forgets_the_optimizer(model, optimizer, names):
 
 def forgets_the_gradient(model, optimizer, names):
     now = optimizer.param_groups[0]
-    optimizer.add_param_group({"params": chosen(model, names), "lr": now["lr"], "weight_decay": now["weight_decay"]})
+    optimizer.add_param_group(
+        {"params": chosen(model, names), "lr": now["lr"], "weight_decay": now["weight_decay"]}
+    )
 
 
 def takes_the_first_defaults(model, optimizer, names):
@@ -37,7 +42,9 @@ def takes_the_first_defaults(model, optimizer, names):
 
 def adds_twice(model, optimizer, names):
     forgets_the_optimizer(model, optimizer, names)
-    forgets_the_gradient(model, optimizer, names)  # the second call names a tensor that is there already
+    forgets_the_gradient(
+        model, optimizer, names
+    )  # the second call names a tensor that is there already
 
 
 def starts_anew(model, optimizer, names):
@@ -53,7 +60,11 @@ def thaws_all(model, optimizer, names):
 
 def by_prefix(model, optimizer, names):
     layers = {name.split(".")[0] for name in names}
-    below = [name for name, _ in model.named_parameters() if int(name.split(".")[0]) >= min(map(int, layers)) - 1]
+    below = [
+        name
+        for name, _ in model.named_parameters()
+        if int(name.split(".")[0]) >= min(map(int, layers)) - 1
+    ]
     thaw(model, optimizer, below)
 
 
@@ -66,7 +77,16 @@ RIGHT = {"03.1": 98_380_800 * 12 / 2**30, "03.2": 14 / 36, "03.3": thaw, "03.4":
 WRONG = {
     "03.1": [0.73, 1.47, 0.37, 0.76, 98_380_800 * 12, "1.1"],
     "03.2": [1 / 12, 13 / 36, 15 / 36, 2 / 36, 1.0, 38.9],
-    "03.3": [forgets_the_optimizer, forgets_the_gradient, takes_the_first_defaults, adds_twice, starts_anew, thaws_all,
-             by_prefix, another_optimizer, 3],
+    "03.3": [
+        forgets_the_optimizer,
+        forgets_the_gradient,
+        takes_the_first_defaults,
+        adds_twice,
+        starts_anew,
+        thaws_all,
+        by_prefix,
+        another_optimizer,
+        3,
+    ],
     "03.4": [0, 9, 11, 12, 24, 25, 10.0],
 }

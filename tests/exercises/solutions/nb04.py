@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 04, right and wrong."""
+
 import numpy as np
 import torch
 from torch import nn
@@ -8,6 +9,7 @@ from helpers.kernels import gelu_half2
 
 def steps(order, once=True, scheduled="made", returns="scale"):
     """A group's step with its parts in some order."""
+
     def group_step(model, losses, optimizer, scheduler, scaler, limit):
         for loss in losses:
             scaler.scale(loss()).backward()
@@ -29,10 +31,16 @@ def steps(order, once=True, scheduled="made", returns="scale"):
                 scaler.update()
             elif part == "clear":
                 optimizer.zero_grad()
-        made = {"scale": scaler.get_scale() >= before, "same": scaler.get_scale() == before, "true": True, "none": None}[returns]
+        made = {
+            "scale": scaler.get_scale() >= before,
+            "same": scaler.get_scale() == before,
+            "true": True,
+            "none": None,
+        }[returns]
         if made or scheduled == "always":
             scheduler.step()
         return made
+
     return group_step
 
 
@@ -54,7 +62,9 @@ def unscaled_twice(model, losses, optimizer, scheduler, scaler, limit):
     for loss in losses:
         scaler.scale(loss()).backward()
         scaler.unscale_(optimizer)
-    return steps(("clip", "step", "update", "clear"))(model, [], optimizer, scheduler, scaler, limit)
+    return steps(("clip", "step", "update", "clear"))(
+        model, [], optimizer, scheduler, scaler, limit
+    )
 
 
 def sigmoid(x):
@@ -73,10 +83,19 @@ def wide(x):
 
 
 def through_torch(x):
-    return torch.nn.functional.gelu(torch.from_numpy(np.array(x)).float(), approximate="tanh").half().numpy()
+    return (
+        torch.nn.functional.gelu(torch.from_numpy(np.array(x)).float(), approximate="tanh")
+        .half()
+        .numpy()
+    )
 
 
-RIGHT = {"04.1": 2.0**-10, "04.2": 18, "04.3": steps(("unscale", "clip", "step", "update", "clear")), "04.4": sigmoid}
+RIGHT = {
+    "04.1": 2.0**-10,
+    "04.2": 18,
+    "04.3": steps(("unscale", "clip", "step", "update", "clear")),
+    "04.4": sigmoid,
+}
 WRONG = {
     "04.1": [2.0**-9, 2.0**-8, 0.3 * 2.0**-8, 2.0**-13, 2e-5, 0.001, "2^-10"],
     "04.2": [16, 14, 10, 12, 20, 8, 17],
@@ -92,7 +111,17 @@ WRONG = {
         steps(("unscale", "clip", "step", "update", "clear"), returns="true"),
         steps(("unscale", "clip", "step", "update", "clear"), returns="same"),
         steps(("unscale", "clip", "step", "update", "clear"), returns="none"),
-        each_unscaled, unscaled_twice, 3,
+        each_unscaled,
+        unscaled_twice,
+        3,
     ],
-    "04.4": [tanh, wide, through_torch, lambda x: x, lambda x: x / (1 + np.exp(-1.702 * x)), lambda x: 0 * x, 2.0],
+    "04.4": [
+        tanh,
+        wide,
+        through_torch,
+        lambda x: x,
+        lambda x: x / (1 + np.exp(-1.702 * x)),
+        lambda x: 0 * x,
+        2.0,
+    ],
 }

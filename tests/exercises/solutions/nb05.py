@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 05, right and wrong."""
+
 import math
 
 import torch
@@ -19,14 +20,14 @@ def quantize_up(v, codes, block=256):
     scale = rows.amax(1)
     share = torch.where(scale[:, None] > 0, rows / scale[:, None].clamp(min=1e-38), 0.0)
     places = torch.bucketize(share, codes).clamp(max=255)
-    return places.to(torch.uint8).flatten()[:v.numel()].view_as(v), scale
+    return places.to(torch.uint8).flatten()[: v.numel()].view_as(v), scale
 
 
 def nearest(v, codes, block=256):
     rows = F.pad(v.flatten(), (0, -v.numel() % block)).view(-1, block)
     scale = rows.amax(1)
     places = torch.bucketize(rows / scale[:, None].clamp(min=1e-38), (codes[:-1] + codes[1:]) / 2)
-    return places.to(torch.uint8).flatten()[:v.numel()].view_as(v), scale
+    return places.to(torch.uint8).flatten()[: v.numel()].view_as(v), scale
 
 
 def one_more(v, codes, block=256):
@@ -59,7 +60,9 @@ def zero_is_trouble(v, codes, block=256):
     rows = F.pad(v.flatten(), (0, -v.numel() % block)).view(-1, block)
     scale = rows.amax(1)
     places = torch.bucketize(rows / scale[:, None], codes, right=True)
-    return places.to(torch.uint8).flatten()[:v.numel()].view_as(v), scale.nan_to_num(1) + (scale == 0)
+    return places.to(torch.uint8).flatten()[: v.numel()].view_as(v), scale.nan_to_num(1) + (
+        scale == 0
+    )
 
 
 RIGHT = {
@@ -69,10 +72,35 @@ RIGHT = {
     "05.4": {"B", "D"},
 }
 WRONG = {
-    "05.1": [bytes_of(limit=0), bytes_of(limit=4097), bytes_of(large=lambda n: 2 * n), bytes_of(large=lambda n: 2 * n + 8 * (n // 256)),
-             bytes_of(large=lambda n: n + 4 * math.ceil(n / 256)), bytes_of(small=lambda n: 4 * n), bytes_of(large=lambda n: 8 * n), 4096],
-    "05.2": [nearest, one_more, one_scale, int64_places, all_ones, flat, zero_is_trouble, lambda v, codes, block=256: v, 3],
-    "05.3": [set(), {"vit.embeddings.cls_token"}, {"vit.layers.3.attention.o_proj.weight"}, {"vit.embeddings.position_embeddings"},
-             {"vit.layers.3.mlp.fc1.weight", "vit.embeddings.patch_embeddings.projection.weight"}, {"fc1"}, 67],
+    "05.1": [
+        bytes_of(limit=0),
+        bytes_of(limit=4097),
+        bytes_of(large=lambda n: 2 * n),
+        bytes_of(large=lambda n: 2 * n + 8 * (n // 256)),
+        bytes_of(large=lambda n: n + 4 * math.ceil(n / 256)),
+        bytes_of(small=lambda n: 4 * n),
+        bytes_of(large=lambda n: 8 * n),
+        4096,
+    ],
+    "05.2": [
+        nearest,
+        one_more,
+        one_scale,
+        int64_places,
+        all_ones,
+        flat,
+        zero_is_trouble,
+        lambda v, codes, block=256: v,
+        3,
+    ],
+    "05.3": [
+        set(),
+        {"vit.embeddings.cls_token"},
+        {"vit.layers.3.attention.o_proj.weight"},
+        {"vit.embeddings.position_embeddings"},
+        {"vit.layers.3.mlp.fc1.weight", "vit.embeddings.patch_embeddings.projection.weight"},
+        {"fc1"},
+        67,
+    ],
     "05.4": [{"B"}, {"A", "B"}, {"B", "C"}, {"A", "B", "C", "D"}, {"D"}, set("AC"), {"E"}, 2],
 }

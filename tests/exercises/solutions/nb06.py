@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 06, right and wrong."""
+
 import math
 
 from torch.utils.checkpoint import checkpoint
@@ -12,7 +13,7 @@ def through(layers, x):
 
 def keep_last(layers, x, segment):
     for start in range(0, len(layers), segment):
-        part = layers[start:start + segment]
+        part = layers[start : start + segment]
         if start + segment < len(layers):
             x = checkpoint(through, part, x, use_reentrant=False)
         else:
@@ -26,7 +27,7 @@ def plain(layers, x, segment):
 
 def all_segments(layers, x, segment):
     for start in range(0, len(layers), segment):
-        x = checkpoint(through, layers[start:start + segment], x, use_reentrant=False)
+        x = checkpoint(through, layers[start : start + segment], x, use_reentrant=False)
     return x
 
 
@@ -40,19 +41,19 @@ def every_layer(layers, x, segment):
 def keeps_first(layers, x, segment):
     x = through(layers[:segment], x)
     for start in range(segment, len(layers), segment):
-        x = checkpoint(through, layers[start:start + segment], x, use_reentrant=False)
+        x = checkpoint(through, layers[start : start + segment], x, use_reentrant=False)
     return x
 
 
 def forgets_the_rest(layers, x, segment):
     for start in range(0, len(layers) - segment, segment):
-        x = checkpoint(through, layers[start:start + segment], x, use_reentrant=False)
+        x = checkpoint(through, layers[start : start + segment], x, use_reentrant=False)
     return x
 
 
 def other_masks(layers, x, segment):
     for start in range(0, len(layers), segment):
-        part = layers[start:start + segment]
+        part = layers[start : start + segment]
         if start + segment < len(layers):
             x = checkpoint(through, part, x, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -62,13 +63,20 @@ def other_masks(layers, x, segment):
 
 def reentrant(layers, x, segment):
     for start in range(0, len(layers), segment):
-        part = layers[start:start + segment]
-        x = checkpoint(through, part, x, use_reentrant=True) if start + segment < len(layers) else through(part, x)
+        part = layers[start : start + segment]
+        x = (
+            checkpoint(through, part, x, use_reentrant=True)
+            if start + segment < len(layers)
+            else through(part, x)
+        )
     return x
 
 
 def late_binding(layers, x, segment):
-    parts = [lambda x: through(layers[start:start + segment], x) for start in range(0, len(layers), segment)]
+    parts = [
+        lambda x: through(layers[start : start + segment], x)
+        for start in range(0, len(layers), segment)
+    ]
     for part in parts[:-1]:
         x = checkpoint(part, x, use_reentrant=False)
     return parts[-1](x)
@@ -78,6 +86,22 @@ RIGHT = {"06.1": 4, "06.2": 23 / 18, "06.3": keep_last, "06.4": lambda m: 1 - ma
 WRONG = {
     "06.1": [8, 1, 2, 16, 64, 4.0, 0],
     "06.2": [4 / 3, 7 / 6, 11 / 9, 20 / 24, "23/18", 1.25],
-    "06.3": [plain, all_segments, every_layer, keeps_first, forgets_the_rest, other_masks, reentrant, late_binding, 3],
-    "06.4": [lambda m: m / 2, lambda m: math.sqrt(1 - m), lambda m: 1 - (1 - m) ** 2, lambda m: m, 0.05],
+    "06.3": [
+        plain,
+        all_segments,
+        every_layer,
+        keeps_first,
+        forgets_the_rest,
+        other_masks,
+        reentrant,
+        late_binding,
+        3,
+    ],
+    "06.4": [
+        lambda m: m / 2,
+        lambda m: math.sqrt(1 - m),
+        lambda m: 1 - (1 - m) ** 2,
+        lambda m: m,
+        0.05,
+    ],
 }

@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 07, right and wrong."""
+
 import copy
 
 import torch
@@ -90,10 +91,33 @@ def a_function(linear, A, B, alpha):
     return lambda x: linear(x) + alpha / A.shape[0] * (x @ A.T) @ B.T
 
 
-RIGHT = {"07.1": 24 * 2 * 2 * 1024 * 16 + 1024 * 1024 + 1024 + 1024 * 20 + 20, "07.2": 18 / 36, "07.3": squeeze, "07.4": merge}
+RIGHT = {
+    "07.1": 24 * 2 * 2 * 1024 * 16 + 1024 * 1024 + 1024 + 1024 * 20 + 20,
+    "07.2": 18 / 36,
+    "07.3": squeeze,
+    "07.4": merge,
+}
 WRONG = {
     "07.1": [1_572_864, 1_593_364, 786_432, 2_643_968, 25_165_824, 2_642_944.0, "2642964"],
     "07.2": [2 / 3, 24 / 36, 1 / 3, 15 / 36, 21 / 36, 1.0, "1/2"],
-    "07.3": [forgets_alpha, turns_them, swaps_them, smallest, first_columns, scales_both, product, 3],
-    "07.4": [as_given, in_place, without_scale, divides_by_the_width, loses_the_bias, shares_the_weight, a_function, 3],
+    "07.3": [
+        forgets_alpha,
+        turns_them,
+        swaps_them,
+        smallest,
+        first_columns,
+        scales_both,
+        product,
+        3,
+    ],
+    "07.4": [
+        as_given,
+        in_place,
+        without_scale,
+        divides_by_the_width,
+        loses_the_bias,
+        shares_the_weight,
+        a_function,
+        3,
+    ],
 }

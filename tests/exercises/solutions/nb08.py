@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 08, right and wrong."""
+
 from helpers.plan import plan
 from helpers.recipe import Recipe
 
@@ -20,11 +21,17 @@ def from_zero(text, pieces):
 
 
 def without_spaces(text, pieces):
-    return [(start + (piece[0] == "▁" and start > 0), end) for (start, end), piece in zip(offsets(text, pieces), pieces)]
+    return [
+        (start + (piece[0] == "▁" and start > 0), end)
+        for (start, end), piece in zip(offsets(text, pieces), pieces)
+    ]
 
 
 def first_found(text, pieces):
-    return [(text.find(piece.strip("▁")), text.find(piece.strip("▁")) + len(piece.strip("▁"))) for piece in pieces]
+    return [
+        (text.find(piece.strip("▁")), text.find(piece.strip("▁")) + len(piece.strip("▁")))
+        for piece in pieces
+    ]
 
 
 def negative(text, pieces):
@@ -57,7 +64,9 @@ def in_order(word_ids, labels):
     return [next(rest) for _ in word_ids]
 
 
-STEP = sum(plan(Recipe("deberta", profile="full", batch_size=16, length=256)).flops.values()) / 400e12
+STEP = (
+    sum(plan(Recipe("deberta", profile="full", batch_size=16, length=256)).flops.values()) / 400e12
+)
 
 RIGHT = {"08.1": 200, "08.2": offsets, "08.3": 16 * 256 / STEP, "08.4": align}
 WRONG = {

@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 09, right and wrong."""
+
 import math
 
 import torch
@@ -13,9 +14,16 @@ def batch(rows, pad_id, multiple=8, label=-100, by_length=True, width=None):
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, label)
     for place, row in enumerate(rows):
         count = len(row["input_ids"])
-        ids[place, :count], labels[place, :count] = torch.tensor(row["input_ids"]), torch.tensor(row["labels"])
+        ids[place, :count], labels[place, :count] = (
+            torch.tensor(row["input_ids"]),
+            torch.tensor(row["labels"]),
+        )
         mask[place, :count] = 1
-    return {"input_ids": ids, "attention_mask": mask if by_length else (ids != pad_id).long(), "labels": labels}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask if by_length else (ids != pad_id).long(),
+        "labels": labels,
+    }
 
 
 def changes_rows(rows, pad_id):
@@ -25,12 +33,20 @@ def changes_rows(rows, pad_id):
         row["mask"] = [1] * len(row["input_ids"]) + [0] * extra
         row["input_ids"] += [pad_id] * extra
         row["labels"] += [-100] * extra
-    return {"input_ids": torch.tensor([row["input_ids"] for row in rows]), "attention_mask": torch.tensor([row["mask"] for row in rows]),
-            "labels": torch.tensor([row["labels"] for row in rows])}
+    return {
+        "input_ids": torch.tensor([row["input_ids"] for row in rows]),
+        "attention_mask": torch.tensor([row["mask"] for row in rows]),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
 
 
 def on_the_left(rows, pad_id):
-    return {name: values.flip(1) for name, values in batch([{key: value[::-1] for key, value in row.items()} for row in rows], pad_id).items()}
+    return {
+        name: values.flip(1)
+        for name, values in batch(
+            [{key: value[::-1] for key, value in row.items()} for row in rows], pad_id
+        ).items()
+    }
 
 
 def boolean_mask(rows, pad_id):
@@ -65,7 +81,9 @@ def only_the_divisor(logits, labels, mask):
 
 
 def mean_of_rows(logits, labels, mask):
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none").view_as(labels)
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none"
+    ).view_as(labels)
     return ((losses * mask).sum(1) / mask.sum(1)).mean()
 
 
@@ -91,11 +109,44 @@ def largest(p, share):
 
 RIGHT = {"09.1": (TOTAL - REAL) / TOTAL, "09.2": batch, "09.3": token_loss, "09.4": largest}
 WRONG = {
-    "09.1": [REAL / TOTAL, 1 - REAL / (8 * 256), 1 - REAL / (4 * 250 + 4 * 90), TOTAL - REAL, "62 %", 0.5],
-    "09.2": [lambda rows, pad_id: batch(rows, pad_id, multiple=1), lambda rows, pad_id: batch(rows, pad_id, label=0),
-             lambda rows, pad_id: batch(rows, pad_id, by_length=False), lambda rows, pad_id: batch(rows, pad_id, width=40),
-             lambda rows, pad_id: batch(rows, 0), changes_rows, on_the_left, boolean_mask, without_labels, lambda rows, pad_id: batch(rows, pad_id)["input_ids"], 3],
-    "09.3": [as_printed, over_all_positions, only_the_divisor, mean_of_rows, by_label, changes_labels, no_gradient, 3],
-    "09.4": [lambda p, share: math.ceil(math.log(1 - share) / math.log(1 - p)), lambda p, share: math.floor(share / p), lambda p, share: 5,
-             lambda p, share: max(1, largest(p, share)), lambda p, share: largest(p, share) + 1, lambda p, share: largest(p, 1 - share), 5],
+    "09.1": [
+        REAL / TOTAL,
+        1 - REAL / (8 * 256),
+        1 - REAL / (4 * 250 + 4 * 90),
+        TOTAL - REAL,
+        "62 %",
+        0.5,
+    ],
+    "09.2": [
+        lambda rows, pad_id: batch(rows, pad_id, multiple=1),
+        lambda rows, pad_id: batch(rows, pad_id, label=0),
+        lambda rows, pad_id: batch(rows, pad_id, by_length=False),
+        lambda rows, pad_id: batch(rows, pad_id, width=40),
+        lambda rows, pad_id: batch(rows, 0),
+        changes_rows,
+        on_the_left,
+        boolean_mask,
+        without_labels,
+        lambda rows, pad_id: batch(rows, pad_id)["input_ids"],
+        3,
+    ],
+    "09.3": [
+        as_printed,
+        over_all_positions,
+        only_the_divisor,
+        mean_of_rows,
+        by_label,
+        changes_labels,
+        no_gradient,
+        3,
+    ],
+    "09.4": [
+        lambda p, share: math.ceil(math.log(1 - share) / math.log(1 - p)),
+        lambda p, share: math.floor(share / p),
+        lambda p, share: 5,
+        lambda p, share: max(1, largest(p, share)),
+        lambda p, share: largest(p, share) + 1,
+        lambda p, share: largest(p, 1 - share),
+        5,
+    ],
 }

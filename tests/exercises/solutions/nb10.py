@@ -1,18 +1,23 @@
 """Answers to the exercises of notebook 10, right and wrong."""
+
 import random
 
 import torch
 
 
 def cut(rows, size):
-    return [rows[start:start + size] for start in range(0, len(rows), size)]
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def buckets(lengths, batch_size, window, seed):
     generator = random.Random(seed)
     rows = list(range(len(lengths)))
     generator.shuffle(rows)
-    batches = [batch for part in cut(rows, window * batch_size) for batch in cut(sorted(part, key=lengths.__getitem__), batch_size)]
+    batches = [
+        batch
+        for part in cut(rows, window * batch_size)
+        for batch in cut(sorted(part, key=lengths.__getitem__), batch_size)
+    ]
     generator.shuffle(batches)
     return batches
 
@@ -36,7 +41,11 @@ def not_sorted(lengths, batch_size, window, seed):
 def short_first(lengths, batch_size, window, seed):
     rows = list(range(len(lengths)))
     random.Random(seed).shuffle(rows)
-    return [batch for part in cut(rows, window * batch_size) for batch in cut(sorted(part, key=lengths.__getitem__), batch_size)]
+    return [
+        batch
+        for part in cut(rows, window * batch_size)
+        for batch in cut(sorted(part, key=lengths.__getitem__), batch_size)
+    ]
 
 
 def ignores_window(lengths, batch_size, window, seed):
@@ -44,7 +53,9 @@ def ignores_window(lengths, batch_size, window, seed):
 
 
 def drops_the_rest(lengths, batch_size, window, seed):
-    return [batch for batch in buckets(lengths, batch_size, window, seed) if len(batch) == batch_size]
+    return [
+        batch for batch in buckets(lengths, batch_size, window, seed) if len(batch) == batch_size
+    ]
 
 
 def other_seed(lengths, batch_size, window, seed):
@@ -60,7 +71,10 @@ def lengths_not_rows(lengths, batch_size, window, seed):
 
 
 def longest_first(lengths, batch_size, window, seed):
-    return sorted(buckets(lengths, batch_size, window, seed), key=lambda batch: -max(lengths[row] for row in batch))
+    return sorted(
+        buckets(lengths, batch_size, window, seed),
+        key=lambda batch: -max(lengths[row] for row in batch),
+    )
 
 
 def put_back(values, batches):
@@ -85,7 +99,7 @@ def in_place(values, batches):
 def within_batches(values, batches):
     out, start = [], 0
     for batch in batches:
-        part = values[start:start + len(batch)]
+        part = values[start : start + len(batch)]
         out.append(part[sorted(range(len(batch)), key=batch.__getitem__)])
         start += len(batch)
     return torch.cat(out)
@@ -94,8 +108,29 @@ def within_batches(values, batches):
 RIGHT = {"10.1": 442800 / 234800, "10.2": buckets, "10.3": put_back, "10.4": {"D", "E"}}
 WRONG = {
     "10.1": [1880 / 1080, 234800 / 442800, 2, 1.0, "1.89"],
-    "10.2": [sorted_all, sorted_then_shuffled, not_sorted, short_first, ignores_window, drops_the_rest, other_seed, one_seed, lengths_not_rows,
-             longest_first, [[0, 1]]],
+    "10.2": [
+        sorted_all,
+        sorted_then_shuffled,
+        not_sorted,
+        short_first,
+        ignores_window,
+        drops_the_rest,
+        other_seed,
+        one_seed,
+        lengths_not_rows,
+        longest_first,
+        [[0, 1]],
+    ],
     "10.3": [inverse, as_given, in_place, within_batches, 3],
-    "10.4": [{"A", "D", "E"}, {"B", "D"}, {"C", "D", "E"}, {"D"}, {"E"}, {"B", "D", "E"}, "DE", set(), {"D", "E", "F"}],
+    "10.4": [
+        {"A", "D", "E"},
+        {"B", "D"},
+        {"C", "D", "E"},
+        {"D"},
+        {"E"},
+        {"B", "D", "E"},
+        "DE",
+        set(),
+        {"D", "E", "F"},
+    ],
 }

@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 11, right and wrong."""
+
 import torch.nn.functional as F
 from torch import nn
 
@@ -10,7 +11,18 @@ def convert(fabric, net, optimizer, loader):
     return loop(fabric, net, optimizer, loader)
 
 
-def loop(fabric, net, optimizer, loader, wrapped=True, own_backward=False, own_clip=False, clip=True, setup_loader=True, bare=False):
+def loop(
+    fabric,
+    net,
+    optimizer,
+    loader,
+    wrapped=True,
+    own_backward=False,
+    own_clip=False,
+    clip=True,
+    setup_loader=True,
+    bare=False,
+):
     model, optimizer = fabric.setup(net, optimizer)
     model = model if wrapped else net
     losses = []
@@ -51,14 +63,32 @@ def one_number(fabric, net, optimizer, loader):
     return loop(fabric, net, optimizer, loader, bare=True)
 
 
-RIGHT = {"11.1": 8, "11.2": lambda total, here, rows, ranks: total / rows * ranks, "11.3": (5 * ONE, 4 * ONE, ONE / 2), "11.4": convert}
+RIGHT = {
+    "11.1": 8,
+    "11.2": lambda total, here, rows, ranks: total / rows * ranks,
+    "11.3": (5 * ONE, 4 * ONE, ONE / 2),
+    "11.4": convert,
+}
 WRONG = {
     "11.1": [9, 5, 4, 7, 10, 0, 12, 8.0, "8"],
-    "11.2": [lambda total, here, rows, ranks: total / rows, lambda total, here, rows, ranks: total / here,
-             lambda total, here, rows, ranks: total / (rows * ranks), lambda total, here, rows, ranks: total / here * ranks,
-             lambda total, here, rows, ranks: total, lambda total, here, rows, ranks: total / 16 * 4,
-             lambda total, here, rows, ranks: total.item() / rows, 4],
-    "11.3": [(4 * ONE, 4 * ONE, ONE / 2), (5 * ONE, 4 * ONE, 5 * ONE / 8), (5 * ONE / 8, 4 * ONE / 8, ONE / 2), (5 * ONE, 5 * ONE, ONE / 2),
-             (5 * ONE, 4 * ONE), 1.6, (4 * ONE, 3 * ONE, ONE / 2)],
+    "11.2": [
+        lambda total, here, rows, ranks: total / rows,
+        lambda total, here, rows, ranks: total / here,
+        lambda total, here, rows, ranks: total / (rows * ranks),
+        lambda total, here, rows, ranks: total / here * ranks,
+        lambda total, here, rows, ranks: total,
+        lambda total, here, rows, ranks: total / 16 * 4,
+        lambda total, here, rows, ranks: total.item() / rows,
+        4,
+    ],
+    "11.3": [
+        (4 * ONE, 4 * ONE, ONE / 2),
+        (5 * ONE, 4 * ONE, 5 * ONE / 8),
+        (5 * ONE / 8, 4 * ONE / 8, ONE / 2),
+        (5 * ONE, 5 * ONE, ONE / 2),
+        (5 * ONE, 4 * ONE),
+        1.6,
+        (4 * ONE, 3 * ONE, ONE / 2),
+    ],
     "11.4": [unwrapped, old_backward, old_clip, no_clip, old_loader, one_number, 3],
 }

@@ -8,11 +8,15 @@ def mixed(stage, ranks):
 
 
 def fp32(stage, ranks):
-    return sum(count / (ranks if stage >= since else 1) for count, since in ((4, 3), (4, 2), (8, 1)))
+    return sum(
+        count / (ranks if stage >= since else 1) for count, since in ((4, 3), (4, 2), (8, 1))
+    )
 
 
 def backwards(stage, ranks):
-    return sum(count / (ranks if stage >= since else 1) for count, since in ((2, 1), (2, 2), (12, 3)))
+    return sum(
+        count / (ranks if stage >= since else 1) for count, since in ((2, 1), (2, 2), (12, 3))
+    )
 
 
 def handed(loss_sum, rows, steps, ranks):
@@ -23,16 +27,28 @@ def on_the_gpu(config, ranks):
     zero = config["zero_optimization"]
     stage, away = zero["stage"], "offload_optimizer" in zero
     weights = 0 if "offload_param" in zero else 4 / (ranks if stage == 3 else 1)
-    return weights, 0 if away else 4 / (ranks if stage >= 2 else 1), 0 if away else 8 / (ranks if stage >= 1 else 1)
+    return (
+        weights,
+        0 if away else 4 / (ranks if stage >= 2 else 1),
+        0 if away else 8 / (ranks if stage >= 1 else 1),
+    )
 
 
 def blind_to_offload(config, ranks):
     stage = config["zero_optimization"]["stage"]
-    return 4 / (ranks if stage == 3 else 1), 4 / (ranks if stage >= 2 else 1), 8 / (ranks if stage >= 1 else 1)
+    return (
+        4 / (ranks if stage == 3 else 1),
+        4 / (ranks if stage >= 2 else 1),
+        8 / (ranks if stage >= 1 else 1),
+    )
 
 
 def all_away(config, ranks):
-    return (0, 0, 0) if "offload_optimizer" in config["zero_optimization"] else blind_to_offload(config, ranks)
+    return (
+        (0, 0, 0)
+        if "offload_optimizer" in config["zero_optimization"]
+        else blind_to_offload(config, ranks)
+    )
 
 
 def gradients_stay(config, ranks):
@@ -49,10 +65,24 @@ def diagnosis(kind, counted, started):
 RIGHT = {"12.1": mixed, "12.2": handed, "12.3": on_the_gpu, "12.4": diagnosis}
 WRONG = {
     "12.1": [fp32, backwards, lambda stage, ranks: 16 / ranks, lambda stage, ranks: 16, 16],
-    "12.2": [lambda loss_sum, rows, steps, ranks: loss_sum / rows, lambda loss_sum, rows, steps, ranks: loss_sum / rows * steps,
-             lambda loss_sum, rows, steps, ranks: loss_sum / rows * ranks, lambda loss_sum, rows, steps, ranks: loss_sum / steps / ranks,
-             lambda loss_sum, rows, steps, ranks: loss_sum / rows / steps / ranks],
-    "12.3": [blind_to_offload, all_away, gradients_stay, lambda config, ranks: (4, 4, 8), (4, 4, 8)],
-    "12.4": [lambda kind, counted, started: "fine", lambda kind, counted, started: "fine" if kind == "DEEPSPEED" else "dropped",
-             lambda kind, counted, started: "alone" if counted == 1 else "fine", lambda kind, counted, started: "alone" if counted != started else "dropped"],
+    "12.2": [
+        lambda loss_sum, rows, steps, ranks: loss_sum / rows,
+        lambda loss_sum, rows, steps, ranks: loss_sum / rows * steps,
+        lambda loss_sum, rows, steps, ranks: loss_sum / rows * ranks,
+        lambda loss_sum, rows, steps, ranks: loss_sum / steps / ranks,
+        lambda loss_sum, rows, steps, ranks: loss_sum / rows / steps / ranks,
+    ],
+    "12.3": [
+        blind_to_offload,
+        all_away,
+        gradients_stay,
+        lambda config, ranks: (4, 4, 8),
+        (4, 4, 8),
+    ],
+    "12.4": [
+        lambda kind, counted, started: "fine",
+        lambda kind, counted, started: "fine" if kind == "DEEPSPEED" else "dropped",
+        lambda kind, counted, started: "alone" if counted == 1 else "fine",
+        lambda kind, counted, started: "alone" if counted != started else "dropped",
+    ],
 }

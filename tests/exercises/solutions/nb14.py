@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 14, right and wrong."""
+
 import torch
 
 from helpers.parallel.collectives import ring_all_reduce
@@ -63,7 +64,12 @@ class _After:
         for other in range(transport.ranks):
             if other != transport.rank:
                 transport.receive(torch.zeros(20), other)
-        self.rank, self.ranks, self.send, self.receive = transport.rank, transport.ranks, transport.send, transport.receive
+        self.rank, self.ranks, self.send, self.receive = (
+            transport.rank,
+            transport.ranks,
+            transport.send,
+            transport.receive,
+        )
 
 
 def psis(stage, micro):
@@ -88,9 +94,31 @@ def of_the_paper(stage, micro):
 
 RIGHT = {"14.1": states, "14.2": clip, "14.3": 2, "14.4": psis}
 WRONG = {
-    "14.1": [own_number, as_one, padded, lambda lengths, ranks, rank: 8 * sum(lengths) / ranks, lambda lengths, ranks, rank: 8 * sum(lengths),
-             lambda lengths, ranks, rank: states(lengths, ranks, rank) / 2, 3],
-    "14.2": [own_norm, norms_added, no_root, always_scaled, sends_gradients, lambda transport, piece, most: piece, 3],
+    "14.1": [
+        own_number,
+        as_one,
+        padded,
+        lambda lengths, ranks, rank: 8 * sum(lengths) / ranks,
+        lambda lengths, ranks, rank: 8 * sum(lengths),
+        lambda lengths, ranks, rank: states(lengths, ranks, rank) / 2,
+        3,
+    ],
+    "14.2": [
+        own_norm,
+        norms_added,
+        no_root,
+        always_scaled,
+        sends_gradients,
+        lambda transport, piece, most: piece,
+        3,
+    ],
     "14.3": [4, 1, 184 / 98, 1024, "2", 3],
-    "14.4": [scatters_once, reduces_every_time, gathers_once, of_the_paper, lambda stage, micro: 3 * micro, 2],
+    "14.4": [
+        scatters_once,
+        reduces_every_time,
+        gathers_once,
+        of_the_paper,
+        lambda stage, micro: 3 * micro,
+        2,
+    ],
 }

@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 16, right and wrong."""
+
 import torch
 import torch.nn.functional as F
 
@@ -15,7 +16,9 @@ def rows_linear(transport, x, weight, bias):
 
 
 def bias_of_one_rank(transport, x, weight, bias):
-    return ring_all_reduce(transport, F.linear(x, weight, bias if transport.rank == 0 else None))  # right as well
+    return ring_all_reduce(
+        transport, F.linear(x, weight, bias if transport.rank == 0 else None)
+    )  # right as well
 
 
 def bias_in_the_sum(transport, x, weight, bias):
@@ -27,14 +30,20 @@ def no_bias(transport, x, weight, bias):
 
 
 def bias_is_sent_too(transport, x, weight, bias):
-    return ring_all_reduce(transport, F.linear(x, weight)) + ring_all_reduce(transport, bias) / transport.ranks
+    return (
+        ring_all_reduce(transport, F.linear(x, weight))
+        + ring_all_reduce(transport, bias) / transport.ranks
+    )
 
 
 def likeliest(transport, logits, begin):
     exchange = Ring(transport)
-    highest, word = logits.max(-1).values, (logits == logits.amax(-1, keepdim=True)).int().argmax(-1) + begin
+    highest, word = (
+        logits.max(-1).values,
+        (logits == logits.amax(-1, keepdim=True)).int().argmax(-1) + begin,
+    )
     top = exchange.reduce(highest, op="max")
-    return -exchange.reduce(torch.where(highest == top, -word, -2**60), op="max")
+    return -exchange.reduce(torch.where(highest == top, -word, -(2**60)), op="max")
 
 
 def gathers_everything(transport, logits, begin):
@@ -61,10 +70,25 @@ def own_words_only(transport, logits, begin):
 
 RIGHT = {"16.1": step_bytes, "16.2": rows_linear, "16.3": likeliest, "16.4": 5}
 WRONG = {
-    "16.1": [lambda layers, rows, tokens, hidden, ranks, itemsize: step_bytes(layers, rows, tokens, hidden, ranks, itemsize) / 2,
-             lambda layers, rows, tokens, hidden, ranks, itemsize: 4 * layers * rows * tokens * hidden * itemsize,
-             lambda layers, rows, tokens, hidden, ranks, itemsize: step_bytes(layers, rows, tokens, hidden, ranks, 4), 7],
-    "16.2": [bias_in_the_sum, no_bias, bias_is_sent_too, lambda transport, x, weight, bias: F.linear(x, weight, bias), 2],
+    "16.1": [
+        lambda layers, rows, tokens, hidden, ranks, itemsize: (
+            step_bytes(layers, rows, tokens, hidden, ranks, itemsize) / 2
+        ),
+        lambda layers, rows, tokens, hidden, ranks, itemsize: (
+            4 * layers * rows * tokens * hidden * itemsize
+        ),
+        lambda layers, rows, tokens, hidden, ranks, itemsize: step_bytes(
+            layers, rows, tokens, hidden, ranks, 4
+        ),
+        7,
+    ],
+    "16.2": [
+        bias_in_the_sum,
+        no_bias,
+        bias_is_sent_too,
+        lambda transport, x, weight, bias: F.linear(x, weight, bias),
+        2,
+    ],
     "16.3": [gathers_everything, larger_word, own_numbers, own_words_only, 3],
     "16.4": [4, 6, 8, 2, "5", 3],
 }

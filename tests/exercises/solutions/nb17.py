@@ -1,4 +1,5 @@
 """Answers to the exercises of notebook 17, right and wrong."""
+
 import math
 
 
@@ -48,7 +49,9 @@ def adamw(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
 
 def clipped(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
     u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
-    w.sub_(lr * (min(1.0, (w.norm() / u.norm()).item()) if w.norm() > 0 and u.norm() > 0 else 0.0) * u)
+    w.sub_(
+        lr * (min(1.0, (w.norm() / u.norm()).item()) if w.norm() > 0 and u.norm() > 0 else 0.0) * u
+    )
 
 
 def critical(b, squares, B, whole):
@@ -75,10 +78,46 @@ def rows_forgotten(b, squares, B, whole):
     return (squares - whole) / whole if whole > 0 else math.inf
 
 
-RIGHT = {"17.1": (33, 0.001 * math.sqrt(32), 0.032), "17.2": (10 / 768, 10 / math.sqrt(128100 * 768)), "17.3": right, "17.4": critical}
+RIGHT = {
+    "17.1": (33, 0.001 * math.sqrt(32), 0.032),
+    "17.2": (10 / 768, 10 / math.sqrt(128100 * 768)),
+    "17.3": right,
+    "17.4": critical,
+}
 WRONG = {
-    "17.1": [(30, 0.00566, 0.032), (33, 0.032, 0.00566), (32, 0.00566, 0.032), (33, 0.0045, 0.032), (11, 0.00566, 0.032), 33, (33, 0.00566)],
-    "17.2": [(0.02, 0.05), (10 / 768, 0.05), (0.02, 10 / math.sqrt(128100 * 768)), (50.0, 20.0), 0.013, (1.0, 1.0)],
-    "17.3": [as_given, without_corrections, norm_without_decay, zeros_stay, divides_by_zero, adamw, clipped, 3],
-    "17.4": [biased, no_limit, swapped, rows_forgotten, lambda b, squares, B, whole: b * squares / whole, 40],
+    "17.1": [
+        (30, 0.00566, 0.032),
+        (33, 0.032, 0.00566),
+        (32, 0.00566, 0.032),
+        (33, 0.0045, 0.032),
+        (11, 0.00566, 0.032),
+        33,
+        (33, 0.00566),
+    ],
+    "17.2": [
+        (0.02, 0.05),
+        (10 / 768, 0.05),
+        (0.02, 10 / math.sqrt(128100 * 768)),
+        (50.0, 20.0),
+        0.013,
+        (1.0, 1.0),
+    ],
+    "17.3": [
+        as_given,
+        without_corrections,
+        norm_without_decay,
+        zeros_stay,
+        divides_by_zero,
+        adamw,
+        clipped,
+        3,
+    ],
+    "17.4": [
+        biased,
+        no_limit,
+        swapped,
+        rows_forgotten,
+        lambda b, squares, B, whole: b * squares / whole,
+        40,
+    ],
 }

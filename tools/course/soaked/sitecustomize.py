@@ -3,6 +3,7 @@ first on PYTHONPATH. TIGHT_FIT_SOAK is "offline", no network, or "no-kernels", a
 
 It sees what Python does: what a library's own machine code connects to (the kernel's zmq, gloo between ranks) goes on.
 """
+
 import errno
 import importlib.abc
 import importlib.machinery
@@ -39,26 +40,52 @@ def cut_the_network() -> None:
             return
         if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
             end, address = given[0], given[1]
-            if end.family in (socket.AF_INET, socket.AF_INET6) and address is not None and not here(address[0]):
-                raise OSError(errno.ENETUNREACH, f"The soak has cut the network: {address[0]} cannot be reached")
-        elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr") and not here(given[0]):
-            raise socket.gaierror(socket.EAI_NONAME, f"The soak has cut the network: {given[0]} cannot be looked up")
+            if (
+                end.family in (socket.AF_INET, socket.AF_INET6)
+                and address is not None
+                and not here(address[0])
+            ):
+                raise OSError(
+                    errno.ENETUNREACH,
+                    f"The soak has cut the network: {address[0]} cannot be reached",
+                )
+        elif event in (
+            "socket.getaddrinfo",
+            "socket.gethostbyname",
+            "socket.gethostbyaddr",
+        ) and not here(given[0]):
+            raise socket.gaierror(
+                socket.EAI_NONAME, f"The soak has cut the network: {given[0]} cannot be looked up"
+            )
 
     sys.addaudithook(watch)
 
 
 def no_kernels(torch) -> None:
     """Make torch say that there is one GPU, of a kind that it was not built for. What uses it raises RuntimeError."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # hidden from this process: then torch sees none
+    if (
+        os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    ):  # hidden from this process: then torch sees none
         return
 
     def fails(*_, **__):
         raise RuntimeError(NO_KERNEL)
 
-    gpu = SimpleNamespace(name="Tesla P100-PCIE-16GB", total_memory=17_059_545_088, major=6, minor=0)  # bytes
-    answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_name": gpu.name,
-               "get_device_capability": (6, 0), "get_arch_list": ["sm_75", "sm_80", "sm_90"],
-               "get_device_properties": gpu, "is_bf16_supported": False, "synchronize": None, "empty_cache": None}
+    gpu = SimpleNamespace(
+        name="Tesla P100-PCIE-16GB", total_memory=17_059_545_088, major=6, minor=0
+    )  # bytes
+    answers = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": gpu.name,
+        "get_device_capability": (6, 0),
+        "get_arch_list": ["sm_75", "sm_80", "sm_90"],
+        "get_device_properties": gpu,
+        "is_bf16_supported": False,
+        "synchronize": None,
+        "empty_cache": None,
+    }
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
     torch.cuda._lazy_init = fails  # which torch calls before it makes the first tensor on a GPU
@@ -68,7 +95,11 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
     """Finds torch as Python does, and runs `no_kernels` on it once it is imported."""
 
     def find_spec(self, fullname, path=None, target=None):
-        found = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname == "torch" else None
+        found = (
+            importlib.machinery.PathFinder.find_spec(fullname, path)
+            if fullname == "torch"
+            else None
+        )
         if found is not None:
             load = found.loader.exec_module
 
