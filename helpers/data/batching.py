@@ -44,13 +44,13 @@ def bucketed(
     """
     lengths = checked_lengths(lengths)
     _check_sizes(batch_size, micro_batch)
-    generator = generator(seed, epoch)
-    order = permutation(len(lengths), generator)
+    rng = generator(seed, epoch)
+    order = permutation(len(lengths), rng)
     full = len(order) - len(order) % batch_size
     parts = []
     for rows in cut(order[:full], whole("window", window) * batch_size):
         parts += cut(sorted(rows, key=lengths.__getitem__), micro_batch)
-    mixed = [parts[place] for place in permutation(len(parts), generator)]
+    mixed = [parts[place] for place in permutation(len(parts), rng)]
     rest = cut(sorted(order[full:], key=lengths.__getitem__), micro_batch)
     return cut(mixed, batch_size // micro_batch) + ([rest] if rest else [])
 

@@ -197,8 +197,8 @@ class TokenBudgetBatchSampler(_BatchSampler):
             )
 
     def _steps(self) -> list[list[Batch]]:
-        generator = generator(self.seed, self.epoch)
-        order = permutation(len(self.lengths), generator)
+        rng = generator(self.seed, self.epoch)
+        order = permutation(len(self.lengths), rng)
         window = self.window * max(1, self.tokens * len(order) // sum(self.widths))
         batches = [batch for rows in cut(order, window) for batch in self._fill(rows)]
         missing = 0 if self.drop_last and len(batches) >= self.ranks else -len(batches) % self.ranks
@@ -210,7 +210,7 @@ class TokenBudgetBatchSampler(_BatchSampler):
                     "ranks in equal steps: raise tokens, or set drop_last=True."
                 )
             batches += [full[: len(full) // 2], full[len(full) // 2 :]]
-        mixed = [batches[place] for place in permutation(len(batches), generator)]
+        mixed = [batches[place] for place in permutation(len(batches), rng)]
         return cut(mixed[: len(mixed) - len(mixed) % self.ranks], self.ranks)
 
     def _fill(self, rows: Sequence[int]) -> list[Batch]:
