@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from helpers.units import GIB, MIB
 
@@ -77,9 +78,61 @@ def find(name: str) -> GPU:
 
 def here() -> GPU:
     """The GPU of this machine, or the machine itself where there is none (its memory is then what tensors live in)."""
+    import torch  # takes seconds, and a name is looked up without it
+
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
         return GPU(found.name, found.total_memory, (found.major, found.minor))
     return GPU(
         "this machine (no GPU)", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), (0, 0)
     )
+
+
+# Which GPUs a process may see. CUDA reads CUDA_VISIBLE_DEVICES once, when it starts, so what is hidden
+# here must be hidden before the first CUDA call. BEFORE remembers it for processes that this one starts.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+BEFORE = (
+    "TIGHT_FIT_VISIBLE_BEFORE"  # what VISIBLE was before GPUs were hidden; "" where it was unset
+)
+DRIVER = Path("/proc/driver/nvidia/gpus")  # one folder a GPU, on Linux: counts them without CUDA
+
+
+def hide_all_but_first() -> int:
+    """Hide all GPUs but the first from this process, and give the number that were visible.
+
+    Why: with two T4s, transformers' Trainer silently switches to DataParallel, and every number of
+    a one-GPU notebook would be another. Once CUDA has started, nothing is hidden any more.
+    """
+    given = os.environ.get(VISIBLE)
+    if given is None:
+        count = len(list(DRIVER.glob("*"))) if DRIVER.is_dir() else 0
+        gpus = [str(number) for number in range(count)]
+    else:
+        gpus = [gpu for gpu in given.split(",") if gpu.strip()]
+    torch = sys.modules.get("torch")
+    if len(gpus) > 1 and not (torch is not None and torch.cuda.is_initialized()):
+        os.environ[BEFORE] = given or ""
+        os.environ[VISIBLE] = gpus[0]
+    return len(gpus)
+
+
+def hide_all() -> None:
+    """Hide every GPU, from this process and from those that it starts."""
+    os.environ.pop(BEFORE, None)
+    os.environ[VISIBLE] = ""
+
+
+def some_hidden() -> bool:
+    """Whether `hide_all_but_first` hid GPUs that other processes may use."""
+    return BEFORE in os.environ
+
+
+def show_all(environment: MutableMapping[str, str]) -> None:
+    """Undo `hide_all_but_first` in the environment of a process to be started, in place."""
+    before = environment.pop(BEFORE, None)
+    if before is None:
+        return
+    if before:
+        environment[VISIBLE] = before
+    else:
+        environment.pop(VISIBLE, None)

@@ -17,7 +17,7 @@ import tomllib
 import warnings
 from pathlib import Path
 
-from helpers import visible_gpus
+from helpers import gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 HOSTS = (
@@ -78,7 +78,7 @@ def setup() -> None:
     if hosted():
         install()
     absent = complain()
-    gpus = visible_gpus.use_one()
+    count = gpus.hide_all_but_first()
     _inline()
     _hush()
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def setup() -> None:
         cuda, why = profile.usable_cuda()
     unusable = not cuda and why != "no GPU found"
     if unusable:
-        visible_gpus.use_none()
+        gpus.hide_all()
     if not cuda:
         os.environ.setdefault(
             "DS_ACCELERATOR", "cpu"
@@ -111,9 +111,9 @@ def setup() -> None:
     notes = [f"{'; '.join(absent)}: what needs it cannot run"] if absent else []
     if unusable and why not in chosen.reason:
         notes.append(why)
-    if gpus > 1 and not unusable:
+    if count > 1 and not unusable:
         notes.append(
-            f"one of {gpus} GPUs is used, as Trainer would split every batch over all of them"
+            f"one of {count} GPUs is used, as Trainer would split every batch over all of them"
         )
     if chosen.name == "full" and not _hub_has_weights():
         notes.append(

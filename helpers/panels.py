@@ -14,9 +14,9 @@ import html
 import inspect
 import io
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure

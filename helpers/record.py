@@ -8,7 +8,7 @@ import platform
 import re
 import statistics
 from dataclasses import dataclass, field, fields
-from datetime import datetime, timezone, UTC
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch

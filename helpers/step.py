@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.nn.functional as F
 
-from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe
 
 Batch = dict[str, torch.Tensor]

@@ -14,7 +14,6 @@ for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_F
 @pytest.fixture(scope="session", autouse=True)
 def settled():
     """What is imported once stays: garbage collections, of which measuring memory makes many, need not look at it."""
-    import helpers.train
 
     gc.collect()
     gc.freeze()

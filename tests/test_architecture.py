@@ -15,14 +15,15 @@ ROOMS = ("data", "memory", "plan", "parallel", "strategy", "kernels", "mini")
 
 # Floors from the ground up. A module imports only from floors below its own, or from its own room.
 FLOORS = (
-    {"units", "values", "files", "visible_gpus"},
+    {"units", "values", "files", "torch_private"},
     {"gpus", "recipe", "hub"},
-    {"data", "profile", "kernels"},
-    {"models", "model_changes", "optimizers"},
-    {"step"},
+    {"data", "kernels"},
+    {"model_changes"},
+    {"models", "optimizers"},
+    {"step", "profile"},
     {"memory", "checkpoint"},
-    {"train", "plan", "frameworks"},
-    {"record", "parallel"},
+    {"train", "plan"},
+    {"record", "parallel", "frameworks"},
     {"tables", "plots", "panels"},
     {"strategy", "notebook_setup"},
     {"exercises", "benchmarks"},

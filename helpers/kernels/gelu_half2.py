@@ -12,7 +12,7 @@ import ctypes
 import math
 import os
 import sys
-from functools import lru_cache, cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np

@@ -15,6 +15,7 @@ from helpers.memory.trace import trace_step
 from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe
 from helpers.step import tensor_cores, train_step
+from helpers.torch_private import clear_cublas_workspaces
 
 WARM_UP, MEASURED = 2, 3  # optimizer steps before and after the peak counters are reset
 SCALES = 32  # halvings from the first loss scale to where nothing can overflow
@@ -109,9 +110,7 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-        getattr(
-            torch._C, "_cuda_clearCublasWorkspaces", lambda: None
-        )()  # matrix products take theirs from the same memory
+        clear_cublas_workspaces()  # matrix products take theirs from the same memory
         torch.cuda.empty_cache()
 
 

@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from helpers.torch_private import (
+    AsyncCollectiveTensor,
+    TorchDispatchMode,
+    storage_key,
+    tree_leaves,
+)
 
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(5)
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
@@ -134,7 +138,7 @@ class Tracker(TorchDispatchMode):
         return out
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        self._forget(storage._cdata)
+        self._forget(storage_key(storage))
         if self._looking and storage.nbytes():
             self._born(storage, PARAMETERS, "gathered")
 
@@ -142,7 +146,7 @@ class Tracker(TorchDispatchMode):
         while isinstance(tensor, WRAPPERS):
             tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.elem
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._alive:
             index, old = self._alive[key]
             if not new and old != category:
@@ -152,7 +156,7 @@ class Tracker(TorchDispatchMode):
         self._born(storage, category, made_by)
 
     def _born(self, storage: torch.UntypedStorage, category: int, made_by: str) -> None:
-        key, index = storage._cdata, len(self.storage_trace.bytes)
+        key, index = storage_key(storage), len(self.storage_trace.bytes)
         self.storage_trace.bytes.append(storage.nbytes())
         self.storage_trace.made_by.append(made_by)
         self._alive[key] = (index, category)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from helpers.memory.tracker import WRAPPERS
+from helpers.torch_private import TorchDispatchMode, tree_leaves
 
 # What a rank sends in a ring of N, as a share of the payload; a tree or a switch may do better, none sends less than
 # half of it. Payload: the whole tensor that all ranks end with (all_gather) or begin with (reduce_scatter).

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from helpers import visible_gpus
+from helpers import gpus
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOOK = 0.05  # seconds between looks at the ranks' output
@@ -176,7 +176,7 @@ def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
     here["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
     )
-    visible_gpus.show_all(here)  # a notebook for one GPU hid the others from itself
+    gpus.show_all(here)  # a notebook for one GPU hid the others from itself
     return here | dict(more or {})
 
 

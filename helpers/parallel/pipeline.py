@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from helpers.parallel.collectives import ring_all_reduce
-from helpers.parallel.pipeline_stage import SHARED, Batch, Stage, cut
+from helpers.parallel.pipeline_stage import SHARED, Batch, Stage
 from helpers.parallel.schedules import Action, Schedule, Span
 from helpers.parallel.transport import ProcessGroupTransport, Transport
 from helpers.recipe import Recipe

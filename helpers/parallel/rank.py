@@ -28,6 +28,7 @@ from helpers.parallel.transport import ProcessGroupTransport
 from helpers.plan.fake_tensors import Indices
 from helpers.recipe import Recipe
 from helpers.step import Batch, loss_sum
+from helpers.torch_private import rebuild_buckets
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 # The models' buffers never change: nothing to send. torch 2.13 has renamed the switch.
@@ -152,7 +153,7 @@ class Rank:
         for number in range(2 if ddp else 1):
             if number == 1:
                 with Indices():
-                    self.model.reducer._rebuild_buckets()
+                    rebuild_buckets(self.model)
             self.step([make_batch() for _ in range(count)], count=count)
 
     def _pipeline_step(

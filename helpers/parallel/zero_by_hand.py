@@ -28,6 +28,7 @@ from helpers.parallel.collectives import (
     ring_reduce_scatter,
 )
 from helpers.parallel.transport import Transport
+from helpers.torch_private import storage_key
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -256,7 +257,7 @@ def sent_bytes(
 
 def _bytes(tensors: Iterable[Tensor | None]) -> int:
     storages = {
-        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        storage_key(tensor.untyped_storage()): tensor.untyped_storage().nbytes()
         for tensor in tensors
         if tensor is not None
     }

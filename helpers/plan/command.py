@@ -1,6 +1,6 @@
 """The command `python -m helpers.plan`: will this step fit that card?
 
-    python -m helpers.plan --model microsoft/deberta-v3-large --card T4 --batch 16 --length 512
+    python -m helpers.plan --model microsoft/deberta-v3-large --gpu T4 --batch 16 --length 512
 
 Exit status: 0 it fits (or no card was named), 1 it does not, 2 the question cannot be answered (one sentence says why).
 """
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--model", help="a name on the hub, a folder, or a config.json")
-    add("--card", help="the GPU (--list-cards); without it: every card that holds the step")
+    add("--gpu", "--card", help="the GPU (--list-gpus); without it: every GPU that holds the step")
     add("--batch", type=int, default=16, help="rows an optimizer step (16)")
     add("--length", type=int, help="tokens a row (512, or fewer where the model takes fewer)")
     add("--image-size", type=int, help="pixels of a side (the configuration's, or 224)")
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--classes", type=int, help="of a classifier (the configuration's, or 2)")
     add("--json", action="store_true", help="print one JSON object")
-    add("--list-cards", action="store_true", help="print the cards that are known")
+    add("--list-gpus", "--list-cards", action="store_true", help="print the cards that are known")
     return made
 
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (argparse itself exits with 2)."""
     command = parser()
     asked = command.parse_args(arguments)
-    if asked.list_cards:
+    if asked.list_gpus:
         for gpu in GPUS.values():
             print(f"{gpu.name:16} {gpu.memory / GIB:6.2f} GiB{'' if gpu.bf16 else '   no bf16'}")
         return 0

@@ -30,7 +30,6 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers.gpus import GPU, cublas_workspace, find
 from helpers.memory.allocator import AllocatorPeaks, CachingAllocator
@@ -46,6 +45,7 @@ from helpers.memory.tracker import (
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.hf_plan import _as_if_real
+from helpers.torch_private import FakeTensorMode
 from helpers.units import GIB
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}  # what calls cuBLAS

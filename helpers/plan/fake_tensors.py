@@ -5,10 +5,15 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from helpers.torch_private import (
+    TRUNCATED_NORMAL,
+    FakeTensor,
+    TorchDispatchMode,
+    tree_leaves,
+    unset_fake_temporarily,
+)
 
 # Without this torch would run them on real tensors of the same sizes (it has no other implementation).
 IN_PLACE = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
@@ -27,8 +32,7 @@ class FakeValues(TorchDispatchMode):
 
     def __enter__(self):
         self._drawing = patch.object(
-            torch.nn.init,
-            "_no_grad_trunc_normal_",
+            *TRUNCATED_NORMAL,
             lambda tensor, *rest, **named: tensor,
             create=True,
         )  # it is torch's own affair, and may go by another name

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PretrainedConfig
 
 from helpers import models
 from helpers.plan import hf_config
 from helpers.plan.hf_config import TASKS, CannotPlan
 from helpers.recipe import OPTIMIZERS, PRECISIONS
+from helpers.torch_private import disable_current_modes, storage_key
 from helpers.values import one_of, whole
 
 LENGTH = 512  # tokens a row, where nothing is said and the model takes that many
@@ -117,7 +117,7 @@ class Flat(nn.Module):
 
 def empty(model_step: ModelStep, recompute=nullcontext) -> nn.Module:
     """The model without values, as `models.empty`; FakeTensorMode must be active."""
-    with _disable_current_modes(), torch.device("meta"), models.no_init_weights(), models._quiet():
+    with disable_current_modes(), torch.device("meta"), models.no_init_weights(), models._quiet():
         model = make(model_step)
         model.tie_weights()
     _leave_meta(model)
@@ -169,7 +169,7 @@ def _leave_meta(model: nn.Module) -> None:
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in kept:
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor.untyped_storage())
             if key not in storages:
                 storages[key] = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8)
             dtype = (

@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from transformers import PretrainedConfig
 from transformers.utils import import_utils
 
@@ -27,6 +26,7 @@ from helpers.plan.hf_config import TASKS, CannotPlan
 from helpers.plan.hf_model import ModelStep, empty, make, prepare
 from helpers.plan.planner import trace_recipe
 from helpers.step import Batch, train_step
+from helpers.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
 
 def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> Plan:

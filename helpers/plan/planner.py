@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import models
 from helpers.memory.timeline import Plan, check_target, to_plan
@@ -26,6 +25,7 @@ from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues, NeverSkipScaler
 from helpers.recipe import Recipe
 from helpers.step import Batch
+from helpers.torch_private import FakeTensorMode
 
 
 def plan(

@@ -16,8 +16,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from helpers import models
 from helpers.gpus import GPU, NCCL
@@ -40,6 +38,12 @@ from helpers.plan.fake_tensors import FakeValues, Indices, NeverSkipScaler
 from helpers.plan.planner import check_target, fake_batch, plan_key
 from helpers.recipe import Recipe
 from helpers.strategy import step_time
+from helpers.torch_private import (
+    FakeTensorMode,
+    fake_store,
+    forget_process_groups,
+    fsdp_param_module,
+)
 from helpers.units import GIB
 
 
@@ -144,7 +148,7 @@ def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda
             model = models.empty(recipe, recompute=kernels)
             shapes = SimpleNamespace(config=model.config)
             count = sum(parameter.numel() for parameter in model.parameters())
-            with Indices(), patch.object(_fsdp_param, "_chunk_with_empty", Chunks):
+            with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
                 one = Rank(
                     recipe,
                     parallel,
@@ -209,39 +213,19 @@ def trace_rank(rank: Rank, make_batch) -> tuple[StorageTrace, tuple[SentMessage,
 def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
     """As if this process were one rank of many: torch's process group that sends nothing. Raises RuntimeError where
     there is a process group already."""
-    from torch.distributed._tools import fake_collectives
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise RuntimeError(
             "This process is a rank already: plan in a process that has no process group."
         )
     hook = sys.excepthook  # torch puts the rank before every error from then on
-    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=fake_store())
     try:
         yield
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook
-        _forget_groups()
-
-
-def _forget_groups() -> None:
-    """DTensor remembers layouts together with the process groups they were first seen with, which are gone now."""
-    from torch.distributed.tensor import _redistribute, debug
-
-    debug._clear_python_sharding_prop_cache()
-    debug._clear_fast_path_sharding_prop_cache()
-    getattr(_redistribute, "_planner_cache", {}).clear()
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed.tensor"):
-            for holder in [
-                module,
-                *(value for value in vars(module).values() if isinstance(value, type)),
-            ]:
-                for value in vars(holder).values():
-                    if not isinstance(value, type) and hasattr(value, "cache_clear"):
-                        value.cache_clear()
+        forget_process_groups()
 
 
 class Chunks:

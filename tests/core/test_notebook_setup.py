@@ -8,7 +8,7 @@ import nbformat
 import pytest
 import torch
 
-from helpers import notebook_setup, visible_gpus
+from helpers import gpus, notebook_setup
 from tests.small import notebook
 from tools.course import ROOT, __main__, badges
 from tools.course.execute import execute
@@ -81,13 +81,13 @@ def test_notebook_says_why_a_gpu_cannot_be_used(capsys, monkeypatch):
     )
     for name in ("is_available", "device_count"):
         monkeypatch.setattr(torch.cuda, name, lambda: 1)
-    monkeypatch.setenv(visible_gpus.VISIBLE, "0,1")
+    monkeypatch.setenv(gpus.VISIBLE, "0,1")
     notebook_setup.setup()
     assert "Mind: there is a GPU, but it cannot run this PyTorch." in capsys.readouterr().out
     assert (
         not torch.cuda.is_available() and torch.cuda.device_count() == 0
     )  # so that no later cell uses it
-    assert os.environ[visible_gpus.VISIBLE] == "" and not visible_gpus.some_hidden()  # nor a rank
+    assert os.environ[gpus.VISIBLE] == "" and not gpus.some_hidden()  # nor a rank
 
 
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
@@ -114,17 +114,19 @@ def test_problems_compares_versions(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "given, gpus, then",
+    "given, count, then",
     [("0,1", 2, "0"), ("3,1", 2, "3"), ("1", 1, "1"), ("", 0, ""), (None, 2, "0")],
 )
-def test_one_gpu_hides_the_others(given, gpus, then, monkeypatch, tmp_path):
+def test_one_gpu_hides_the_others(given, count, then, monkeypatch, tmp_path):
     for name in ("0000:04", "0000:05"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(visible_gpus, "DRIVER", tmp_path)
-    monkeypatch.setenv(visible_gpus.VISIBLE, given or "")
+    monkeypatch.setenv(gpus.BEFORE, "")
+    monkeypatch.delenv(gpus.BEFORE)
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path)
+    monkeypatch.setenv(gpus.VISIBLE, given or "")
     if given is None:
-        monkeypatch.delenv(visible_gpus.VISIBLE)
-    assert visible_gpus.use_one() == gpus and os.environ[visible_gpus.VISIBLE] == then
+        monkeypatch.delenv(gpus.VISIBLE)
+    assert gpus.hide_all_but_first() == count and os.environ[gpus.VISIBLE] == then
 
 
 def test_the_first_cell_finds_the_course_and_runs_before_torch(tmp_path):

@@ -147,7 +147,7 @@ def test_short_forms_and_where_they_start():
         "Checkbox",
         "Dropdown",
     ]
-    assert made.values == {"whole": 32, "share": 0.5, "card": "T4", "rows": 1, "on": True, "own": 2}
+    assert made.values == {"whole": 32, "share": 0.5, "gpu": "T4", "rows": 1, "on": True, "own": 2}
     assert made.line.endswith(": whole 32, share 0.5, card T4, rows 1, on yes, precision bf16")
     assert [type(value) for value in made.values.values()] == [int, float, str, int, bool, int]
 

@@ -145,10 +145,8 @@ def test_the_cuts_are_the_likeliest():
 
     def best(word):
         return max(
-            
-                price(word[:end]) + (best(word[end:]) if end < len(word) else 0)
-                for end in range(1, len(word) + 1)
-            
+            price(word[:end]) + (best(word[end:]) if end < len(word) else 0)
+            for end in range(1, len(word) + 1)
         )
 
     for word in ("▁oil", "▁shrs", "▁refined", "▁zzq日", "▁x日y"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import visible_gpus
+from helpers import gpus
 from helpers.parallel import RankFailed, launch
 from helpers.parallel.launcher import _environment, _first_failure
 
@@ -182,20 +182,20 @@ def test_the_ranks_see_the_gpus_that_the_notebook_hid_from_itself(
 ):
     for name in ("0000:04", "0000:05"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(visible_gpus, "DRIVER", tmp_path)
-    monkeypatch.setenv(visible_gpus.BEFORE, "")
-    monkeypatch.delenv(visible_gpus.BEFORE)
-    monkeypatch.setenv(visible_gpus.VISIBLE, given or "")
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path)
+    monkeypatch.setenv(gpus.BEFORE, "")
+    monkeypatch.delenv(gpus.BEFORE)
+    monkeypatch.setenv(gpus.VISIBLE, given or "")
     if given is None:
-        monkeypatch.delenv(visible_gpus.VISIBLE)
-    assert visible_gpus.use_one() == 2 and os.environ[visible_gpus.VISIBLE] == "0"
-    assert _environment(None).get(visible_gpus.VISIBLE) == seen
+        monkeypatch.delenv(gpus.VISIBLE)
+    assert gpus.hide_all_but_first() == 2 and os.environ[gpus.VISIBLE] == "0"
+    assert _environment(None).get(gpus.VISIBLE) == seen
 
 
 def test_ranks_see_what_their_notebook_sees_where_nothing_was_hidden(monkeypatch):
-    monkeypatch.delenv(visible_gpus.BEFORE, raising=False)
-    monkeypatch.setenv(visible_gpus.VISIBLE, "0")
-    assert _environment(None)[visible_gpus.VISIBLE] == "0"
+    monkeypatch.delenv(gpus.BEFORE, raising=False)
+    monkeypatch.setenv(gpus.VISIBLE, "0")
+    assert _environment(None)[gpus.VISIBLE] == "0"
 
 
 def test_a_report_without_ranks_names_none():

@@ -1,0 +1,67 @@
+"""PyTorch's private names: each is still there, and none is used anywhere but in one module."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import torch_private
+
+ROOT = Path(__file__).parents[1]
+# {name: the release in which it was first found missing}; empty: none has broken one since 2.11.
+BROKEN: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("name", torch_private.__all__)
+def test_the_name_is_there(name):
+    assert getattr(torch_private, name, None) is not None, (
+        f"PyTorch {torch.__version__} moved what {name} stands for: mend helpers/torch_private.py "
+        f"and note the release in BROKEN."
+    )
+
+
+@pytest.mark.parametrize("place, name", [torch_private.TRUNCATED_NORMAL])
+def test_what_is_patched_is_there(place, name):
+    assert hasattr(place, name), f"PyTorch {torch.__version__} has no {place.__name__}.{name}."
+
+
+def test_the_scaler_skips_steps_where_we_think_it_does():
+    assert hasattr(torch.amp.GradScaler, torch_private.SKIPS_STEPS)
+
+
+def test_fsdp_cuts_shards_where_we_think_it_does():
+    assert hasattr(torch_private.fsdp_param_module(), "_chunk_with_empty")
+
+
+def test_a_fake_store_can_be_made_and_caches_emptied():
+    assert isinstance(torch_private.fake_store(), torch.distributed.Store)
+    torch_private.forget_process_groups()
+
+
+def test_two_views_share_a_storage_key_and_two_tensors_do_not():
+    whole = torch.zeros(4)
+    keys = [torch_private.storage_key(t.untyped_storage()) for t in (whole, whole[1:], whole + 1)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "helpers").rglob("*.py")), ids=lambda path: path.stem
+)
+def test_nobody_else_imports_private_modules_of_torch(path):
+    if path.stem == "torch_private":
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        wanted = []
+        if isinstance(node, ast.Import):
+            wanted = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            wanted = [f"{node.module}.{alias.name}" for alias in node.names]
+        private = [
+            name
+            for name in wanted
+            if name.startswith("torch.") and any(part.startswith("_") for part in name.split("."))
+        ]
+        assert not private, (
+            f"{path.name} imports {private[0]}: take it from helpers/torch_private.py"
+        )
