@@ -112,7 +112,7 @@ def _(answer):
     scratch = replace(image, weights="random")
     examples = [
         (scratch, image),
-        (scratch, replace(image, learning_rate=image.rate, data="digits")),
+        (scratch, replace(image, learning_rate=image.peak_learning_rate, data="digits")),
         (replace(scratch, steps=120), replace(image, seed=1)),
         (scratch, replace(image, accumulation=4, checkpointing=True)),
         (scratch, replace(image, learning_rate=3e-4, test_size=None, precision="bf16")),
@@ -130,7 +130,7 @@ def _unfair(before: Recipe, after: Recipe) -> list[str]:
             weights="random",
             data=recipe.dataset,
             length=recipe.tokens,
-            learning_rate=recipe.rate,
+            learning_rate=recipe.peak_learning_rate,
             accumulation=1,
             checkpointing=False,
         )
@@ -143,7 +143,7 @@ def _pair(rng: random.Random) -> tuple[Recipe, Recipe]:
     before = Recipe("vit", weights="random", seed=rng.randrange(3))
     choices = {
         "steps": 120,
-        "learning_rate": before.rate,
+        "learning_rate": before.peak_learning_rate,
         "accumulation": 2,
         "weight_decay": 0.1,
         "warmup": 0.0,

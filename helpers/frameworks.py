@@ -206,7 +206,7 @@ def trainer(recipe: Recipe, data: Encoded, cured: bool = True) -> tuple[nn.Modul
         return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / num_items_in_batch
 
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate(recipe, step) / recipe.rate
+        optimizer, lambda step: learning_rate(recipe, step) / recipe.peak_learning_rate
     )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(

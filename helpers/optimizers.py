@@ -22,7 +22,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     Raises ModuleNotFoundError, in one sentence, where bitsandbytes is needed and missing.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    settings = {"lr": recipe.rate, "weight_decay": recipe.weight_decay}
+    settings = {"lr": recipe.peak_learning_rate, "weight_decay": recipe.weight_decay}
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(trained, **settings, fused=True)
     if recipe.optimizer == "sgd":

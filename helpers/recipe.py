@@ -1,4 +1,4 @@
-"""The recipe: everything that decides a fine-tune, one field a technique.
+"""The recipe: everything that decides a fine-tune, one field per technique.
 
 A comparison is two recipes that differ in one field: `replace(before, accumulation=4)`.
 """
@@ -6,15 +6,15 @@ A comparison is two recipes that differ in one field: `replace(before, accumulat
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from helpers.values import one_of, real, whole
+from helpers.values import one_of, real, true_or_false, whole
 
-__all__ = ["Recipe", "replace", "difference", "MODELS", "DATASETS"]
+__all__ = ["Recipe", "StepSettings", "replace", "difference", "MODELS", "DATASETS"]
 
 
 class Model(NamedTuple):
-    """What a recipe may name as its model, and the settings that suit it when the recipe says nothing."""
+    """A model that a recipe may name, and what a recipe takes from it when it says nothing."""
 
     task: str  # "text" or "image"
     data: dict[str, str]  # profile -> data set
@@ -24,7 +24,9 @@ class Model(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    task: str
+    """A data set that a recipe may name."""
+
+    task: str  # "text" or "image"
     classes: int
 
 
@@ -62,35 +64,99 @@ LENGTH = {"mini": 64, "full": 256}
 MAX_LENGTH = 512
 
 
+class StepSettings(Protocol):
+    """What one optimizer step reads from its settings: a `Recipe`, or a `ModelStep` of any model.
+
+    The fields mean what they mean in `Recipe`. Both kinds are dataclasses, so `replace` takes both.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def accumulation(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def length(self) -> int | None: ...
+    @property
+    def tokens(self) -> int | None: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def checkpointing(self) -> bool: ...
+    @property
+    def frozen(self) -> int | None: ...
+    @property
+    def lora_rank(self) -> int | None: ...
+    @property
+    def peak_learning_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def max_grad_norm(self) -> float: ...
+
+
+def check_step(settings: StepSettings) -> None:
+    """Raises ValueError or TypeError, in one sentence, for a step that cannot be taken."""
+    one_of("precision", settings.precision, PRECISIONS)
+    one_of("optimizer", settings.optimizer, OPTIMIZERS)
+    whole("batch_size", settings.batch_size, 1)
+    whole("accumulation", settings.accumulation, 1)
+    if settings.batch_size % settings.accumulation:
+        raise ValueError(
+            f"accumulation={settings.accumulation} does not divide "
+            f"batch_size={settings.batch_size}: micro-batches must be equal; "
+            "choose a divisor of the batch size."
+        )
+    true_or_false("checkpointing", settings.checkpointing)
+    for name, least in (("length", 1), ("frozen", 0), ("lora_rank", 1)):
+        if getattr(settings, name) is not None:
+            whole(name, getattr(settings, name), least)
+    real("weight_decay", settings.weight_decay, at_least=0)
+    real("max_grad_norm", settings.max_grad_norm, above=0)
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """One fine-tune, complete: two equal recipes give the same weights, bit for bit, on the same CPU.
+    """One fine-tune, complete. Equal recipes give equal weights, bit for bit, on the same CPU.
 
     model          "deberta", "deberta-large" (full profile only) or "vit"
     profile        "mini": the bundled small models; "full": the models that practitioners name
     weights        "pretrained" or "random"
     data           a key of DATASETS; None takes the profile's own
-    train_size     rows of the training split to use; None takes all
-    test_size      rows of the test split to measure accuracy on, in its class shares; None takes all
-    length         most tokens a row, longer ones are cut (text only); None takes 64 (mini) or 256 (full)
-    padding        text only: "fixed" pads every row to `length`, "dynamic" to the longest of its micro-batch,
-                   "uniform" also puts rows of like length into one micro-batch
-    batch_size     rows an optimizer step
-    accumulation   micro-batches an optimizer step; divides batch_size
-    precision      "fp32", "tf32" (fp32 storage, TF32 matrix products on GPUs that have them), "bf16" (autocast) or
-                   "fp16" (autocast, with the loss scaled; steps whose gradients overflow are skipped)
-    optimizer      "adamw"; "adamw8bit" (its states in 8 bits, bitsandbytes), "adamw8bit_embed32" (those of the
-                   embeddings in 32); "sgd" (momentum 0.9), "adafactor" (no momentum), "lion", "lion8bit"
+    train_size     examples of the training split to use; None takes all
+    test_size      examples of the test split on which accuracy is measured, its classes in the
+                   split's proportions; None takes all
+    length         maximum length of an example in tokens, longer ones are cut (text only);
+                   None takes 64 (mini) or 256 (full)
+    padding        text only: "fixed" pads every example to `length`, "dynamic" to the longest of
+                   its micro-batch, "uniform" also puts examples of similar length into one
+                   micro-batch
+    batch_size     examples per optimizer step
+    accumulation   micro-batches per optimizer step; divides batch_size
+    precision      "fp32"; "tf32" (fp32 storage, TF32 matrix products on GPUs that have them);
+                   "bf16" (autocast); "fp16" (autocast with loss scaling; a step whose gradients
+                   overflow is skipped)
+    optimizer      "adamw"; "adamw8bit" (states in 8 bits, bitsandbytes); "adamw8bit_embed32" (the
+                   same, but 32 bits for the embeddings' states); "sgd" (momentum 0.9);
+                   "adafactor" (no momentum); "lion"; "lion8bit"
     checkpointing  recompute each layer's activations in the backward pass
-    frozen         None trains everything; k freezes the embeddings and the first k layers (0: the embeddings alone)
-    lora_rank      None trains the weights; r freezes them and trains adapters of rank r beside the query and value
-                   projections (of the layers that `frozen` leaves), scaled by 2, and the head
+    frozen         None trains everything; k freezes the embeddings and the first k layers
+                   (0 freezes the embeddings alone)
+    lora_rank      None trains the weights; r freezes them, and trains the head and adapters of
+                   rank r beside the query and value projections, scaled by 2, in the layers that
+                   `frozen` does not freeze
     steps          optimizer steps
-    learning_rate  peak rate; None takes the model's own, which suits AdamW on all weights
+    learning_rate  peak learning rate; None takes the model's own, which suits AdamW on all weights
     weight_decay   on every parameter that trains; decoupled from the gradient, except with "sgd"
-    warmup         share of the steps in which the rate rises from 0; it then falls to 0 linearly
+    warmup         fraction of the steps in which the learning rate rises linearly from 0; after
+                   them it falls linearly to 0
     max_grad_norm  gradients are clipped to this L2 norm
-    seed           of the new head, the order of the rows and dropout
+    seed           of the new head, the order of the examples and dropout
 
     Raises ValueError or TypeError, in one sentence, for a value that makes no fine-tune.
     """
@@ -118,88 +184,89 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
+        self._check_model()
+        self._check_data()
+        check_step(self)
+        self._check_layers()
+        self._check_schedule()
+
+    def _check_model(self) -> None:
         one_of("model", self.model, MODELS)
         one_of("profile", self.profile, PROFILES)
         one_of("weights", self.weights, WEIGHTS)
-        one_of("precision", self.precision, PRECISIONS)
-        one_of("optimizer", self.optimizer, OPTIMIZERS)
-        one_of("padding", self.padding, PADDINGS)
         if self.profile not in MODELS[self.model].data:
             raise ValueError(
                 f"model={self.model!r} exists only in the full profile: use profile='full'."
             )
+
+    def _check_data(self) -> None:
+        one_of("padding", self.padding, PADDINGS)
         if self.data is not None:
             one_of("data", self.data, DATASETS)
             if DATASETS[self.data].task != self.task:
-                fit = [name for name, data in DATASETS.items() if data.task == self.task]
+                suitable = [name for name, data in DATASETS.items() if data.task == self.task]
                 raise ValueError(
-                    f"model={self.model!r} reads {self.task}s, data={self.data!r} does not hold any: "
-                    f"use one of {', '.join(fit)}."
+                    f"model={self.model!r} reads {self.task}s, data={self.data!r} does not hold "
+                    f"any: use one of {', '.join(suitable)}."
                 )
-        for name in ("batch_size", "accumulation", "steps"):
-            whole(name, getattr(self, name), 1)
-        whole("seed", self.seed, 0)
         for name in ("train_size", "test_size"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
-        if self.length is not None:
-            if self.task == "image":
-                raise ValueError(
-                    f"length={self.length} is for text; an image model's length follows from its "
-                    "picture and patch sizes: leave it out."
-                )
+        if self.task == "image":
+            self._check_no_text_fields()
+        elif self.length is not None:
             whole("length", self.length, 3)
             if self.length > MAX_LENGTH:
                 raise ValueError(
                     f"length={self.length} is longer than the {MAX_LENGTH} tokens the models take."
                 )
-        if self.padding != "fixed" and self.task == "image":
+
+    def _check_no_text_fields(self) -> None:
+        if self.length is not None:
             raise ValueError(
-                f"padding={self.padding!r} is for text; pictures have no padding: leave it out."
+                f"length={self.length} is for text; an image model's length follows from its image "
+                "and patch sizes: leave it out."
             )
-        if self.batch_size % self.accumulation:
+        if self.padding != "fixed":
             raise ValueError(
-                f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}: "
-                "micro-batches must be equal; choose a divisor of the batch size."
-            )
-        if not isinstance(self.checkpointing, bool):
-            raise TypeError(f"checkpointing={self.checkpointing!r} must be True or False.")
-        if self.frozen is not None:
-            whole("frozen", self.frozen, 0)
-            if self.frozen > self.layers:
-                raise ValueError(
-                    f"frozen={self.frozen} is more than the {self.layers} layers of model={self.model!r} "
-                    f"in the {self.profile} profile."
-                )
-        if self.lora_rank is not None:
-            self._check_lora()
-        if self.learning_rate is not None:
-            real("learning_rate", self.learning_rate, above=0)
-        real("weight_decay", self.weight_decay, at_least=0)
-        real("max_grad_norm", self.max_grad_norm, above=0)
-        real("warmup", self.warmup, at_least=0)
-        if self.warmup > 1:
-            raise ValueError(
-                f"warmup={self.warmup} is a share of the steps: give a number from 0 to 1."
+                f"padding={self.padding!r} is for text; images have no padding: leave it out."
             )
 
-    def _check_lora(self) -> None:
-        whole("lora_rank", self.lora_rank, 1)
+    def _check_layers(self) -> None:
+        if self.frozen is not None and self.frozen > self.layers:
+            raise ValueError(
+                f"frozen={self.frozen} is more than the {self.layers} layers of "
+                f"model={self.model!r} in the {self.profile} profile."
+            )
+        if self.lora_rank is None:
+            return
         width = MODELS[self.model].width[self.profile]
         if self.lora_rank > width:
             raise ValueError(
-                f"lora_rank={self.lora_rank} is more than the {width} columns of the matrices it adapts: "
-                "an adapter of full rank is larger than the matrix; choose a rank far below."
+                f"lora_rank={self.lora_rank} is more than the {width} columns of the matrices it "
+                "adapts: an adapter of full rank is larger than the matrix; choose a rank far "
+                "below."
             )
         if self.frozen == self.layers:
             raise ValueError(
-                f"lora_rank={self.lora_rank} has nothing to adapt with frozen={self.frozen}: all layers are "
-                "frozen; lower frozen, or leave lora_rank out to train the head alone."
+                f"lora_rank={self.lora_rank} has nothing to adapt with frozen={self.frozen}: all "
+                "layers are frozen; lower frozen, or leave lora_rank out to train the head alone."
+            )
+
+    def _check_schedule(self) -> None:
+        whole("steps", self.steps, 1)
+        whole("seed", self.seed, 0)
+        if self.learning_rate is not None:
+            real("learning_rate", self.learning_rate, above=0)
+        real("warmup", self.warmup, at_least=0)
+        if self.warmup > 1:
+            raise ValueError(
+                f"warmup={self.warmup} is a fraction of the steps: give a number from 0 to 1."
             )
 
     @property
     def task(self) -> str:
-        """ "text" or "image"."""
+        """What the model reads: "text" or "image"."""
         return MODELS[self.model].task
 
     @property
@@ -209,6 +276,7 @@ class Recipe:
 
     @property
     def classes(self) -> int:
+        """Classes of the data set."""
         return DATASETS[self.dataset].classes
 
     @property
@@ -218,35 +286,36 @@ class Recipe:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens a row (text), None for images."""
+        """Maximum length of an example in tokens (text), None for images."""
         return (self.length or LENGTH[self.profile]) if self.task == "text" else None
 
     @property
-    def rate(self) -> float:
-        """Peak learning rate."""
+    def peak_learning_rate(self) -> float:
+        """The learning rate at the end of the warm-up: `learning_rate`, or the model's own."""
         return self.learning_rate or MODELS[self.model].learning_rate[self.profile]
 
     @property
     def micro_batch(self) -> int:
-        """Rows a forward pass."""
+        """Examples per forward pass."""
         return self.batch_size // self.accumulation
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON holds them."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict) -> Recipe:
-        """Raises ValueError for a field that no recipe has."""
+    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+        """The recipe of `to_dict`. Raises ValueError for a field that no recipe has."""
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"A recipe has no field {', '.join(unknown)}.")
         return cls(**values)
 
 
-def difference(before: Recipe, after: Recipe) -> dict[str, tuple]:
-    """{field: (before, after)} for every field in which the two differ."""
-    pairs = {
+def difference(before: Recipe, after: Recipe) -> dict[str, tuple[Any, Any]]:
+    """{field: (value before, value after)} for every field in which the two recipes differ."""
+    values = {
         field.name: (getattr(before, field.name), getattr(after, field.name))
         for field in fields(Recipe)
     }
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return {name: (old, new) for name, (old, new) in values.items() if old != new}

@@ -82,8 +82,8 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     """Rate of step `step` (from 0): linear warm-up to the peak, then linear to 0. A function of the step alone."""
     warm = round(recipe.warmup * recipe.steps)
     if step < warm:
-        return recipe.rate * (step + 1) / warm
-    return recipe.rate * (recipe.steps - step) / max(1, recipe.steps - warm)
+        return recipe.peak_learning_rate * (step + 1) / warm
+    return recipe.peak_learning_rate * (recipe.steps - step) / max(1, recipe.steps - warm)
 
 
 @contextmanager

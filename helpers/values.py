@@ -1,24 +1,44 @@
-"""Values that a user gives, checked: each error says in one sentence what was wrong and what to do."""
+"""Checks of values that a user gives. Each error says in one sentence what is wrong, and the remedy.
+
+`name` is the name under which the user knows the value; it begins the message.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 
-def one_of(name: str, value, known) -> None:
+
+def one_of(name: str, value: object, known: Collection[str]) -> None:
+    """Raises ValueError where `value` is not among the `known` names, which the message lists."""
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}.")
 
 
-def whole(name: str, value, least: int) -> None:
+def true_or_false(name: str, value: object) -> None:
+    """Raises TypeError where `value` is not a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False.")
+
+
+def whole(name: str, value: object, least: int) -> None:
+    """Raises TypeError where `value` is not an int, ValueError where it is below `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be a whole number.")
     if value < least:
         raise ValueError(f"{name}={value} must be at least {least}.")
 
 
-def real(name: str, value, above: float | None = None, at_least: float | None = None) -> None:
+def real(
+    name: str, value: object, above: float | None = None, at_least: float | None = None
+) -> None:
+    """Raises TypeError where `value` is not a number, ValueError where it is infinite or too small.
+
+    above, at_least  bounds from below, without and with the bound itself; None for no bound
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} must be a number.")
-    if not float("-inf") < value < float("inf"):
+    if not math.isfinite(value):
         raise ValueError(f"{name}={value} must be finite.")
     if above is not None and value <= above:
         raise ValueError(f"{name}={value} must be above {above}.")

@@ -48,7 +48,7 @@ class ModelStep:
     side: int | None = None
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
-    rate: float = 2e-5
+    peak_learning_rate: float = 2e-5
 
     def __post_init__(self):
         one_of("precision", self.precision, PRECISIONS)

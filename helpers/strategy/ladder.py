@@ -86,7 +86,7 @@ def _lasts(change: dict, full: Recipe) -> bool:
 
 def own_rate(recipe: Recipe, factor: float = 5.0) -> Recipe:
     """The recipe at the rate that adapters want: a multiple of the one that suits all weights (notebook 07)."""
-    return replace(recipe, learning_rate=factor * recipe.rate)
+    return replace(recipe, learning_rate=factor * recipe.peak_learning_rate)
 
 
 def smallest(planned: Plan | Kept) -> tuple[GPU, str] | None:

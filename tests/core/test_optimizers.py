@@ -217,7 +217,7 @@ def paths(name, model, steps=6, reference=None):
         else:
             with torch.no_grad():
                 for p, grad, state in zip(lead.parameters(), grads, memory):
-                    p.copy_(rule(p, grad, state, step, wanted.rate, wanted.weight_decay))
+                    p.copy_(rule(p, grad, state, step, wanted.peak_learning_rate, wanted.weight_decay))
     return [
         (ours.detach(), theirs.detach(), (theirs.detach() - first).norm().item())
         for ours, theirs, first in zip(follower.parameters(), lead.parameters(), begin)

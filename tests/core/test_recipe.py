@@ -31,7 +31,7 @@ WRONG = [
     (dict(learning_rate=float("nan")), ValueError, "finite"),
     (dict(learning_rate="1e-3"), TypeError, "number"),
     (dict(weight_decay=-0.1), ValueError, "at least 0"),
-    (dict(warmup=1.5), ValueError, "share"),
+    (dict(warmup=1.5), ValueError, "fraction"),
     (dict(max_grad_norm=0), ValueError, "above 0"),
     (dict(frozen=5), ValueError, "4 layers"),
     (dict(frozen=-1), ValueError, "at least 0"),
@@ -78,7 +78,7 @@ def test_what_a_recipe_leaves_out_follows_model_and_profile():
         and Recipe(model="vit").tokens is None
     )
     assert Recipe(batch_size=16, accumulation=4).micro_batch == 4
-    assert Recipe(learning_rate=0.5).rate == 0.5
+    assert Recipe(learning_rate=0.5).peak_learning_rate == 0.5
 
 
 def test_the_docstring_names_every_field():

@@ -260,7 +260,7 @@ def test_an_optimizer_that_no_recipe_names_can_be_given():
     made = []
 
     def sgd(model, recipe):
-        made.append(torch.optim.SGD(model.parameters(), lr=recipe.rate))
+        made.append(torch.optim.SGD(model.parameters(), lr=recipe.peak_learning_rate))
         return made[0]
 
     done = train.fit(SHORT, device="cpu", progress=False, optimizer=sgd)

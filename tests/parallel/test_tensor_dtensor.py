@@ -43,7 +43,7 @@ def test_logits_gradients_norm_and_a_step_are_the_whole_models(
         assert found["logits"] < 1e-5 and found["gradients"] < 1e-5 and found["missing"] == []
         assert found["norm"] < 1e-4 and found["placed"] and found["bytes"]
         assert found["weights"] < (
-            1e-6 if optimizer == "sgd" else 2 * Recipe(model, profile="mini").rate
+            1e-6 if optimizer == "sgd" else 2 * Recipe(model, profile="mini").peak_learning_rate
         )
 
 

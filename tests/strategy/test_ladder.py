@@ -67,7 +67,7 @@ def test_a_ladder_of_ones_own():
 
 def test_own_rate_changes_the_rate_alone():
     changed = ladder.own_rate(MINI, 3)
-    assert difference(MINI, changed) == {"learning_rate": (None, 3 * MINI.rate)}
+    assert difference(MINI, changed) == {"learning_rate": (None, 3 * MINI.peak_learning_rate)}
 
 
 def test_the_smallest_card():

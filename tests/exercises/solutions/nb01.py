@@ -74,7 +74,7 @@ def unfair(before, after):
             weights="random",
             data=recipe.dataset,
             length=recipe.tokens,
-            learning_rate=recipe.rate,
+            learning_rate=recipe.peak_learning_rate,
             accumulation=1,
             checkpointing=False,
         )
