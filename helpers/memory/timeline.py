@@ -1,12 +1,13 @@
-"""A traced step as bytes over time: what is alive at each event, by category, and whether a GPU holds it.
+"""A traced step as bytes over time: what is alive at each event, by category, and whether a GPU
+holds it.
 
-A `Plan` is made from a `StorageTrace`, whether the tensors of that step were real or had no values.
+A `Plan` is made from a `StorageTrace`. The tensors of the traced step may be real or fake (without
+values).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -21,15 +22,19 @@ BLOCK = {"cuda": UNIT, "cpu": 1}  # bytes that sizes are rounded up to
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One optimizer step, planned.
+    """The memory of one optimizer step over time. Two plans are equal only if they are one object.
 
-    timeline   int64 [moments, 5], bytes alive after each event, columns in the order of `CATEGORIES`; of the micro-batches
-               the first two, since the others repeat the second
-    phases     int8 [moments], index into `PHASES`
-    flops      {"forward", "recompute", "backward"}: operations an optimizer step (a multiply-add counts as two)
-    parameters number of parameters, trained or not
-    makers     (bytes, category, operation) of everything alive at the peak, largest first
-    ledger     births and deaths of the same moments by storage, for `occupied`
+    recipe            the step that was planned
+    target            "cuda" or "cpu"
+    timeline          int64 [events, 5], bytes alive after each event; the columns are `CATEGORIES`.
+                      Of several micro-batches it holds the first two: the others repeat the second
+    phases            int8 [events], index into `PHASES`
+    flops             {"forward", "recompute", "backward"}: floating-point operations per optimizer
+                      step (a multiply-add counts as two)
+    parameters        number of parameters, trained or not
+    largest_tensors   (bytes, category, operation that made it) of every storage alive at the peak,
+                      largest first
+    allocation_trace  births and deaths of the same events, for `allocator_peaks` and `overhead`
     """
 
     recipe: Recipe
@@ -41,70 +46,65 @@ class Plan:
     largest_tensors: list[tuple[int, str, str]]
     allocation_trace: AllocationTrace
 
-    @cached_property
+    @property
     def peak_index(self) -> int:
-        """Index of the peak in the timeline."""
-        return int(self.timeline.sum(axis=1).argmax())
+        """Row of the timeline at which most bytes are alive (the first, if there are several)."""
+        return _peak_index(self.timeline)
 
     @property
     def peak(self) -> int:
-        """Bytes of tensors at the peak. What `torch.cuda.max_memory_allocated` says is a little more: see `occupied`."""
+        """Bytes of tensors at the peak.
+
+        `torch.cuda.max_memory_allocated` reports a little more: see `allocator_peaks`.
+        """
         return int(self.timeline[self.peak_index].sum())
 
     @property
     def at_peak(self) -> dict[str, int]:
-        """Bytes at the peak by category."""
+        """{category: bytes} at the peak."""
         return dict(zip(CATEGORIES, map(int, self.timeline[self.peak_index])))
 
     @property
     def highest(self) -> dict[str, int]:
-        """The most bytes each category reaches, each at its own moment."""
+        """{category: most bytes it ever reaches}; each category may reach them at another event."""
         return dict(zip(CATEGORIES, map(int, self.timeline.max(axis=0))))
 
     @property
     def peak_phase(self) -> str:
+        """The phase that the peak falls in: "forward", "backward" or "optimizer"."""
         return PHASES[self.phases[self.peak_index]]
 
     def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:
-        """What PyTorch's caching allocator makes of the step on a card: the allocated and the reserved peak, in bytes.
+        """The allocated and the reserved peak (bytes) that PyTorch's CUDA allocator would report.
 
-        capacity  bytes it may reserve, None for as much as it likes
-        Raises ValueError for an unknown card or a plan for a CPU, allocator.OutOfMemory where the capacity does not suffice.
+        capacity  bytes that the allocator may reserve; None sets no limit
+        Raises ValueError for an unknown GPU or a plan for a CPU, and allocator.CapacityExceeded
+        where the capacity does not suffice.
         """
         if self.target != "cuda":
             raise ValueError('A CPU has no caching allocator: plan for target="cuda".')
-        return replay(
-            self.allocation_trace,
-            cublas_workspace(find(gpu) if isinstance(gpu, str) else gpu) // 2,
-            capacity,
-        )
+        gpu = find(gpu) if isinstance(gpu, str) else gpu
+        return replay(self.allocation_trace, cublas_workspace(gpu) // 2, capacity)
 
     @property
     def overhead(self) -> int:
-        """Bytes that the allocator must have beside the tensors for the step to run: unused ends of blocks, and free blocks
-        too small for what comes. Simulated for CUDA (`allocator.AllocationTrace.least`), a stated share on a CPU."""
-        return (
-            self.allocation_trace.least - self.peak - 2 * WORKSPACE
-            if self.target == "cuda"
-            else int(self.peak * MALLOC)
-        )
+        """Bytes that the allocator needs in addition to the tensors for the step to run.
+
+        These are the unused ends of blocks, and free blocks that are too small for the next tensor.
+        For CUDA they are simulated (`AllocationTrace.least`); for a CPU they are a fixed fraction
+        of the peak (`gpus.MALLOC`).
+        """
+        if self.target == "cuda":
+            return self.allocation_trace.least - self.peak - 2 * WORKSPACE
+        return int(self.peak * MALLOC)
 
     def fits(self, gpu: str | GPU, allocator: bool = True) -> Fit:
-        """Whether the step fits a card, with every term that decides it. Raises ValueError for an unknown card.
+        """Whether the step fits a GPU, with every term that decides it.
 
-        allocator  False leaves its part out: a bound from below, for which nothing is simulated
+        allocator  False leaves out the allocator's overhead: a lower bound that needs no simulation
+        Raises ValueError for an unknown GPU.
         """
-        gpu = find(gpu) if isinstance(gpu, str) else gpu
-        return Fit(
-            gpu,
-            {
-                "tensors at the peak": self.peak,
-                "cuBLAS workspace": cublas_workspace(gpu),
-                "allocator": self.overhead if allocator else 0,
-                "margin": int(MARGIN * self.peak),
-                "CUDA context": CONTEXT,
-            },
-        )
+        return fit_on_gpu(gpu, self.peak, self.overhead if allocator else 0)
 
     def __str__(self) -> str:
         parts = " + ".join(f"{name} {size / GIB:.2f}" for name, size in self.at_peak.items())
@@ -113,18 +113,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Fit:
-    """Does it fit? `terms` are bytes, each named; `need` is their sum. True where the card holds it."""
+    """Whether a step fits a GPU; true in an `if` where it does.
+
+    terms  {name: bytes}, everything that has to be on the GPU at the same time
+    """
 
     gpu: GPU
     terms: dict[str, int]
 
     @property
     def need(self) -> int:
+        """Bytes needed, the sum of the terms."""
         return sum(self.terms.values())
 
     @property
     def over(self) -> int:
-        """Bytes over the card, negative where there is room."""
+        """Bytes needed beyond the GPU's memory; negative where there is room."""
         return self.need - self.gpu.memory
 
     def __bool__(self) -> bool:
@@ -132,11 +136,32 @@ class Fit:
 
     def __str__(self) -> str:
         room = f"{abs(self.over) / GIB:.1f} GiB " + ("too much" if self.over > 0 else "to spare")
-        return f"needs {self.need / GIB:.1f} GiB, the {self.gpu.name} has {self.gpu.memory / GIB:.1f} GiB: {room}"
+        needed, memory = f"{self.need / GIB:.1f} GiB", f"{self.gpu.memory / GIB:.1f} GiB"
+        return f"needs {needed}, the {self.gpu.name} has {memory}: {room}"
+
+
+def fit_on_gpu(gpu: str | GPU, peak: int, overhead: int) -> Fit:
+    """Whether a step fits a GPU, from two figures of its plan.
+
+    peak      bytes of tensors at the peak (`Plan.peak`)
+    overhead  bytes that the allocator needs in addition (`Plan.overhead`), 0 to leave it out
+    Raises ValueError for an unknown GPU.
+    """
+    gpu = find(gpu) if isinstance(gpu, str) else gpu
+    return Fit(
+        gpu,
+        {
+            "tensors at the peak": peak,
+            "cuBLAS workspace": cublas_workspace(gpu),
+            "allocator": overhead,
+            "margin": int(MARGIN * peak),
+            "CUDA context": CONTEXT,
+        },
+    )
 
 
 def check_target(target: str) -> None:
-    """Raises ValueError for a target that is not planned."""
+    """Raises ValueError for a target that cannot be planned for."""
     if target not in BLOCK:
         raise ValueError(f"target={target!r} is not known: use cuda or cpu.")
 
@@ -144,44 +169,31 @@ def check_target(target: str) -> None:
 def to_plan(
     traced: tuple[StorageTrace, int], recipe: Recipe, target: str, sizes: np.ndarray | None = None
 ) -> Plan:
-    """A story as a plan; `sizes` (bytes a storage) replace those that were seen."""
+    """Turn a traced step into a plan.
+
+    traced  (trace of one step, number of parameters of the model)
+    sizes   int64 [storages], bytes that replace those of the trace (`plan.interpolate`)
+    """
     storage_trace, parameters = traced
     asked = np.array(storage_trace.bytes) if sizes is None else sizes
-    sizes = -(-asked // BLOCK[target]) * BLOCK[target]
-    changes = np.zeros((len(storage_trace.events), len(CATEGORIES)), dtype=np.int64)
-    phases = np.zeros(len(storage_trace.events), dtype=np.int8)
-    where: dict[int, int] = {}
-    for moment, (kind, storage, category, phase) in enumerate(storage_trace.events):
-        phases[moment] = phase
-        if kind == BORN:
-            changes[moment, category] = sizes[storage]
-        elif kind == DIES:
-            changes[moment, category] = -sizes[storage]
-        elif kind == MOVES:
-            changes[moment, where[storage]] -= sizes[storage]
-            changes[moment, category] += sizes[storage]
-        if kind in (BORN, MOVES):
-            where[storage] = category
-    first = (
-        storage_trace.begin - 1
-    )  # the moment at which everything that was there before is counted
-    timeline = changes.cumsum(axis=0)[first:]
-    moment = int(timeline.sum(axis=1).argmax())
-    alive: dict[int, int] = {}
-    for kind, storage, category, _ in storage_trace.events[: first + moment + 1]:
-        if kind in (BORN, MOVES):
-            alive[storage] = category
-        elif kind == DIES:
-            del alive[storage]
+    rounded = -(-asked // BLOCK[target]) * BLOCK[target]
+    # Everything that existed before the step is counted in the first row of the timeline.
+    first = storage_trace.begin - 1
+    timeline = _changes(storage_trace, rounded).cumsum(axis=0)[first:]
+    phases = np.array([phase for _, _, _, phase in storage_trace.events], dtype=np.int8)[first:]
+    alive = _alive_after(storage_trace, first + _peak_index(timeline))
     largest_tensors = sorted(
-        ((int(sizes[s]), CATEGORIES[c], storage_trace.made_by[s]) for s, c in alive.items()),
+        (
+            (int(rounded[storage]), CATEGORIES[category], storage_trace.made_by[storage])
+            for storage, category in alive.items()
+        ),
         reverse=True,
     )
     return Plan(
         recipe,
         target,
         timeline,
-        phases[first:],
+        phases,
         dict(storage_trace.flops),
         parameters,
         largest_tensors,
@@ -189,21 +201,50 @@ def to_plan(
     )
 
 
+def _peak_index(timeline: np.ndarray) -> int:
+    return int(timeline.sum(axis=1).argmax())
+
+
+def _changes(storage_trace: StorageTrace, sizes: np.ndarray) -> np.ndarray:
+    """int64 [events, 5], bytes that each event adds to each category."""
+    changes = np.zeros((len(storage_trace.events), len(CATEGORIES)), dtype=np.int64)
+    category_of: dict[int, int] = {}
+    for event, (kind, storage, category, _) in enumerate(storage_trace.events):
+        if kind == BORN:
+            changes[event, category] = sizes[storage]
+        elif kind == DIES:
+            changes[event, category] = -sizes[storage]
+        elif kind == MOVES:
+            changes[event, category_of[storage]] -= sizes[storage]
+            changes[event, category] += sizes[storage]
+        category_of[storage] = category
+    return changes
+
+
+def _alive_after(storage_trace: StorageTrace, event: int) -> dict[int, int]:
+    """{storage: category} of all that is alive after an event."""
+    alive: dict[int, int] = {}
+    for kind, storage, category, _ in storage_trace.events[: event + 1]:
+        if kind == DIES:
+            del alive[storage]
+        else:
+            alive[storage] = category
+    return alive
+
+
 def _allocation_trace(storage_trace: StorageTrace, sizes: np.ndarray) -> AllocationTrace:
-    """What an allocator is asked for in the course of a story."""
-    before, events = (
-        storage_trace.events[: storage_trace.begin],
-        storage_trace.events[storage_trace.begin :],
-    )
+    """The calls that an allocator gets in the course of the traced step."""
+    before = storage_trace.events[: storage_trace.begin]
+    step = storage_trace.events[storage_trace.begin :]
     moves = [
         (storage + 1 if kind == BORN else -storage - 1, phase)
-        for kind, storage, _, phase in events
+        for kind, storage, _, phase in step
         if kind != MOVES
     ]
     signed, phases = np.array(moves, dtype=np.int32).reshape(-1, 2).T
     given, states = (
-        [storage for _, storage, category, _ in before if (category == OPTIMIZER) == late]
-        for late in (False, True)
+        [storage for _, storage, category, _ in before if (category == OPTIMIZER) == are_states]
+        for are_states in (False, True)
     )
     return AllocationTrace(
         sizes, np.array(given, np.int32), np.array(states, np.int32), signed, phases.astype(np.int8)
