@@ -1,6 +1,8 @@
-"""What the notebooks of Tight Fit share: recipes, data, models, the loop, the planner, measurement, records, pictures."""
+"""What the notebooks share: recipes, data, models, training, planning, measuring and plots."""
 
 import logging
 
-# bitsandbytes warns, when imported, that it looked for a kernel of 4-bit products on some CPUs; nothing here needs it.
+__version__ = "0.2.0.dev0"  # the only place of the version; CHANGELOG.md says what is in it
+
+# When bitsandbytes is imported, it warns that some CPUs lack a kernel for 4-bit products. Nothing here needs that kernel.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

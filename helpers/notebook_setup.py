@@ -38,7 +38,6 @@ QUIET = {  # progress bars and advice of other libraries, which would fill a not
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-ONLY_FOR_MAKE = "# Only for make"  # begins the part of requirements.txt that notebooks do not need
 FIRST_CELL = """\
 # Finds the course's files, or fetches them; then checks this machine.
 import subprocess, sys
@@ -150,12 +149,10 @@ def hosted() -> bool:
 
 
 def requirements() -> list:
-    """What a notebook needs, as packaging's Requirement: requirements.txt down to the part that only make needs."""
+    """What a notebook needs, as packaging's `Requirement`, from requirements.txt."""
     from packaging.requirements import Requirement
 
-    lines = (
-        (ROOT / "requirements.txt").read_text(encoding="utf8").split(ONLY_FOR_MAKE)[0].splitlines()
-    )
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf8").splitlines()
     return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
 
 

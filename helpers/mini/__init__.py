@@ -1,2 +1,1 @@
-"""The two bundled mini models, pretrained here: `deberta/` and `vit/`, the scripts that make them, and their
-cards."""
+"""The two bundled mini models, `deberta/` and `vit/`, each with its model card."""

