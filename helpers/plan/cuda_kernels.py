@@ -1,7 +1,8 @@
 """What a GPU does differently, on fake CPU tensors.
 
-Fake CUDA tensors need a torch built with CUDA, and a plan must come out the same on a laptop. So the planner runs on
-fake CPU tensors, and this mode swaps the calls whose GPU kernels keep other tensors for the backward pass.
+Fake CUDA tensors need a PyTorch built with CUDA, and a plan must come out the same on a laptop.
+Therefore the planner runs on fake CPU tensors, and the mode defined here replaces the calls whose
+GPU kernels keep other tensors for the backward pass.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from helpers.recipe import Recipe
+from helpers.recipe import StepSettings
 
 DROPOUT = {F.dropout, torch.dropout}
-# Operations that autocast runs in fp32 on CUDA and in their input's type on a CPU, of those that models use
-# ("CUDA Ops that can autocast to float32", https://docs.pytorch.org/docs/stable/amp.html).
+# Operations that autocast runs in fp32 on CUDA and in the dtype of their input on a CPU; only those
+# that models use ("CUDA Ops that can autocast to float32", https://docs.pytorch.org/docs/stable/amp.html).
 FP32 = {
     F.layer_norm,
     torch.layer_norm,
@@ -31,8 +32,8 @@ FP32 = {
     F.softplus,
     torch.Tensor.__pow__,
 } | {
-    getattr(place, name)
-    for place in (torch, torch.Tensor)
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
     for name in (
         "exp",
         "expm1",
@@ -51,18 +52,24 @@ FP32 = {
 
 
 class CudaKernels(TorchFunctionMode):
-    """While active, dropout is the fused kernel, whose mask is one byte an element (a CPU keeps four), attention with
-    dropout is a fused kernel, too, and under autocast the operations in `FP32` run in fp32. torch switches such a mode off
-    during `backward`: a model that recomputes there must be told to enter it again (`models.empty(recipe, recompute=...)`).
+    """While active, a step on CPU tensors keeps the tensors that it would keep on a GPU.
 
-    fused  False: the card has no fused attention kernel for the type (bf16 before Ampere), so PyTorch writes attention out
+    Dropout is the fused kernel, whose mask takes one byte per element (a CPU keeps four). Attention
+    with dropout is a fused kernel, too. Under autocast the operations in `FP32` run in fp32.
+    PyTorch switches such a mode off during `backward`, so a model that recomputes activations there
+    has to enter it again (`models.empty(recipe, recompute=...)`).
+
+    settings  only the precision is read: "bf16" and "fp16" mean autocast
+    active    False changes nothing
+    fused     False: the GPU has no fused attention kernel for the dtype (bf16 before Ampere), and
+              PyTorch computes attention as separate operations
     """
 
-    def __init__(self, recipe: Recipe, active: bool = True, fused: bool = True):
+    def __init__(self, settings: StepSettings, active: bool = True, fused: bool = True):
         super().__init__()
         self.active = active
-        self.mixed = recipe.precision in ("bf16", "fp16")
-        self.attention = _attention if fused else _written_out
+        self.mixed = settings.precision in ("bf16", "fp16")
+        self.attention = _fused_attention if fused else _written_out
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -71,8 +78,8 @@ class CudaKernels(TorchFunctionMode):
         if self.active and function is F.scaled_dot_product_attention:
             return self.attention(*args, **kwargs)
         if self.active and self.mixed and function in FP32 and torch.is_autocast_enabled("cpu"):
-            args = [_wide(value) for value in args]
-            kwargs = {name: _wide(value) for name, value in kwargs.items()}
+            args = [_to_fp32(value) for value in args]
+            kwargs = {name: _to_fp32(value) for name, value in kwargs.items()}
             with torch.autocast("cpu", enabled=False):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
@@ -85,50 +92,56 @@ def _dropout(input, p=0.5, training=True, inplace=False, train=None):
     return torch.native_dropout(input, p, True)[0]
 
 
-def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **rest):
-    """GPUs' fused kernels draw dropout themselves and keep none of it; a CPU's kernel has none, so torch would write the
-    attention probabilities out."""
-    return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **rest)
+def _fused_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **other_options
+):
+    """Attention as GPUs' fused kernels compute it: they draw dropout themselves and keep no mask.
+
+    The CPU's fused kernel has no dropout; PyTorch would compute attention as separate operations.
+    """
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, 0.0, is_causal, **other_options
+    )
 
 
 def _written_out(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    """PyTorch's "math" attention (`torch.nn.attention.SDPBackend.MATH`): 16-bit inputs are computed in fp32
-    (`torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp` is off), and the probabilities are kept for the backward pass."""
+    """PyTorch's "math" attention (`torch.nn.attention.SDPBackend.MATH`).
+
+    16-bit inputs are computed in fp32, since
+    `torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp` is off by default. The probabilities
+    are kept for the backward pass. Raises NotImplementedError for grouped queries.
+    """
     if enable_gqa:
         raise NotImplementedError(
-            "Grouped queries written out are not planned: repeat keys and values first."
+            "Grouped queries are not planned without a fused kernel: repeat keys and values first."
         )
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     with torch.autocast("cpu", enabled=False):
         query, key, value = (tensor.to(dtype).float() for tensor in (query, key, value))
-        factor = (
-            query.shape[-1] ** -0.5 if scale is None else scale
-        ) ** 0.5  # on both sides, for the sake of small numbers
+        # Half of the scale goes to each side, so that the products stay small.
+        factor = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
         query = query * factor
         if is_causal:
-            attn_mask = torch.ones(
-                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
-            ).tril()
+            shape = query.shape[-2], key.shape[-2]
+            attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
         weights = query @ (key.transpose(-2, -1) * factor)
-        if attn_mask is not None:
+        if attn_mask is None:
+            weights = torch.softmax(weights, -1)
+        else:
             if attn_mask.dtype == torch.bool:
-                attn_mask = torch.zeros(attn_mask.shape, device=query.device).masked_fill_(
-                    ~attn_mask, -torch.inf
-                )
+                zeros = torch.zeros(attn_mask.shape, device=query.device)
+                attn_mask = zeros.masked_fill_(~attn_mask, -torch.inf)
             weights += attn_mask
-        weights = (
-            torch.softmax(weights, -1)
-            if attn_mask is None
-            else torch.ops.aten._safe_softmax(weights, -1)
-        )
+            weights = torch.ops.aten._safe_softmax(weights, -1)
         weights = _dropout(weights, dropout_p)
-        answer = (weights @ value).to(dtype)
-        weights.to(dtype)  # PyTorch answers with the weights, too; nobody takes them
-        return answer
+        output = (weights @ value).to(dtype)
+        weights.to(dtype)  # PyTorch returns the weights as well, and they are dropped at once
+        return output
 
 
-def _wide(value):
+def _to_fp32(value):
+    """A 16-bit tensor in fp32; anything else as it is."""
     low = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if low else value

@@ -1,7 +1,13 @@
-"""What makes a training step run on tensors that have shapes and no values (`FakeTensorMode`)."""
+"""What a training step needs to run on fake tensors, which have shapes and no values.
+
+PyTorch makes such tensors inside `FakeTensorMode`. The modes here answer what only values could
+answer, and follow the real kernels where PyTorch's rules of shapes differ from them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
@@ -15,105 +21,123 @@ from helpers.torch_private import (
     unset_fake_temporarily,
 )
 
-# Without this torch would run them on real tensors of the same sizes (it has no other implementation).
-IN_PLACE = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
-GROUPED_MM = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
-LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
-WEIGHT_OF = {
-    torch.ops.aten.native_layer_norm.default: 2,
-    torch.ops.aten.native_batch_norm.default: 1,
-}  # its argument
+aten = torch.ops.aten
+
+# Updates in place that have no rule for fake tensors: PyTorch would run them on real tensors of the
+# same sizes. They allocate nothing, so they are left out.
+IN_PLACE = {aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr}
+GROUPED_MM = getattr(getattr(aten, "_grouped_mm", None), "default", None)
+LAYER_NORM_BACKWARD = aten.native_layer_norm_backward.default
+WEIGHT_POSITION = {  # normalization -> which of its arguments is the weight
+    aten.native_layer_norm.default: 2,
+    aten.native_batch_norm.default: 1,
+}
+ALIGNMENT = 16  # bytes; each row in the result of a grouped product begins at a multiple of it
 
 
 class FakeValues(TorchDispatchMode):
-    """For tensors without values: whoever asks for one (`.item()`) is told 1. What depends on it is a rate or a size of
-    a step, or whether a mask is all ones, seldom a shape. An update in place that torch cannot do without values is left
-    out: it makes nothing new. So is the initializer that draws until all values are within bounds, which would never end."""
+    """Lets code run on fake tensors that asks for values.
+
+    A request for one value (`.item()`) is answered with 1. Such a value is a learning rate, the
+    number of a step, or whether a mask is all ones; it seldom decides a shape. Results get the
+    layout and dtype that the real kernels give them. Use it inside `FakeTensorMode`.
+    """
 
     def __enter__(self):
-        self._drawing = patch.object(
-            *TRUNCATED_NORMAL,
-            lambda tensor, *rest, **named: tensor,
-            create=True,
-        )  # it is torch's own affair, and may go by another name
-        self._drawing.start()
+        self._patches = initialization_left_out()
+        self._patches.__enter__()
         return super().__enter__()
 
     def __exit__(self, *exception):
-        self._drawing.stop()
+        self._patches.__exit__(*exception)
         return super().__exit__(*exception)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # the operations on what it wraps come by
-        if function is torch.ops.aten._local_scalar_dense.default and isinstance(
-            args[0], FakeTensor
-        ):
+            return NotImplemented  # the operations on the local tensor arrive here by themselves
+        if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].is_floating_point() else 1
         if function in IN_PLACE:
             return None
         if function is GROUPED_MM:
             return _grouped_mm(*args, **(kwargs or {}))
         if function is LAYER_NORM_BACKWARD and args[0].stride() != args[1].stride():
-            args = (
-                torch.empty_like(args[1]),
-                *args[1:],
-            )  # real kernels answer in the input's layout
-        out = function(*args, **(kwargs or {}))
-        if (
-            function in WEIGHT_OF and args[WEIGHT_OF[function]] is not None
-        ):  # real kernels keep statistics in its type
-            kept = args[WEIGHT_OF[function]].dtype
-            out = (
-                out[0],
-                *(
-                    part if part.dtype == kept else torch.empty_like(part, dtype=kept)
-                    for part in out[1:]
-                ),
-            )
-        return out
+            # The real kernel's result has the layout of the input, not of the gradient.
+            args = (torch.empty_like(args[1]), *args[1:])
+        result = function(*args, **(kwargs or {}))
+        if function in WEIGHT_POSITION:
+            return _with_statistics_like(args[WEIGHT_POSITION[function]], result)
+        return result
+
+
+@contextmanager
+def initialization_left_out() -> Iterator[None]:
+    """Inside, `torch.nn.init.trunc_normal_` leaves its tensor as it is.
+
+    PyTorch draws again until every value is within the bounds. On fake tensors that would never
+    end. The function is private, so it may get another name; then this patch has no effect.
+    """
+
+    def unchanged(tensor, *args, **kwargs):
+        return tensor
+
+    with patch.object(*TRUNCATED_NORMAL, unchanged, create=True):
+        yield
+
+
+def _with_statistics_like(weight: torch.Tensor | None, result: tuple) -> tuple:
+    """The result of a normalization; real kernels keep its statistics in the weight's dtype."""
+    if weight is None:
+        return result
+    output, *statistics = result
+    return output, *(
+        part if part.dtype == weight.dtype else torch.empty_like(part, dtype=weight.dtype)
+        for part in statistics
+    )
 
 
 def _grouped_mm(left, right, offsets=None, bias=None, out_dtype=None):
-    """The product of experts, as large whichever rows each one gets: torch's rule of shapes takes bf16 alone, its kernels
-    any type. Rows of the result begin at multiples of 16 bytes."""
+    """The result of the matrix products of all experts, whichever tokens each expert gets.
+
+    PyTorch's rule of shapes takes only bf16, its kernels take any dtype. Each row of the result
+    begins at a multiple of `ALIGNMENT` bytes.
+    """
     if left.dim() == right.dim() == 2:
-        sizes = len(offsets), left.shape[0], right.shape[1]
+        shape = len(offsets), left.shape[0], right.shape[1]
     elif left.dim() == 2:
-        sizes = left.shape[0], right.shape[2]
+        shape = left.shape[0], right.shape[2]
+    elif right.dim() == 2:
+        shape = left.shape[1], right.shape[1]
     else:
-        sizes = (
-            (left.shape[1], right.shape[1])
-            if right.dim() == 2
-            else (left.shape[0], left.shape[1], right.shape[2])
-        )
+        shape = left.shape[0], left.shape[1], right.shape[2]
     dtype = out_dtype or left.dtype
-    whole = 16 // dtype.itemsize
-    width = -(-sizes[-1] // whole) * whole
-    return left.new_empty_strided(sizes, (sizes[-2] * width, width, 1)[-len(sizes) :], dtype=dtype)
+    unit = ALIGNMENT // dtype.itemsize
+    row = -(-shape[-1] // unit) * unit
+    strides = (shape[-2] * row, row, 1)[-len(shape) :]
+    return left.new_empty_strided(shape, strides, dtype=dtype)
 
 
 class NeverSkipScaler(torch.amp.GradScaler):
-    """A scaler that never skips: on tensors without values nobody can ask whether a gradient overflowed."""
+    """A gradient scaler that never skips a step: fake gradients have no values to overflow."""
 
     def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
         return optimizer.step(*args, **kwargs)
 
 
 class Indices(TorchDispatchMode):
-    """Lists of indices keep their values, also among tensors without: DDP reads one when it lays its buckets anew, and
-    a grid of ranks looks for itself in one."""
+    """Keeps the values of lists of indices while all other tensors are fake.
+
+    DDP reads such a list when it rebuilds its buckets, and a device mesh finds its own rank in one.
+    """
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tensors = [
-            value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
-        ]
-        if kwargs.get("dtype") == torch.int32 or (tensors and all(map(_real_index, tensors))):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if kwargs.get("dtype") == torch.int32 or (tensors and all(map(_is_real_index, tensors))):
             with unset_fake_temporarily():
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
 
-def _real_index(tensor: torch.Tensor) -> bool:
+def _is_real_index(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and not tensor.is_floating_point()

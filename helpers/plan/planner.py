@@ -1,11 +1,13 @@
 """The planner: what a training step needs, before it runs.
 
-`plan(recipe)` runs the real training step on tensors that have shapes but no values (`FakeTensorMode`) and follows
-every storage. It needs no GPU, no weights and no data, and gives the same answer on every machine.
+`plan(recipe)` runs the real training step on fake tensors, which have shapes and no values
+(`FakeTensorMode`), and follows every storage. It needs no GPU, no weights and no data, and gives
+the same answer on every machine.
 
-Target "cuda" plans for a GPU: sizes are rounded up to the 512 bytes that PyTorch's CUDA allocator hands out, and the
-operations that differ there (dropout, autocast's list of fp32 operations) are replaced by the GPU's own. Target "cpu"
-plans what the same step takes here, and is compared with real tensors to the byte in the tests.
+The target "cuda" plans for a GPU: sizes are rounded up to the 512 bytes of PyTorch's CUDA
+allocator, and operations that differ there (dropout, autocast's list of fp32 operations) are
+replaced by the GPU's own. The target "cpu" plans what the same step takes on a CPU; the tests
+compare it with real tensors, to the byte.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -23,7 +26,7 @@ from helpers.memory.tracker import StorageTrace
 from helpers.optimizers import make_optimizer
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues, NeverSkipScaler
-from helpers.recipe import Recipe
+from helpers.recipe import Recipe, StepSettings
 from helpers.step import Batch
 from helpers.torch_private import FakeTensorMode
 
@@ -31,10 +34,11 @@ from helpers.torch_private import FakeTensorMode
 def plan(
     recipe: Recipe, target: str = "cuda", change: Callable[[torch.nn.Module], object] | None = None
 ) -> Plan:
-    """Plan one optimizer step of `recipe` on "cuda" or "cpu". Raises ValueError for another target.
+    """Plan one optimizer step of `recipe` on "cuda" or "cpu".
 
-    change    what else to do to the model (in place) before its optimizer is made, such as freezing by other names;
-              inside it, the model's tensors have no values
+    change  a further change of the model, in place, before its optimizer is made, such as freezing
+            parameters by other names; inside it the model's tensors have no values
+    Raises ValueError for another target.
     """
     if change is not None:
         return to_plan(trace_recipe(recipe, target, change), recipe, target)
@@ -47,7 +51,10 @@ def _plan(recipe: Recipe, target: str) -> Plan:
 
 
 def plan_key(recipe: Recipe) -> Recipe:
-    """The recipe with everything at its default that changes no size: equal shapes share a plan."""
+    """The recipe with every field that changes no size at its default.
+
+    Recipes with equal keys have equal plans.
+    """
     plain = Recipe()
     return replace(
         recipe,
@@ -64,19 +71,39 @@ def plan_key(recipe: Recipe) -> Recipe:
     )
 
 
+def fake_batch(model: torch.nn.Module, recipe: Recipe) -> Batch:
+    """One micro-batch without values, as `data.Encoded.batch` makes it; inside FakeTensorMode.
+
+    For text: input_ids and attention_mask, int64 [examples, tokens]. For images: pixel_values,
+    fp32 [examples, channels, height, width]. Both have labels, int64 [examples].
+    """
+    examples = recipe.micro_batch
+    labels = torch.zeros(examples, dtype=torch.long)
+    if recipe.task == "text":
+        ids = torch.zeros(examples, recipe.tokens, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    config: Any = model.config
+    pixels = torch.zeros(examples, config.num_channels, config.image_size, config.image_size)
+    return {"pixel_values": pixels, "labels": labels}
+
+
 def trace_recipe(
-    recipe: Recipe,
+    recipe: StepSettings,
     target: str,
     change: Callable[[torch.nn.Module], object] | None = None,
     empty: Callable[..., torch.nn.Module] = models.empty,
-    make_batch: Callable[[torch.nn.Module, Recipe], Batch] | None = None,
+    make_batch: Callable[[torch.nn.Module, Any], Batch] = fake_batch,
 ) -> tuple[StorageTrace, int]:
-    """(story of one step on fake tensors with its optimizer states in place, number of parameters).
+    """Trace one steady step on fake tensors: the optimizer has its states already.
 
-    From the third micro-batch on nothing new happens, so at most two are traced.
+    Returns (trace, number of parameters). From the third micro-batch on nothing new happens, so at
+    most two micro-batches are traced.
 
-    empty, make_batch  for a model that is not the course's: `empty(recipe, recompute=...)` makes it, as `models.empty`
-                       does, and `make_batch(model, recipe)` a micro-batch of it, as `fake_batch` does
+    change             as for `plan`
+    empty, make_batch  for a model that is not the course's: `empty(recipe, recompute=...)` makes it
+                       as `models.empty` does, and `make_batch(model, recipe)` makes a micro-batch
+                       for it as `fake_batch` does
+    Raises ValueError for a target other than "cuda" and "cpu".
     """
     check_target(target)
 
@@ -87,30 +114,15 @@ def trace_recipe(
         model = empty(recipe, recompute=kernels)
         if change is not None:
             change(model)
-        optimizer, scaler = (
-            make_optimizer(model, recipe),
-            NeverSkipScaler("cpu", enabled=recipe.precision == "fp16"),
-        )
-        for parameter in model.parameters():  # a first update, so that the optimizer has its states
+        optimizer = make_optimizer(model, recipe)
+        scaler = NeverSkipScaler("cpu", enabled=recipe.precision == "fp16")
+        # A first update, so that the optimizer makes its states.
+        for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        scaler.scale(torch.zeros(()))  # it makes its tensors when first used
+        scaler.scale(torch.zeros(()))  # the scaler makes its tensors when it is first used
         storage_trace = trace_step(
-            model, optimizer, lambda: (make_batch or fake_batch)(model, recipe), recipe, scaler
+            model, optimizer, lambda: make_batch(model, recipe), recipe, scaler
         )
     return storage_trace, sum(parameter.numel() for parameter in model.parameters())
-
-
-def fake_batch(model, recipe: Recipe) -> Batch:
-    """One micro-batch without values, as `data.Encoded.batch` makes it; inside FakeTensorMode."""
-    rows = recipe.micro_batch
-    labels = torch.zeros(rows, dtype=torch.long)
-    if recipe.task == "text":
-        ids = torch.zeros(rows, recipe.tokens, dtype=torch.long)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-    shape = model.config
-    return {
-        "pixel_values": torch.zeros(rows, shape.num_channels, shape.image_size, shape.image_size),
-        "labels": labels,
-    }
