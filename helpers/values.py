@@ -1,4 +1,4 @@
-"""Checks of values that a user gives. Each error says in one sentence what is wrong, and the remedy.
+"""Checks of values that a user gives. Each error says in one sentence what is wrong and what helps.
 
 `name` is the name under which the user knows the value; it begins the message.
 """
@@ -21,18 +21,19 @@ def true_or_false(name: str, value: object) -> None:
         raise TypeError(f"{name}={value!r} must be True or False.")
 
 
-def whole(name: str, value: object, least: int) -> None:
-    """Raises TypeError where `value` is not an int, ValueError where it is below `least`."""
+def whole(name: str, value: object, least: int) -> int:
+    """Gives `value`. Raises TypeError for what is no int, ValueError for one below `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be a whole number.")
     if value < least:
         raise ValueError(f"{name}={value} must be at least {least}.")
+    return value
 
 
 def real(
     name: str, value: object, above: float | None = None, at_least: float | None = None
-) -> None:
-    """Raises TypeError where `value` is not a number, ValueError where it is infinite or too small.
+) -> float:
+    """Gives `value`. Raises TypeError for what is no number, ValueError for one out of bounds.
 
     above, at_least  bounds from below, without and with the bound itself; None for no bound
     """
@@ -44,3 +45,4 @@ def real(
         raise ValueError(f"{name}={value} must be above {above}.")
     if at_least is not None and value < at_least:
         raise ValueError(f"{name}={value} must be at least {at_least}.")
+    return value

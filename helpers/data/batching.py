@@ -1,7 +1,8 @@
-"""Which rows go into which batch, and what that costs.
+"""Which examples go into which batch, and how much padding that costs.
 
-Lengths are tokens a row, special tokens included. An order is a function of its arguments alone: the same on every
-machine, and batch k of an epoch can be had without the batches before it having been read.
+A length is the number of tokens of one example, special tokens included. An order is a function of
+its arguments alone: it is the same on every machine, and batch k of an epoch can be made without
+reading the batches before it.
 """
 
 from __future__ import annotations
@@ -13,93 +14,114 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Batch = list[int]
+from helpers.values import whole
+
+Batch = list[int]  # indices of examples
 Group = list[Batch]  # the micro-batches of one optimizer step
 
 
-def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
-    """A random permutation of range(rows). Raises ValueError or TypeError for a negative seed, epoch or no rows."""
-    return permutation(whole("rows", rows), generator(seed, epoch))
+def epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
+    """A random permutation of range(examples).
+
+    Raises ValueError or TypeError for no examples and for a negative seed or epoch.
+    """
+    return permutation(whole("examples", examples, 1), generator(seed, epoch))
 
 
-def shuffled(rows: int, batch_size: int, micro_batch: int, seed: int, epoch: int) -> list[Group]:
-    """The optimizer steps of an epoch, rows in random order; the last step has the rows % batch_size that remain.
+def shuffled(
+    examples: int, batch_size: int, micro_batch: int, seed: int, epoch: int
+) -> list[Group]:
+    """The optimizer steps of one epoch, with the examples in random order.
 
-    Raises ValueError or TypeError for numbers that make no batches.
+    The last step holds the examples % batch_size that remain, if any. Raises ValueError or
+    TypeError for numbers from which no batches can be made.
     """
     _check_sizes(batch_size, micro_batch)
-    return [cut(group, micro_batch) for group in cut(epoch_order(rows, seed, epoch), batch_size)]
+    order = epoch_order(examples, seed, epoch)
+    return [cut(group, micro_batch) for group in cut(order, batch_size)]
 
 
 def bucketed(
     lengths: Sequence[int], batch_size: int, micro_batch: int, window: int, seed: int, epoch: int
 ) -> list[Group]:
-    """The optimizer steps of an epoch, each micro-batch of rows of like length.
+    """The optimizer steps of one epoch, with examples of similar length in each micro-batch.
 
-    The permutation of `epoch_order` is cut into windows of `window` * batch_size rows, each window is sorted by length
-    and cut into micro-batches, and the micro-batches of all windows are shuffled. So a step mixes lengths as far as
-    gradient accumulation lets it, and a wider window pads less and mixes less. The rows % batch_size that remain, a
-    random subset, are always the last step. After Khomenko et al. 2016, https://arxiv.org/abs/1708.05604.
-    Raises ValueError or TypeError for numbers that make no batches and for a length below 1.
+    The permutation of `epoch_order` is cut into windows of `window` * batch_size examples. Each
+    window is sorted by length and cut into micro-batches, and then the micro-batches of all windows
+    are shuffled. A step with gradient accumulation therefore still mixes short and long examples. A
+    larger window needs less padding and mixes less. The examples % batch_size that remain are a
+    random subset, and always the last step.
+    Source: Khomenko et al. 2016, https://arxiv.org/abs/1708.05604.
+
+    Raises ValueError or TypeError for numbers from which no batches can be made, and for a length
+    below 1.
     """
     lengths = checked_lengths(lengths)
     _check_sizes(batch_size, micro_batch)
     rng = generator(seed, epoch)
     order = permutation(len(lengths), rng)
     full = len(order) - len(order) % batch_size
-    parts = []
-    for rows in cut(order[:full], whole("window", window) * batch_size):
-        parts += cut(sorted(rows, key=lengths.__getitem__), micro_batch)
-    mixed = [parts[place] for place in permutation(len(parts), rng)]
+    micro_batches = []
+    for examples in cut(order[:full], whole("window", window, 1) * batch_size):
+        micro_batches += cut(sorted(examples, key=lengths.__getitem__), micro_batch)
+    mixed = [micro_batches[index] for index in permutation(len(micro_batches), rng)]
     rest = cut(sorted(order[full:], key=lengths.__getitem__), micro_batch)
     return cut(mixed, batch_size // micro_batch) + ([rest] if rest else [])
 
 
 def length_sorted(lengths: Sequence[int], batch_size: int) -> list[Batch]:
-    """Batches for inference, the longest rows first, so that a batch that does not fit shows at once.
+    """Batches for inference, with the longest examples first.
 
-    Raises ValueError or TypeError for a batch_size or a length below 1.
+    A batch that does not fit into memory is then the first one. Raises ValueError or TypeError for
+    a batch_size or a length below 1.
     """
     lengths = checked_lengths(lengths)
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    return cut(order, whole("batch_size", batch_size))
+    return cut(order, whole("batch_size", batch_size, 1))
 
 
 def restore(values: Tensor | Sequence, batches: Sequence[Batch]) -> Tensor | list:
-    """Results in the order of the rows again.
+    """Puts results back into the order of the examples.
 
-    values  a tensor (rows, ...) or a sequence, one result a row, in the order in which `batches` name the rows
-    Raises ValueError when the batches do not name every row from 0 once, or hold another number than there are values.
+    values  one result per example, in the order in which `batches` name the examples: a tensor
+            (examples, ...), or a sequence, which comes back as a list
+
+    Raises ValueError when the batches do not name every example from 0 on exactly once, and when
+    the number of values is not the number of examples.
     """
-    order = [row for batch in batches for row in batch]
+    order = [example for batch in batches for example in batch]
     if sorted(order) != list(range(len(order))):
         raise ValueError(
-            "The batches do not name every row exactly once: the order cannot be restored."
+            "The batches do not name every example exactly once: the order cannot be restored."
         )
     if len(values) != len(order):
         raise ValueError(
-            f"{len(values)} results for {len(order)} rows: give one result a row, batches joined."
+            f"{len(values)} results for {len(order)} examples: give one result per example, "
+            "batches joined."
         )
-    place = sorted(range(len(order)), key=order.__getitem__)
-    return (
-        values[torch.tensor(place, dtype=torch.int64)]
-        if isinstance(values, Tensor)
-        else [values[i] for i in place]
-    )
+    positions = sorted(range(len(order)), key=order.__getitem__)
+    if isinstance(values, Tensor):
+        return values[torch.tensor(positions, dtype=torch.int64)]
+    return [values[position] for position in positions]
 
 
 def padded_length(longest: int, multiple_of: int = 8, max_length: int | None = None) -> int:
-    """Tokens a row of a batch: the longest row's, rounded up for tensor cores, but never above max_length."""
-    width = -(-longest // multiple_of) * multiple_of
-    return width if max_length is None else max(longest, min(width, max_length))
+    """The padded length of a batch, in tokens: the length of its longest example, rounded up.
+
+    Tensor cores like multiples of 8. The result is never above max_length, unless the longest
+    example itself is.
+    """
+    rounded = -(-longest // multiple_of) * multiple_of
+    return rounded if max_length is None else max(longest, min(rounded, max_length))
 
 
 class Cost(NamedTuple):
-    """What an epoch's batches hold.
+    """What the batches of an epoch hold.
 
     real     tokens of the documents
-    padding  tokens that are not
-    pairs    entries of the attention scores, one head of one layer: rows * padded length squared, summed
+    padding  tokens that are padding
+    pairs    attention scores of one head of one layer: examples * padded length squared, summed
+             over the batches
     """
 
     real: int
@@ -114,19 +136,21 @@ def epoch_cost(
     length: int | None = None,
     max_length: int | None = None,
 ) -> Cost:
-    """Tokens and attention pairs of (micro-)batches: each padded as `pad` does with the same arguments.
+    """Tokens and attention pairs of (micro-)batches, each padded as `collate.pad` would pad it.
 
-    Raises ValueError for an empty batch, a length below 1, or a document longer than `length` or `max_length`.
+    The last three arguments are those of `collate.pad`. Raises ValueError for an empty batch, for a
+    length below 1, and for a document that is longer than `length` or `max_length`.
     """
     lengths = checked_lengths(lengths)
     real = total = pairs = 0
     for batch in batches:
         if not batch:
-            raise ValueError("A batch holds no rows: leave it out.")
-        width = batch_width([lengths[row] for row in batch], multiple_of, length, max_length)
-        real += sum(lengths[row] for row in batch)
-        total += len(batch) * width
-        pairs += len(batch) * width**2
+            raise ValueError("A batch holds no examples: leave it out.")
+        tokens = [lengths[example] for example in batch]
+        padded = batch_length(tokens, multiple_of, length, max_length)
+        real += sum(tokens)
+        total += len(batch) * padded
+        pairs += len(batch) * padded**2
     return Cost(real, total - real, pairs)
 
 
@@ -137,81 +161,89 @@ def padded_share(
     length: int | None = None,
     max_length: int | None = None,
 ) -> float:
-    """Share of the batches' tokens that is padding, from 0 to below 1. Raises as `epoch_cost`, and for no batches."""
+    """The fraction of the batches' tokens that is padding, from 0 to below 1.
+
+    Raises ValueError as `epoch_cost` does, and where there are no batches.
+    """
     if not batches:
-        raise ValueError("There are no batches to take a share of.")
+        raise ValueError("There are no batches: the share of their padding is not defined.")
     cost = epoch_cost(batches, lengths, multiple_of, length, max_length)
     return cost.padding / (cost.real + cost.padding)
 
 
-def batch_width(
+def batch_length(
     lengths: Sequence[int], multiple_of: int, length: int | None, max_length: int | None
 ) -> int:
-    """Tokens a row of a batch of documents of these lengths. Raises ValueError for one that is too long."""
-    limit = max_length if length is None else whole("length", length)
+    """The padded length, in tokens, of a batch of documents with these lengths.
+
+    It is `length` where that is given, and `padded_length` of the longest document otherwise.
+    Raises ValueError for a document that is too long.
+    """
+    limit = max_length if length is None else whole("length", length, 1)
     longest = max(lengths)
     if limit is not None and longest > limit:
         raise ValueError(
-            f"Row {lengths.index(longest)} of the batch has {longest} tokens, more than {limit}: truncate "
-            "it, or allow more."
+            f"Example {lengths.index(longest)} of the batch has {longest} tokens, more than "
+            f"{limit}: truncate it, or allow more."
         )
-    return (
-        padded_length(longest, whole("multiple_of", multiple_of), max_length)
-        if length is None
-        else length
-    )
+    if length is not None:
+        return length
+    return padded_length(longest, whole("multiple_of", multiple_of, 1), max_length)
 
 
 def generator(seed: int, epoch: int) -> torch.Generator:
-    """The random numbers of one epoch. Raises ValueError or TypeError for a seed or an epoch that is no such number."""
-    return torch.Generator().manual_seed(seed_in_range(seed) * 1_000_003 + whole("epoch", epoch, 0))
+    """The random number generator of one epoch.
+
+    Raises ValueError or TypeError for a seed or an epoch that is no whole number from 0 on.
+    """
+    number = seed_in_range(seed) * 1_000_003 + whole("epoch", epoch, 0)
+    return torch.Generator().manual_seed(number)
 
 
-def permutation(rows: int, generator: torch.Generator) -> list[int]:
-    return torch.randperm(rows, generator=generator).tolist()
+def permutation(size: int, generator: torch.Generator) -> list[int]:
+    """A random permutation of range(size), drawn from the generator."""
+    return torch.randperm(size, generator=generator).tolist()
 
 
-def cut(rows: Sequence, size: int) -> list[list]:
-    """Slices of `size`, the last one smaller where it does not divide."""
-    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
+def cut(items: Sequence, size: int) -> list[list]:
+    """Slices of `size` items; the last one is smaller where `size` does not divide their number."""
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
 def seed_in_range(seed: int) -> int:
-    """Raises ValueError for a seed of which torch's generator on the CPU would not use every bit."""
+    """The seed. Raises ValueError for one of which torch's CPU generator would drop some bits."""
     if whole("seed", seed, 0) >= 2**32:
         raise ValueError(
             f"seed={seed} must be below 2**32: torch's generator uses no more bits of it."
         )
-    return int(seed)
-
-
-def whole(name: str, value, least: int = 1) -> int:
-    """The value as an int. Raises TypeError for no whole number, ValueError for one below `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}={value!r} must be a whole number.")
-    if operator.index(value) < least:
-        raise ValueError(f"{name}={value} must be at least {least}.")
-    return operator.index(value)
+    return seed
 
 
 def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
-    """Tokens a row, as ints. Raises ValueError for no rows or a length below 1, TypeError for no whole number."""
+    """The lengths, in tokens, as a list of ints.
+
+    Raises ValueError for no examples or a length below 1, TypeError for a length that is no whole
+    number.
+    """
     values = lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
     if not values:
-        raise ValueError("There are no rows to make batches of.")
-    for row, value in enumerate(values):
+        raise ValueError("There are no examples to make batches of.")
+    for example, value in enumerate(values):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"Row {row} has length {value!r}: lengths are whole numbers of tokens.")
+            raise TypeError(
+                f"Example {example} has length {value!r}: lengths are whole numbers of tokens."
+            )
         if value < 1:
             raise ValueError(
-                f"Row {row} has length {value}: an empty document cannot be batched, drop it."
+                f"Example {example} has length {value}: an empty document cannot be batched, drop "
+                "it."
             )
     return [operator.index(value) for value in values]
 
 
 def _check_sizes(batch_size: int, micro_batch: int) -> None:
-    if whole("batch_size", batch_size) % whole("micro_batch", micro_batch):
+    if whole("batch_size", batch_size, 1) % whole("micro_batch", micro_batch, 1):
         raise ValueError(
-            f"micro_batch={micro_batch} does not divide batch_size={batch_size}: micro-batches must be "
-            "equal."
+            f"micro_batch={micro_batch} does not divide batch_size={batch_size}: micro-batches "
+            "must be equal."
         )

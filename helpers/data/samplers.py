@@ -1,7 +1,11 @@
-"""Samplers of batches for torch's DataLoader: over ranks, and resumable in the middle of an epoch."""
+"""Batch samplers for torch's DataLoader.
+
+They deal the examples out to several ranks, and they resume in the middle of an epoch.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch.utils.data import Sampler
@@ -15,40 +19,45 @@ from helpers.data.batching import (
     padded_length,
     permutation,
     seed_in_range,
-    whole,
 )
+from helpers.values import whole
 
 
 class _BatchSampler(Sampler):
-    """An epoch's batches for one rank, with the place that the run has reached."""
+    """The batches of one rank in one epoch, and how many of them have been handed out."""
 
-    def __init__(self, lengths, window, seed, drop_last, rank, ranks, **settings: int):
-        self.lengths, self.window, self.seed = (
-            checked_lengths(lengths),
-            whole("window", window),
-            seed_in_range(seed),
-        )
-        self.drop_last, self.rank, self.ranks = (
-            bool(drop_last),
-            whole("rank", rank, 0),
-            whole("ranks", ranks),
-        )
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        window: int,
+        seed: int,
+        drop_last: bool,
+        rank: int,
+        ranks: int,
+        **settings: int,
+    ):
+        self.lengths = checked_lengths(lengths)
+        self.window = whole("window", window, 1)
+        self.seed = seed_in_range(seed)
+        self.drop_last = bool(drop_last)
+        self.rank, self.ranks = whole("rank", rank, 0), whole("ranks", ranks, 1)
         if self.rank >= self.ranks:
             raise ValueError(f"rank={rank} does not exist among {ranks} ranks: they count from 0.")
         if len(self.lengths) < self.ranks:
             raise ValueError(
-                f"{len(self.lengths)} rows are too few for {ranks} ranks: each needs one a step."
+                f"{len(self.lengths)} examples are too few for {ranks} ranks: each rank needs one "
+                "per step."
             )
         self.epoch = self._done = self._resume = 0
-        self._settings = dict(
-            rows=len(self.lengths),
-            tokens_in_all=sum(self.lengths),
-            window=self.window,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            ranks=self.ranks,
+        self._settings = {  # the keys are part of saved states
+            "rows": len(self.lengths),
+            "tokens_in_all": sum(self.lengths),
+            "window": self.window,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "ranks": self.ranks,
             **settings,
-        )
+        }
 
     def _steps(self) -> list[list[Batch]]:
         """For each step of the current epoch the batch of each rank."""
@@ -59,13 +68,17 @@ class _BatchSampler(Sampler):
         return [step[self.rank] for step in self._steps()]
 
     def __len__(self) -> int:
-        """Steps of the whole current epoch, the same on all ranks, wherever a resumed run begins."""
+        """Steps of the whole current epoch: the same on all ranks, also for a resumed run."""
         return len(self._steps())
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; for the current epoch, which may be half done, it changes nothing."""
+        """Go to the beginning of an epoch.
+
+        It changes nothing for the current epoch, which may be half done. Raises ValueError or
+        TypeError for an epoch that is no whole number from 0 on.
+        """
         if whole("epoch", epoch, 0) != self.epoch:
-            self.epoch, self._done, self._resume = int(epoch), 0, 0
+            self.epoch, self._done, self._resume = epoch, 0, 0
 
     def __iter__(self) -> Iterator[Batch]:
         self._done, self._resume = self._resume, 0
@@ -77,19 +90,26 @@ class _BatchSampler(Sampler):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the run is, as JSON can hold it; the same on all ranks: "epoch", "done" (batches handed out), settings.
+        """The position of the run, the same on all ranks and ready for JSON.
 
-        A plain DataLoader with workers asks for batches ahead of the training: put the steps really made into "done".
+        "epoch" and "done" (the number of batches handed out), beside the settings of the order. A
+        plain DataLoader with workers asks for batches ahead of the training: in that case put the
+        number of steps that were really made into "done".
         """
         return {"epoch": self.epoch, "done": self._done, **self._settings}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """The next iteration gives the batches after "done". Raises ValueError for the state of another order."""
-        wrong = [name for name, value in self._settings.items() if state.get(name) != value]
-        if wrong:
+        """Makes the next iteration begin after the first "done" batches of the state's epoch.
+
+        Raises ValueError for the state of another order and for one beyond the end of the epoch,
+        TypeError for one without "epoch" or "done".
+        """
+        different = [name for name, value in self._settings.items() if state.get(name) != value]
+        if different:
+            name = different[0]
             raise ValueError(
-                f"The saved order had {wrong[0]}={state.get(wrong[0])}, this one has "
-                f"{self._settings[wrong[0]]}: resume with the same data and settings."
+                f"The saved order had {name}={state.get(name)}, this one has "
+                f"{self._settings[name]}: resume with the same data and settings."
             )
         epoch, done = whole("epoch", state.get("epoch"), 0), whole("done", state.get("done"), 0)
         before, self.epoch = self.epoch, epoch
@@ -97,24 +117,33 @@ class _BatchSampler(Sampler):
         if done > steps:
             self.epoch = before
             raise ValueError(
-                f"The saved order had done={done} batches of an epoch of {steps}: the state is damaged."
+                f"The saved order had done={done} batches of an epoch of {steps}: the state is "
+                "damaged."
             )
         self._done = self._resume = done
 
 
 class BucketBatchSampler(_BatchSampler):
-    """Batches of `batch_size` rows of like length, as `bucketed` makes them: a DataLoader's batch_sampler.
+    """Batches of `batch_size` examples of similar length, in the order of `batching.bucketed`.
 
-    Call set_epoch before each epoch; state_dict and load_state_dict resume inside one (StatefulDataLoader's protocol).
+    Give it to a DataLoader as batch_sampler, and call set_epoch before each epoch. `state_dict` and
+    `load_state_dict` resume inside an epoch; they follow the protocol of torchdata's
+    StatefulDataLoader.
 
-    Ranks: the epoch is made in batches of batch_size * ranks rows, and each is dealt out one by one, so that all ranks
-    make the same number of steps and meet rows of like length in the same step. Every row comes once over all ranks; in
-    the last step, or the last two (halved when fewer rows than ranks remain), they have fewer rows, by at most one from
-    rank to rank. torch's DistributedSampler repeats rows instead.
-    drop_last: the rows % (batch_size * ranks) that remain are left out of the epoch.
+    Ranks: the epoch is made in batches of batch_size * ranks examples, and the examples of each are
+    dealt out one by one. All ranks therefore make the same number of steps, and in every step they
+    get examples of similar length. Over all ranks every example comes exactly once, where torch's
+    DistributedSampler would repeat some. In the last step the ranks have fewer examples, and their
+    numbers differ by at most one; where fewer examples than ranks remain, the last two steps share
+    theirs.
 
-    Raises ValueError or TypeError: fewer rows than ranks; with drop_last fewer than one full step; without it
-    batch_size=1 and rows that the ranks do not divide (equal steps of one row cannot hold them).
+    lengths    tokens per example
+    window     batches per window, see `bucketed`
+    drop_last  leave out the examples % (batch_size * ranks) that remain
+
+    Raises ValueError or TypeError for fewer examples than ranks. With drop_last it also raises
+    ValueError for fewer examples than one full step; without it, for batch_size=1 and a number of
+    examples that the ranks do not divide, since equal steps of one example cannot hold them.
     """
 
     def __init__(
@@ -127,30 +156,30 @@ class BucketBatchSampler(_BatchSampler):
         rank: int = 0,
         ranks: int = 1,
     ):
-        self.batch_size = whole("batch_size", batch_size)
+        self.batch_size = whole("batch_size", batch_size, 1)
         super().__init__(lengths, window, seed, drop_last, rank, ranks, batch_size=batch_size)
-        rows, self.step_rows = len(self.lengths), self.batch_size * self.ranks
-        if drop_last and rows < self.step_rows:
+        examples, self.step_examples = len(self.lengths), self.batch_size * self.ranks
+        if drop_last and examples < self.step_examples:
             raise ValueError(
-                f"{rows} rows make no full step of {self.step_rows}, and drop_last leaves out the rest: "
-                "lower batch_size, or set drop_last=False."
+                f"{examples} examples make no full step of {self.step_examples}, and drop_last "
+                "leaves out the rest: lower batch_size, or set drop_last=False."
             )
-        if not drop_last and self.batch_size == 1 and rows % ranks:
+        if not drop_last and self.batch_size == 1 and examples % ranks:
             raise ValueError(
-                f"{rows} rows cannot be dealt one by one to {ranks} ranks in equal steps: use "
-                "batch_size=2 or more, or drop_last=True."
+                f"{examples} examples cannot be dealt one by one to {ranks} ranks in equal steps: "
+                "use batch_size=2 or more, or drop_last=True."
             )
 
     def __len__(self) -> int:
-        rows = len(self.lengths)
-        return rows // self.step_rows if self.drop_last else -(-rows // self.step_rows)
+        examples = len(self.lengths)
+        if self.drop_last:
+            return examples // self.step_examples
+        return math.ceil(examples / self.step_examples)
 
     def _steps(self) -> list[list[Batch]]:
-        rows = self.step_rows
-        steps = [
-            group[0]
-            for group in bucketed(self.lengths, rows, rows, self.window, self.seed, self.epoch)
-        ]
+        size = self.step_examples
+        groups = bucketed(self.lengths, size, size, self.window, self.seed, self.epoch)
+        steps = [group[0] for group in groups]
         if self.drop_last:
             steps = steps[: len(self)]
         elif len(steps[-1]) < self.ranks:
@@ -160,17 +189,24 @@ class BucketBatchSampler(_BatchSampler):
 
 
 class TokenBudgetBatchSampler(_BatchSampler):
-    """Batches of constant tokens, not of constant rows: rows * padded length <= tokens. Protocol of BucketBatchSampler.
+    """Batches with a constant number of tokens: examples * padded length <= tokens.
 
-    The padded length is the longest row's, rounded up to `multiple_of`. A window holds about `window` batches. A step's
-    rows vary, so a mean over them weighs a row of a long batch more: scale the loss by rows / mean rows, or mean it.
+    It is used as `BucketBatchSampler` is. The padded length is that of the longest example, rounded
+    up to `multiple_of`; a window holds about `window` batches. The number of examples differs from
+    step to step, so a mean over the examples of a step gives those of long batches more weight:
+    multiply the loss by examples / mean number of examples, or accept the difference.
 
-    Ranks: all make the same number of steps; where batches lack for that, the fullest are halved. Every row comes once
-    over all ranks. drop_last: fewer than `ranks` batches are left out instead. The number of steps may differ from
-    epoch to epoch.
+    Ranks: all ranks make the same number of steps; where batches are missing for that, the fullest
+    ones are halved. Over all ranks every example comes exactly once. The number of steps may differ
+    from epoch to epoch.
 
-    Raises ValueError or TypeError: a row longer than the budget; fewer rows than ranks; and, when the batches of an
-    epoch are made, rows that fill the budget one by one and that the ranks do not divide.
+    lengths    tokens per example
+    tokens     padded tokens per batch, at most
+    drop_last  leave out fewer than `ranks` batches per epoch and halve none
+
+    Raises ValueError or TypeError for an example that is longer than the budget and for fewer
+    examples than ranks. When it makes the batches of an epoch, it raises ValueError if every batch
+    holds one example and the ranks do not divide their number.
     """
 
     def __init__(
@@ -184,39 +220,46 @@ class TokenBudgetBatchSampler(_BatchSampler):
         ranks: int = 1,
         multiple_of: int = 8,
     ):
-        self.tokens, self.multiple_of = whole("tokens", tokens), whole("multiple_of", multiple_of)
+        self.tokens = whole("tokens", tokens, 1)
+        self.multiple_of = whole("multiple_of", multiple_of, 1)
         super().__init__(
             lengths, window, seed, drop_last, rank, ranks, tokens=tokens, multiple_of=multiple_of
         )
-        self.widths = [padded_length(length, multiple_of) for length in self.lengths]
-        if max(self.widths) > tokens:
-            row = self.widths.index(max(self.widths))
+        self.padded_lengths = [padded_length(length, multiple_of) for length in self.lengths]
+        longest = max(self.padded_lengths)
+        if longest > tokens:
             raise ValueError(
-                f"Row {row} takes {self.widths[row]} padded tokens, more than the budget of {tokens}: "
-                "raise tokens or truncate the document."
+                f"Example {self.padded_lengths.index(longest)} takes {longest} padded tokens, more "
+                f"than the budget of {tokens}: raise tokens or truncate the document."
             )
 
     def _steps(self) -> list[list[Batch]]:
         rng = generator(self.seed, self.epoch)
         order = permutation(len(self.lengths), rng)
-        window = self.window * max(1, self.tokens * len(order) // sum(self.widths))
-        batches = [batch for rows in cut(order, window) for batch in self._fill(rows)]
+        batch_size = max(1, self.tokens * len(order) // sum(self.padded_lengths))  # about
+        batches = [
+            batch
+            for examples in cut(order, self.window * batch_size)
+            for batch in self._fill(examples)
+        ]
         missing = 0 if self.drop_last and len(batches) >= self.ranks else -len(batches) % self.ranks
         for _ in range(missing):
-            full = batches.pop(max(range(len(batches)), key=lambda place: len(batches[place])))
+            fullest = max(range(len(batches)), key=lambda index: len(batches[index]))
+            full = batches.pop(fullest)
             if len(full) == 1:
                 raise ValueError(
-                    f"{len(order)} rows that fill the budget one by one cannot be dealt to {self.ranks} "
-                    "ranks in equal steps: raise tokens, or set drop_last=True."
+                    f"{len(order)} examples that fill the budget one by one cannot be dealt to "
+                    f"{self.ranks} ranks in equal steps: raise tokens, or set drop_last=True."
                 )
             batches += [full[: len(full) // 2], full[len(full) // 2 :]]
-        mixed = [batches[place] for place in permutation(len(batches), rng)]
+        mixed = [batches[index] for index in permutation(len(batches), rng)]
         return cut(mixed[: len(mixed) - len(mixed) % self.ranks], self.ranks)
 
-    def _fill(self, rows: Sequence[int]) -> list[Batch]:
+    def _fill(self, examples: Sequence[int]) -> list[Batch]:
+        """Batches within the budget, filled from the shortest example to the longest."""
         batches: list[Batch] = [[]]
-        for row in sorted(rows, key=self.lengths.__getitem__):
-            if (len(batches[-1]) + 1) * self.widths[row] > self.tokens:
+        for example in sorted(examples, key=self.lengths.__getitem__):
+            if (len(batches[-1]) + 1) * self.padded_lengths[example] > self.tokens:
                 batches.append([])
-            batches[-1].append(row)
+            batches[-1].append(example)
         return batches

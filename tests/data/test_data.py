@@ -205,10 +205,10 @@ def test_bad_requests_are_refused_in_one_sentence(arguments, error, message):
 
 
 def test_bad_rows_are_named():
-    with pytest.raises(ValueError, match="Row 1 of the train split has no text"):
+    with pytest.raises(ValueError, match="Example 1 of the train split has no text"):
         text.build(["a", " "], [0, 0], ["x"], "train", "")
     with pytest.raises(
-        ValueError, match="Row 1 of the train split has label 1: labels go from 0 to 0"
+        ValueError, match="Example 1 of the train split has label 1: labels go from 0 to 0"
     ):
         text.build(["a", "b"], [0, 1], ["x"], "train", "")
 
@@ -270,7 +270,7 @@ def test_load_nests_and_depends_on_the_seed():
 
 
 class Words:
-    """A tokenizer with the calling convention of transformers: one token a word, its length; 0 pads."""
+    """Called like a tokenizer of transformers: each word is one token, its length; 0 is padding."""
 
     def __call__(self, texts, padding, truncation, max_length, return_tensors):
         assert (padding, truncation, return_tensors) == ("max_length", True, "pt")
@@ -377,17 +377,17 @@ def test_batches_repeat_bit_for_bit_and_serve_torchs_loader():
 
 def test_what_cannot_be_encoded_is_refused_in_one_sentence():
     words = Words()
-    with pytest.raises(ValueError, match="3 rows, fewer than one batch of 4"):
+    with pytest.raises(ValueError, match="3 examples, fewer than one batch of 4"):
         data.encode(texts("a", "b", "c"), recipe("text"), words)
     assert len(data.encode(texts("a", "b", "c", split="test"), recipe("text"), words)) == 3
     with pytest.raises(ValueError, match="needs a column 'image'; this data set has text, label"):
         data.encode(texts(*"abcd"), recipe("image"), Pixels(16))
     features = Features(text=Value("string"), label=ClassLabel(names=["x"]))
     hollow = Dataset.from_dict({"text": ["a", "", "c", "d"], "label": [0] * 4}, features=features)
-    with pytest.raises(ValueError, match="Row 1 has no text"):
+    with pytest.raises(ValueError, match="Example 1 has no text"):
         data.encode(hollow, recipe("text"), words)
     unlabelled = Dataset.from_dict(
         {"text": list("abcd"), "label": [0, 0, -1, 0]}, features=features
     )
-    with pytest.raises(ValueError, match="Row 2 has label -1: labels go from 0 to 0"):
+    with pytest.raises(ValueError, match="Example 2 has label -1: labels go from 0 to 0"):
         data.encode(unlabelled, recipe("text"), words)

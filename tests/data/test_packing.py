@@ -1,4 +1,4 @@
-"""Packed rows: nothing lost, nothing over capacity, and DeBERTa computes what it computes unpacked."""
+"""Packing: nothing lost, nothing over capacity, and DeBERTa computes what it does unpacked."""
 
 import math
 
@@ -21,24 +21,24 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_
 
 def small(**fields):
     torch.manual_seed(0)
-    settings = dict(
-        vocab_size=100,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        position_buckets=8,
-        relative_attention=True,
-        share_att_key=True,
-        pos_att_type=["p2c", "c2p"],
-        norm_rel_ebd="layer_norm",
-        position_biased_input=False,
-        type_vocab_size=0,
-        num_labels=3,
-        pooler_hidden_size=16,
-        initializer_range=0.5,
-    )
+    settings = {
+        "vocab_size": 100,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+        "position_buckets": 8,
+        "relative_attention": True,
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "num_labels": 3,
+        "pooler_hidden_size": 16,
+        "initializer_range": 0.5,
+    }
     return DebertaV2ForSequenceClassification(DebertaV2Config(**settings | fields)).eval()
 
 
@@ -131,7 +131,7 @@ DOCS = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13], [14], [15, 16, 17]]
 
 
 @pytest.mark.parametrize(
-    "fields", [dict(position_biased_input=True), dict(type_vocab_size=2), dict(share_att_key=False)]
+    "fields", [{"position_biased_input": True}, {"type_vocab_size": 2}, {"share_att_key": False}]
 )
 def test_so_it_is_in_the_other_forms_of_the_model(fields):
     assert compare(small(**fields), DOCS, 8).input_ids.shape == (2, 8)
@@ -182,13 +182,13 @@ def test_models_it_does_not_fit_and_bad_documents_are_refused():
         packed_logits(small(conv_kernel_size=3), packed)
     with pytest.raises(TypeError, match="not Linear"):
         packed_logits(torch.nn.Linear(1, 1), packed)
-    with pytest.raises(ValueError, match="Row 0 of the batch has 5 tokens, more than 4"):
+    with pytest.raises(ValueError, match="Example 0 of the batch has 5 tokens, more than 4"):
         packed_batch(DOCS, 0, 4)
     with pytest.raises(ValueError, match="token-level"):
         packed_batch([{"input_ids": [1, 2], "labels": [0, 1]}], 0, 4)
-    with pytest.raises(ValueError, match="Row 1 is an empty document"):
+    with pytest.raises(ValueError, match="Example 1 is an empty document"):
         packed_batch([[1], []], 0, 4)
-    with pytest.raises(ValueError, match="Row 0 has label 3"):
+    with pytest.raises(ValueError, match="Example 0 has label 3"):
         packed_batch([{"input_ids": [1], "labels": 3}], 0, 4, classes=3)
     with pytest.raises(ValueError, match="capacity=0"):
         pack([1], 0)

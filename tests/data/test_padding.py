@@ -1,4 +1,4 @@
-"""The recipe's field `padding` changes which rows meet and how many pads they get, and nothing else."""
+"""The recipe's field `padding` changes which examples meet, how long batches are, and no more."""
 
 import pytest
 import torch

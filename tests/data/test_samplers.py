@@ -1,4 +1,4 @@
-"""Samplers: every row once over all ranks in equally many steps, resumable, and no token over the budget."""
+"""Samplers: every example once over all ranks in equally many steps, resumable, within budget."""
 
 import json
 import pickle
@@ -25,19 +25,27 @@ def flat(batches):
 
 
 @st.composite
-def samplers(draw, ranks=st.integers(1, 4)):
-    """A function that makes one rank's sampler, with settings that make batches, and what it was made of."""
-    lengths, seed, drop, many = draw(LENGTHS), draw(SEEDS), draw(st.booleans()), draw(ranks)
+def samplers(draw):
+    """(function that makes the sampler of a rank, lengths, drop_last, number of ranks)."""
+    lengths, seed, drop, many = (
+        draw(LENGTHS),
+        draw(SEEDS),
+        draw(st.booleans()),
+        draw(st.integers(1, 4)),
+    )
     window, budget, size = draw(WINDOW), draw(st.booleans()), draw(MICRO)
     assume(len(lengths) >= many)
     if budget:
         tokens = draw(st.integers(64, 300))
-        make = lambda rank=0: TokenBudgetBatchSampler(
-            lengths, tokens, window, seed, drop, rank, many
-        )
+
+        def make(rank=0):
+            return TokenBudgetBatchSampler(lengths, tokens, window, seed, drop, rank, many)
     else:
         assume(len(lengths) >= size * many if drop else size > 1 or len(lengths) % many == 0)
-        make = lambda rank=0: BucketBatchSampler(lengths, size, window, seed, drop, rank, many)
+
+        def make(rank=0):
+            return BucketBatchSampler(lengths, size, window, seed, drop, rank, many)
+
     return make, lengths, drop, many
 
 
@@ -54,7 +62,7 @@ def all_ranks(make, ranks, epoch):
 
 @prop
 @given(samplers(), EPOCH)
-def test_over_all_ranks_every_row_comes_once_in_equally_many_steps(case, epoch):
+def test_over_all_ranks_every_example_comes_once_in_equally_many_steps(case, epoch):
     make, lengths, drop, ranks = case
     epochs = all_ranks(make, ranks, epoch)
     sampler = make()
@@ -109,7 +117,7 @@ def test_the_last_steps_are_balanced_whatever_remains(ranks, size):
 
 
 def test_a_budget_s_last_batches_are_dropped_or_halved_for_the_ranks():
-    lengths, settings = [8] * 10, dict(tokens=16, ranks=2)  # 5 batches of 2
+    lengths, settings = [8] * 10, {"tokens": 16, "ranks": 2}  # 5 batches of 2
     dropped = [
         TokenBudgetBatchSampler(lengths, rank=rank, drop_last=True, **settings).batches()
         for rank in (0, 1)
@@ -129,7 +137,7 @@ def test_one_rank_s_sampler_is_the_bucketed_order(lengths, size, window, seed, e
 
 @prop
 @given(st.integers(2, 4), st.integers(2, 5), SEEDS)
-def test_the_ranks_of_a_step_meet_rows_of_like_length(ranks, size, seed):
+def test_the_ranks_of_a_step_meet_examples_of_similar_length(ranks, size, seed):
     lengths = list(range(1, 16 * ranks * size + 1))
     epochs = [
         BucketBatchSampler(lengths, size, 16, seed, rank=rank, ranks=ranks).batches()
@@ -194,19 +202,19 @@ def test_a_state_of_another_order_or_beyond_the_epoch_is_refused():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: BucketBatchSampler([2, 3], 3, drop_last=True), "2 rows make no full step of 3"),
+        (lambda: BucketBatchSampler([2, 3], 3, drop_last=True), "2 examples make no full step"),
         (lambda: BucketBatchSampler([2, 3], 1, rank=2, ranks=2), "rank=2 does not exist"),
-        (lambda: BucketBatchSampler([2, 3], 4, ranks=3), "2 rows are too few for 3 ranks"),
+        (lambda: BucketBatchSampler([2, 3], 4, ranks=3), "2 examples are too few for 3 ranks"),
         (lambda: BucketBatchSampler([2, 3, 4], 1, ranks=2), "use batch_size=2 or more"),
-        (lambda: BucketBatchSampler([2, 0], 1), "Row 1 has length 0"),
-        (lambda: BucketBatchSampler([2, -4], 1), "Row 1 has length -4"),
-        (lambda: BucketBatchSampler([], 1), "no rows"),
+        (lambda: BucketBatchSampler([2, 0], 1), "Example 1 has length 0"),
+        (lambda: BucketBatchSampler([2, -4], 1), "Example 1 has length -4"),
+        (lambda: BucketBatchSampler([], 1), "no examples"),
         (lambda: BucketBatchSampler([2], 0), "batch_size=0 must be at least 1"),
         (lambda: BucketBatchSampler([2], 1, seed=2**32), "below 2\\*\\*32"),
         (lambda: BucketBatchSampler([2], 1).set_epoch(-1), "epoch=-1"),
         (
             lambda: TokenBudgetBatchSampler([9, 17], 16),
-            "Row 1 takes 24 padded tokens, more than the budget of 16",
+            "Example 1 takes 24 padded tokens, more than the budget of 16",
         ),
         (lambda: TokenBudgetBatchSampler([8, 8, 8], 8, ranks=2).batches(), "one by one"),
     ],

@@ -1,6 +1,6 @@
 """The tokenizer that notebook 08 writes by hand gives the ids of the Rust one, whatever the text.
 
-The code under test is the notebook's own: the cells with the tag "by-hand" are run here, there is no second copy.
+The code under test is that of the notebook: its cells with the tag "by-hand" are run here.
 """
 
 import json
@@ -64,13 +64,14 @@ def differing(texts, ours=None, rust=None):
 
 
 def alike(text):
-    """Whether both sides know the same Unicode for this text: their tables are of different versions."""
+    """Whether both sides have the same Unicode data for this text: their versions differ."""
     return NFKC().normalize_str(text) == unicodedata.normalize("NFKC", text)
 
 
 letters = st.characters(exclude_categories=["Cs"])  # a lone surrogate is no text: Rust refuses it
 odd = st.sampled_from(
-    "ﬁﬀﬃ½№Ⅷ㎏①Ａ［］ｶﾞ\u0301\u0327\u093c\u200d\ufe0f👩🏽🇩🇪\u200b\u00ad\ufeff\x1c\x85\u2028\u3000\u00a0\u1680 \t\n▁"
+    "ﬁﬀﬃ½№Ⅷ㎏①Ａ［］ｶﾞ"
+    "\u0301\u0327\u093c\u200d\ufe0f👩🏽🇩🇪\u200b\u00ad\ufeff\x1c\x85\u2028\u3000\u00a0\u1680 \t\n▁"
 )
 plain = st.sampled_from("the oil price of grain shr cts net [MASK] [PAD] [UNK] ［SEP］ ".split(" "))
 texts = st.lists(st.one_of(letters, odd, plain, st.just(" ")), max_size=60).map("".join)
@@ -115,7 +116,7 @@ def test_every_character_that_unicode_3_2_knew():
 
 
 def test_the_text_that_is_left_out_is_little_and_newer_than_unicode_3_2():
-    """`assume(alike(...))` must not hide a bug: what it refuses are characters younger than the Rust side's table."""
+    """`assume(alike(...))` hides no bug: it refuses only characters younger than Rust's table."""
     assigned = [
         chr(code)
         for code in range(1, 0x110000)
@@ -156,7 +157,7 @@ def test_the_cuts_are_the_likeliest():
 
 
 def test_a_tokenizer_converted_from_debertas_own_files(tmp_path):
-    """As in the full profile, where the hub's tokenizer is the model: after `normalise`, the same ids."""
+    """As in the full profile, with the tokenizer of the hub: after `normalise`, the same ids."""
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(make_deberta(tmp_path / "model"))
