@@ -72,10 +72,10 @@ def test_the_installed_package_plans_and_builds_a_mini_model(wheel, tmp_path):
         [sys.executable, "-P", "-c", OUTSIDE],
         cwd=empty,
         env={**os.environ, "PYTHONPATH": str(target)},
-        check=True,
         capture_output=True,
         text=True,
     )
+    assert not run.returncode, run.stderr
     shown = json.loads(run.stdout)
     assert Path(shown["file"]).is_relative_to(target)
     assert shown["version"] == helpers.__version__

@@ -1,0 +1,103 @@
+"""The pages for people name only files, modules, names, links and make targets that exist."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import CORE, FLOORS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "docs/architecture.md",
+        "docs/teaching.md",
+        "results/README.md",
+    )
+]
+FOLDERS = ("helpers", "exercises", "benchmarks", "tools")
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.M))
+
+
+def text_of(page: Path) -> str:
+    """A page without what the changelog's tables name as it was before."""
+    text = page.read_text(encoding="utf8")
+    if page.name == "CHANGELOG.md":
+        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.M)
+        text = text.replace("python -m helpers.course", "").replace("python -m helpers.choose", "")
+    return text
+
+
+@cache
+def defined(file: Path) -> set[str]:
+    """The names that a module defines at its top, or imports there."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def exists(dotted: str) -> bool:
+    """Whether a dotted name is a module, a package, or a name that one of them defines."""
+    path = ROOT.joinpath(*dotted.split("."))
+    if path.with_suffix(".py").is_file() or path.is_dir():
+        return True
+    parent, name = path.parent, path.name
+    files = [parent.with_suffix(".py"), parent / "__init__.py"]
+    return any(file.is_file() and name in defined(file) for file in files)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_and_names_exist(page):
+    pattern = rf"`(?:python -m )?((?:{'|'.join(FOLDERS)})(?:\.\w+)+)"
+    named = {name for name in re.findall(pattern, text_of(page)) if not name.endswith(".py")}
+    assert [name for name in sorted(named) if not exists(name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_links_exist(page):
+    text = text_of(page)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    files = re.findall(r"`((?:docs|tests|notebooks|" + "|".join(FOLDERS) + r")/[\w./-]*)`", text)
+    files = [file for file in files if "NN" not in file]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page):
+    code = re.findall(r"`[^`\n]+`|^make .*", text_of(page), re.M)
+    named = set(re.findall(r"\bmake ([a-z-]+)\b", "\n".join(code)))
+    assert named <= TARGETS
+
+
+def test_the_architecture_page_draws_the_floors_that_are_tested():
+    rows = re.findall(
+        r"^\| (\d+) \| ([^|]+) \|", (ROOT / "docs/architecture.md").read_text("utf8"), re.M
+    )
+    floors: dict[int, set[str]] = {}
+    for number, rooms in rows:
+        floors.setdefault(int(number), set()).update(re.findall(r"\w+", rooms))
+    assert [floors[number] for number in sorted(floors)] == list(FLOORS)
+
+
+def test_the_architecture_page_marks_the_core():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf8")
+    marked = set(re.findall(r"\*\*(\w+)\*\*", text))
+    assert {name for name in CORE if "/" not in name} <= marked and "measure" in marked
+
+
+def test_these_checks_can_fail():
+    assert exists("helpers.plan.planner.plan") and exists("helpers.plan.plan")
+    assert not exists("helpers.strangers") and not exists("helpers.plan.planner.nothing")
