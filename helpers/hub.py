@@ -1,13 +1,13 @@
-"""The one place that turns a name on the Hugging Face hub into a folder of files.
+"""The one place that turns the name of a Hugging Face repository into a folder of files.
 
-`find("model", "microsoft/deberta-v3-base")` looks, in this order, in
-1. the mirror: the folder or folders that TIGHT_FIT_MIRROR names (joined by the system's path separator), so
-   that attached data sets stand for the hub where there is no internet;
-2. the hub's local cache under HF_HOME, for the pinned commit;
-3. the hub itself: only the files that the course reads, of the pinned commit;
-4. the local cache again, for any other commit, when the hub cannot be reached.
+`find("model", "microsoft/deberta-v3-base")` looks in this order:
+1. in the mirror: the folder or folders that TIGHT_FIT_MIRROR names, joined by the system's path
+   separator. On a machine without internet, attached data sets can so replace the hub.
+2. in the hub's local cache under HF_HOME, for the pinned commit;
+3. on the hub itself, which is asked only for the files that the course reads, of the pinned commit;
+4. in the local cache again, for any other commit, when the hub cannot be reached.
 
-What comes back is always a folder, so transformers and datasets read local files and never wait for a
+It always gives a folder, so transformers and datasets read local files and never wait for a
 network. Nothing here runs code that a repository carries.
 """
 
@@ -24,35 +24,38 @@ from pathlib import Path
 
 MIRROR = "TIGHT_FIT_MIRROR"
 PROBE_SECONDS = 4.0  # how long the hub has to answer
-REMEMBER_SECONDS = 60.0  # how long a failed probe is believed
+REMEMBER_SECONDS = 60.0  # after a failed probe, how long the hub is not asked again
 
 
 class HubUnavailable(OSError):
-    """Neither the mirror, nor the cache, nor the hub has the repository; the message says what to do."""
+    """Mirror, cache and hub all lack the repository; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Repo:
-    """One repository that the course uses.
+    """One repository on the hub.
 
-    revisions  commits in order of preference; "main" would mean that none is pinned
-    fetch      patterns of the files taken from the hub
-    needs      groups of patterns of file names: a folder is complete when it has one file of every group
+    id         owner/name
+    kind       "model" or "dataset"
+    revisions  commits in order of preference; "main" means that none is pinned
+    fetch      patterns of the files to download
+    needs      groups of patterns of file names: a folder is complete when it has a file of each
     """
 
     id: str
-    kind: str  # "model" or "dataset"
+    kind: str
     revisions: tuple[str, ...]
     fetch: tuple[str, ...]
     needs: tuple[tuple[str, ...], ...]
 
 
-# Commits were checked against public text: pages of the hub, and other projects' pins (lock files, cache
-# listings). Both DeBERTa repositories hold, on their main branch, weights in PyTorch's pickle format only.
-# The hub's conversion bot put them as safetensors into pull request 4 of each (main's commit plus that one
-# file): that commit comes first, confirmed on two pages of the hub but by no other project; main's, confirmed
-# by many projects' pins, is the second choice. A mirror or cache that holds just pytorch_model.bin of these
-# two is accepted: transformers reads it with weights_only=True.
+# The commits were checked against public text: pages of the hub, and the lock files and cache
+# listings of other projects. The main branches of both DeBERTa repositories hold weights only in
+# PyTorch's pickle format. The hub's conversion bot added them as safetensors in pull request 4 of
+# each, which is main's commit and that one file. That commit is the first choice; two pages of the
+# hub confirm it, but no other project does. The second choice is main's commit, which many projects
+# pin. A mirror or a cache that has only pytorch_model.bin of these two is accepted as well, since
+# transformers reads it with weights_only=True.
 _DEBERTA_FILES = ("config.json", "spm.model", "tokenizer_config.json", "model.safetensors")
 _DEBERTA_NEEDS = (
     ("config.json",),
@@ -108,10 +111,11 @@ REPOS = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """A complete folder of one repository: `path`, its `source` ("mirror", "cache" or "hub") and its commit.
+class LocalCopy:
+    """A complete folder of one repository.
 
-    `revision` is None for a mirror folder that does not say which commit it is.
+    source    where it came from: "mirror", "cache" or "hub"
+    revision  its commit; None for a folder of the mirror that does not say which commit it is
     """
 
     repo: Repo
@@ -119,64 +123,59 @@ class Found:
     source: str
     revision: str | None
 
-    @property
-    def safetensors(self) -> bool:
-        """Whether a model's weights are safetensors: the value for `from_pretrained(use_safetensors=...)`."""
-        return any(self.path.glob("*.safetensors"))
-
     def files(self, *patterns: str) -> list[Path]:
-        """Files whose name fits one of the patterns, sorted by path."""
+        """The files whose name matches one of the patterns, sorted by path."""
         return _matching(self.path, patterns)
 
 
-def find(kind: str, repo_id: str) -> Found:
-    """The folder that holds a "model" or "dataset" of the table, fetched from the hub if need be.
+def find(kind: str, repo_id: str) -> LocalCopy:
+    """The folder of a "model" or "dataset" of `REPOS`, downloaded from the hub if necessary.
 
-    Raises ValueError for a repository that the table does not have, HubUnavailable (an OSError) when no way
-    leads to it.
+    Raises ValueError for a repository that is not in `REPOS`, HubUnavailable (an OSError) when it
+    is nowhere to be had, and OSError when the disk is full.
     """
     repo = _lookup(kind, repo_id)
-    found = _in_mirror(repo) or _in_cache(repo, repo.revisions[:1])
-    if found:
-        return found
+    copy = in_mirror(repo) or in_cache(repo, repo.revisions[:1])
+    if copy:
+        return copy
     problem = unreachable(repo)
     if problem is None:
-        problem, found = _from_hub(repo)
-    found = found or _in_cache(repo)
-    if found:
-        return found
+        problem, copy = download(repo)
+    copy = copy or in_cache(repo)
+    if copy:
+        return copy
     reasons = "; ".join(reason for reason in (problem, *_mirror_problems(repo)) if reason)
     raise HubUnavailable(
-        f"{repo.id} cannot be loaded ({reasons}): connect to the internet, or set {MIRROR} to a folder that "
-        f"holds {repo.kind}s/{repo.id}, or run the mini profile, which needs neither, with "
-        "TIGHT_FIT_PROFILE=mini."
+        f"{repo.id} cannot be loaded ({reasons}): connect to the internet, or set {MIRROR} to a "
+        f"folder that holds {repo.kind}s/{repo.id}, or run the mini profile, which needs neither, "
+        "with TIGHT_FIT_PROFILE=mini."
     )
 
 
 def available(kind: str, repo_id: str) -> str | None:
-    """Where `find` would take the repository from, "mirror", "cache" or "hub", or None; downloads nothing.
+    """Where `find` would take the repository from: "mirror", "cache", "hub", or None for nowhere.
 
-    At most one short request. Raises ValueError for a repository that the table does not have.
+    It downloads nothing and makes at most one short request. Raises ValueError for a repository
+    that is not in `REPOS`.
     """
     repo = _lookup(kind, repo_id)
-    found = _in_mirror(repo) or _in_cache(repo, repo.revisions[:1])
-    if found:
-        return found.source
+    copy = in_mirror(repo) or in_cache(repo, repo.revisions[:1])
+    if copy:
+        return copy.source
     if unreachable(repo) is None:
         return "hub"
-    return "cache" if _in_cache(repo) else None
+    return "cache" if in_cache(repo) else None
 
 
-_silent: tuple[float, str] | None = (
-    None  # when the hub last gave no answer at all, and how that showed
-)
+# When the hub last gave no answer at all (time.monotonic), and how that showed.
+_silent: tuple[float, str] | None = None
 
 
 def unreachable(repo: Repo) -> str | None:
     """Why the hub cannot be asked for the repository, in a few words, or None when it answers.
 
-    One request without retries, bounded by PROBE_SECONDS plus one second; silence is believed for
-    REMEMBER_SECONDS.
+    It makes one request without retries, which takes at most PROBE_SECONDS plus one second. A hub
+    that gave no answer is not asked again for REMEMBER_SECONDS.
     """
     global _silent
     from huggingface_hub import constants, get_session
@@ -185,7 +184,8 @@ def unreachable(repo: Repo) -> str | None:
         return "HF_HUB_OFFLINE is set and the local cache does not have it"
     if _silent and time.monotonic() - _silent[0] < REMEMBER_SECONDS:
         return _silent[1]
-    status, failure = [], [f"in {PROBE_SECONDS + 1:.0f} seconds"]
+    status: list[int] = []
+    failure = [f"in {PROBE_SECONDS + 1:.0f} seconds"]
 
     def ask() -> None:
         try:
@@ -231,17 +231,18 @@ def _mirrors() -> list[Path]:
     ]
 
 
-def _in_mirror(repo: Repo) -> Found | None:
+def in_mirror(repo: Repo) -> LocalCopy | None:
+    """The first complete copy in the folders that TIGHT_FIT_MIRROR names, None without one."""
     owner, name = repo.id.split("/")
     cached = f"{repo.kind}s--{owner}--{name}"
     for mirror in _mirrors():
         for folder in (f"{repo.kind}s/{repo.id}", repo.id, f"{owner}--{name}", name):
             if _complete(repo, mirror / folder):
-                return Found(repo, mirror / folder, "mirror", None)
-        for folder in (mirror / cached, mirror / "hub" / cached):
-            for snapshot in _snapshots(repo, folder):
+                return LocalCopy(repo, mirror / folder, "mirror", None)
+        for cache in (mirror / cached, mirror / "hub" / cached):
+            for snapshot in _snapshots(repo, cache):
                 if _complete(repo, snapshot):
-                    return Found(repo, snapshot, "mirror", snapshot.name)
+                    return LocalCopy(repo, snapshot, "mirror", snapshot.name)
     return None
 
 
@@ -252,18 +253,19 @@ def _mirror_problems(repo: Repo) -> list[str]:
     return [f"{MIRROR} names {mirror}, which {faults[mirror.is_dir()]}" for mirror in _mirrors()]
 
 
-def _in_cache(repo: Repo, revisions: tuple[str, ...] | None = None) -> Found | None:
+def in_cache(repo: Repo, revisions: tuple[str, ...] | None = None) -> LocalCopy | None:
+    """The first complete snapshot in the hub's cache, of `revisions` alone if given."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"{repo.kind}s--{repo.id.replace('/', '--')}"
     for snapshot in _snapshots(repo, folder):
         if (revisions is None or snapshot.name in revisions) and _complete(repo, snapshot):
-            return Found(repo, snapshot, "cache", snapshot.name)
+            return LocalCopy(repo, snapshot, "cache", snapshot.name)
     return None
 
 
 def _snapshots(repo: Repo, folder: Path) -> Iterator[Path]:
-    """Snapshots in a repository's folder of a hub cache: pinned commits, then main's, then others."""
+    """The snapshots in a folder of a hub cache: pinned commits, then main's, then all others."""
     main = folder / "refs" / "main"
     wanted = list(repo.revisions) + ([main.read_text().strip()] if main.is_file() else [])
     others = sorted(path.name for path in (folder / "snapshots").glob("*"))
@@ -272,14 +274,17 @@ def _snapshots(repo: Repo, folder: Path) -> Iterator[Path]:
             yield folder / "snapshots" / commit
 
 
-def _from_hub(repo: Repo) -> tuple[str, Found | None]:
-    """(what went wrong, what was found); raises OSError when the disk is full."""
+def download(repo: Repo) -> tuple[str, LocalCopy | None]:
+    """(what went wrong, None) or ("", the copy): the first of the repository's commits on the hub.
+
+    Raises OSError when the disk is full.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RevisionNotFoundError
 
     problem = "the hub has none of the pinned commits"
     for revision in repo.revisions:
-        # Only where the first choice is gone: main's commit of the DeBERTa models has no safetensors.
+        # Where the first choice is gone: main's commit of the DeBERTa models has no safetensors.
         more = () if revision == repo.revisions[0] else ("pytorch_model.bin",)
         try:
             path = Path(
@@ -297,6 +302,6 @@ def _from_hub(repo: Repo) -> tuple[str, Found | None]:
                 raise
             return f"the download broke off ({type(error).__name__})", None
         if _complete(repo, path):
-            return "", Found(repo, path, "hub", path.name)
+            return "", LocalCopy(repo, path, "hub", path.name)
         problem = "the hub's copy lacks files that the course needs"
     return problem, None

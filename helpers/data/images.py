@@ -86,7 +86,7 @@ def _features(names: tuple[str, ...]) -> Features:
     return Features(image=Image(), label=ClassLabel(names=list(names)))
 
 
-def _check_names(table: pa.Table, copy: hub.Found) -> None:
+def _check_names(table: pa.Table, copy: hub.LocalCopy) -> None:
     """Raises ValueError for a file that states other class names, or in another order."""
     stated = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     names = stated.get("info", {}).get("features", {}).get("label", {}).get("names")

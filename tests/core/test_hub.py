@@ -1,4 +1,7 @@
-"""Where repositories come from: mirror, cache, hub, or one sentence; small ones under the real names."""
+"""Where repositories come from: mirror, cache, hub, or one sentence that says why not.
+
+The repositories are small ones under the real names.
+"""
 
 import json
 import os
@@ -47,7 +50,7 @@ def stub(folder, repo_id, leave_out=()):
 
 
 def make_deberta(folder):
-    """DeBERTa-v3's repository as the hub has it, but tiny: spm.model, no tokenizer.json, weights in fp16."""
+    """DeBERTa-v3's repository as on the hub, but tiny: no tokenizer.json, weights in fp16."""
     import sentencepiece
     from transformers import DebertaV2Config, DebertaV2Model
 
@@ -141,7 +144,9 @@ def test_every_mirror_layout(tmp_path, monkeypatch, kind, repo_id, layout):
     owner, name = repo_id.split("/")
     folder = stub(tmp_path / "mirror" / layout.format(kind=kind, owner=owner, name=name), repo_id)
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "mirror"))
-    assert hub.find(kind, repo_id) == hub.Found(hub.REPOS[kind, repo_id], folder, "mirror", None)
+    assert hub.find(kind, repo_id) == hub.LocalCopy(
+        hub.REPOS[kind, repo_id], folder, "mirror", None
+    )
     assert hub.available(kind, repo_id) == "mirror"
 
 
@@ -149,7 +154,7 @@ def test_every_mirror_layout(tmp_path, monkeypatch, kind, repo_id, layout):
 def test_a_mirror_may_be_a_hub_cache(tmp_path, monkeypatch, inside):
     snapshot = stub(cached(tmp_path / "mirror" / inside, BASE, "f" * 40), BASE)
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "mirror"))
-    assert hub.find("model", BASE) == hub.Found(
+    assert hub.find("model", BASE) == hub.LocalCopy(
         hub.REPOS["model", BASE], snapshot, "mirror", "f" * 40
     )
 
@@ -169,9 +174,7 @@ def test_an_incomplete_mirror_folder_is_passed_over(tmp_path, monkeypatch):
         hub.find("model", BASE)
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").touch()
-    assert not hub.find("model", BASE).safetensors
-    (folder / "model.safetensors").touch()
-    assert hub.find("model", BASE).safetensors
+    assert hub.find("model", BASE).path == folder
 
 
 def test_pickled_weights_are_never_taken_for_the_vit(tmp_path, monkeypatch):
@@ -182,7 +185,7 @@ def test_pickled_weights_are_never_taken_for_the_vit(tmp_path, monkeypatch):
 
 
 def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_path, monkeypatch):
-    """The golden tokens are SentencePiece's own, with ligatures and control characters in the text."""
+    """The golden tokens are SentencePiece's own; the text has ligatures and control characters."""
     import sentencepiece
     from transformers import AutoModel, AutoTokenizer
 
@@ -192,7 +195,6 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
     make_vit(tmp_path / "models" / VIT)
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path))
     language, vision = hub.find("model", BASE), hub.find("model", VIT)
-    assert language.safetensors and vision.safetensors
     assert AutoModel.from_pretrained(language.path, use_safetensors=True).config.hidden_size == 32
     assert AutoModel.from_pretrained(vision.path, use_safetensors=True).config.image_size == 16
     assert data.Pixels.of(vision.path) == data.Pixels(side=16)
@@ -270,7 +272,7 @@ from helpers import hub
 found = hub.find("model", "{BASE}")
 tokenizer = AutoTokenizer.from_pretrained(found.path)
 model = AutoModelForSequenceClassification.from_pretrained(
-    found.path, use_safetensors=found.safetensors, dtype=torch.float32, num_labels=3)
+    found.path, use_safetensors=True, dtype=torch.float32, num_labels=3)
 logits = model(**tokenizer(["the new price of oil"], return_tensors="pt")).logits
 finite = bool(logits.isfinite().all())
 print(json.dumps([found.source, found.revision, *logits.shape, finite, len(attempts)]))
@@ -321,9 +323,10 @@ def test_offline_mode_asks_nobody(tmp_path):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Serves `files`, {commit: {name: bytes}}, of BASE; notes in server.fetched what was downloaded."""
+    """Serves `files`, {commit: {name: bytes}}, of BASE; server.fetched has what was downloaded."""
 
-    log_message = lambda *_: None  # quiet
+    def log_message(*_):
+        return None  # quiet
 
     def reply(self, status, body=b"", **headers):
         self.send_response(status)
@@ -373,7 +376,9 @@ import json
 from helpers import hub
 try:
     found = hub.find("model", "{BASE}")
-    print(json.dumps([found.source, found.revision, hub.find("model", "{BASE}").source, found.safetensors]))
+    again = hub.find("model", "{BASE}").source
+    converted = bool(found.files("*.safetensors"))
+    print(json.dumps([found.source, found.revision, again, converted]))
 except hub.HubUnavailable as error:
     print(json.dumps([None, str(error)]))
 """,
