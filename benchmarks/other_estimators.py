@@ -80,7 +80,7 @@ def cases() -> dict[str, tuple[ModelStep, bool]]:
 def estimate_memory(step: ModelStep) -> int:
     """Bytes that `accelerate estimate-memory` prints under "Training using Adam"; it makes the bare model, without a head,
     on the meta device, as its `create_empty_model` does."""
-    with init_empty_weights(), models._quiet():
+    with init_empty_weights(), models.quiet():
         model = AutoModel.from_config(hf_config.read(step.config), dtype=torch.float32)
     total, _ = calculate_maximum_sizes(model)
     return int(

@@ -77,7 +77,7 @@ def _text(config, rows: int, length: int, language: bool = False):
     """A bare encoder whose loss is the mean square of its last hidden states, or a language model with its own loss."""
 
     def setup():
-        with models._quiet():
+        with models.quiet():
             model = (AutoModelForCausalLM if language else AutoModel).from_config(config()).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
         ids = torch.zeros(rows, length, dtype=torch.long)
@@ -119,7 +119,7 @@ def _trainer(kind: type[PreTrainedModel], recipe: Recipe, classes: int, labels: 
     def setup():
         config = models.config(recipe)
         config.num_labels = classes
-        with models._quiet():
+        with models.quiet():
             model = kind(config).train()
         groups = [
             [value for value in model.parameters() if (value.dim() > 1) == matrix]

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.CRITICAL
     )  # torch's own account of what ends in our one sentence
     try:
-        with warnings.catch_warnings(), models._quiet():
+        with warnings.catch_warnings(), models.quiet():
             warnings.simplefilter("ignore")
             return answer(asked)
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:

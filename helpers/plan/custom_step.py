@@ -42,9 +42,9 @@ from helpers.memory.tracker import (
     Tracker,
     steady_memory,
 )
+from helpers.model_changes import as_if_real
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
-from helpers.plan.hf_plan import _as_if_real
 from helpers.torch_private import FakeTensorMode
 from helpers.units import GIB
 
@@ -104,7 +104,7 @@ def plan_custom_step(
         raise ValueError(f"steps={steps} must be 1 or more.")
     precision = SimpleNamespace(precision="bf16" if mixed else "fp32")
     with (
-        _as_if_real(),
+        as_if_real(),
         FakeTensorMode(allow_non_fake_inputs=True),
         FakeValues(),
         CudaKernels(precision, fused=fused_attention),

@@ -1,7 +1,7 @@
-"""Any Hugging Face model from its configuration alone: which class trains it, what it reads, where its layers are.
+"""Any Hugging Face model from its configuration alone: which class trains it, and what it reads.
 
-Nothing here reads weights or runs code that a repository carries. What cannot be planned raises `CannotPlan`, in one
-sentence that says why.
+Nothing here reads weights or runs code that a repository carries. What cannot be planned raises
+`CannotPlan`, in one sentence that says why.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto as auto
 
 from helpers import hub, models
+from helpers.values import one_of
 
 
 class CannotPlan(ValueError):
@@ -23,33 +24,38 @@ class CannotPlan(ValueError):
 
 
 class Task(NamedTuple):
+    """What a model may be trained for."""
+
     mapping: str  # transformers' table of the classes for it
     reads: str  # "text", "texts" (of an encoder and a decoder) or "image"
-    each: str  # what one label belongs to: "row" or "token"
+    each: str  # what one label belongs to: "example" or "token"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether labels are classes, so that the head is new; else they are tokens."""
+        return "CLASSIFICATION" in self.mapping
 
 
 TASKS = {
-    "sequence-classification": Task("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "text", "row"),
+    "sequence-classification": Task("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "text", "example"),
     "token-classification": Task("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "text", "token"),
     "masked-lm": Task("MODEL_FOR_MASKED_LM_MAPPING", "text", "token"),
     "causal-lm": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
     "seq2seq-lm": Task("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "texts", "token"),
-    "image-classification": Task("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "image", "row"),
+    "image-classification": Task("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "image", "example"),
 }
 IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
-PUBLISHED = {repo: models._FULL[name] for name, repo in models.REPOS.items()}
-WEIGHTS_ONLY = (
-    "quantization_config",
-    "dtype",
-    "torch_dtype",
-)  # how weights are stored: the step trains fp32 ones
+PUBLISHED = {repo: models.CONFIGS / name for name, repo in models.REPOS.items()}
+# How weights are stored: left aside, because the step trains fp32 ones.
+WEIGHTS_ONLY = ("quantization_config", "dtype", "torch_dtype")
 
 
 def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
-    """A configuration from an object, a folder, a config.json, or a name on the hub.
+    """A copy of a configuration, from an object, a folder, a config.json, or a name on the hub.
 
-    A name is looked up among the configurations the course ships, in TIGHT_FIT_MIRROR, in the hub's cache, and on the
-    hub, of which only config.json is fetched. Raises hub.HubUnavailable, FileNotFoundError, CannotPlan.
+    A name is looked up among the configurations that the course ships, in TIGHT_FIT_MIRROR, in the
+    hub's cache, and on the hub, of which only config.json is fetched. Raises hub.HubUnavailable,
+    FileNotFoundError, CannotPlan.
     """
     if isinstance(source, PretrainedConfig):
         return copy.deepcopy(source)
@@ -58,7 +64,7 @@ def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
         return _from_file(path / "config.json" if path.is_dir() else path)
     name = str(source)
     if name in PUBLISHED:
-        return PUBLISHED[name]()
+        return _from_file(PUBLISHED[name] / "config.json")
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
         raise FileNotFoundError(
             f"model={name!r} is neither a folder, nor a config.json, nor a name of the hub's form "
@@ -68,20 +74,25 @@ def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
 
 
 def _on_the_hub(name: str) -> Path:
+    """The folder with the config.json of a repository, from the mirror, the cache or the hub."""
     repo = hub.Repo(name, "model", ("main",), ("config.json",), (("config.json",),))
-    found = hub._in_mirror(repo) or hub._in_cache(repo)
-    problem = "" if found else hub.unreachable(repo)
-    if not found and problem is None:
-        problem, found = hub._from_hub(repo)
-    if not found:
-        raise hub.HubUnavailable(
-            f"The configuration of {name} cannot be had ({problem}; neither {hub.MIRROR} nor the cache has it): connect to the "
-            f"internet, give a folder or a config.json instead of the name, or one of {', '.join(PUBLISHED)}."
-        )
-    return found.path
+    copy_here = hub.in_mirror(repo) or hub.in_cache(repo)
+    if copy_here:
+        return copy_here.path
+    problem = hub.unreachable(repo)
+    if problem is None:
+        problem, fetched = hub.download(repo)
+        if fetched:
+            return fetched.path
+    raise hub.HubUnavailable(
+        f"The configuration of {name} cannot be had ({problem}; neither {hub.MIRROR} nor the cache "
+        "has it): connect to the internet, give a folder or a config.json instead of the name, or "
+        f"one of {', '.join(PUBLISHED)}."
+    )
 
 
 def _from_file(path: Path) -> PretrainedConfig:
+    """The configuration in a config.json. Raises FileNotFoundError, CannotPlan."""
     try:
         values = json.loads(path.read_text(encoding="utf8"))
     except FileNotFoundError:
@@ -108,17 +119,20 @@ def _from_file(path: Path) -> PretrainedConfig:
         return CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # each configuration class checks in its own way
         raise CannotPlan(
-            f"{path} is refused by transformers' {kind} configuration: {_sentence(error)}"
+            f"{path} is refused by transformers' {kind} configuration: {sentence(error)}"
         ) from error
 
 
 def task_of(config: PretrainedConfig, task: str | None = None) -> str:
-    """The task to plan: the one asked for, the one config.architectures trained for, or the usual one of its kind (a
-    classifier for encoders and vision models, the next token for decoders). Raises CannotPlan."""
-    able = [name for name in TASKS if class_of(config, name)]
+    """The task to plan: the `task` asked for, else what config.architectures was trained for.
+
+    Without either the usual one of its kind: classification for encoders and vision models, the
+    next token for decoders. Raises ValueError for a task that is not in `TASKS`, and CannotPlan for
+    one that this architecture has no class for.
+    """
+    able = {name: kind for name in TASKS if (kind := class_of(config, name))}
     if task is not None:
-        if task not in TASKS:
-            raise ValueError(f"task={task!r} is not known: use one of {', '.join(TASKS)}.")
+        one_of("task", task, TASKS)
         if task not in able:
             raise CannotPlan(
                 f"transformers has no class of {config.model_type} for {task}"
@@ -126,8 +140,8 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
             )
         return task
     named = set(config.architectures or ())
-    for name in able:
-        if class_of(config, name).__name__ in named and name != "masked-lm":
+    for name, kind in able.items():
+        if kind.__name__ in named and name != "masked-lm":
             return name
     usual = ["image-classification", "sequence-classification", "causal-lm", "token-classification"]
     if config.is_encoder_decoder:
@@ -138,8 +152,8 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
         if name in able:
             return name
     raise CannotPlan(
-        f"{config.model_type} models are no text encoder, decoder or encoder-decoder and no image classifier "
-        "that transformers has a class for: those are what can be planned."
+        f"{config.model_type} models are no text encoder, decoder or encoder-decoder and no image "
+        "classifier that transformers has a class for: those are what can be planned."
     )
 
 
@@ -148,11 +162,11 @@ def class_of(config: PretrainedConfig, task: str) -> type | None:
     mapping = getattr(auto, TASKS[task].mapping)
     if type(config) not in mapping:
         return None
-    found = mapping[type(config)]
-    if not isinstance(found, (tuple, list)):
-        return found
+    kinds = mapping[type(config)]
+    if not isinstance(kinds, (tuple, list)):
+        return kinds
     named = set(config.architectures or ())
-    return next((kind for kind in found if kind.__name__ in named), found[0])
+    return next((kind for kind in kinds if kind.__name__ in named), kinds[0])
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -161,14 +175,14 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def image_shape(config: PretrainedConfig, side: int | None = None) -> tuple[int, int, int]:
-    """(channels, height, width) of a picture."""
+    """(channels, height, width) of an image; `side` in pixels replaces the configuration's."""
     size = side or getattr(config, "image_size", None) or IMAGE_SIDE
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return getattr(config, "num_channels", 3), height, width
 
 
 def most_positions(model: torch.nn.Module, config: PretrainedConfig) -> int | None:
-    """The longest row in tokens that the model takes, None where nothing limits it."""
+    """The longest example in tokens that the model takes, None where nothing limits it."""
     most = getattr(text_config(config), "max_position_embeddings", None)
     for name, module in model.named_modules():  # RoBERTa's positions begin after the padding's
         if (
@@ -181,18 +195,7 @@ def most_positions(model: torch.nn.Module, config: PretrainedConfig) -> int | No
     return most if isinstance(most, int) and most > 0 else None
 
 
-def layer_stack(model: torch.nn.Module) -> str | None:
-    """Name of the model's one list of layers, None where it has none or several (encoder and decoder, stages)."""
-    lists = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList)
-        and len(module) == getattr(text_config(model.config), "num_hidden_layers", None)
-    ]
-    return lists[0] if len(lists) == 1 else None
-
-
-# What adapters stand beside: query and value by the names that libraries give them, fused ones last.
+# The query and value projections by the names that libraries give them, fused ones last.
 QUERY_VALUE = (
     ("query_proj", "value_proj"),
     ("q_proj", "v_proj"),
@@ -208,7 +211,10 @@ QUERY_VALUE = (
 
 
 def adapted(model: torch.nn.Module) -> list[str]:
-    """Last parts of the names of the query and value projections. Raises CannotPlan where there are none."""
+    """Last parts of the names of the query and value projections, beside which adapters stand.
+
+    Raises CannotPlan where no known name is among the model's.
+    """
     there = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
@@ -218,11 +224,12 @@ def adapted(model: torch.nn.Module) -> list[str]:
         if there.issuperset(names):
             return list(names)
     raise CannotPlan(
-        f"LoRA stands beside the query and value projections, and {type(model).__name__} has none whose name "
-        "is known: leave lora_rank out."
+        f"LoRA stands beside the query and value projections, and {type(model).__name__} has none "
+        "whose name is known: leave lora_rank out."
     )
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
+    """An error's message on one line, at most 300 characters, with a full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:300] + ("" if text.endswith(".") else ".")

@@ -1,157 +1,145 @@
-"""Plans for models that the course never mentions: any encoder, decoder, encoder-decoder or image classifier of
-transformers, from its configuration.
+"""Plans for models that the course never mentions, each from its configuration.
 
-The step, the optimizers and the planner are the course's own. The model is made without values: on torch's meta device
-first, where transformers itself makes the models it loads, then each tensor on the fake device.
+These are the encoders, decoders, encoder-decoders and image classifiers of transformers. The step,
+the optimizers and the planner are the course's own. The model is made without values: first on
+torch's meta device, as transformers itself makes the models it loads, then with fake tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig
-from transformers.utils import import_utils
 
 from helpers import models
 from helpers.memory.timeline import Plan, to_plan
 from helpers.memory.trace import trace_step
+from helpers.memory.tracker import StorageTrace
+from helpers.model_changes import Recompute, as_if_real
 from helpers.optimizers import make_optimizer, make_scaler
 from helpers.plan import hf_config
-from helpers.plan.hf_config import TASKS, CannotPlan
-from helpers.plan.hf_model import ModelStep, empty, make, prepare
+from helpers.plan.hf_config import CannotPlan
+from helpers.plan.hf_model import FlatLogits, ModelStep, empty, make, prepare
 from helpers.plan.planner import trace_recipe
 from helpers.step import Batch, train_step
 from helpers.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
 
 def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> Plan:
-    """Plan one optimizer step of any Hugging Face model.
+    """Plan one optimizer step of any Hugging Face model on `target`, "cuda" or "cpu".
 
-    model   a configuration, a folder, a config.json, or a name on the hub (`architectures.read`)
-    fields  those of `ModelStep`: batch_size, length, precision, optimizer, checkpointing, accumulation, frozen, lora_rank,
-            task, classes, side
-    Raises CannotPlan, ValueError or TypeError, FileNotFoundError, hub.HubUnavailable: one sentence each.
+    model   a configuration, a folder, a config.json, or a name on the hub (`hf_config.read`)
+    fields  those of `ModelStep`: batch_size, length, precision, optimizer, checkpointing,
+            accumulation, frozen, lora_rank, task, classes, side
+    Raises CannotPlan, ValueError or TypeError, FileNotFoundError, hub.HubUnavailable: one sentence
+    each.
     """
     return plan_model_step(ModelStep(hf_config.read(model), **fields), target)
 
 
 def plan_model_step(model_step: ModelStep, target: str = "cuda") -> Plan:
     """The same for a `ModelStep`."""
-    with _as_if_real(), _said_plainly(model_step):
-        reached: set[str] = set()
-        traced = _trace(model_step, target, reached)
-        if (
-            len(reached) < traced[2]
-        ):  # some parameter has no gradient, so it has no optimizer states
-            traced = _trace(model_step, target, reached, sieve=True)
-    return to_plan(traced[:2], model_step, target)
+    with as_if_real(), _as_cannot_plan(model_step):
+        trace, parameters, reached, trainable = _trace(model_step, target)
+        if len(reached) < trainable:
+            # Some parameter gets no gradient, so on real tensors it has no optimizer states.
+            trace, parameters, *_ = _trace(model_step, target, reached)
+    return to_plan((trace, parameters), model_step, target)
 
 
-def _trace(model_step: ModelStep, target: str, reached: set[str], sieve: bool = False):
-    """`plan.trace`'s answer, and the number of parameters that train. Notes in `reached` those that a gradient reaches;
-    with `sieve` the others are hidden until the optimizer has its states."""
-    hidden, count = [], 0
+def _trace(
+    model_step: ModelStep, target: str, only: set[str] | None = None
+) -> tuple[StorageTrace, int, set[str], int]:
+    """The step's trace, its parameters' number, whom a gradient reached, and how many train.
 
-    def watched(model_step, recompute):
-        nonlocal count
+    only  names of the parameters that get optimizer states; None for all that train
+    """
+    hidden: list[nn.Parameter] = []
+    reached: set[str] = set()
+    trainable = 0
+
+    def watched(model_step: ModelStep, recompute: Recompute) -> FlatLogits:
+        nonlocal trainable
         model = empty(model_step, recompute)
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            count += 1
-            if sieve and name not in reached:
-                hidden.append(parameter.requires_grad_(False))
-            elif not sieve:
+            trainable += 1
+            if only is None:
                 parameter.register_post_accumulate_grad_hook(
                     lambda parameter, name=name: reached.add(name)
                 )
+            elif name not in only:
+                hidden.append(parameter.requires_grad_(False))
         return model
 
-    def make_batch(model, model_step):
-        while hidden:
+    def make_batch(model: FlatLogits, model_step: ModelStep) -> Batch:
+        while hidden:  # by now the optimizer has its states
             hidden.pop().requires_grad_(True)
         return batch(model, model_step)
 
-    return *trace_recipe(model_step, target, empty=watched, make_batch=make_batch), count
+    trace, parameters = trace_recipe(model_step, target, empty=watched, make_batch=make_batch)
+    return trace, parameters, reached, trainable
 
 
 def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) -> Plan:
-    """The step on real tensors of this machine's CPU, random weights, followed by the same tracker."""
-    with models._quiet():
+    """The second step on real tensors of this machine's CPU with random weights, as a `Plan`.
+
+    batches  gives the micro-batches; None draws them at random
+    """
+    with models.quiet():
         model = prepare(make(model_step), model_step)
     optimizer, scaler = make_optimizer(model, model_step), make_scaler(model_step, "cpu")
     batches = batches or (lambda: batch(model, model_step))
-    train_step(
-        model,
-        optimizer,
-        (batches() for _ in range(model_step.accumulation)),
-        model_step.batch_size,
-        model_step,
-        scaler=scaler,
-    )
-    storage_trace = trace_step(model, optimizer, batches, model_step, scaler)
-    return to_plan(
-        (storage_trace, sum(parameter.numel() for parameter in model.parameters())),
-        model_step,
-        "cpu",
-    )
+    micro_batches = (batches() for _ in range(model_step.accumulation))
+    train_step(model, optimizer, micro_batches, model_step.batch_size, model_step, scaler=scaler)
+    trace = trace_step(model, optimizer, batches, model_step, scaler)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return to_plan((trace, parameters), model_step, "cpu")
 
 
-def batch(model: nn.Module, model_step: ModelStep) -> Batch:
-    """A micro-batch of rows without padding, drawn at random (or without values, inside FakeTensorMode)."""
-    rows, task = model_step.micro_batch, TASKS[model_step.task]
+def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
+    """A micro-batch of examples without padding, drawn at random; fake inside FakeTensorMode.
+
+    Token ids and labels are int64: input_ids [examples, tokens]; labels [examples], or [examples ×
+    tokens] where each token has one. Images are fp32 [examples, channels, height, width].
+    """
+    examples, kind = model_step.micro_batch, model_step.kind
     config = model.model.config
-    if task.reads == "image":
-        pixels = torch.randn(rows, *hf_config.image_shape(config, model_step.side))
-        return {"pixel_values": pixels, "labels": torch.randint(config.num_labels, (rows,))}
-    words = hf_config.text_config(config).vocab_size
+    if kind.reads == "image":
+        pixels = torch.randn(examples, *hf_config.image_shape(config, model_step.side))
+        return {"pixel_values": pixels, "labels": torch.randint(config.num_labels, (examples,))}
+    vocabulary, tokens = hf_config.text_config(config).vocab_size, model_step.tokens
+    assert tokens is not None, "a model that reads text has a length"
 
-    def ids() -> torch.Tensor:
-        return torch.randint(words, (rows, model_step.tokens))
-
-    found = {"input_ids": ids()}
-    if task.reads == "texts":
-        found["decoder_input_ids"] = ids()
-    found["attention_mask"] = torch.ones_like(found["input_ids"])
-    classes = config.num_labels if "classification" in model_step.task else words
-    found["labels"] = torch.randint(
-        classes, (rows * (model_step.tokens if task.each == "token" else 1),)
-    )
-    return found
+    inputs = {"input_ids": torch.randint(vocabulary, (examples, tokens))}
+    if kind.reads == "texts":
+        inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    classes = config.num_labels if kind.classifies else vocabulary
+    count = examples * tokens if kind.each == "token" else examples
+    return inputs | {"labels": torch.randint(classes, (count,))}
 
 
 @contextmanager
-def _as_if_real():
-    """transformers takes other ways on tensors without values than on real ones; here it must take the real ones'. Modules
-    that are sent to a type or a place in the forward pass are there: all is fp32 on one device."""
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(nn.Module, "to", lambda module, *args, **kwargs: module))
-        if hasattr(import_utils, "is_fake_tensor"):
-            stack.enter_context(patch.object(import_utils, "is_fake_tensor", lambda tensor: False))
-        yield
-
-
-@contextmanager
-def _said_plainly(model_step: ModelStep):
+def _as_cannot_plan(model_step: ModelStep) -> Iterator[None]:
+    """Whatever an unknown architecture cannot do on fake tensors is raised as CannotPlan."""
     name = model_step.config.model_type
     try:
         yield
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         raise CannotPlan(
             f"{name} cannot be planned: the sizes of its tensors depend on their values "
-            f"({hf_config._sentence(error)[:-1]}), which a plan does not have."
+            f"({hf_config.sentence(error)[:-1]}), which a plan does not have."
         ) from error
     except (ValueError, TypeError, ModuleNotFoundError):
         raise
-    except (
-        Exception
-    ) as error:  # whatever an unknown architecture does that tensors without values cannot
+    except Exception as error:
         raise CannotPlan(
-            f"{name} cannot be planned: on tensors without values its step ends in {type(error).__name__}, "
-            f"{hf_config._sentence(error)}"
+            f"{name} cannot be planned: on tensors without values its step ends in "
+            f"{type(error).__name__}, {hf_config.sentence(error)}"
         ) from error

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from helpers import models, train
+from helpers import model_changes, models, train
 from helpers.optimizers import make_optimizer
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
@@ -410,7 +410,7 @@ def test_a_half_precision_base_is_refused():
             LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"]),
         ),
     )
-    models.add_adapters(injected, MINI["vit"])
+    model_changes.add_lora(injected, MINI["vit"].lora_rank, models.TARGETS["image"])
     for net, adapter in ((injected, torch.float16), (theirs, torch.float32)):
         assert {value.dtype for name, value in net.named_parameters() if "lora_" in name} == {
             adapter
@@ -424,7 +424,7 @@ def test_a_half_precision_base_is_refused():
             torch.float16
         }
         with pytest.raises(RuntimeError, match="dtype=torch.float32"):
-            models.check_trainable(net, {name for name, _ in net.named_parameters()} - set(trained))
+            model_changes.check_trainable(net, {name for name, _ in net.named_parameters()} - set(trained))
         for value in trained.values():
             value.grad = torch.zeros_like(value)
         scaler = torch.amp.GradScaler("cpu")

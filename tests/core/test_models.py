@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from helpers import models, train
+from helpers import model_changes, models, train
 from helpers.optimizers import make_optimizer
 from helpers.plan import plan
 from helpers.recipe import MODELS, Recipe, replace
@@ -27,7 +27,7 @@ def test_stored_in_fp16_loaded_in_fp32(model):
         torch.float32
     }
     with pytest.raises(RuntimeError, match="dtype=torch.float32"):
-        models.check_trainable(models.build(MINI[model]).half())
+        model_changes.check_trainable(models.build(MINI[model]).half())
 
 
 @pytest.mark.parametrize("model", MINI)
@@ -43,7 +43,7 @@ def test_every_parameter_trains(model):
     assert [name for name in still if "key" not in name and "k_proj" not in name] == []
     net.classifier.weight.requires_grad_(False)
     with pytest.raises(RuntimeError, match="does not train"):
-        models.check_trainable(net)
+        model_changes.check_trainable(net)
 
 
 @pytest.mark.parametrize("frozen", [0, 2, 4])
