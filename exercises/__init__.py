@@ -1,8 +1,9 @@
-"""The exercises, one module a notebook: `nb02.py` holds 02.1, 02.2, ...; `exercises.check` loads it when asked.
+"""The exercises: `nb02.py` holds 02.1, 02.2, and so on, and `exercises.check` loads it when asked.
 
-from exercises.check import close, exercise
+from exercises.check import exercise
+from exercises.comparisons import close
 
-@exercise("02.1", hints=["Count the rows first.", "Divide by the micro-batch."], why="Why it matters.")
+@exercise("02.1", hints=["Count the examples first.", "Divide."], why="Why it matters.")
 def _(answer):
-    close(answer, truth(), rel=0.01, unit="GiB")  # or: assert condition, "One sentence on what is wrong."
+    close(answer, truth(), rel=0.01, unit="GiB")  # or: assert condition, "What is wrong."
 """

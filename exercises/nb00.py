@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from exercises.check import close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import close, same
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import GIB
 
-PICTURE = Recipe("vit", profile="full", batch_size=32)
+IMAGES = Recipe("vit", profile="full", batch_size=32)
 TEXT = Recipe("deberta", profile="full", batch_size=16, length=256)
-CARD = "RTX 3060"
+GPU = "RTX 3060"
 KINDS = ("parameters", "gradients", "optimizer states")
 
 
@@ -19,41 +20,48 @@ KINDS = ("parameters", "gradients", "optimizer states")
     "00.1",
     hints=[
         "AdamW keeps two running means, each as large as the parameters.",
-        "Eight bytes a parameter; divide by 2**30 for GiB.",
+        "Eight bytes per parameter; divide by 2**30 for GiB.",
     ],
-    why="Optimizer states are known before anything runs: they depend on the parameters and on nothing else.",
+    why=(
+        "Optimizer states are known before anything runs: "
+        "they depend on the parameters and on nothing else."
+    ),
 )
 def _(answer):
-    close(answer, plan(PICTURE).at_peak["optimizer states"] / GIB, rel=0.01, unit="GiB")
+    close(answer, plan(IMAGES).at_peak["optimizer states"] / GIB, rel=0.01, unit="GiB")
 
 
 @exercise(
     "00.2",
     hints=[
-        "plan(recipe).fits(card) counts more than tensors.",
-        "Find rows for which fits() is false while it is true for one row less.",
+        "plan(recipe).fits(gpu) counts more than tensors.",
+        "Find the batch size for which fits() is false while it is true for one example less.",
     ],
-    why="The tensors are a straight line in the rows: two plans tell about where a card ends. What the allocator adds is "
-    "no line, so the last rows are planned one by one.",
+    why=(
+        "The bytes of tensors are a straight line in the batch size: "
+        "two plans tell about where a GPU is full. What the allocator adds is no line, "
+        "so the last batch sizes are planned one by one."
+    ),
 )
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of rows"
+        "your answer should be a whole number of examples"
     )
     assert 1 < answer <= 1024, "your answer should be a batch size from 2 to 1024"
-    rows = replace(TEXT, batch_size=answer)
-    assert not plan(rows).fits(CARD), f"a batch of {answer} rows still fits the {CARD}"
-    assert plan(replace(TEXT, batch_size=answer - 1)).fits(CARD), (
-        f"{answer} rows are too many, but a smaller batch is too"
-    )
+    asked, smaller = (replace(TEXT, batch_size=size) for size in (answer, answer - 1))
+    assert not plan(asked).fits(GPU), f"a batch of {answer} examples still fits the {GPU}"
+    assert plan(smaller).fits(GPU), f"{answer} examples are too many, but a smaller batch is too"
 
 
 @exercise(
     "00.3",
     hints=[
         "Ask each parameter for numel(), element_size() and requires_grad.",
-        "A frozen parameter has neither gradient nor state; Adam's means have the parameter's dtype, and each "
-        "trained tensor has a step counter of 4 bytes.",
+        (
+            "A frozen parameter has neither gradient nor state; "
+            "Adam's means have the parameter's dtype, "
+            "and each trained tensor has a step counter of 4 bytes."
+        ),
     ],
     why="Freezing and smaller types act on these three sums, and now you know by how much.",
 )
@@ -72,10 +80,16 @@ def _(answer):
 @exercise(
     "00.4",
     hints=[
-        "With so few tokens, activations are next to nothing: which moment has the most of the rest?",
-        "Gradients are complete when the backward pass ends; Adam keeps two numbers a parameter.",
+        (
+            "With so few tokens, activations are next to nothing: "
+            "which moment has the most of the rest?"
+        ),
+        "Gradients are complete when the backward pass ends; Adam keeps two numbers per parameter.",
     ],
-    why="Which technique helps depends on which kind is large at the peak, and that changes with the batch.",
+    why=(
+        "Which technique helps depends on which kind is large at the peak, "
+        "and that changes with the batch size."
+    ),
 )
 def _(answer):
     assert isinstance(answer, (tuple, list)) and len(answer) == 2, (

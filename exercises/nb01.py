@@ -1,4 +1,4 @@
-"""Exercises of notebook 01: what a pretrained start is worth, how far a run can go, and what makes a comparison fair."""
+"""Exercises of notebook 01: pretrained weights, how far a run can go, and fair comparisons."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import random
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from exercises.check import agree, close, exercise
+from exercises.check import exercise
+from exercises.comparisons import agree, close
 from helpers import models
 from helpers.recipe import Recipe, difference, replace
 from helpers.step import learning_rate
 
-FROM_PRETRAINED, FROM_RANDOM, BATCH = 60, 480, 16  # steps and pictures a step, as the exercise says
+FROM_PRETRAINED, FROM_RANDOM, BATCH = (
+    60,
+    480,
+    16,
+)  # steps, and images per step, as the exercise says
 WALK = Recipe("vit", weights="random", learning_rate=3e-4)
 DEVIATIONS = 5
 
@@ -22,14 +27,14 @@ DEVIATIONS = 5
 @exercise(
     "01.1",
     hints=[
-        "Pictures are the currency: count those of the pretraining and those that each task then saves.",
+        "Count images: those of the pretraining, and those that each task then saves.",
         "Pretraining plus n short runs must not cost more than n long ones; n is a whole number.",
     ],
     why="Pretraining is a price paid once: what counts is how often it is used again.",
 )
 def _(answer):
-    gpu = json.loads((models.MINI / "vit" / "card.json").read_text(encoding="utf8"))
-    paid = gpu["plan"]["steps"] * gpu["plan"]["batch"]
+    card = json.loads((models.MINI / "vit" / "card.json").read_text(encoding="utf8"))
+    paid = card["plan"]["steps"] * card["plan"]["batch"]
     saved = (FROM_RANDOM - FROM_PRETRAINED) * BATCH
     close(answer, math.ceil(paid / saved), rel=0, unit="tasks")
 
@@ -37,8 +42,11 @@ def _(answer):
 @exercise(
     "01.2",
     hints=[
-        "Warm-up and decay are straight lines, so the mean rate is about half the peak.",
-        "Add up learning_rate(recipe, step) over all steps, and raise `steps` until the sum is large enough.",
+        "Warm-up and decay are straight lines, so the mean learning rate is about half the peak.",
+        (
+            "Add up learning_rate(recipe, step) over all steps, "
+            "and raise `steps` until the sum is large enough."
+        ),
     ],
     why="A run that is shorter than this ends near its start, so the start had better be good.",
 )
@@ -49,7 +57,8 @@ def _(answer):
     assert 1 < answer <= 100_000, "your answer should be a number of steps from 2 to 100,000"
     far = DEVIATIONS * models.config(WALK).initializer_range
     assert _reach(answer) >= far, (
-        f"with {answer} steps the rates add up to {_reach(answer):.4f}, which is less than {far:g}"
+        f"with {answer} steps the learning rates add up to {_reach(answer):.4f}, "
+        f"which is less than {far:g}"
     )
     assert _reach(answer - 1) < far, f"{answer} steps are enough, but so are {answer - 1}"
 
@@ -58,7 +67,10 @@ def _(answer):
     "01.3",
     hints=[
         "Check every tensor of model.base_model.state_dict() before you copy the first one.",
-        "load_state_dict with strict=False skips what is absent and says nothing: compare names and shapes yourself.",
+        (
+            "load_state_dict with strict=False skips what is absent and says nothing: "
+            "compare names and shapes yourself."
+        ),
     ],
     why="A start that you only believe to be pretrained is the most expensive silent error of all.",
 )
@@ -103,9 +115,15 @@ def _(answer):
     "01.4",
     hints=[
         "Give every field that may be None the value in force, then ask helpers.recipe.difference.",
-        "accumulation and checkpointing change how a step is computed, not what; weights is the question itself.",
+        (
+            "accumulation and checkpointing change how a step is computed, not what; "
+            "weights is the question itself."
+        ),
     ],
-    why="A gain is only the technique's if nothing else changed; most published ladders fail this test.",
+    why=(
+        "A gain is only the technique's if nothing else changed; "
+        "most published ladders fail this test."
+    ),
 )
 def _(answer):
     text, image = Recipe("deberta"), Recipe("vit")
@@ -124,7 +142,7 @@ def _(answer):
 
 
 def _unfair(before: Recipe, after: Recipe) -> list[str]:
-    one, other = (
+    settings = (
         replace(
             recipe,
             weights="random",
@@ -136,7 +154,7 @@ def _unfair(before: Recipe, after: Recipe) -> list[str]:
         )
         for recipe in (before, after)
     )
-    return sorted(difference(one, other))
+    return sorted(difference(*settings))
 
 
 def _pair(rng: random.Random) -> tuple[Recipe, Recipe]:
@@ -198,10 +216,13 @@ def _refuses(answer, tensors: dict, name: str, what: str) -> None:
             f"with {name} {what} the error should name it, and it says {str(error)[:80]!r}"
         )
     except Exception as error:
-        assert False, (
-            f"with a tensor {what} it should raise a ValueError, and raises {type(error).__name__}"
-        )
+        raised = type(error).__name__
+        raise AssertionError(
+            f"with a tensor {what} it should raise a ValueError, and raises {raised}"
+        ) from error
     else:
-        assert False, f"with a tensor {what} it should raise a ValueError, and raises nothing"
+        raise AssertionError(
+            f"with a tensor {what} it should raise a ValueError, and raises nothing"
+        )
     unchanged = all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert unchanged, f"with a tensor {what} the model was changed before the error came"

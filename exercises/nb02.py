@@ -7,11 +7,12 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from exercises.check import close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import close, same
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 
-CARD = "RTX 3060"
+GPU = "RTX 3060"
 TEXT = Recipe("deberta", profile="full", batch_size=40, length=256)
 IGNORED = -100  # the label of a token that no loss counts
 VOCABULARY = 11
@@ -20,10 +21,16 @@ VOCABULARY = 11
 @exercise(
     "02.1",
     hints=[
-        "Which micro-batches of the first epoch never saw an optimizer.step? Their gradients are still in p.grad.",
+        (
+            "Which micro-batches of the first epoch never saw an optimizer.step? "
+            "Their gradients are still in p.grad."
+        ),
         "Three are left over, four are added, and each was divided by k.",
     ],
-    why="A group that is not flushed is not lost, which would be bad enough: it leaks into the next epoch.",
+    why=(
+        "A group that is not flushed is not lost, which would be bad enough: "
+        "it leaks into the next epoch."
+    ),
 )
 def _(answer):
     weight = torch.zeros(1, requires_grad=True)  # a model whose gradient is 1 for every micro-batch
@@ -40,22 +47,31 @@ def _(answer):
 @exercise(
     "02.2",
     hints=[
-        "A micro-batch that fits alone may not fit under accumulation: what else is alive from the second one on?",
-        "Plan the recipe with its accumulation, not a smaller batch; the accumulation must divide 40.",
+        (
+            "A micro-batch that fits alone may not fit under accumulation: "
+            "what else is alive from the second one on?"
+        ),
+        (
+            "Plan the recipe with its accumulation, not a smaller batch; "
+            "the accumulation must divide 40."
+        ),
     ],
-    why="Gradients wait for their group to end, so a micro-batch has less room than a batch of its size.",
+    why=(
+        "Gradients wait for their group to end, so a micro-batch has less room "
+        "than a batch of its size."
+    ),
 )
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), (
         "your answer should be a whole number of micro-batches"
     )
     assert 1 <= answer <= 40 and 40 % answer == 0, (
-        "the number of micro-batches should divide the 40 rows"
+        "the number of micro-batches should divide the 40 examples"
     )
-    divided = plan(replace(TEXT, accumulation=answer)).fits(CARD)
+    divided = plan(replace(TEXT, accumulation=answer)).fits(GPU)
     assert divided, f"with accumulation={answer} the step {divided}"
     fewer = max((number for number in range(1, answer) if 40 % number == 0), default=None)
-    assert fewer is None or not plan(replace(TEXT, accumulation=fewer)).fits(CARD), (
+    assert fewer is None or not plan(replace(TEXT, accumulation=fewer)).fits(GPU), (
         "fewer micro-batches fit too"
     )
 
@@ -63,11 +79,19 @@ def _(answer):
 @exercise(
     "02.3",
     hints=[
-        "Count the labels that are not -100 in the whole group before the first backward pass; a generator can be "
-        "read only once.",
-        "Sum the losses of a micro-batch (reduction='sum') and divide by the tokens of the group; step and clear once.",
+        (
+            "Count the labels that are not -100 in the whole group before the first backward "
+            "pass; a generator can be read only once."
+        ),
+        (
+            "Sum the losses of a micro-batch (reduction='sum') and divide by the tokens "
+            "of the group; step and clear once."
+        ),
     ],
-    why="It is the whole technique, and it is right for a loss per row, per token, and for groups of any size.",
+    why=(
+        "It is the whole technique, and it is right for a loss per example, per token, "
+        "and for groups of any size."
+    ),
 )
 def _(answer):
     assert callable(answer), (
@@ -96,15 +120,17 @@ def _(answer):
                 parameter, truth, rel=1e-9, atol=1e-12, what=f"a weight after the step with {name}"
             )
         assert not watch.whole, (
-            "your function runs the model on more rows than a micro-batch holds: that saves no memory"
+            "your function runs the model on more examples than a micro-batch holds: "
+            "that saves no memory"
         )
         assert not watch.late, (
-            "your function runs a second forward pass before the first backward pass: that saves no memory"
+            "your function runs a second forward pass before the first backward pass: "
+            "that saves no memory"
         )
         assert all(p.grad is None or not p.grad.any() for p in model.parameters()), (
             "the gradients are not cleared after the step"
         )
-        assert given is not None, "your function should return the mean loss a counted token"
+        assert given is not None, "your function should return the mean loss per counted token"
         close(float(given), loss, rel=1e-6, what=f"the mean loss of {name}")
 
 
@@ -112,9 +138,15 @@ def _(answer):
     "02.4",
     hints=[
         "Work backwards: the last micro-batch should weigh m/k, so that is its momentum.",
-        "What micro-batch j leaves is later shrunk by each momentum after it: m_j times those (1 - m_i) must be m/k.",
+        (
+            "What micro-batch j leaves is later shrunk by each momentum after it: "
+            "m_j times those (1 - m_i) must be m/k."
+        ),
     ],
-    why="With these, running statistics weigh as in the full batch; what happens inside a micro-batch stays as it was.",
+    why=(
+        "With these, running statistics weigh as in the full batch; "
+        "what happens inside a micro-batch stays as it was."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of m and k"
@@ -149,7 +181,11 @@ class _Counting(torch.optim.SGD):
 
 
 class _Watch:
-    """Watches forward passes. `whole`: one had more rows than `most`. `late`: one came before the gradients of the last."""
+    """Watches forward passes.
+
+    whole  whether one had more than `most` examples
+    late   whether one came before the gradients of the one before it
+    """
 
     def __init__(self, model: torch.nn.Module, most: int):
         self.whole, self.late, self.before, self.most = False, False, 0, most
@@ -164,25 +200,23 @@ class _Watch:
 
 
 def _group(sizes, empty) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Micro-batches of (inputs, labels), int64 (rows, 7), with unequal numbers of counted tokens."""
+    """Micro-batches of (inputs, labels), both int64 of shape (examples, 7).
+
+    Their numbers of counted tokens differ; the micro-batch with the index `empty` has none.
+    """
     pairs = []
-    for place, rows in enumerate(sizes):
-        inputs, labels = torch.randint(VOCABULARY, (2, rows, 7))
-        counted = torch.rand(rows, 7) < 0.25 + 0.6 * (place % 2)
+    for index, examples in enumerate(sizes):
+        inputs, labels = torch.randint(VOCABULARY, (2, examples, 7))
+        counted = torch.rand(examples, 7) < 0.25 + 0.6 * (index % 2)
         counted[0, 0] = True
-        pairs.append(
-            (
-                inputs,
-                labels.masked_fill(~counted, IGNORED)
-                if place != empty
-                else torch.full_like(labels, IGNORED),
-            )
-        )
+        if index == empty:
+            counted[:] = False
+        pairs.append((inputs, labels.masked_fill(~counted, IGNORED)))
     return pairs
 
 
 def _full_batch(model: torch.nn.Module, group) -> float:
-    """One SGD step on the whole group at once; its mean loss a counted token."""
+    """One SGD step on the whole group at once; its mean loss per counted token."""
     inputs, labels = (torch.cat(parts) for parts in zip(*group))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     loss = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)

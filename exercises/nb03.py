@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from exercises.check import close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import close, same
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import GIB
 
-CARD = "T4"
+GPU = "T4"
 TEXT = Recipe("deberta", profile="full", batch_size=16, length=256, accumulation=4)
 IMAGES = Recipe("vit", profile="full", batch_size=32)
 LARGE = Recipe("deberta-large", profile="full", batch_size=16, length=256)
@@ -18,10 +19,19 @@ LARGE = Recipe("deberta-large", profile="full", batch_size=16, length=256)
 @exercise(
     "03.1",
     hints=[
-        "Optimizer states lie in the peak always. What else is alive when the second micro-batch reaches its peak?",
-        "Two moments and a gradient are twelve bytes a parameter, and 98 million parameters are frozen; a GiB is 2^30 bytes.",
+        (
+            "Optimizer states lie in the peak always. "
+            "What else is alive when the second micro-batch reaches its peak?"
+        ),
+        (
+            "Two moments and a gradient are twelve bytes per parameter, "
+            "and 98 million parameters are frozen; a GiB is 2^30 bytes."
+        ),
     ],
-    why="What freezing saves depends on what is in the peak: accumulation brings the gradients into it",
+    why=(
+        "What freezing saves depends on what is in the peak: "
+        "accumulation brings the gradients into it"
+    ),
 )
 def _(answer):
     close(
@@ -36,7 +46,10 @@ def _(answer):
 @exercise(
     "03.2",
     hints=[
-        "Count products of matrices: a trained layer does one in the forward pass and two in the backward pass.",
+        (
+            "Count products of matrices: a trained layer does one in the forward pass "
+            "and two in the backward pass."
+        ),
         "Twelve layers go forward, one goes backward; all that, over thirty-six.",
     ],
     why="The forward pass is a third of a step, and freezing does not touch it",
@@ -49,10 +62,19 @@ def _(answer):
 @exercise(
     "03.3",
     hints=[
-        "Two things have to change: the parameter must require a gradient, and the optimizer must know it (add_param_group).",
-        "A new group takes the optimizer's first defaults, not the rate of now; and a parameter may be in one group only.",
+        (
+            "Two things have to change: the parameter must require a gradient, "
+            "and the optimizer must know it (add_param_group)."
+        ),
+        (
+            "A new group takes the optimizer's first defaults, not the learning rate of now; "
+            "and a parameter may be in one group only."
+        ),
     ],
-    why="A thawed parameter that no optimizer holds gets gradients and never moves, without an error",
+    why=(
+        "A thawed parameter that no optimizer holds gets gradients and never moves, "
+        "without an error"
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of a model, an optimizer and names"
@@ -69,21 +91,23 @@ def _(answer):
         (["1.weight", "1.bias", "2.bias"], [1, 2]),
     ):
         answer(model, optimizer, names)
-        for place, layer in enumerate(model):
+        for index, layer in enumerate(model):
             for name, parameter in layer.named_parameters():
-                _one(f"{place}.{name}", parameter, optimizer, trains=place == 3 or place in thawed)
+                _check_parameter(
+                    f"{index}.{name}", parameter, optimizer, trains=index in (3, *thawed)
+                )
         if thawed == [2]:
             same(
-                {key: value for key, value in optimizer.state[model[3].weight].items()},
+                dict(optimizer.state[model[3].weight]),
                 moments,
                 what="the moments of what trained before",
             )
         before = [parameter.detach().clone() for parameter in model.parameters()]
         _step(model, optimizer)
         moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters())]
-        for place in range(4):
-            wanted = place == 3 or place in thawed
-            assert moved[2 * place] == wanted, f"layer {place} " + (
+        for index in range(4):
+            wanted = index in (3, *thawed)
+            assert moved[2 * index] == wanted, f"layer {index} " + (
                 "does not move in the next step"
                 if wanted
                 else "moves in the next step, although nobody named it"
@@ -93,19 +117,28 @@ def _(answer):
 @exercise(
     "03.4",
     hints=[
-        "Every frozen layer saves the same: plan frozen=0 and frozen=8, and draw the line to the card.",
-        "`plan(replace(recipe, frozen=k)).fits('T4')` also counts context, workspace, allocator and margin.",
+        (
+            "Every frozen layer saves the same: plan frozen=0 and frozen=8, "
+            "and draw the line to the GPU's memory."
+        ),
+        (
+            "`plan(replace(recipe, frozen=k)).fits('T4')` also counts context, workspace, "
+            "allocator and margin."
+        ),
     ],
-    why="The line makes a search out of two plans, and the embeddings alone are far from enough here",
+    why=(
+        "The line makes a search out of two plans, "
+        "and the embeddings alone are far from enough here"
+    ),
 )
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), (
         "your answer should be a whole number of layers"
     )
     assert 0 <= answer <= LARGE.layers, f"DeBERTa-v3-large has {LARGE.layers} layers"
-    fit = plan(replace(LARGE, frozen=answer)).fits(CARD)
+    fit = plan(replace(LARGE, frozen=answer)).fits(GPU)
     assert fit, f"with frozen={answer} the step {fit}"
-    assert answer == 0 or not plan(replace(LARGE, frozen=answer - 1)).fits(CARD), (
+    assert answer == 0 or not plan(replace(LARGE, frozen=answer - 1)).fits(GPU), (
         "one frozen layer fewer fits too"
     )
 
@@ -116,7 +149,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _one(
+def _check_parameter(
     name: str, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, trains: bool
 ) -> None:
     """Asserts that a parameter is what it should be, and in one group with today's settings."""
@@ -126,9 +159,9 @@ def _one(
     groups = [
         group
         for group in optimizer.param_groups
-        if any(one is parameter for one in group["params"])
+        if any(member is parameter for member in group["params"])
     ]
-    held = sum(one is parameter for group in groups for one in group["params"])
+    held = sum(member is parameter for group in groups for member in group["params"])
     if trains:
         assert held == 1, f"the optimizer holds {name} {held} times and not once"
         for key, value in (("lr", 0.03), ("weight_decay", 0.05)):

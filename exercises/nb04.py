@@ -9,19 +9,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from exercises.check import close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import close, same
 
 WEIGHT, MANTISSA = 0.3, 7  # of exercise 1: bf16's bits
-TAIL = 0.05  # of exercise 4: share of the true value
+TAIL = 0.05  # of exercise 4: largest relative error
 
 
 @exercise(
     "04.1",
     hints=[
-        "The spacing of bf16 between 0.25 and 0.5 is 0.25 divided by 2 to the number of its mantissa bits.",
-        "A sum is rounded to the nearest neighbour, so a step of up to half the spacing, 2^-9, is lost.",
+        (
+            "The spacing of bf16 between 0.25 and 0.5 is 0.25 divided by 2 to the number "
+            "of its mantissa bits."
+        ),
+        (
+            "A sum is rounded to the nearest neighbour, so a step of up to half the spacing, "
+            "2^-9, is lost."
+        ),
     ],
-    why="A fine-tune's usual rates are far below that: bf16 weights need fp32 masters, or rounding at random",
+    why=(
+        "A fine-tune's usual learning rates are far below that: bf16 weights need fp32 masters, "
+        "or rounding at random"
+    ),
 )
 def _(answer):
     spacing = 2.0 ** (math.floor(math.log2(WEIGHT)) - MANTISSA)
@@ -35,8 +45,14 @@ def _(answer):
 @exercise(
     "04.2",
     hints=[
-        "Count what is fp32: the weight, its gradient from the micro-batches before, and two states of AdamW.",
-        "Four fp32 numbers are 16 bytes. What does autocast hold for the backward pass beside them?",
+        (
+            "Count what is fp32: the weight, its gradient from the micro-batches before, "
+            "and two states of AdamW."
+        ),
+        (
+            "Four fp32 numbers are 16 bytes. "
+            "What does autocast hold for the backward pass beside them?"
+        ),
     ],
     why="Autocast adds to what a weight costs; it saves on activations only",
 )
@@ -47,10 +63,19 @@ def _(answer):
 @exercise(
     "04.3",
     hints=[
-        "scaler.scale(loss).backward() for each; after the last, once: scaler.unscale_, clip, scaler.step, scaler.update, zero_grad.",
-        "scaler.step returns nothing that tells; the scale does: it falls in update exactly when a step was skipped.",
+        (
+            "scaler.scale(loss).backward() for each; after the last, once: scaler.unscale_, "
+            "clip, scaler.step, scaler.update, zero_grad."
+        ),
+        (
+            "scaler.step returns nothing that tells; the scale does: "
+            "it falls in update exactly when a step was skipped."
+        ),
     ],
-    why="A schedule that counts skipped steps runs ahead of the training, through the warm-up above all",
+    why=(
+        "A schedule that counts skipped steps runs ahead of the training, "
+        "through the warm-up above all"
+    ),
 )
 def _(answer):
     assert callable(answer), (
@@ -64,36 +89,44 @@ def _(answer):
     }
     for name, (factors, limit, growth) in cases.items():
         mine, truth = _Training(factors, growth), _Training(factors, growth)
-        returned, made = mine.run(answer, limit), truth.run(_group_step, limit)
-        overflows = not made
-        said = f"for {name}"
-        assert isinstance(returned, bool), f"{said} your function should return True or False"
+        returned, stepped = mine.run(answer, limit), truth.run(_group_step, limit)
+        moves = "should move by one" if stepped else "moves, although nothing was updated"
+        did = "stepped" if stepped else "did not step"
+        case = f"for {name}"
+        assert isinstance(returned, bool), f"{case} your function should return True or False"
         assert mine.updates == truth.updates, (
-            f"{said} the optimizer steps {mine.updates} times and should {truth.updates}"
+            f"{case} the optimizer steps {mine.updates} times and should {truth.updates}"
         )
         assert mine.scaler.get_scale() == truth.scaler.get_scale(), (
-            f"{said} the scale ends at {mine.scaler.get_scale():g}: is update called once?"
+            f"{case} the scale ends at {mine.scaler.get_scale():g}: is update called once?"
         )
-        for one, other in zip(mine.model.parameters(), truth.model.parameters()):
-            same(one.detach(), other.detach(), rel=1e-5, atol=1e-7, what=f"the weight {said}")
-            assert one.grad is None or not one.grad.any(), (
-                f"{said} gradients are left over for the next group"
+        for ours, theirs in zip(mine.model.parameters(), truth.model.parameters()):
+            same(ours.detach(), theirs.detach(), rel=1e-5, atol=1e-7, what=f"the weight {case}")
+            assert ours.grad is None or not ours.grad.any(), (
+                f"{case} gradients are left over for the next group"
             )
         assert mine.scheduler.last_epoch == truth.scheduler.last_epoch, (
-            f"{said} the scheduler {'moves, although nothing was updated' if overflows else 'should move by one'}"
+            f"{case} the scheduler {moves}"
         )
-        assert returned == made, (
-            f"{said} you return {returned}, and the optimizer {'stepped' if made else 'did not step'}"
-        )
+        assert returned == stepped, f"{case} you return {returned}, and the optimizer {did}"
 
 
 @exercise(
     "04.4",
     hints=[
-        "1 + exp(-2u) overflows nowhere from -4 to 4 if you compute exp once, and x divided by it needs no subtraction.",
-        "np.float16(0.7979), np.float16(0.03568): constants as float16 keep the whole computation in float16.",
+        (
+            "1 + exp(-2u) overflows nowhere from -4 to 4 if you compute exp once, "
+            "and x divided by it needs no subtraction."
+        ),
+        (
+            "np.float16(0.7979), np.float16(0.03568): "
+            "constants as float16 keep the whole computation in float16."
+        ),
     ],
-    why="The formula decides what fp16 is good for: where nothing cancels, eleven bits go a long way",
+    why=(
+        "The formula decides what fp16 is good for: where nothing cancels, "
+        "eleven bits go a long way"
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of an array of float16"
@@ -105,14 +138,14 @@ def _(answer):
     )
     assert given.dtype == np.float16, f"your result is {given.dtype} and should be float16"
     assert given.shape == x.shape, f"your result has shape {given.shape} and not {x.shape}"
-    found, wide = np.asarray(given, dtype=np.float64), x.astype(np.float64)
+    values, exact = np.asarray(given, dtype=np.float64), x.astype(np.float64)
     a = math.sqrt(2 / math.pi)
-    truth = wide / (1 + np.exp(-2 * wide * (a + 0.044715 * a * wide**2)))
-    apart = np.abs(found / truth - 1)
-    assert np.isfinite(found).all(), "your function gives NaN or infinity for some x"
+    truth = exact / (1 + np.exp(-2 * exact * (a + 0.044715 * a * exact**2)))
+    apart = np.abs(values / truth - 1)
+    assert np.isfinite(values).all(), "your function gives NaN or infinity for some x"
     worst = int(apart.argmax())
     assert apart[worst] < TAIL, (
-        f"for x = {wide[worst]:.3g} your function is off by {apart[worst]:.0%} of the true value"
+        f"for x = {exact[worst]:.3g} your function is off by {apart[worst]:.0%} of the true value"
     )
 
 
@@ -132,8 +165,8 @@ class _OnlyHalf(np.ndarray):
             )
         if out is not None:
             rest["out"] = tuple(np.asarray(value) for value in out)
-        made = getattr(function, method)(*arrays, **rest)
-        return made.view(_OnlyHalf) if isinstance(made, np.ndarray) else made
+        result = getattr(function, method)(*arrays, **rest)
+        return result.view(_OnlyHalf) if isinstance(result, np.ndarray) else result
 
     def astype(self, dtype, *args, **rest):
         if np.dtype(dtype) != np.float16:
@@ -142,7 +175,7 @@ class _OnlyHalf(np.ndarray):
 
 
 class _Training:
-    """A small linear model, its optimizer, schedule and scaler, and the micro-batches of one group."""
+    """A small linear model with its optimizer, schedule, scaler, and one group of micro-batches."""
 
     def __init__(self, factors: list[float], growth: int):
         torch.manual_seed(0)
@@ -165,9 +198,8 @@ class _Training:
 
     def run(self, function, limit: float):
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # PyTorch warns of a scheduler that runs ahead; here that is said in a sentence
+            # PyTorch warns of a scheduler that runs ahead; the exercise has a sentence for that.
+            warnings.simplefilter("ignore")
             return function(
                 self.model, list(self.losses), self.optimizer, self.scheduler, self.scaler, limit
             )
@@ -182,7 +214,7 @@ def _group_step(model, losses, optimizer, scheduler, scaler, limit) -> bool:
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    made = scaler.get_scale() >= before
-    if made:
+    stepped = scaler.get_scale() >= before
+    if stepped:
         scheduler.step()
-    return made
+    return stepped

@@ -8,20 +8,26 @@ import random
 import torch
 from torch import nn
 
-from exercises.check import agree, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import agree, same
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 
-CARD = "RTX 4060 Laptop"  # of exercise 4
+GPU = "RTX 4060 Laptop"  # of exercise 4
 
 
 @exercise(
     "05.1",
     hints=[
-        "A tensor of fewer than 4,096 elements keeps 8 bytes for each; the others keep two bytes for each and two scales a block.",
-        "A scale has 4 bytes, and a last block that is not full needs one as well: -(-n // 256) "
-        "blocks.",
+        (
+            "A tensor of fewer than 4,096 elements keeps 8 bytes for each; "
+            "the others keep two bytes for each and two scales per block."
+        ),
+        (
+            "A scale has 4 bytes, and a last block that is not full needs one as well: "
+            "-(-n // 256) blocks."
+        ),
     ],
     why="Below 4,096 elements there is little to save, and much to lose.",
 )
@@ -56,11 +62,19 @@ def _some_shapes(rng: random.Random) -> tuple:
 @exercise(
     "05.2",
     hints=[
-        "Divide each block by its largest element, and mind the block whose largest element is zero.",
-        "torch.bucketize(share, codes) gives the place of the first code that is not below the "
-        "share.",
+        (
+            "Divide each block by its largest element, "
+            "and mind the block whose largest element is zero."
+        ),
+        (
+            "torch.bucketize(share, codes) gives the index of the first code "
+            "that is not below the share."
+        ),
     ],
-    why="Rounded up, the second moment can shorten a step, and never lengthen it; no element of it becomes zero that was none.",
+    why=(
+        "Rounded up, the second moment can shorten a step, and never lengthen it; "
+        "no element of it becomes zero that was none."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of v, codes and block"
@@ -72,14 +86,14 @@ def _(answer):
         case = f"for v of shape {tuple(shape)} in blocks of {block}"
         given = answer(values.clone(), codes.clone(), block)
         assert isinstance(given, (tuple, list)) and len(given) == 2, (
-            "your function should return two tensors: the places and the scales"
+            "your function should return two tensors: the indices and the scales"
         )
-        places, scale = given
-        assert isinstance(places, torch.Tensor) and places.dtype == torch.uint8, (
-            f"the places {case} should be a tensor of uint8"
+        indices, scale = given
+        assert isinstance(indices, torch.Tensor) and indices.dtype == torch.uint8, (
+            f"the indices {case} should be a tensor of uint8"
         )
-        assert places.shape == values.shape, (
-            f"the places {case} should have the shape of v, and have {tuple(places.shape)}"
+        assert indices.shape == values.shape, (
+            f"the indices {case} should have the shape of v, and have {tuple(indices.shape)}"
         )
         blocks = -(-values.numel() // block)
         truth = torch.stack(
@@ -87,13 +101,13 @@ def _(answer):
         )
         same(scale, truth, rel=1e-6, atol=0, what=f"the scales {case}")
         spread = scale.repeat_interleave(block)[: values.numel()].view_as(values)
-        back = codes[places.int()] * spread
+        back = codes[indices.int()] * spread
         assert (back >= values * (1 - 1e-5)).all(), (
             f"{case}, what comes back is somewhere smaller than v"
         )
-        below = codes[(places.int() - 1).clamp(min=0)] * spread
-        assert ((below < values * (1 + 1e-5)) | (places == 0) | (spread == 0)).all(), (
-            f"{case}, a place is more than one code too large"
+        below = codes[(indices.int() - 1).clamp(min=0)] * spread
+        assert ((below < values * (1 + 1e-5)) | (indices == 0) | (spread == 0)).all(), (
+            f"{case}, an index is more than one code too large"
         )
 
 
@@ -108,11 +122,20 @@ def _unsigned_map() -> torch.Tensor:
 @exercise(
     "05.3",
     hints=[
-        "The manager remembers group and place: at which places of the first group does DeBERTa have the weights of nn.Embedding modules?",
-        "Look up what the ViT's first group has at these places, and leave out what has fewer than "
-        "4,096 elements: it is fp32 in any case.",
+        (
+            "The manager remembers group and position: "
+            "at which positions of the first group does DeBERTa have the weights "
+            "of nn.Embedding modules?"
+        ),
+        (
+            "Look up what the ViT's first group has at these positions, "
+            "and leave out what has fewer than 4,096 elements: it is fp32 in any case."
+        ),
     ],
-    why="Nothing fails and nothing is said; the second fine-tune just takes more memory than it should.",
+    why=(
+        "Nothing fails and nothing is said; the second fine-tune just takes more memory "
+        "than it should."
+    ),
 )
 def _(answer):
     assert isinstance(answer, (set, frozenset, list, tuple)), "your answer should be a set of names"
@@ -127,7 +150,7 @@ def _(answer):
     )
     truth = _inherited(deberta, vit)
     assert answer <= truth, (
-        f"{sorted(answer - truth)[0]} is not at the place of an embedding of DeBERTa"
+        f"{sorted(answer - truth)[0]} is not at the position of an embedding of DeBERTa"
     )
     assert answer == truth, "some tensor is missing"
 
@@ -136,16 +159,11 @@ def _inherited(first: nn.Module, second: nn.Module) -> set[str]:
     embeddings = {
         id(module.weight) for module in first.modules() if isinstance(module, nn.Embedding)
     }
-    places = [
-        place
-        for place, (_, parameter) in enumerate(_matrices(first))
-        if id(parameter) in embeddings
-    ]
-    named = _matrices(second)
+    pairs = zip(_matrices(first), _matrices(second))
     return {
-        named[place][0]
-        for place in places
-        if place < len(named) and named[place][1].numel() >= 4096
+        name
+        for (_, before), (name, parameter) in pairs
+        if id(before) in embeddings and parameter.numel() >= 4096
     }
 
 
@@ -159,11 +177,16 @@ def _matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 @exercise(
     "05.4",
     hints=[
-        "What is largest at the peak: the states, or the activations? 8 bits shrink the first, accumulation the second.",
-        "Accumulation also brings something to the peak that a single micro-batch does not have "
-        "there: all gradients.",
+        (
+            "What is largest at the peak: the states, or the activations? "
+            "8 bits shrink the first, accumulation the second."
+        ),
+        (
+            "Accumulation also brings something to the peak "
+            "that a single micro-batch does not have there: all gradients."
+        ),
     ],
-    why="A technique helps against what it shrinks; so look first at what fills the card.",
+    why="A technique helps against what it shrinks; so look first at what fills the GPU's memory.",
 )
 def _(answer):
     assert isinstance(answer, (set, frozenset, list, tuple, str)), (
@@ -182,6 +205,6 @@ def _(answer):
         "D": replace(base, accumulation=2),
     }
     right = sum(
-        (letter in answer) == bool(plan(recipe).fits(CARD)) for letter, recipe in offered.items()
+        (letter in answer) == bool(plan(recipe).fits(GPU)) for letter, recipe in offered.items()
     )
     assert right == len(offered), f"you are right about {right} of the four recipes"

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from exercises.check import agree, close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import agree, close, same
 from helpers.memory.tracker import ACTIVATIONS, BORN, DIES, PARAMETERS, Tracker, steady_memory
 
 LAYERS, KEPT = 64, 4  # of exercise 1; what a layer keeps, in units of its input
@@ -20,10 +21,17 @@ WIDTH = 24
 @exercise(
     "06.1",
     hints=[
-        "Count in inputs: the checkpoints take 64 / s, the one segment that is alive 4 s. Add the two for a few s.",
+        (
+            "Count in inputs: the checkpoints take 64 / s, the one segment that is alive 4 s. "
+            "Add the two for a few s."
+        ),
         "The sum is least where the two terms are equal: s = sqrt(n h / a), not sqrt(n).",
     ],
-    why="What a layer keeps inside decides the segment's length; the square root of the depth is right only for layers that keep no more than their input.",
+    why=(
+        "What a layer keeps inside decides the segment's length; "
+        "the square root of the depth is right only for layers that keep no more "
+        "than their input."
+    ),
 )
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), (
@@ -36,8 +44,8 @@ def _(answer):
 
     best = min(range(1, LAYERS + 1), key=peak)
     assert answer == best, (
-        f"segments of {answer} take {peak(answer):.0f} inputs, and segments {'longer' if answer < best else 'shorter'} than "
-        "that take less"
+        f"segments of {answer} take {peak(answer):.0f} inputs, "
+        f"and segments {'longer' if answer < best else 'shorter'} than that take less"
     )
 
 
@@ -56,10 +64,19 @@ def _(answer):
 @exercise(
     "06.3",
     hints=[
-        "Loop over the starts of the segments; a segment is the last one if it reaches the end of the list.",
-        "checkpoint(function, x, use_reentrant=False), and mind that a lambda in a loop sees the loop's last values: bind them as defaults.",
+        (
+            "Loop over the starts of the segments; "
+            "a segment is the last one if it reaches the end of the list."
+        ),
+        (
+            "checkpoint(function, x, use_reentrant=False), "
+            "and mind that a lambda in a loop sees the loop's last values: bind them as defaults."
+        ),
     ],
-    why="torch.utils.checkpoint.checkpoint_sequential leaves out the last segment for the same reason.",
+    why=(
+        "torch.utils.checkpoint.checkpoint_sequential leaves out the last segment "
+        "for the same reason."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of layers, x and segment"
@@ -71,21 +88,22 @@ def _(answer):
         reference = _measured(_keep_last, copy.deepcopy(mine), x, segment)
         output, calls, held = _measured(answer, mine, x, segment)
         same(output, truth, rel=1e-6, what=f"the output of {case}")
-        for one, other in zip(mine.parameters(), plain.parameters()):
-            assert one.grad is not None, (
+        for ours, theirs in zip(mine.parameters(), plain.parameters()):
+            assert ours.grad is not None, (
                 f"with {case} a parameter has no gradient: is it the non-reentrant kind?"
             )
-            same(one.grad, other.grad, rel=1e-5, atol=1e-7, what=f"a gradient of {case}")
+            same(ours.grad, theirs.grad, rel=1e-5, atol=1e-7, what=f"a gradient of {case}")
         kept = depth - (depth - 1) // segment * segment
         assert all(count == 1 for count in calls[-kept:]), (
             f"with {case} the last {kept} should run once, and run again in the backward pass"
         )
         assert all(count == 2 for count in calls[:-kept]), (
-            f"with {case} all but the last {kept} should run twice: forward, and again in the backward pass"
+            f"with {case} all but the last {kept} should run twice: "
+            "forward, and again in the backward pass"
         )
         assert held <= 1.01 * reference[2], (
-            f"with {case} you keep {held / reference[2]:.2f} times the bytes from forward to backward pass that you "
-            "should: is each checkpoint a whole segment?"
+            f"with {case} you keep {held / reference[2]:.2f} times the bytes that you should "
+            "from forward to backward pass: is each checkpoint a whole segment?"
         )
 
 
@@ -95,7 +113,10 @@ def _(answer):
         "After two updates the old statistics weigh (1 - m')(1 - m').",
         "That should be 1 - m; solve for m'.",
     ],
-    why="A checkpointed BatchNorm would else forget twice as fast, and only evaluation would notice.",
+    why=(
+        "A checkpointed BatchNorm would else forget twice as fast, "
+        "and only evaluation would notice."
+    ),
 )
 def _(answer):
     agree(
@@ -147,16 +168,20 @@ def _keep_last(layers, x, segment):
 def _measured(
     function, layers: nn.ModuleList, x: torch.Tensor, segment: int
 ) -> tuple[torch.Tensor, list[int], int]:
-    """Run forward and backward: (output, runs of each layer, bytes that wait between the two, parameters left out)."""
+    """Run forward and backward: the output, the runs of each layer, and the bytes held between.
+
+    The bytes are those of all storages but the parameters' that live from the forward pass into
+    the backward pass.
+    """
     calls = [0] * len(layers)
 
-    def count(place: int):
+    def count(index: int):
         def hook(module, inputs):
-            calls[place] += 1
+            calls[index] += 1
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(count(place)) for place, layer in enumerate(layers)]
+    handles = [layer.register_forward_pre_hook(count(index)) for index, layer in enumerate(layers)]
     torch.manual_seed(1)
     with steady_memory(), Tracker() as tracker:
         tracker.adopt(list(layers.parameters()), PARAMETERS)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from exercises.check import close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import close, same
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
@@ -21,8 +22,14 @@ SHAPES = ((6, 9, 2, 4.0), (9, 5, 3, 3.0), (7, 7, 1, 8.0))  # out, in, rank, alph
 @exercise(
     "07.1",
     hints=[
-        "An adapter beside a square matrix has 2 x 1,024 x 16 parameters, and there are two in each layer.",
-        "48 adapters, then 1,024 x 1,024 + 1,024 for the pooler and 20 x 1,024 + 20 for the classifier.",
+        (
+            "An adapter beside a square matrix has 2 x 1,024 x 16 parameters, "
+            "and there are two in each layer."
+        ),
+        (
+            "48 adapters, then 1,024 x 1,024 + 1,024 for the pooler "
+            "and 20 x 1,024 + 20 for the classifier."
+        ),
     ],
     why="The new head is a large part of what trains, and of the file that is saved",
 )
@@ -42,8 +49,14 @@ def _(answer):
 @exercise(
     "07.2",
     hints=[
-        "A linear layer of a full fine-tune is worth 3 products: one forward, one for its weights, one for whoever is below.",
-        "All twelve layers go forward; the six adapted ones pass one product back, the six below none: 12 + 6 of 36.",
+        (
+            "A linear layer of a full fine-tune is worth 3 products: one forward, "
+            "one for its weights, one for the layer below."
+        ),
+        (
+            "All twelve layers go forward; the six adapted ones pass one product back, "
+            "the six below none: 12 + 6 of 36."
+        ),
     ],
     why="Frozen weights drop one product of three; what lies below the lowest adapter drops two",
 )
@@ -57,10 +70,16 @@ def _(answer):
 @exercise(
     "07.3",
     hints=[
-        "torch.linalg.svd gives U, S, V with delta = U @ diag(S) @ V; the best approximation keeps the first `rank` of each.",
+        (
+            "torch.linalg.svd gives U, S, V with delta = U @ diag(S) @ V; "
+            "the best approximation keeps the first `rank` of each."
+        ),
         "B = U[:, :rank] * S[:rank] and A = V[:rank]; then divide one of them by alpha / rank.",
     ],
-    why="A fine-tune already paid for can be kept as a small file; how much it loses, the singular values say",
+    why=(
+        "A fine-tune already paid for can be kept as a small file; how much it loses, "
+        "the singular values say"
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of delta, rank and alpha"
@@ -91,10 +110,16 @@ def _(answer):
 @exercise(
     "07.4",
     hints=[
-        "What should be added is alpha / rank * B @ A: look at its shape, its factor, and at what is written to.",
+        (
+            "What should be added is alpha / rank * B @ A: look at its shape, its factor, "
+            "and at what is written to."
+        ),
         "Copy the layer first (copy.deepcopy), and add under torch.no_grad() or to weight.data.",
     ],
-    why="On square matrices no error tells of a transposed product; with alpha = r a forgotten factor does not show",
+    why=(
+        "On square matrices no error tells of a transposed product; "
+        "with alpha = r a forgotten factor does not show"
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of linear, A, B and alpha"

@@ -5,23 +5,33 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from exercises.check import agree, close, exercise
+from exercises.check import exercise
+from exercises.comparisons import agree, close
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
 
 LETTERS, LONGEST = 20, 16  # of exercise 1
-RATE = 400e12  # FLOPs a second, of exercise 3
-WORDS = "the oil price rose dlrs bundesbank intervened foreign exchange crude shr cts net opec refineries whirlpool".split()
+SPEED = 400e12  # FLOPs per second, of exercise 3
+WORDS = (
+    "the oil price rose dlrs bundesbank intervened foreign exchange crude "
+    "shr cts net opec refineries whirlpool"
+).split()
 
 
 @exercise(
     "08.1",
     hints=[
-        "From its first letter on there are 16 substrings to look up. How many from the sixth, where 15 letters are left?",
+        (
+            "From its first letter on there are 16 substrings to look up. "
+            "How many from the sixth, where 15 letters are left?"
+        ),
         "Five starts with 16 lookups each, then 15 + 14 + ... + 1.",
     ],
-    why="The work grows with the word's length times the longest piece, and the ways to cut the word double with every letter.",
+    why=(
+        "The work grows with the word's length times the longest piece, "
+        "and the ways to cut the word double with every letter."
+    ),
 )
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), (
@@ -42,10 +52,19 @@ def _(answer):
 @exercise(
     "08.2",
     hints=[
-        "Keep a place in the text and move it by each piece's length: ▁ stands for the one space before a word.",
-        "The first ▁ is in no text, it was put there: begin at -1, and cut the first start off at 0.",
+        (
+            "Keep a position in the text and move it by each piece's length: "
+            "▁ stands for the one space before a word."
+        ),
+        (
+            "The first ▁ is in no text, it was put there: begin at -1, "
+            "and cut the first start off at 0."
+        ),
     ],
-    why="It works as long as normalising changed no length: after a ligature the places would be wrong, and the fast tokenizer's are right.",
+    why=(
+        "It works as long as normalising changed no length: "
+        "after a ligature the positions would be wrong, and the fast tokenizer's are right."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of text and pieces"
@@ -60,24 +79,39 @@ def _(answer):
 @exercise(
     "08.3",
     hints=[
-        "How long does the card take for a step? The plan's FLOPs, all phases together, over the card's rate.",
+        (
+            "How long does the GPU take for a step? The plan's FLOPs, all phases together, "
+            "over the GPU's FLOPs per second."
+        ),
         "In that time the tokens of the next step, 16 x 256, must be ready.",
     ],
-    why="Hold it against the tokens a second in the notebook's table: is one process on your machine enough?",
+    why=(
+        "Compare it with the tokens per second in the notebook's table: "
+        "is one process on your machine enough?"
+    ),
 )
 def _(answer):
     recipe = Recipe("deberta", profile="full", batch_size=16, length=256)
-    seconds = sum(plan(recipe).flops.values()) / RATE
-    close(answer, recipe.batch_size * recipe.tokens / seconds, rel=0.03, unit="tokens a second")
+    seconds = sum(plan(recipe).flops.values()) / SPEED
+    close(answer, recipe.batch_size * recipe.tokens / seconds, rel=0.03, unit="tokens per second")
 
 
 @exercise(
     "08.4",
     hints=[
-        "Special tokens have the word id None; a token that continues a word has the word id of the token before it.",
-        "Go through the word ids with the one before at hand: -100 for None and for a repeated id, else labels[id].",
+        (
+            "Special tokens have the word id None; "
+            "a token that continues a word has the word id of the token before it."
+        ),
+        (
+            "Go through the word ids with the one before at hand: "
+            "-100 for None and for a repeated id, else labels[id]."
+        ),
     ],
-    why="-100 is what PyTorch's cross entropy leaves out, so each word counts once, however many pieces it has.",
+    why=(
+        "-100 is what PyTorch's cross entropy leaves out, so each word counts once, "
+        "however many pieces it has."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of word_ids and labels"
@@ -116,7 +150,10 @@ def _align(word_ids: list[int | None], labels: list[int]) -> list[int]:
 
 
 def _some_words(rng: random.Random) -> tuple[list[int | None], list[int]]:
-    """Word ids of a cut row: some words in several pieces, padding behind, more labels than words that are left."""
+    """Word ids of a truncated example, and its labels.
+
+    Some words have several pieces, padding follows, and there may be more labels than words left.
+    """
     words = rng.randint(2, 6)
     ids = [word for word in range(words) for _ in range(rng.randint(1, 3))]
     return [None, *ids, None, *[None] * rng.randint(0, 3)], [

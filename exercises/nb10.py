@@ -7,7 +7,8 @@ import statistics
 
 import torch
 
-from exercises.check import close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import close, same
 from helpers.data.batching import cut, padded_share
 
 DOCUMENTS = (10, 250, 20, 240, 30, 230, 40, 220)  # tokens, exercise 1
@@ -21,10 +22,17 @@ BIASED = {  # of exercise 4: why each of these is no unbiased first step
 @exercise(
     "10.1",
     hints=[
-        "A batch of two padded to w tokens has 2 w * w scores. Add that up over the four batches, for both orders.",
+        (
+            "A batch of two padded to w tokens has 2 w * w scores. "
+            "Add that up over the four batches, for both orders."
+        ),
         "Sorted, the batches are (10, 20), (30, 40), (220, 230), (240, 250).",
     ],
-    why="Scores fall further than tokens do, since they grow with the square of the width; what is left is the long documents' own.",
+    why=(
+        "Scores fall further than tokens do, "
+        "since they grow with the square of the padded length; "
+        "what is left is the long documents' own."
+    ),
 )
 def _(answer):
     close(answer, _scores(DOCUMENTS) / _scores(sorted(DOCUMENTS)), rel=0.005)
@@ -33,8 +41,15 @@ def _(answer):
 @exercise(
     "10.2",
     hints=[
-        "random.Random(seed).shuffle the row numbers; cut them into windows of window * batch_size; sort each window by length; cut it into batches.",
-        "Then shuffle the batches of all windows together, with the same generator, or every window begins with its shortest rows.",
+        (
+            "random.Random(seed).shuffle the numbers of the examples; "
+            "cut them into windows of window * batch_size; sort each window by length; "
+            "cut it into batches."
+        ),
+        (
+            "Then shuffle the batches of all windows together, with the same generator, "
+            "or every window begins with its shortest examples."
+        ),
     ],
     why="These properties are all that a training loop asks of a sampler; the rest is taste.",
 )
@@ -43,7 +58,7 @@ def _(answer):
         "your answer should be a function of lengths, batch_size, window and seed"
     )
     generator = random.Random(5)
-    for rows, size, window in (
+    for count, size, window in (
         (64, 4, 4),
         (61, 4, 3),
         (7, 8, 2),
@@ -51,68 +66,83 @@ def _(answer):
         (30, 1, 5),
         (40, 5, 1),
     ):
-        lengths = [generator.randint(1, 200) for _ in range(rows)]
-        _partition(answer(list(lengths), size, window, 1), rows, size)
+        lengths = [generator.randint(1, 200) for _ in range(count)]
+        _check_partition(answer(list(lengths), size, window, 1), count, size)
     lengths = [generator.randint(1, 256) for _ in range(512)]
     epochs = [answer(list(lengths), 8, 16, seed) for seed in range(40)]
-    for found in epochs[:3]:
-        _partition(found, 512, 8)
+    for batches in epochs[:3]:
+        _check_partition(batches, 512, 8)
     assert _plain(answer(list(lengths), 8, 16, 0)) == _plain(epochs[0]), (
         "the same seed should give the same batches in the same order"
     )
     assert _plain(epochs[0]) != _plain(epochs[1]), "another seed should give another order"
-    _alike(answer, lengths, epochs)
-    groups = [{frozenset(map(int, batch)) for batch in found} for found in epochs[:2]]
+    _check_padding(answer, lengths, epochs)
+    groups = [{frozenset(map(int, batch)) for batch in batches} for batches in epochs[:2]]
     assert len(groups[0] & groups[1]) < 8, (
-        "the same rows meet in every epoch: shuffle the rows before you sort them, window by window"
+        "the same examples meet in every epoch: shuffle them before you sort them, window by window"
     )
-    _unbiased(lengths, epochs)
+    _check_unbiased(lengths, epochs)
 
 
 @exercise(
     "10.3",
     hints=[
-        "Join the batches to one list, order: the value at place i belongs to row order[i].",
-        "back = torch.empty_like(values); back[order] = values. Indexing values[order] is the inverse of what you need.",
+        "Join the batches to one list, order: the value at index i belongs to example order[i].",
+        (
+            "back = torch.empty_like(values); back[order] = values. "
+            "Indexing values[order] is the inverse of what you need."
+        ),
     ],
-    why="values[order] is right for orders that are their own inverse, such as reversed ones, and so passes a careless test.",
+    why=(
+        "values[order] is right for orders that are their own inverse, such as reversed ones, "
+        "and so passes a careless test."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of values and batches"
     generator = torch.Generator().manual_seed(4)
-    for rows, size, shape in (
+    for count, size, shape in (
         (10, 3, ()),
         (17, 4, (5,)),
         (1, 1, ()),
         (12, 12, (2, 3)),
         (9, 2, (1,)),
     ):
-        order = torch.randperm(rows, generator=generator).tolist()
-        truth = torch.randn(rows, *shape, generator=generator)
+        order = torch.randperm(count, generator=generator).tolist()
+        truth = torch.randn(count, *shape, generator=generator)
         given = truth[order]
         kept = given.clone()
-        found = answer(given, cut(order, size))
+        values = answer(given, cut(order, size))
         assert torch.equal(given, kept), (
             "your function changes the values that it is given: return a new tensor"
         )
-        same(found, truth, what=f"the result for {rows} rows in batches of {size}")
+        same(values, truth, what=f"the result for {count} examples in batches of {size}")
 
 
 @exercise(
     "10.4",
     hints=[
-        "Follow the shortest and the longest document: can each be in the first batch, and as likely as any other?",
-        "Sorting inside a batch changes no gradient; what is dropped after sorting is always the same kind of document.",
+        (
+            "Follow the shortest and the longest document: can each be in the first batch, "
+            "and as likely as any other?"
+        ),
+        (
+            "Sorting inside a batch changes no gradient; "
+            "what is dropped after sorting is always the same kind of document."
+        ),
     ],
-    why="Bias hides in what comes first and in what is left out, and neither shows in the padded share.",
+    why=(
+        "Bias hides in what comes first and in what is left out, "
+        "and neither shows in the share of padding."
+    ),
 )
 def _(answer):
     assert isinstance(answer, (set, frozenset, list, tuple)), (
         'your answer should be a set of letters, such as {"A", "B"}'
     )
     assert set(answer) <= set("ABCDE"), "your answer should hold letters from A to E"
-    for letter in sorted(set(answer) & BIASED.keys()):
-        assert False, BIASED[letter]
+    biased = sorted(set(answer) & BIASED.keys())
+    assert not biased, BIASED[biased[0]]
     assert set(answer) == {"D", "E"}, "what you name is right, but not all that is"
 
 
@@ -121,41 +151,45 @@ def _scores(lengths) -> int:
 
 
 def _plain(batches) -> list[list[int]]:
-    return [[int(row) for row in batch] for batch in batches]
+    return [[int(index) for index in batch] for batch in batches]
 
 
-def _partition(batches, rows: int, size: int) -> None:
+def _check_partition(batches, count: int, size: int) -> None:
     assert isinstance(batches, (list, tuple)), "your function should return a list of batches"
     batches = _plain(batches)
-    assert sorted(row for batch in batches for row in batch) == list(range(rows)), (
-        f"with {rows} rows in batches of {size} not every row comes exactly once"
+    assert sorted(index for batch in batches for index in batch) == list(range(count)), (
+        f"with {count} examples in batches of {size} not every example comes exactly once"
     )
     sizes = sorted(map(len, batches))
-    assert len(batches) == -(-rows // size) and all(one == size for one in sizes[1:]), (
-        f"with {rows} rows all batches but one should have {size}, and yours have {', '.join(map(str, sorted(set(sizes))))}"
+    different = ", ".join(map(str, sorted(set(sizes))))
+    assert len(batches) == -(-count // size) and set(sizes[1:]) <= {size}, (
+        f"with {count} examples all batches but one should have {size}, and yours have {different}"
     )
 
 
-def _alike(answer, lengths: list[int], epochs) -> None:
-    share = statistics.mean(padded_share(_plain(found), lengths, 1) for found in epochs[:5])
+def _check_padding(answer, lengths: list[int], epochs) -> None:
+    share = statistics.mean(padded_share(_plain(batches), lengths, 1) for batches in epochs[:5])
     single = statistics.mean(
         padded_share(_plain(answer(list(lengths), 8, 1, seed)), lengths, 1) for seed in range(5)
     )
     assert share < 0.12, (
-        f"with windows of 16 batches {share:.0%} is padding: are the rows sorted inside each window?"
+        f"with windows of 16 batches {share:.0%} is padding: "
+        "are the examples sorted inside each window?"
     )
     assert single > 0.35, (
-        f"with windows of one batch only {single:.0%} is padding: rows should be sorted inside their window and no further"
+        f"with windows of one batch only {single:.0%} is padding: "
+        "examples should be sorted inside their window and no further"
     )
 
 
-def _unbiased(lengths: list[int], epochs) -> None:
+def _check_unbiased(lengths: list[int], epochs) -> None:
     usual = statistics.mean(lengths)
-    for name, place in (("first", 0), ("last", -1)):
+    for name, position in (("first", 0), ("last", -1)):
         there = statistics.mean(
-            statistics.mean(lengths[row] for row in _plain(found)[place]) for found in epochs
+            statistics.mean(lengths[index] for index in _plain(batches)[position])
+            for batches in epochs
         )
         assert abs(there / usual - 1) < 0.3, (
-            f"over 40 seeds the {name} batch has {there:.0f} tokens a row on average, and all rows have {usual:.0f}: "
-            "the order of the batches tells their length"
+            f"over 40 seeds the {name} batch has {there:.0f} tokens per example on average, "
+            f"and all examples have {usual:.0f}: the order of the batches tells their length"
         )

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exercises.check import close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import close, same
 from helpers.units import GIB
 
 LEFT = 8  # of exercise 1: the forward pass calls the model that was not set up
@@ -20,9 +21,15 @@ PARAMETERS, RANKS = 85.8e6, 8  # of exercise 3
     "11.1",
     hints=[
         "Fabric works in its wrapper. Which line does not go through it?",
-        "Two names stand for one model after line 5: one is the wrapper, and the loop calls the other.",
+        (
+            "Two names stand for one model after line 5: one is the wrapper, "
+            "and the loop calls the other."
+        ),
     ],
-    why="Precision lives in the wrapper's forward pass, and so do the hooks with which DDP averages gradients.",
+    why=(
+        "Precision lives in the wrapper's forward pass, and so do the hooks with "
+        "which DDP averages gradients."
+    ),
 )
 def _(answer):
     assert isinstance(answer, int) and not isinstance(answer, bool), (
@@ -38,22 +45,28 @@ def _(answer):
 @exercise(
     "11.2",
     hints=[
-        "The mean over all rows has the gradient (sum of all ranks' sums) / rows_all; DDP gives (sum of all ranks' gradients) / ranks.",
-        "Each rank's share must be divided by rows_all, not by its own rows, and multiplied by what DDP divides by.",
+        (
+            "The mean over all examples has the gradient (sum of all ranks' sums) / rows_all; "
+            "DDP gives (sum of all ranks' gradients) / ranks."
+        ),
+        (
+            "Each rank's sum must be divided by rows_all, not by rows_here, "
+            "and multiplied by what DDP divides by."
+        ),
     ],
-    why="The mean of the ranks' means is right only when all have equally many rows.",
+    why="The mean of the ranks' means is right only when all have equally many examples.",
 )
 def _(answer):
     assert callable(answer), "your answer should be a function"
     rng = random.Random(11)
     for ranks in (4, 1, 2, 3):
-        rows = [4, 4, 4, 4][:ranks] if ranks == 4 else [rng.randint(1, 6) for _ in range(ranks)]
-        for counts in (rows, [count + place for place, count in enumerate(rows)]):
-            _average(answer, counts)
+        even = [4] * ranks if ranks == 4 else [rng.randint(1, 6) for _ in range(ranks)]
+        for counts in (even, [count + rank for rank, count in enumerate(even)]):
+            _check_average(answer, counts)
 
 
-def _average(answer, counts: list[int]) -> None:
-    """What DDP would make of the function's losses, held to the gradient over all rows."""
+def _check_average(answer, counts: list[int]) -> None:
+    """Compare what DDP would make of the function's losses with the gradient over all examples."""
     inputs, total = torch.randn(sum(counts), 3), sum(counts)
     weight = torch.randn(3, requires_grad=True)
     (truth,) = torch.autograd.grad((inputs @ weight).square().sum() / total, weight)
@@ -69,15 +82,22 @@ def _average(answer, counts: list[int]) -> None:
         truth,
         rel=1e-5,
         atol=1e-6,
-        what=f"the averaged gradient of {len(counts)} ranks with {', '.join(map(str, counts))} rows",
+        what=f"the averaged gradient of {len(counts)} ranks with "
+        f"{', '.join(map(str, counts))} examples",
     )
 
 
 @exercise(
     "11.3",
     hints=[
-        "Count fp32 copies of the parameters: weights, gradients, two states of AdamW, and with DDP the buckets.",
-        "Four copies of four bytes, plus one for the buckets; views make gradients and buckets one; sharding divides the four by 8.",
+        (
+            "Count fp32 copies of the parameters: weights, gradients, two states of AdamW, "
+            "and with DDP the buckets."
+        ),
+        (
+            "Four copies of four bytes, plus one for the buckets; "
+            "views make gradients and buckets one; sharding divides the four by 8."
+        ),
     ],
     why="DDP saves no memory at all: each rank holds what one device held, and the buckets.",
 )
@@ -85,18 +105,24 @@ def _(answer):
     assert isinstance(answer, (tuple, list)) and len(answer) == 3, (
         "your answer should be three numbers: (DDP, DDP with bucket views, sharded)"
     )
-    one = 4 * PARAMETERS / GIB
+    one_copy = 4 * PARAMETERS / GIB
     for name, given, copies in zip(
         ("DDP", "DDP with bucket views", "sharded"), answer, (5, 4, 4 / RANKS)
     ):
-        close(given, copies * one, rel=0.02, unit="GiB", what=f"your figure for {name}")
+        close(given, copies * one_copy, rel=0.02, unit="GiB", what=f"your figure for {name}")
 
 
 @exercise(
     "11.4",
     hints=[
-        "Two lines to set up, one for backward, and the clipping: what does the norm measure while the loss is scaled?",
-        "fabric.clip_gradients(model, optimizer, max_norm=1.0) divides by the scale first; and call the wrapped model.",
+        (
+            "Two lines to set up, one for backward, and the clipping: "
+            "what does the norm measure while the loss is scaled?"
+        ),
+        (
+            "fabric.clip_gradients(model, optimizer, max_norm=1.0) divides by the scale first; "
+            "and call the wrapped model."
+        ),
     ],
     why="A loop that is right in every precision asks Fabric for all that touches gradients.",
 )
@@ -104,27 +130,32 @@ def _(answer):
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.precision import MixedPrecision
 
-    cpu = {"accelerator": "cpu", "devices": 1}
-    for name, plugin in (("32-true", None), ("bf16-mixed", "bf16-mixed"), ("16-mixed", "16-mixed")):
-        setups: list[str] = []
+    class Spy(Fabric):
+        """Fabric that remembers whether the loader was set up."""
 
-        class Spy(Fabric):
-            def setup_dataloaders(self, *loaders, **settings):
-                setups.append("loader")
-                return super().setup_dataloaders(*loaders, **settings)
+        loader_is_set_up = False
 
-        def new() -> Fabric:  # a scale at which nothing overflows
-            scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if plugin == "16-mixed" else None
-            return Spy(**cpu, plugins=[MixedPrecision(plugin, "cpu", scaler)] if plugin else [])
+        def setup_dataloaders(self, *loaders, **settings):
+            self.loader_is_set_up = True
+            return super().setup_dataloaders(*loaders, **settings)
 
-        truth, true_losses = _truth(new())
-        setups.clear()
+    def new(precision: str) -> Spy:
+        if precision == "32-true":
+            return Spy(accelerator="cpu", devices=1)
+        # With this scale nothing overflows.
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if precision == "16-mixed" else None
+        plugin = MixedPrecision(precision, "cpu", scaler)
+        return Spy(accelerator="cpu", devices=1, plugins=[plugin])
+
+    for name in ("32-true", "bf16-mixed", "16-mixed"):
+        truth, true_losses = _truth(new(name))
+        fabric = new(name)
         net, optimizer, loader = _task()
-        losses = answer(new(), net, optimizer, loader)
+        losses = answer(fabric, net, optimizer, loader)
         assert isinstance(losses, list) and len(losses) == len(true_losses), (
-            "your function should give back one loss a batch, in a list"
+            "your function should give back one loss per batch, in a list"
         )
-        assert setups, (
+        assert fabric.loader_is_set_up, (
             "your function leaves the loader as it was: on a GPU its batches would stay on the CPU"
         )
         same(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from exercises.check import agree, exercise
+from exercises.check import exercise
+from exercises.comparisons import agree
 from helpers import frameworks
 from helpers.recipe import Recipe
 
@@ -14,10 +15,19 @@ RECIPE = Recipe("vit", batch_size=16, accumulation=4)
 @exercise(
     "12.1",
     hints=[
-        "Stage 1 divides the 12 bytes by the ranks, stage 2 also the gradient's 2, stage 3 also the weight's 2.",
-        "For 7.5 billion parameters on 64 ranks it should give 120, 31.4, 16.6 and 1.9 GB in stages 0 to 3.",
+        (
+            "Stage 1 divides the 12 bytes by the ranks, stage 2 also the gradient's 2, "
+            "stage 3 also the weight's 2."
+        ),
+        (
+            "For 7.5 billion parameters on 64 ranks it should give 120, 31.4, "
+            "16.6 and 1.9 GB in stages 0 to 3."
+        ),
     ],
-    why="In mixed precision optimizer states are three quarters of the bytes: stage 1 alone does most of it",
+    why=(
+        "In mixed precision optimizer states are three quarters of the bytes: "
+        "stage 1 alone does most of it"
+    ),
 )
 def _(answer):
     agree(
@@ -33,7 +43,7 @@ def _(answer):
 @exercise(
     "12.2",
     hints=[
-        "The gradient should be that of the sum divided by rows. What is divided by besides?",
+        "The gradient should be that of the sum divided by rows. By what else is it divided?",
         "Undo both divisions: multiply by steps and by ranks, whether the group is full or not.",
     ],
     why="Nothing in the answer asks whether the group is partial: rows knows it already",
@@ -50,10 +60,13 @@ def _(answer):
 @exercise(
     "12.3",
     hints=[
-        "config['zero_optimization'] has the stage, and offload_optimizer and offload_param where they are set.",
+        (
+            "config['zero_optimization'] has the stage, and offload_optimizer and offload_param "
+            "where they are set."
+        ),
         "With offload_optimizer the second and third number are 0; with offload_param the first.",
     ],
-    why="A config is short; what lies where follows from three of its keys",
+    why="A config is short; which bytes lie where follows from three of its keys",
 )
 def _(answer):
     def truth(config, ranks):
@@ -91,7 +104,10 @@ def _(answer):
     "12.4",
     hints=[
         "A plugin that was ignored leaves another kind than 'DEEPSPEED'.",
-        "With DeepSpeed on, compare what Accelerate counted with what was started; one of one is fine.",
+        (
+            "With DeepSpeed on, compare what Accelerate counted with what was started; "
+            "one of one is fine."
+        ),
     ],
     why="Both failures train, and the loss falls: only these two lines of output tell them apart",
 )

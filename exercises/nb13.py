@@ -6,7 +6,8 @@ import random
 
 import torch
 
-from exercises.check import agree, close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import agree, close, same
 from helpers.parallel.collectives import ring_all_reduce
 from helpers.parallel.transport import Transport, threads
 
@@ -17,7 +18,10 @@ Events = list[tuple[str, int]]
     "13.1",
     hints=[
         "In each half of the ring a rank sends every piece but one. Which one is it, in each half?",
-        "In the scatter-reduce all but piece (rank + 1) % ranks, in the all-gather all but piece (rank + 2) % ranks.",
+        (
+            "In the scatter-reduce all but piece (rank + 1) % ranks, "
+            "in the all-gather all but piece (rank + 2) % ranks."
+        ),
     ],
     why="Over all ranks the odd ones even out: together they send 2 (N-1) S, exactly.",
 )
@@ -48,20 +52,28 @@ def _some_ring(rng: random.Random) -> tuple[int, int, int, int]:
 @exercise(
     "13.2",
     hints=[
-        "Piece p should end at rank p and moves to the left: at which rank must it begin, and so which piece does a rank send first?",
-        "In step s a rank sends piece (rank + 1 + s) % ranks to the left and adds what comes from the right to piece (rank + 2 + s) % ranks.",
+        (
+            "Piece p should end at rank p and moves to the left: at which rank must it begin, "
+            "and so which piece does a rank send first?"
+        ),
+        (
+            "In step s a rank sends piece (rank + 1 + s) % ranks to the left "
+            "and adds what comes from the right to piece (rank + 2 + s) % ranks."
+        ),
     ],
     why="It is torch's reduce_scatter: what sharded training keeps of an all-reduce.",
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of a wire and a tensor"
+    assert callable(answer), "your answer should be a function of a transport and a tensor"
     for ranks, length in ((4, 8), (1, 5), (2, 3), (3, 10), (5, 4), (8, 20)):
         case = f"{ranks} ranks and {length} numbers"
         generator = torch.Generator().manual_seed(ranks)
         tensors = [torch.randint(-99, 99, (length,), generator=generator) for _ in range(ranks)]
-        given, transports = threads(
-            ranks, lambda transport: answer(_OnlyLeft(transport), tensors[transport.rank])
-        )
+
+        def work(transport: Transport, tensors=tensors):
+            return answer(_OnlyLeft(transport), tensors[transport.rank])
+
+        given, transports = threads(ranks, work)
         generator.manual_seed(ranks)
         before = [torch.randint(-99, 99, (length,), generator=generator) for _ in range(ranks)]
         assert all(torch.equal(now, then) for now, then in zip(tensors, before)), (
@@ -74,29 +86,33 @@ def _(answer):
             same(given[rank], truth, what=f"the piece of rank {rank} with {case}")
         for transport in transports:
             assert len(transport.sent) == ranks - 1, (
-                f"with {case} rank {transport.rank} sends {len(transport.sent)} messages instead of {ranks - 1}"
+                f"with {case} rank {transport.rank} sends {len(transport.sent)} messages "
+                f"instead of {ranks - 1}"
             )
             assert transport.bytes_sent <= 8 * (length - length // ranks), (
-                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: one piece a message is less"
+                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: "
+                "one piece per message is less"
             )
 
 
 class _OnlyLeft(Transport):
-    """A wire on which messages go to the left neighbour only."""
+    """A transport on which messages go to the left neighbour only."""
 
     def __init__(self, transport: Transport):
         super().__init__(transport.rank, transport.ranks)
         self._transport = transport
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        assert to == (self.rank - 1) % self.ranks, (
-            f"rank {self.rank} of {self.ranks} may send only to rank {(self.rank - 1) % self.ranks}, not to {to}"
+        left = (self.rank - 1) % self.ranks
+        assert to == left, (
+            f"rank {self.rank} of {self.ranks} may send only to rank {left}, not to {to}"
         )
         self._transport.send(tensor, to)
 
     def receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
-        assert of == (self.rank + 1) % self.ranks, (
-            f"rank {self.rank} of {self.ranks} can receive only of rank {(self.rank + 1) % self.ranks}, not of {of}"
+        right = (self.rank + 1) % self.ranks
+        assert of == right, (
+            f"rank {self.rank} of {self.ranks} can receive only from rank {right}, not from {of}"
         )
         return self._transport.receive(like, of)
 
@@ -104,10 +120,13 @@ class _OnlyLeft(Transport):
 @exercise(
     "13.3",
     hints=[
-        "What does one row of the third rank weigh in a mean of three means, and what in a mean over all rows?",
+        (
+            "What does one example of the third rank weigh in a mean of three means, "
+            "and what in a mean over all examples?"
+        ),
         "One sixth, against one eighteenth.",
     ],
-    why="Sum, divided by all rows, times ranks gives every row its share.",
+    why="The sum, divided by all examples, times ranks gives every example its weight.",
 )
 def _(answer):
     close(answer, (1 / 3 / 2) / (1 / 18), rel=1e-3, unit="times")
@@ -117,7 +136,10 @@ def _(answer):
     "13.4",
     hints=[
         "Count the updates made so far; remember the count at which each worker pulled.",
-        "A push is stale by the count before it minus the count at its worker's last pull; then the count goes up by one.",
+        (
+            "A push is stale by the count before it minus the count at its worker's last pull; "
+            "then the count goes up by one."
+        ),
     ],
     why="With N workers of one speed it is N-1 for nearly all of them.",
 )
@@ -140,14 +162,14 @@ def _(answer):
 
 
 def _staleness(events: Events) -> list[int]:
-    updates, pulled, found = 0, {}, []
+    updates, pulled, stale = 0, {}, []
     for kind, worker in events:
         if kind == "pull":
             pulled[worker] = updates
         else:
-            found.append(updates - pulled[worker])
+            stale.append(updates - pulled[worker])
             updates += 1
-    return found
+    return stale
 
 
 def _events(rng: random.Random, workers: int) -> Events:

@@ -8,7 +8,8 @@ import random
 import torch
 from torch import nn
 
-from exercises.check import agree, close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import agree, close, same
 from helpers.models import empty
 from helpers.parallel.transport import threads
 from helpers.parallel.zero_by_hand import Zero
@@ -18,10 +19,19 @@ from helpers.recipe import Recipe
 @exercise(
     "14.1",
     hints=[
-        "Which piece of each unit is rank r's, and how long are the pieces that tensor_split makes?",
-        "The first length % ranks pieces have one number more; each number has two states of 4 bytes.",
+        (
+            "Which piece of each unit is rank r's, and how long are the pieces "
+            "that tensor_split makes?"
+        ),
+        (
+            "The first length % ranks pieces have one number more; "
+            "each number has two states of 4 bytes."
+        ),
     ],
-    why="Over all ranks it is 8 bytes a parameter, once: nothing is held twice, nothing is padded.",
+    why=(
+        "Over all ranks it is 8 bytes per parameter, once: nothing is held twice, "
+        "nothing is padded."
+    ),
 )
 def _(answer):
     agree(
@@ -66,13 +76,22 @@ def _some_units(rng: random.Random) -> tuple[list[int], int, int]:
 @exercise(
     "14.2",
     hints=[
-        "The norm of the whole is the root of a sum of squares: which number can each rank give to that sum?",
-        "Square, sum, ring_all_reduce of that one number, then the root; scale only when it is above `most`.",
+        (
+            "The norm of the whole is the root of a sum of squares: "
+            "which number can each rank give to that sum?"
+        ),
+        (
+            "Square, sum, ring_all_reduce of that one number, then the root; "
+            "scale only when it is above `most`."
+        ),
     ],
-    why="It is what clip_grad_norm_ does with DTensors. A rank that clips by its own norm makes another step than the others.",
+    why=(
+        "It is what clip_grad_norm_ does with DTensors. "
+        "A rank that clips by its own norm makes another step than the others."
+    ),
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of a wire, a piece and a norm"
+    assert callable(answer), "your answer should be a function of a transport, a piece and a norm"
     for ranks, lengths, most in (
         (2, (3, 4), 1.0),
         (3, (5, 0, 2), 0.5),
@@ -83,9 +102,11 @@ def _(answer):
         generator = torch.Generator().manual_seed(ranks)
         pieces = [torch.randn(length, generator=generator) for length in lengths]
         norm = torch.cat(pieces).norm()
-        given, transports = threads(
-            ranks, lambda transport: answer(transport, pieces[transport.rank].clone(), most)
-        )
+
+        def work(transport, pieces=pieces, most=most):
+            return answer(transport, pieces[transport.rank].clone(), most)
+
+        given, transports = threads(ranks, work)
         case = (
             f"{ranks} ranks, pieces of {', '.join(map(str, lengths))} numbers and at most {most:g}"
         )
@@ -101,17 +122,27 @@ def _(answer):
             )
         for transport in transports:
             assert transport.bytes_sent <= 8 * 2 * ranks, (
-                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: one number is enough"
+                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: "
+                "one number is enough"
             )
 
 
 @exercise(
     "14.3",
     hints=[
-        "No rank can have less than one tensor. What is the fullest rank's share if it has nothing but the embedding?",
-        "The embedding is 98 million parameters, all the rest 86 million together. Deal them out to 1, 2, 3 ranks.",
+        (
+            "No rank can have less than one tensor. "
+            "What does the fullest rank hold if it has nothing but the embedding?"
+        ),
+        (
+            "The embedding is 98 million parameters, all the rest 86 million together. "
+            "Deal them out to 1, 2, 3 ranks."
+        ),
     ],
-    why="FSDP2 and DeepSpeed cut tensors, so there it goes on shrinking. Look for the largest tensor before you choose.",
+    why=(
+        "FSDP2 and DeepSpeed cut tensors, so there it goes on shrinking. "
+        "Look for the largest tensor before you choose."
+    ),
 )
 def _(answer):
     close(answer, _no_better(), rel=1e-9)
@@ -138,8 +169,14 @@ def _no_better() -> int:
 @exercise(
     "14.4",
     hints=[
-        "Go through a step: which collectives happen once a step, and which once a micro-batch? An all-reduce is two Ψ, a half of a ring one.",
-        "Stage 1 scatters once and gathers once. Stage 2 scatters every time. In 2.5 each micro-batch has one gather and one scatter, in 3 two gathers and one.",
+        (
+            "Go through a step: which collectives happen once per step, "
+            "and which once per micro-batch? An all-reduce is two Ψ, a half of a ring one."
+        ),
+        (
+            "Stage 1 scatters once and gathers once. Stage 2 scatters every time. "
+            "In 2.5 each micro-batch has one gather and one scatter, in 3 two gathers and one."
+        ),
     ],
     why="With many micro-batches stage 1 is the cheapest on a slow link, whatever the memory says.",
 )
@@ -154,7 +191,10 @@ def _(answer):
 
 
 def _psis(stage: float, micro: int) -> float:
-    """Counted on the wires of the course's own class; stage 2.5 is stage 3 less one gather a micro-batch."""
+    """Counted on the transports of the course's own class.
+
+    Stage 2.5 is stage 3 less one gather per micro-batch.
+    """
     if stage == 2.5:
         return _psis(3, micro) - micro
     ranks = 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from exercises.check import agree, close, exercise
+from exercises.check import exercise
+from exercises.comparisons import agree, close
 from helpers.parallel.schedules import Action, Schedule, naive, one_f_one_b, pipedream, simulate
 
 
@@ -26,7 +27,10 @@ def _(answer):
 @exercise(
     "15.2",
     hints=[
-        "1F1B holds K - s because it begins with K - 1 - s forward passes before the first pair. What if it began with fewer?",
+        (
+            "1F1B holds K - s because it begins with K - 1 - s forward passes before the first "
+            "pair. What if it began with fewer?"
+        ),
         "One forward pass before the first pair, on every stage but the last.",
     ],
     why="Memory for time: each stage holds two, and the pipe is never quite full.",
@@ -48,20 +52,24 @@ def _(answer):
                 f"{case} stage {stage} does not do each F and B once"
             )
             actions.append(tuple(Action(kind, m, stage) for kind, m in given))
-        made = Schedule("your schedule", ranks, micro, tuple(actions), ranks)
-        assert max(made.held) <= 2, f"{case} a stage holds {max(made.held)} micro-batches at once"
-        played = simulate(made)
+        schedule = Schedule("your schedule", ranks, micro, tuple(actions), ranks)
+        most = max(schedule.held)
+        assert most <= 2, f"{case} a stage holds {most} micro-batches at once"
+        simulated = simulate(schedule)
         if ranks >= 3 <= micro:
             slow = simulate(naive(ranks, micro)).seconds
-            assert played.seconds < slow, (
-                f"{case} your schedule takes {played.seconds:g} units, the naive one {slow:g}"
+            assert simulated.seconds < slow, (
+                f"{case} your schedule takes {simulated.seconds:g} units, the naive one {slow:g}"
             )
 
 
 @exercise(
     "15.3",
     hints=[
-        "How many mini-batches are between their forward and their backward pass at stage s? Each has its own version.",
+        (
+            "How many mini-batches are between their forward and their backward pass at stage s? "
+            "Each has its own version."
+        ),
         "Stage s keeps K - s versions.",
     ],
     why="Vertical sync keeps K versions on every stage: K times the whole model.",
@@ -95,7 +103,10 @@ def _some_stages(rng: random.Random) -> tuple[int, list[int]]:
         "Look at the two heads only: when can they be done?",
         "One send and one receive are done together; two alike, or one alone, never.",
     ],
-    why="torch sends and receives such pairs in one batch; the course's wire has a lane for each direction.",
+    why=(
+        "torch sends and receives such pairs in one batch; "
+        "the course's transport has a lane for each direction."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of two lists"
@@ -110,10 +121,10 @@ def _(answer):
     ]
     for _ in range(40):
         first = [rng.choice(("send", "receive")) for _ in range(rng.randint(1, 6))]
-        second = [{"send": "receive", "receive": "send"}[one] for one in first]
+        second = [{"send": "receive", "receive": "send"}[action] for action in first]
         if rng.random() < 0.5:
-            place = rng.randrange(len(second))
-            second[place] = first[place]
+            index = rng.randrange(len(second))
+            second[index] = first[index]
         cases += [(first, second), (first, second + ["receive"])]
     for first, second in cases:
         given = answer(list(first), list(second))
@@ -123,7 +134,7 @@ def _(answer):
 
 
 def _stuck(first: list[str], second: list[str]) -> bool:
-    return len(first) != len(second) or any(one == other for one, other in zip(first, second))
+    return len(first) != len(second) or any(ours == theirs for ours, theirs in zip(first, second))
 
 
 def _pipe(micro: int) -> tuple[list[str], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import lru_cache
 
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from exercises.check import agree, close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import agree, close, same
 from helpers.parallel.exchange import Ring
 from helpers.parallel.tensor_by_hand import MLP
 from helpers.parallel.transport import Transport, threads
@@ -19,10 +21,19 @@ from helpers.parallel.transport import Transport, threads
 @exercise(
     "16.1",
     hints=[
-        "How many all-reduces has a layer, and of what size? What does a rank send in a ring all-reduce of S bytes?",
-        "Four a layer (two pairs, each with one forward and one backward), of rows x tokens x hidden numbers; 2 (N-1)/N of that each.",
+        (
+            "How many all-reduces has a layer, and of what size? "
+            "What does a rank send in a ring all-reduce of S bytes?"
+        ),
+        (
+            "Four per layer (two pairs, each with one forward and one backward), "
+            "of rows x tokens x hidden numbers; 2 (N-1)/N of that each."
+        ),
     ],
-    why="It grows with the rows and tokens, not with the parameters: the reverse of data parallel.",
+    why=(
+        "It grows with the examples and tokens, not with the parameters: "
+        "the reverse of data parallel."
+    ),
 )
 def _(answer):
     agree(
@@ -69,69 +80,70 @@ def _some_model(rng: random.Random) -> tuple[int, ...]:
     why="In the sum it counts N times, and more ranks make another model.",
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of a wire, x, weight and bias"
-    for ranks, width, out in ((1, 4, 3), (2, 6, 5), (3, 7, 4), (4, 8, 6)):
+    assert callable(answer), "your answer should be a function of a transport, x, weight and bias"
+    for ranks, inputs, out in ((1, 4, 3), (2, 6, 5), (3, 7, 4), (4, 8, 6)):
         generator = torch.Generator().manual_seed(ranks)
         x, weight, bias = (
             torch.randn(*shape, generator=generator, dtype=torch.float64)
-            for shape in ((2, 5, width), (out, width), (out,))
+            for shape in ((2, 5, inputs), (out, inputs), (out,))
         )
 
-        def work(transport: Transport):
-            return answer(
-                transport,
-                x.tensor_split(ranks, -1)[transport.rank],
-                weight.tensor_split(ranks, -1)[transport.rank],
-                bias,
-            )
+        slices = list(zip(x.tensor_split(ranks, -1), weight.tensor_split(ranks, -1)))
 
-        found, transports = threads(ranks, work)
-        for rank, given in enumerate(found):
+        def work(transport: Transport, slices=slices, bias=bias):
+            return answer(transport, *slices[transport.rank], bias)
+
+        outputs, transports = threads(ranks, work)
+        for rank, given in enumerate(outputs):
             assert isinstance(given, torch.Tensor), (
                 "your function should give a tensor on every rank"
             )
             same(given, F.linear(x, weight, bias), what=f"the output of rank {rank} of {ranks}")
         sent = sum(transport.bytes_sent for transport in transports)
-        assert sent == 2 * (ranks - 1) * 2 * 5 * out * 8, (
-            f"with {ranks} ranks {sent} bytes are sent, and one all-reduce of the output is {2 * (ranks - 1) * 2 * 5 * out * 8}"
+        needed = 2 * (ranks - 1) * 2 * 5 * out * 8
+        assert sent == needed, (
+            f"with {ranks} ranks {sent} bytes are sent, "
+            f"and one all-reduce of the output is {needed}"
         )
 
 
 @exercise(
     "16.3",
     hints=[
-        "Each rank knows the largest of its own logits and its word. What do the ranks need of each other to find the largest of all?",
-        "First the maximum over the ranks; then, of the words whose logit is that maximum, the smallest: a rank that has none offers a number larger than any word.",
+        (
+            "Each rank knows the largest of its own logits and its word. "
+            "What do the ranks need of each other to find the largest of all?"
+        ),
+        (
+            "First the maximum over the ranks; then, of the words whose logit is that maximum, "
+            "the smallest: a rank that has none offers a number larger than any word."
+        ),
     ],
     why="The whole vocabulary is never in one place, in training or afterwards.",
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of a wire, logits and begin"
+    assert callable(answer), "your answer should be a function of a transport, logits and begin"
     for ranks, words, levels in ((1, 5, 9), (2, 9, 99), (3, 20, 3), (4, 30, 2), (5, 31, 99)):
         generator = torch.Generator().manual_seed(words)
         logits = torch.randint(-levels, levels, (2, 7, words), generator=generator).double() - 1000
-        begins = [
-            0,
-            *torch.tensor([len(part) for part in torch.arange(words).tensor_split(ranks)])
-            .cumsum(0)
-            .tolist(),
-        ]
-        found, transports = threads(
-            ranks,
-            lambda transport: answer(
-                transport, logits.tensor_split(ranks, -1)[transport.rank], begins[transport.rank]
-            ),
-        )
+        parts = logits.tensor_split(ranks, -1)
+        begins = [0, *itertools.accumulate(part.shape[-1] for part in parts)]
+
+        def work(transport: Transport, parts=parts, begins=begins):
+            return answer(transport, parts[transport.rank], begins[transport.rank])
+
+        outputs, transports = threads(ranks, work)
         case = f"{words} words on {ranks} ranks"
         truth = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)
-        for given in found:
+        for given in outputs:
             assert isinstance(given, torch.Tensor) and given.dtype == torch.int64, (
                 f"with {case} your function should give int64 words on every rank"
             )
             same(given.double(), truth.double(), what=f"the words with {case}")
         most = max(transport.bytes_sent for transport in transports)
         assert most <= 4 * (ranks - 1) * 14 * 8, (
-            f"with {case} a rank sends {most / 14 / 8:g} numbers a token, and 4 (N-1) = {4 * (ranks - 1)} are allowed"
+            f"with {case} a rank sends {most / 14 / 8:g} numbers per token, "
+            f"and 4 (N-1) = {4 * (ranks - 1)} are allowed"
         )
 
 
@@ -139,9 +151,15 @@ def _(answer):
     "16.4",
     hints=[
         "Without checkpointing there are four. Which ones run a second time?",
-        "The second forward pass would have two more. But does the backward pass need what comes out of the last one?",
+        (
+            "The second forward pass would have two more. "
+            "But does the backward pass need what comes out of the last one?"
+        ),
     ],
-    why="The second pass stops before the layer's last all-reduce: nothing that was saved comes after it.",
+    why=(
+        "The second pass stops before the layer's last all-reduce: "
+        "nothing that was saved comes after it."
+    ),
 )
 def _(answer):
     close(answer, _with_checkpointing(), rel=1e-6, unit="all-reduces")

@@ -7,37 +7,60 @@ import random
 
 import torch
 
-from exercises.check import agree, close, exercise, same
+from exercises.check import exercise
+from exercises.comparisons import agree, close, same
 
-ROWS, EPOCHS, BATCH, RATE = 5485, 3, 512, 0.001  # of exercise 1; the rate is that of 16 rows
+# Of exercise 1; the learning rate is that of batches of 16 examples.
+EXAMPLES, EPOCHS, BATCH, LEARNING_RATE = 5485, 3, 512, 0.001
 HIGH = 10.0  # upper limit of the norm in the notebook's LAMB
 
 
 @exercise(
     "17.1",
     hints=[
-        "An epoch is 5,485 rows in groups of 512, and the group that is left over gets its step too.",
-        "The batch is 32 times as large: one rule multiplies the rate by 32, the other by its square root.",
+        (
+            "An epoch is 5,485 examples in groups of 512, "
+            "and the group that is left over gets its step too."
+        ),
+        (
+            "The batch is 32 times as large: one rule multiplies the learning rate by 32, "
+            "the other by its square root."
+        ),
     ],
     why="Between the two rules lies a factor of nearly six, and neither of them is a law.",
 )
 def _(answer):
     assert isinstance(answer, (list, tuple)) and len(answer) == 3, (
-        "your answer should be three numbers: (updates, rate, rate)"
+        "your answer should be three numbers: (updates, learning rate, learning rate)"
     )
     factor = BATCH / 16
-    same(answer[0], EPOCHS * math.ceil(ROWS / BATCH), what="the number of updates")
-    close(answer[1], RATE * math.sqrt(factor), rel=0.005, what="the rate by the square root")
-    close(answer[2], RATE * factor, rel=0.005, what="the rate by the linear rule")
+    same(answer[0], EPOCHS * math.ceil(EXAMPLES / BATCH), what="the number of updates")
+    close(
+        answer[1],
+        LEARNING_RATE * math.sqrt(factor),
+        rel=0.005,
+        what="the learning rate by the square root",
+    )
+    close(answer[2], LEARNING_RATE * factor, rel=0.005, what="the learning rate by the linear rule")
 
 
 @exercise(
     "17.2",
     hints=[
-        "At the first step, after the bias corrections, every element of Adam's direction is 1 or -1: so its norm is the root of the number of elements.",
-        "The norm of the weights is their root mean square times the same root. But compare it with the clipping limit.",
+        (
+            "At the first step, after the bias corrections, "
+            "every element of Adam's direction is 1 or -1: "
+            "so its norm is the root of the number of elements."
+        ),
+        (
+            "The norm of the weights is their root mean square times the same root. "
+            "But compare it with the clipping limit."
+        ),
     ],
-    why="With the limit of 10, the large tensors of large models get far smaller steps than the formula without it would give them.",
+    why=(
+        "With the limit of 10, the large tensors of large models get far smaller steps "
+        "than the formula without it would give them."
+    ),
 )
 def _(answer):
     assert isinstance(answer, (list, tuple)) and len(answer) == 2, (
@@ -53,10 +76,19 @@ def _(answer):
 @exercise(
     "17.3",
     hints=[
-        "Compare with the notebook's class: what happens to m and v before the quotient, and which vector's norm is taken?",
-        "Bias corrections are missing, the norm leaves out decay * w, and a tensor of zeros can never move: its ratio should be 1.",
+        (
+            "Compare with the notebook's class: what happens to m and v before the quotient, "
+            "and which vector's norm is taken?"
+        ),
+        (
+            "Bias corrections are missing, the norm leaves out decay * w, "
+            "and a tensor of zeros can never move: its ratio should be 1."
+        ),
     ],
-    why="Without the corrections only the first steps differ, as their common factor cancels in the ratio; with decay it does not cancel.",
+    why=(
+        "Without the corrections only the first steps differ, "
+        "as their common factor cancels in the ratio; with decay it does not cancel."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function"
@@ -75,32 +107,39 @@ def _(answer):
         start = torch.zeros(12, 8) if zeros else torch.randn(12, 8) * 0.1
         mine, theirs = ([start.clone(), torch.zeros(12, 8), torch.zeros(12, 8)] for _ in range(2))
         for t in range(1, 5):
-            g = (
-                torch.zeros(12, 8) if still else torch.randn(12, 8) * 10.0**-t
-            )  # the smaller, the more eps counts
+            # The smaller the gradient is, the more eps counts.
+            g = torch.zeros(12, 8) if still else torch.randn(12, 8) * 10.0**-t
             answer(mine[0], g.clone(), mine[1], mine[2], t, 0.01, decay)
             _lamb_step(theirs[0], g, theirs[1], theirs[2], t, 0.01, decay)
-            for one, other, name in zip(mine, theirs, ("w", "m", "v")):
-                same(one, other, rel=1e-4, atol=1e-9, what=f"{name} after step {t} with {case}")
+            for given, truth, name in zip(mine, theirs, ("w", "m", "v")):
+                same(given, truth, rel=1e-4, atol=1e-9, what=f"{name} after step {t} with {case}")
 
 
 @exercise(
     "17.4",
     hints=[
-        "Two equations: squares = L + S / b and whole = L + S / B, with L the true gradient's square and S the trace of the covariance.",
-        "A step is worth 1 / (1 + scale / batch) of the greatest: one half where the batch equals the scale S / L.",
+        (
+            "Two equations: squares = L + S / b and whole = L + S / B, "
+            "with L the true gradient's square and S the trace of the covariance."
+        ),
+        (
+            "A step is worth 1 / (1 + scale / batch) of the greatest: "
+            "one half where the batch equals the scale S / L."
+        ),
     ],
-    why="Those who train on many GPUs can watch the noise scale during training for free, and raise the batch as it grows.",
+    why=(
+        "Those who train on many GPUs can watch the noise scale during training for free, "
+        "and raise the batch as it grows."
+    ),
 )
 def _(answer):
     agree(answer, _critical, [(16, 10.0, 256, 4.0), (1, 3.0, 2, 2.5)], _some_norms, rel=1e-6)
-    for norms in (
-        (32, 5.0, 64, 2.0),
-        (8, 4.0, 32, 1.0),
-    ):  # mostly noise: the estimate of the true square is negative, or zero
+    # Mostly noise: the estimate of the true square is negative, or zero.
+    for norms in ((32, 5.0, 64, 2.0), (8, 4.0, 32, 1.0)):
         given = answer(*norms)
         assert given == math.inf, (
-            f"for {norms} the estimate of the true gradient's square is not positive, and yours is {given}"
+            f"for {norms} the estimate of the true gradient's square is not positive, "
+            f"and yours is {given}"
         )
 
 

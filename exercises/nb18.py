@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from exercises.check import exercise, same
+from exercises.check import exercise
+from exercises.comparisons import same
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
@@ -13,11 +14,11 @@ from helpers.strategy.cluster import Candidate, span
 from helpers.strategy.step_time import Link
 
 SPREAD = Parallel(data=16)  # over both machines
-STAGED = Parallel(data=8, pipeline=2)  # a machine a stage
+STAGED = Parallel(data=8, pipeline=2)  # a machine per stage
 
 
 def seconds(parallel: Parallel, speed: float) -> float:
-    """A step of the job of two machines, when the link between them has this speed (bytes a second)."""
+    """Seconds per step of the job of two machines whose link has this speed in bytes per second."""
     job, machines = SCENARIOS["fast links"]
     machines = replace(machines, between=Link("between", speed, machines.between.latency))
     recipe = replace(job, accumulation=8) if parallel.pipeline > 1 else job
@@ -25,7 +26,7 @@ def seconds(parallel: Parallel, speed: float) -> float:
 
 
 def break_even() -> float:
-    """The speed at which both take as long, by halving."""
+    """The speed in bytes per second at which both take equally long, found by bisection."""
     low, high = 1e8, 1e12
     while high / low > 1.001:
         middle = (low * high) ** 0.5
@@ -38,10 +39,20 @@ def break_even() -> float:
 @exercise(
     "18.1",
     hints=[
-        "Ranks are counted through: tensor ranks first, then data, then pipeline. Of one line of ranks along an axis, how far apart are the first and the last?",
-        "A line of tensor ranks covers `tensor` ranks in a row, a line of data ranks `data * tensor`, a line of stages all of them. A line of one rank sends nothing.",
+        (
+            "Ranks are counted through: tensor ranks first, then data, then pipeline. "
+            "Of one line of ranks along an axis, how far apart are the first and the last?"
+        ),
+        (
+            "A line of tensor ranks covers `tensor` ranks in a row, "
+            "a line of data ranks `data * tensor`, a line of stages all of them. "
+            "A line of one rank sends nothing."
+        ),
     ],
-    why="Where an axis lies decides which link it pays, and the order of the axes decides where it lies.",
+    why=(
+        "Where an axis lies decides which link it pays, and the order of the axes decides "
+        "where it lies."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of parallel and per_machine"
@@ -59,28 +70,38 @@ def _(answer):
         )
         truth = leaving(parallel, per_machine)
         assert set(given) == truth, (
-            f"for {parallel} and {per_machine} cards a machine, your function gives {sorted(given) or 'nothing'}, "
-            f"which is {'too much' if set(given) > truth else 'not it'}"
+            f"for {parallel} and {per_machine} GPUs per machine, "
+            f"your function gives {sorted(given) or 'nothing'}, "
+            f"which is {'too much' if set(given) > truth else 'not right'}"
         )
 
 
 def leaving(parallel: Parallel, per_machine: int) -> set[str]:
     """The axes some of whose messages leave a machine."""
-    spans, found = 1, set()
+    spans, axes = 1, set()
     for axis in ("tensor", "data", "pipeline"):
         spans *= getattr(parallel, axis)
         if getattr(parallel, axis) > 1 and spans > per_machine:
-            found.add(axis)
-    return found
+            axes.add(axis)
+    return axes
 
 
 @exercise(
     "18.2",
     hints=[
-        "Nothing about the layout of two cards is wrong. What does a T4 do in fp32, and what can it do?",
-        "cost.PEAKS['T4'] has four numbers. The recipe has a field for it, and one card must hold the step.",
+        (
+            "Nothing about the layout of two GPUs is wrong. What does a T4 do in fp32, "
+            "and what can it do?"
+        ),
+        (
+            "step_time.PEAKS['T4'] has four numbers. The recipe has a field for it, "
+            "and one GPU must hold the step."
+        ),
     ],
-    why="A second card at most halves the time. The card's own half precision does more, and no layout can know that it was not asked for.",
+    why=(
+        "A second GPU at most halves the time. The GPU's own half precision does more, "
+        "and no layout can know that it was not asked for."
+    ),
 )
 def _(answer):
     assert isinstance(answer, Recipe), "your answer should be a Recipe: replace(job, ...)"
@@ -90,21 +111,31 @@ def _(answer):
         assert mine == asked, f"{field} should stay {asked!r}, yours is {mine!r}"
     assert answer.precision != "bf16", "a T4 has no bf16 arithmetic"
     assert answer.precision != "tf32", "a T4 has no TF32 arithmetic"
-    found = Candidate(job, replace(machines, per_machine=1), plan_cache.planned(answer))
-    assert found.fit, f"it {found.fit}"
+    single = Candidate(job, replace(machines, per_machine=1), plan_cache.planned(answer))
+    assert single.fit, f"it {single.fit}"
     fastest = choose(job, machines).best.time.total
-    assert found.time.total < fastest, (
-        f"one T4 takes {span(found.time.total)} for it, and two take {span(fastest)} for the job as it was"
+    assert single.time.total < fastest, (
+        f"one T4 takes {span(single.time.total)} for it, "
+        f"and two take {span(fastest)} for the job as it was"
     )
 
 
 @exercise(
     "18.3",
     hints=[
-        "Write a card's peak under DDP as states + rows * per_row. What becomes of each part under stage 3?",
-        "The saving is states * (1 - 1 / ranks). Divide it by DDP's peak, set it equal to share, and solve for rows.",
+        (
+            "Write a GPU's peak under DDP as states + rows * per_row. "
+            "What becomes of each part under stage 3?"
+        ),
+        (
+            "The saving is states * (1 - 1 / ranks). Divide it by DDP's peak, "
+            "set it equal to share, and solve for rows."
+        ),
     ],
-    why="ZeRO's saving is a constant. It matters as long as rows do not dwarf it: that is the whole difference between a language model of billions and this one.",
+    why=(
+        "ZeRO's saving is a constant. It matters as long as the activations are not far larger: "
+        "that is the whole difference between a language model of billions and this one."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of states, per_row, ranks and share"
@@ -123,25 +154,34 @@ def _(answer):
             truth,
             rel=1e-6,
             atol=1e-6,
-            what=f"rows for states={states}, per_row={per_row}, ranks={ranks}, share={share}",
+            what=(
+                f"the examples for states={states}, per_row={per_row}, ranks={ranks}, share={share}"
+            ),
         )
 
 
 @exercise(
     "18.4",
     hints=[
-        'Both steps are in the kept plans: choose(job, replace(machines, between=Link("mine", speed, 5e-6))) at some speeds, and look at the two rows.',
-        "Between 10 and 1,000 Gbit; halve the interval until the two rows take as long.",
+        (
+            "Both steps are in the kept plans: "
+            'choose(job, replace(machines, between=Link("mine", speed, 5e-6))) at some speeds, '
+            "and compare the two candidates."
+        ),
+        "Between 10 and 1,000 Gbit/s; halve the interval until the two take as long.",
     ],
-    why="Below it, put stages on the machines; above it, spread the rows. One number of your own network replaces the rule.",
+    why=(
+        "Below it, put stages on the machines; above it, spread the examples. "
+        "One number of your own network replaces the rule."
+    ),
 )
 def _(answer):
     assert isinstance(answer, (int, float)) and not isinstance(answer, bool), (
-        "your answer should be a number: bytes a second"
+        "your answer should be a number: bytes per second"
     )
-    assert answer > 1e6, "bytes a second, please: 10 Gbit are 1.1e9 of them in practice"
+    assert answer > 1e6, "bytes per second, please: 10 Gbit/s are 1.1e9 of them in practice"
     truth = break_even()
     assert abs(answer / truth - 1) < 0.1, (
-        f"at {answer:.3g} bytes a second, spread rows take {span(seconds(SPREAD, answer))} and "
-        f"stages {span(seconds(STAGED, answer))}"
+        f"at {answer:.3g} bytes per second, spread examples take "
+        f"{span(seconds(SPREAD, answer))} and stages {span(seconds(STAGED, answer))}"
     )

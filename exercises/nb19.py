@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from functools import lru_cache, cache
+from functools import cache
 
-from exercises.check import exercise, same
+from exercises.check import exercise
+from exercises.comparisons import same
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy.ladder import START
@@ -19,7 +20,7 @@ CHOICES = {
     "short": (SHORT, {"accumulation": 2, **COMMON, "lora_rank": 8}),
     "long": (LONG, {"accumulation": 4, **COMMON}),
 }
-CARD = "GTX 1650"
+GPU = "GTX 1650"
 
 _base = Recipe("deberta", profile="full", length=256, batch_size=16, steps=200)
 _rows = (
@@ -35,14 +36,14 @@ _rows = (
 
 
 def _climb(recipe: Recipe) -> list[tuple[str, Recipe]]:
-    found = []
+    rungs = []
     for name, change in _rows:
         recipe = replace(recipe, **change)
-        found.append((name, recipe))
-    return found
+        rungs.append((name, recipe))
+    return rungs
 
 
-BLOG = _climb(_base)  # (what the author calls the row, the recipe behind it)
+BLOG = _climb(_base)  # (what the author calls the row of the table, its recipe)
 
 
 @cache
@@ -55,11 +56,21 @@ def freed(situation: str, field: str) -> int:
 @exercise(
     "19.1",
     hints=[
-        "Ask what the peak is made of: two rows of 32 tokens leave hardly any activations, adapters leave hardly any states.",
-        "Short: gradients and states are three quarters of it, and one field does away with both. Long: what remains is activations; which "
-        "field keeps only the layers' inputs?",
+        (
+            "Ask what the peak is made of: "
+            "two examples of 32 tokens leave hardly any activations, "
+            "adapters leave hardly any states."
+        ),
+        (
+            "Short: gradients and states are three quarters of it, "
+            "and one field does away with both. Long: what remains is activations; "
+            "which field keeps only the layers' inputs?"
+        ),
     ],
-    why="The right rung is the one that shrinks what the peak is made of now, not the one that is famous.",
+    why=(
+        "The right rung is the one that shrinks what the peak is made of now, "
+        "not the one that is famous."
+    ),
 )
 def _(answer):
     assert isinstance(answer, (tuple, list)) and len(answer) == 2, (
@@ -67,21 +78,29 @@ def _(answer):
     )
     for (situation, (_, changes)), field in zip(CHOICES.items(), answer):
         assert field in changes, (
-            f"{field!r} is not among the fields to choose from for the {situation} one: {', '.join(changes)}"
+            f"{field!r} is not among the fields to choose from for the {situation} one: "
+            f"{', '.join(changes)}"
         )
         best = max(changes, key=lambda name: freed(situation, name))
         assert field == best, (
-            f"for the {situation} one, {field} frees {size(freed(situation, field))}, and another field frees more"
+            f"for the {situation} one, {field} frees {size(freed(situation, field))}, "
+            "and another field frees more"
         )
 
 
 @exercise(
     "19.2",
     hints=[
-        "The frozen half is a must here: it leaves half of the gradients and states. Then 16 bits, checkpointing, 8-bit states.",
-        "What is still too much is a layer's inside for four rows, and the checkpoints: how many rows at a time must it be?",
+        (
+            "The frozen half is a must here: it leaves half of the gradients and states. "
+            "Then 16 bits, checkpointing, 8-bit states."
+        ),
+        (
+            "What is still too much is a layer's inside for four examples, and the checkpoints: "
+            "how many examples at a time must it be?"
+        ),
     ],
-    why="Four gigabytes train half of a large model, if one row at a time is enough.",
+    why="Four gigabytes train half of a large model, if one example at a time is enough.",
 )
 def _(answer):
     assert isinstance(answer, Recipe), "your answer should be a Recipe: replace(ladder.START, ...)"
@@ -92,19 +111,28 @@ def _(answer):
     assert (answer.frozen or 0) <= START.layers // 2, (
         f"at least the upper {START.layers // 2} layers should be trained"
     )
-    assert answer.precision != "bf16", f"the {CARD} has no bf16: use fp16"
-    found = plan(answer).fits(CARD)
-    assert found, f"it {found}"
+    assert answer.precision != "bf16", f"the {GPU} has no bf16: use fp16"
+    fit = plan(answer).fits(GPU)
+    assert fit, f"it {fit}"
 
 
 @exercise(
     "19.3",
     hints=[
-        "Leave out of each row the technique that it is named after. What else changed, and does a peak depend on it?",
-        "Rates, seeds and the number of steps leave a peak as it is, and a larger batch too when it comes in as many more micro-batches. "
-        "Rows a micro-batch and tokens a row do not.",
+        (
+            "Leave out of each row the technique that it is named after. "
+            "What else changed, and does a peak depend on it?"
+        ),
+        (
+            "Learning rates, seeds and the number of steps leave a peak as it is, "
+            "and a larger batch too when it comes in as many more micro-batches. "
+            "Examples per micro-batch and tokens per example do not."
+        ),
     ],
-    why="Two rows are wrong about memory, and others about accuracy: which comparison is spoilt depends on what is compared.",
+    why=(
+        "Two rows are wrong about memory, and others about accuracy: "
+        "which comparison is spoilt depends on what is compared."
+    ),
 )
 def _(answer):
     names = [name for name, _ in BLOG[1:]]
@@ -120,7 +148,10 @@ def _(answer):
 
 
 def confounded() -> set[str]:
-    """The rows of BLOG in which, beside the technique named, rows a micro-batch or tokens a row changed."""
+    """The rows of BLOG in which more than the technique named changed what a peak depends on.
+
+    That is the number of examples per micro-batch, or of tokens per example.
+    """
     return {
         name
         for (_, before), (name, after) in zip(BLOG, BLOG[1:])
@@ -131,10 +162,19 @@ def confounded() -> set[str]:
 @exercise(
     "19.4",
     hints=[
-        "itertools.permutations gives the orders. Walk up each one: the saving of a rung is the peak before it less the peak after it.",
-        "Keep the set of techniques that are on, starting from frozenset(); add up the savings by name, and divide by the number of orders.",
+        (
+            "itertools.permutations gives the orders. Walk up each one: "
+            "the saving of a rung is the peak before it less the peak after it."
+        ),
+        (
+            "Keep the set of techniques that are on, starting from frozenset(); "
+            "add up the savings by name, and divide by the number of orders."
+        ),
     ],
-    why="It is Shapley's value. It is fair to every order, and still no prediction: your ladder has one order only.",
+    why=(
+        "It is Shapley's value. It is fair to every order, and still no prediction: "
+        "your ladder has one order only."
+    ),
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of peak and names"
@@ -146,7 +186,7 @@ def _(answer):
             for size in range(count + 1)
             for part in itertools.combinations(names, size)
         }
-        given = answer(lambda on: values[frozenset(on)], names)
+        given = answer(lambda on, values=values: values[frozenset(on)], names)
         assert isinstance(given, dict), (
             "your function should give a dict: name of the technique to bytes"
         )
@@ -166,8 +206,8 @@ def _credit(values: dict[frozenset, int], names: tuple[str, ...]) -> dict[str, f
     orders = list(itertools.permutations(names))
     credit = dict.fromkeys(names, 0.0)
     for order in orders:
-        for place, name in enumerate(order):
+        for index, name in enumerate(order):
             credit[name] += (
-                values[frozenset(order[:place])] - values[frozenset(order[: place + 1])]
+                values[frozenset(order[:index])] - values[frozenset(order[: index + 1])]
             ) / len(orders)
     return credit

@@ -1,7 +1,14 @@
-"""The room of exercises, and every exercise in it: right answers pass, wrong ones fail with a sentence."""
+"""The room of exercises, and every exercise: right answers pass, wrong ones fail with a sentence.
 
+The answers are in tests/exercises/solutions/nbNN.py, a file per notebook: RIGHT has the right
+answer of each exercise, and WRONG a list of wrong ones, of which two or more must be refused by
+the exercise's own assertions.
+"""
+
+import functools
 import importlib.util
 import json
+import linecache
 import os
 import re
 import subprocess
@@ -12,10 +19,12 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
 from exercises import check as room
-from exercises.check import agree, check, close, exercise, load_all, only_changes, same
+from exercises.check import check, exercise, load_all
+from exercises.comparisons import agree, close, only_changes, same
 from helpers.recipe import Recipe, replace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,19 +46,162 @@ def double(monkeypatch):
         agree(answer, lambda x: 2 * x, examples=[(2,)], draw=lambda rng: (rng.randint(3, 99),))
 
 
-# -- the verdicts --------------------------------------------------------------------------------------------
+# -- the verdicts ----------------------------------------------------------------------------------
 
 
 def test_no_answer_yet(double, capsys):
-    def pending(x):
-        """To be written."""
-
-    for answer in (None, ..., pending, lambda: None):
+    for answer in (None, ..., body_is_pass, lambda: None):
         assert check("98.1", answer).passed is None
     said = "Exercise 98.1: not answered yet. Hint: Add it to itself.\n"
     assert capsys.readouterr().out == 4 * said
     for answer in (lambda x: 0, lambda x: x, print, 0, False, "", [], lambda: (yield)):
         assert check("98.1", answer).passed is False  # an answer, if a wrong one
+
+
+def body_is_pass(x):
+    pass
+
+
+def body_is_dots(x): ...
+
+
+def body_is_a_docstring(x):
+    """To be written."""
+
+
+def docstring_and_none(x):
+    """To be written."""
+    return None
+
+
+def body_is_return(x):
+    return
+
+
+@functools.lru_cache  # what it gives is an object that can be called, and an answer
+def cached(x): ...
+
+
+def decorated(function):
+    return function
+
+
+@decorated
+@decorated
+def returns_none(x):
+    """A decorated function begins on the line of its first decorator."""
+    return None
+
+
+def closes_over_a_name(x):
+    def inner():
+        return x
+
+    return inner
+
+
+def raises(x):
+    raise NotImplementedError
+
+
+def generates(x):
+    return
+    yield
+
+
+async def awaits(x):
+    pass
+
+
+class Doubles:
+    def __call__(self, x): ...
+
+    def method(self, x): ...
+
+
+# fmt: off
+SAME_NAMES = (lambda x: None, lambda x: 2 * x)
+OTHER_NAMES = (lambda x: None, lambda y: 2 * y)
+OTHER_LINES = (
+    lambda x:
+        None,
+)
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        ...,
+        body_is_pass,
+        body_is_dots,
+        body_is_a_docstring,
+        docstring_and_none,
+        body_is_return,
+        returns_none,
+        Doubles().method,
+        Doubles.method,
+        OTHER_NAMES[0],
+        OTHER_LINES[0],
+    ],
+    ids=repr,
+)
+def test_what_is_no_answer(answer):
+    assert room._is_missing(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        raises,
+        generates,
+        awaits,
+        cached,
+        closes_over_a_name,
+        functools.partial(body_is_pass, 2),
+        Doubles(),
+        Doubles,
+        print,
+        len,
+        [].append,
+        OTHER_NAMES[1],
+        SAME_NAMES[1],
+        SAME_NAMES[0],  # the rule cannot tell it from its neighbour, and takes it for an answer
+        False,
+        0,
+        "",
+        torch.zeros(2),
+    ],
+    ids=repr,
+)
+def test_what_is_an_answer(answer):
+    assert not room._is_missing(answer)
+
+
+def test_a_function_without_source_is_an_answer():
+    names = {}
+    exec("def empty(): pass", names)
+    assert not room._is_missing(names["empty"])
+
+
+def test_a_function_whose_file_has_changed_is_an_answer(tmp_path, monkeypatch):
+    path = tmp_path / "changing.py"
+    path.write_text("def pending(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    pending = importlib.import_module("changing").pending
+    assert room._is_missing(pending)
+    path.write_text("def pending(: syntax error, and one more line\n\n")
+    linecache.checkcache()
+    assert not room._is_missing(pending)
+
+
+def test_functions_of_a_notebook_cell_have_a_source(double):
+    shell = InteractiveShell()
+    cell = "%pwd\ndef empty(x):\n    ...\n\n\ndef full(x):\n    y = %pwd\n    return 2 * x\n"
+    assert shell.run_cell(cell, store_history=True, silent=True).success
+    assert check("98.1", shell.user_ns["empty"]).passed is None
+    assert check("98.1", shell.user_ns["full"]).passed is True
 
 
 def test_hints_grow_with_wrong_tries_and_start_again_after_a_right_one(double, capsys):
@@ -76,7 +228,7 @@ def test_hints_grow_with_wrong_tries_and_start_again_after_a_right_one(double, c
     [
         (lambda x: 1 / 0, "your answer raised ZeroDivisionError: division by zero."),
         (lambda: 3, "your answer raised TypeError: "),
-        (lambda x: [][0], "your answer raised IndexError: "),
+        (lambda x: [].pop(), "your answer raised IndexError: "),
         (
             lambda x: print(end=""),
             "your function gives for (2) is nothing: does it return its result?",
@@ -136,7 +288,7 @@ def test_a_check_leaves_the_random_numbers_alone(monkeypatch):
     assert torch.equal(torch.cat([first, torch.rand(1)]), expected) and drawn[0] == drawn[1]
 
 
-# -- the registry --------------------------------------------------------------------------------------------
+# -- the registry ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", ["2.1", "02", "02.0", "02.1a", "", 2.1, None])
@@ -164,7 +316,7 @@ def test_a_careless_registration_is_refused(double):
         return True
 
     test.__module__ = "exercises.nb02"
-    with pytest.raises(ValueError, match=r"98\.4 belongs in helpers\.exercises\.nb98, not in nb02"):
+    with pytest.raises(ValueError, match=r"98\.4 belongs in exercises\.nb98, not in nb02"):
         stray(test)
     exercise("98.5", hints=["a", "b"], why="c")(lambda answer: answer == 3)
     with pytest.raises(TypeError, match="must assert, and return nothing"):
@@ -173,7 +325,7 @@ def test_a_careless_registration_is_refused(double):
 
 def test_modules_are_loaded_by_number_and_their_own_errors_are_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "nb96.py").write_text(
-        "from exercises.check import close, exercise\n"
+        "from exercises.check import exercise\nfrom exercises.comparisons import close\n"
         "@exercise('96.1', hints=['a', 'b'], why='c')\n"
         "def _(answer):\n    close(answer, 3)\n"
     )
@@ -208,7 +360,7 @@ def test_without_assertions_nothing_passes():
     assert done.returncode == 1 and "run Python without -O" in done.stderr
 
 
-# -- the comparisons -----------------------------------------------------------------------------------------
+# -- the comparisons -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -305,7 +457,7 @@ def test_only_changes():
             only_changes(answer, before, "accumulation")
 
 
-# -- in a kernel ---------------------------------------------------------------------------------------------
+# -- in a kernel -----------------------------------------------------------------------------------
 
 
 def test_in_a_real_kernel_a_check_prints_one_line_and_no_result():
@@ -313,7 +465,7 @@ def test_in_a_real_kernel_a_check_prints_one_line_and_no_result():
         "from exercises.check import check, exercise\n"
         "@exercise('98.1', hints=['a', 'b'], why='c')\n"
         "def _(answer):\n    assert answer == 1, 'It is not 1'",
-        "check('98.1', None)",
+        "def pending(x):\n    ...\n\ncheck('98.1', pending)",
         "check('98.1', 2)",
         "check('98.1', 1)",
     ]
@@ -334,7 +486,7 @@ def test_in_a_real_kernel_a_check_prints_one_line_and_no_result():
     ]
 
 
-# -- every exercise of the course ----------------------------------------------------------------------------
+# -- every exercise of the course ------------------------------------------------------------------
 
 
 def solutions(number: str):

@@ -74,7 +74,7 @@ def reentrant(layers, x, segment):
 
 def late_binding(layers, x, segment):
     parts = [
-        lambda x: through(layers[start : start + segment], x)
+        lambda x: through(layers[start : start + segment], x)  # noqa: B023 (this is the mistake)
         for start in range(0, len(layers), segment)
     ]
     for part in parts[:-1]:
