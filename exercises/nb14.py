@@ -52,7 +52,7 @@ def _(answer):
 def _states(lengths: list[int], ranks: int, rank: int) -> int:
     """Counted, not computed: what the ranks of the course's own class hold after a step."""
 
-    class Line(nn.Module):
+    class AddsItsSum(nn.Module):
         def __init__(self, length):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(length))
@@ -61,7 +61,7 @@ def _states(lengths: list[int], ranks: int, rank: int) -> int:
             return value + self.weight.sum()
 
     def work(transport):
-        zero = Zero(transport, [Line(length) for length in lengths], 1)
+        zero = Zero(transport, [AddsItsSum(length) for length in lengths], 1)
         zero.step([(torch.zeros(1), torch.zeros(1))], lambda out, target: (out - target).sum())
         return zero.held()["optimizer states"]
 

@@ -20,7 +20,10 @@ def _pairs(fields: dict) -> set:
 
 
 def covering() -> list[dict]:
-    """Greedy: of all combinations the one that adds most pairs not met yet, until none is left. Always the same."""
+    """Recipes' fields that hold every pair of values, in the same order each time.
+
+    Greedy: of all combinations, add the one with most pairs not met yet, until none is left.
+    """
     everything = [dict(zip(VALUES, values)) for values in product(*VALUES.values())]
     pairs = [_pairs(fields) for fields in everything]
     left, chosen = set.union(*pairs), []

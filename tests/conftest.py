@@ -1,4 +1,4 @@
-"""Every test, and every notebook that nbval runs, sees the mini profile and a quiet terminal, wherever it runs."""
+"""Every test, and every notebook that nbval runs, sees the mini profile and no progress bars."""
 
 import gc
 import os
@@ -13,8 +13,7 @@ for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_F
 
 @pytest.fixture(scope="session", autouse=True)
 def settled():
-    """What is imported once stays: garbage collections, of which measuring memory makes many, need not look at it."""
-
+    """Garbage collections leave out what is imported: measuring memory makes many of them."""
     gc.collect()
     gc.freeze()
 

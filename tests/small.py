@@ -7,7 +7,7 @@ from helpers.record import Run
 
 
 def without_dropout(model):
-    """The model with no dropout, so that only the arithmetic differs between two ways to train it."""
+    """The model without dropout: then two ways to train it differ in their arithmetic only."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -18,6 +18,7 @@ FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
 
 
 def a_run(name="00_small/before", **fields):
+    """A Run of two steps with made-up figures; `fields` go into its recipe."""
     recipe = Recipe(model="vit", steps=2, **fields)
     return Run(
         name=name,
@@ -58,6 +59,7 @@ BEFORE, AFTER = a_run(), a_run("00_small/after", accumulation=2)
 
 
 def notebook(folder, *sources, name="00_small"):
+    """Write a notebook with these code cells into the folder. Returns its path."""
     import nbformat  # here, as the ranks of the tests need none of it and it is slow to import
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -70,9 +72,10 @@ def notebook(folder, *sources, name="00_small"):
     return path
 
 
-def files_in(place):
+def files_in(folder):
+    """{relative path: bytes} of every file below the folder."""
     return {
-        str(path.relative_to(place)): path.read_bytes()
-        for path in place.rglob("*")
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
         if path.is_file()
     }
