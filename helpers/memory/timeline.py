@@ -14,7 +14,7 @@ import numpy as np
 from helpers.gpus import CONTEXT, GPU, MALLOC, MARGIN, WORKSPACE, cublas_workspace, find
 from helpers.memory.allocator import UNIT, AllocationTrace, AllocatorPeaks, replay
 from helpers.memory.tracker import BORN, CATEGORIES, DIES, MOVES, OPTIMIZER, PHASES, StorageTrace
-from helpers.recipe import Recipe
+from helpers.recipe import StepSettings
 from helpers.units import GIB
 
 BLOCK = {"cuda": UNIT, "cpu": 1}  # bytes that sizes are rounded up to
@@ -24,7 +24,7 @@ BLOCK = {"cuda": UNIT, "cpu": 1}  # bytes that sizes are rounded up to
 class Plan:
     """The memory of one optimizer step over time. Two plans are equal only if they are one object.
 
-    recipe            the step that was planned
+    recipe            the step that was planned: a `Recipe`, or a `ModelStep` of any model
     target            "cuda" or "cpu"
     timeline          int64 [events, 5], bytes alive after each event; the columns are `CATEGORIES`.
                       Of several micro-batches it holds the first two: the others repeat the second
@@ -37,7 +37,7 @@ class Plan:
     allocation_trace  births and deaths of the same events, for `allocator_peaks` and `overhead`
     """
 
-    recipe: Recipe
+    recipe: StepSettings
     target: str
     timeline: np.ndarray
     phases: np.ndarray
@@ -167,7 +167,10 @@ def check_target(target: str) -> None:
 
 
 def to_plan(
-    traced: tuple[StorageTrace, int], recipe: Recipe, target: str, sizes: np.ndarray | None = None
+    traced: tuple[StorageTrace, int],
+    recipe: StepSettings,
+    target: str,
+    sizes: np.ndarray | None = None,
 ) -> Plan:
     """Turn a traced step into a plan.
 

@@ -1,6 +1,8 @@
-"""One optimizer step followed storage by storage, on real tensors or on tensors without values."""
+"""One optimizer step followed storage by storage, on real tensors or on fake ones."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -13,21 +15,30 @@ from helpers.memory.tracker import (
     steady_memory,
 )
 from helpers.optimizers import states
-from helpers.recipe import Recipe
-from helpers.step import train_step
+from helpers.recipe import StepSettings
+from helpers.step import Batch, train_step
 
 
 def trace_step(
-    model, optimizer, make_batch, recipe: Recipe, scaler: torch.amp.GradScaler | None = None
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    make_batch: Callable[[], Batch],
+    recipe: StepSettings,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> StorageTrace:
-    """Run one optimizer step under the tracker, on fake or on real tensors. `make_batch()` gives a micro-batch;
-    optimizer and scaler must have taken a step before, so that their states exist."""
+    """Run one optimizer step under the tracker and return its trace.
+
+    Of several micro-batches two are run, since the others repeat the second; FLOPs are counted for
+    all. Optimizer and scaler must have taken a step before, so that their states exist.
+
+    make_batch  makes one micro-batch; what it needs to do so is not part of the trace
+    """
     count = min(recipe.accumulation, 2)
     tracker = Tracker()
 
     def batches():
         for _ in range(count):
-            with tracker.looking_away():
+            with tracker.paused():
                 batch = make_batch()
             tracker.phase("forward")
             tracker.adopt(batch, ACTIVATIONS)
@@ -39,11 +50,9 @@ def trace_step(
         tracker.adopt(states(optimizer, scaler), OPTIMIZER)
         tracker.storage_trace.begin = len(tracker.storage_trace.events)
         tracker.watch_gradients(model)
-        train_step(
-            model, optimizer, batches(), recipe.micro_batch * count, recipe, tracker.phase, scaler
-        )
-    for name in tracker.storage_trace.flops:
-        tracker.storage_trace.flops[name] = (
-            tracker.storage_trace.flops[name] * recipe.accumulation // count
-        )
+        examples = recipe.micro_batch * count
+        train_step(model, optimizer, batches(), examples, recipe, tracker.phase, scaler)
+    flops = tracker.storage_trace.flops
+    for name in flops:
+        flops[name] = flops[name] * recipe.accumulation // count
     return tracker.storage_trace

@@ -1,16 +1,19 @@
 """Every tensor storage's birth and death during a training step, by category.
 
-The tracker sits where every operation of torch passes (`TorchDispatchMode`), on real tensors and on fake ones alike.
-It notes each new storage once and waits for its death with a weak reference, as torch's own `MemTracker`
-(torch.distributed._tools) does; it keeps the whole story, so that a plan can be drawn, scaled and searched.
+The tracker is a `TorchDispatchMode`, which every PyTorch operation passes, on real tensors and on
+fake ones alike. It notes each new storage once and learns of its death by a weak reference, as
+PyTorch's own `MemTracker` does (torch.distributed._tools). Unlike that one it keeps the whole
+sequence, so that a plan can be drawn, scaled and searched.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -27,22 +30,29 @@ PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(5)
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 PHASES = ("forward", "backward", "optimizer")
 BORN, DIES, MOVES = range(3)
-WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that are made of another
+WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
+REDUCE_SCATTER = "_reduce_scatter_base_"  # by which FSDP gets this rank's shard of a gradient
 
 aten = torch.ops.aten
+Event = tuple[int, int, int, int]  # kind, storage, category, phase
 
 
 @dataclass
 class StorageTrace:
-    """What happened, in order. `events` are (kind, storage, category, phase); `bytes[storage]` is a size. The step
-    begins after the first `begin` events, which tell what was there before.
+    """What happened to the storages of a step, in order.
 
-    BORN: a storage appears in a category. DIES: it is freed. MOVES: it changes category (a finished gradient).
+    bytes    size of each storage
+    made_by  name of the operation that made each storage
+    events   (kind, storage, category, phase), where the kind is BORN (the storage appears in a
+             category), DIES (it is freed) or MOVES (it changes its category, as a finished gradient
+             does), and storage is an index into `bytes` and `made_by`
+    begin    number of events before the step, which tell what existed already
+    flops    {phase: floating-point operations}; "recompute" counts as a phase of its own
     """
 
     bytes: list[int] = field(default_factory=list)
     made_by: list[str] = field(default_factory=list)
-    events: list[tuple[int, int, int, int]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     begin: int = 0
     flops: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("forward", "recompute", "backward"), 0)
@@ -50,41 +60,47 @@ class StorageTrace:
 
 
 class Tracker(TorchDispatchMode):
-    """Records a `Story` while active. Counts FLOPs with torch's own formulas (`torch.utils.flop_counter`).
+    """Records a `StorageTrace` while active.
 
-    A storage born in the forward pass counts as an activation, as does one recomputed in the backward pass (there,
-    gradients are switched on); any other is temporary until it becomes a parameter's gradient.
+    A storage made in the forward pass counts as an activation, and so does one recomputed in the
+    backward pass (where gradients are then switched on). Any other counts as temporary until it
+    becomes a parameter's gradient. FLOPs are counted by PyTorch's own formulas
+    (`torch.utils.flop_counter`).
     """
 
     def __init__(self):
         super().__init__()
         self.storage_trace = StorageTrace()
-        self._resize = None
         self._phase = 0
         self._alive: dict[int, tuple[int, int]] = {}  # storage address -> (index, category)
-        self._handles = []
-        self._looking = True
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._resizes: AbstractContextManager[None] | None = None
+        self._paused = False
 
     def phase(self, name: str) -> None:
+        """Say that a phase begins: "forward", "backward" or "optimizer"."""
         self._phase = PHASES.index(name)
 
     @contextmanager
-    def looking_away(self):
-        """What is made inside is not noted (it can be adopted afterwards)."""
-        self._looking = False
+    def paused(self) -> Iterator[None]:
+        """What is made inside is not noted; it can be adopted afterwards."""
+        self._paused = True
         try:
             yield
         finally:
-            self._looking = True
+            self._paused = False
 
     def adopt(self, tensors, category: int) -> None:
-        """Count tensors that exist already. A storage known already moves to the category."""
+        """Count tensors that exist already; nested lists, tuples and dicts are searched for them.
+
+        A storage that is known already moves to the category.
+        """
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, category, "given")
 
     def watch_gradients(self, model: torch.nn.Module) -> None:
-        """Let each parameter's gradient change its category when it is complete."""
+        """Move each trained parameter's gradient to its category once it is complete."""
         for parameter in model.parameters():
             if parameter.requires_grad:
                 self._handles.append(
@@ -94,52 +110,44 @@ class Tracker(TorchDispatchMode):
                 )
 
     def __enter__(self):
-        # FSDP keeps a gathered parameter's storage and gives its memory back: no operation of torch's tells of it.
-        self._resize = resize = torch.UntypedStorage.resize_
-
-        def watched(storage, size):
-            out = resize(storage, size)
-            self._resized(storage)
-            return out
-
-        torch.UntypedStorage.resize_ = watched
+        self._resizes = resizes_reported_to(self._resized)
+        self._resizes.__enter__()
         return super().__enter__()
 
     def __exit__(self, *exception):
-        torch.UntypedStorage.resize_ = self._resize
+        if self._resizes is not None:
+            self._resizes.__exit__(*exception)
         for handle in self._handles:
             handle.remove()
-        self._alive.clear()  # what dies from now on is not part of the story
-        self.storage_trace.events = _in_order(self.storage_trace.events)
+        self._alive.clear()  # deaths from here on do not belong to the step
+        self.storage_trace.events = _deaths_sorted(self.storage_trace.events)
         return super().__exit__(*exception)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, WRAPPERS) for kind in types):
-            return NotImplemented  # the operations on what it wraps come by
+            return NotImplemented  # the operations on the wrapped tensor arrive here by themselves
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
-        if not self._looking:
+        if self._paused:
             return out
+        name = function.overloadpacket.__name__
         recompute = self._phase == 1 and torch.is_grad_enabled()
-        count = FLOPS.get(function.overloadpacket)
-        if count is not None:
-            name = "recompute" if recompute else PHASES[self._phase]
-            self.storage_trace.flops[name] = self.storage_trace.flops.get(name, 0) + count(
-                *args, **kwargs, out_val=out
-            )
+        formula = FLOPS.get(function.overloadpacket)
+        if formula is not None:
+            flops, phase = self.storage_trace.flops, PHASES[self._phase]
+            key = "recompute" if recompute else phase
+            flops[key] = flops.get(key, 0) + formula(*args, **kwargs, out_val=out)
         category = ACTIVATIONS if self._phase == 0 or recompute else TEMPORARIES
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
-                self._see(tensor, category, function.overloadpacket.__name__, new=True)
-        if (
-            function.overloadpacket.__name__ == "_reduce_scatter_base_"
-        ):  # FSDP's: this rank's part of the gradient
+                self._see(tensor, category, name, new=True)
+        if name == REDUCE_SCATTER:
             self._see(args[0], GRADIENTS, "reduce_scatter")
         return out
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         self._forget(storage_key(storage))
-        if self._looking and storage.nbytes():
+        if not self._paused and storage.nbytes():
             self._born(storage, PARAMETERS, "gathered")
 
     def _see(self, tensor: torch.Tensor, category: int, made_by: str, new: bool = False) -> None:
@@ -164,7 +172,10 @@ class Tracker(TorchDispatchMode):
         weakref.finalize(storage, self._forget, key, index).atexit = False
 
     def _forget(self, key: int, index: int | None = None) -> None:
-        """The storage at that address has died; one that was resized first is told of twice."""
+        """The storage at that address has died.
+
+        One that was resized before is reported twice: `index` tells the first life from the second.
+        """
         if key not in self._alive or index not in (None, self._alive[key][0]):
             return
         index, category = self._alive.pop(key)
@@ -172,8 +183,27 @@ class Tracker(TorchDispatchMode):
 
 
 @contextmanager
-def steady_memory():
-    """No cyclic garbage collection inside: it would free things at a moment that nobody can foretell."""
+def resizes_reported_to(report: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Inside, `report(storage)` is called after each change of a storage's size.
+
+    FSDP keeps the storage of a gathered parameter and only gives its memory back, by
+    `UntypedStorage.resize_`. No operation tells a dispatch mode of it, so the method itself is
+    replaced for the time of the step.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_report(storage, size):
+        result = resize(storage, size)
+        report(storage)
+        return result
+
+    with patch.object(torch.UntypedStorage, "resize_", resize_and_report):
+        yield
+
+
+@contextmanager
+def steady_memory() -> Iterator[None]:
+    """No cyclic garbage collection inside: it would free tensors at unpredictable moments."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -183,9 +213,13 @@ def steady_memory():
             gc.enable()
 
 
-def _in_order(events: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Deaths that follow one another, sorted: autocast frees its cached casts in the order of their addresses."""
-    ordered, deaths = [], []
+def _deaths_sorted(events: list[Event]) -> list[Event]:
+    """The events with deaths that follow one another sorted by storage.
+
+    Autocast frees its cached casts in the order of their addresses, which differs between runs.
+    """
+    ordered: list[Event] = []
+    deaths: list[Event] = []
     for event in events:
         if event[0] == DIES:
             deaths.append(event)
@@ -197,7 +231,7 @@ def _in_order(events: list[tuple[int, int, int, int]]) -> list[tuple[int, int, i
 
 
 def _shape_formula(formula):
-    """A formula of shapes, given tensors."""
+    """A formula that takes shapes, as one that takes the operation's arguments."""
 
     def count(*args, out_val=None, **kwargs):
         return formula(*(arg.shape for arg in args if isinstance(arg, torch.Tensor)))
@@ -205,7 +239,7 @@ def _shape_formula(formula):
     return count
 
 
-# torch has formulas for the attention kernels of GPUs; the CPU's kernel computes the same products.
+# PyTorch has formulas for GPUs' attention kernels; the CPU's kernel computes the same products.
 FLOPS = {**flop_registry}
 for _name, _formula in (
     (

@@ -79,7 +79,7 @@ def fake_batch(model: torch.nn.Module, recipe: Recipe) -> Batch:
     """
     examples = recipe.micro_batch
     labels = torch.zeros(examples, dtype=torch.long)
-    if recipe.task == "text":
+    if recipe.tokens is not None:
         ids = torch.zeros(examples, recipe.tokens, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
     config: Any = model.config
@@ -92,7 +92,7 @@ def trace_recipe(
     target: str,
     change: Callable[[torch.nn.Module], object] | None = None,
     empty: Callable[..., torch.nn.Module] = models.empty,
-    make_batch: Callable[[torch.nn.Module, Any], Batch] = fake_batch,
+    make_batch: Callable[[Any, Any], Batch] = fake_batch,
 ) -> tuple[StorageTrace, int]:
     """Trace one steady step on fake tensors: the optimizer has its states already.
 
