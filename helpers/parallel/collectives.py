@@ -1,83 +1,119 @@
-"""Collectives by hand, from point-to-point messages: what `torch.distributed` does underneath, short enough to read.
+"""Collectives by hand, made of point-to-point messages: what `torch.distributed` does underneath.
 
-Every rank calls the same function with its own tensor; the result is a new tensor. N ranks, a tensor of S bytes.
+Every rank calls the same function with a tensor of its own; the result is a new tensor. In the
+docstrings N is the number of ranks and S the size of the tensor in bytes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from helpers.parallel.transport import Transport
 
+InPlace = Callable[[Tensor, Tensor], object]  # combines its second argument into its first
+
 
 def chunks(tensor: Tensor, ranks: int) -> list[Tensor]:
-    """The tensor, flat, in `ranks` pieces whose lengths differ by at most one; some are empty when it is short."""
+    """The flattened tensor in `ranks` pieces (views) whose lengths differ by at most one.
+
+    Where the tensor has fewer elements than there are ranks, the last pieces are empty.
+    """
     return list(tensor.flatten().tensor_split(ranks))
 
 
 def ring_reduce_scatter(transport: Transport, tensor: Tensor) -> list[Tensor]:
-    """The ring's first half. Returns the flat pieces, of which piece (rank + 1) % N is the sum over all ranks.
+    """The ring's first half: sums the tensor over all ranks and leaves each rank one piece of it.
 
-    N-1 steps; in each a rank passes one piece on and adds the one that it is given: S (N-1)/N bytes sent a rank.
+    Returns N flat pieces, of which piece (rank + 1) % N is the sum over all ranks; the others are
+    partial sums. A rank sends S (N-1)/N bytes in N-1 messages.
     """
-    rank, ranks = transport.rank, transport.ranks
-    pieces = [piece.clone() for piece in chunks(tensor, ranks)]
-    for step in range(ranks - 1):
-        out, into = (rank - step) % ranks, (rank - step - 1) % ranks
-        transport.send(pieces[out], (rank + 1) % ranks)
-        pieces[into] += transport.receive(pieces[into], (rank - 1) % ranks)
+    pieces = [piece.clone() for piece in chunks(tensor, transport.ranks)]
+    ring_reduce_pieces(transport, pieces, (transport.rank + 1) % transport.ranks)
     return pieces
 
 
-def ring_all_gather(transport: Transport, pieces: list[Tensor]) -> list[Tensor]:
-    """The ring's second half: piece (rank + 1) % N is this rank's to give; afterwards all pieces are everybody's.
+def ring_reduce_pieces(
+    transport: Transport, pieces: list[Tensor], own: int, combine: InPlace = Tensor.add_
+) -> None:
+    """Combine every piece over all ranks, in place, so that piece number `own` is complete here.
 
-    N-1 steps, S (N-1)/N bytes sent a rank.
+    In each of N-1 steps a rank passes one piece to the next rank and combines the piece that it
+    receives with its own: a piece travels once round the ring and ends at its owner.
+
+    pieces   N tensors, in shape and dtype the same on every rank
+    own      a different number on each rank: its rank plus an offset, modulo N
+    combine  changes its first argument; `Tensor.add_` sums
     """
     rank, ranks = transport.rank, transport.ranks
-    pieces = list(pieces)
     for step in range(ranks - 1):
-        out, into = (rank + 1 - step) % ranks, (rank - step) % ranks
-        transport.send(pieces[out], (rank + 1) % ranks)
-        pieces[into] = transport.receive(pieces[into], (rank - 1) % ranks)
-    return pieces
+        outgoing, incoming = (own - 1 - step) % ranks, (own - 2 - step) % ranks
+        transport.send(pieces[outgoing], (rank + 1) % ranks)
+        combine(pieces[incoming], transport.receive(pieces[incoming], (rank - 1) % ranks))
+
+
+def ring_all_gather(
+    transport: Transport, pieces: Sequence[Tensor], own: int | None = None
+) -> list[Tensor]:
+    """The ring's second half: every rank brings one piece and ends with all N pieces.
+
+    pieces  N tensors of which only number `own` is sent; the others give shapes and dtypes
+    own     a different number on each rank: its rank plus an offset, modulo N. None stands for
+            (rank + 1) % N, the piece that `ring_reduce_scatter` completes on a rank
+    A rank sends S (N-1)/N bytes in N-1 messages, where S is the size of all pieces together.
+    """
+    rank, ranks = transport.rank, transport.ranks
+    own = (rank + 1) % ranks if own is None else own
+    gathered = list(pieces)
+    for step in range(ranks - 1):
+        outgoing, incoming = (own - step) % ranks, (own - 1 - step) % ranks
+        transport.send(gathered[outgoing], (rank + 1) % ranks)
+        gathered[incoming] = transport.receive(gathered[incoming], (rank - 1) % ranks)
+    return gathered
 
 
 def ring_all_reduce(transport: Transport, tensor: Tensor) -> Tensor:
-    """The sum over all ranks, on every rank, bit for bit the same on each (Patarasuk and Yuan 2009).
+    """The sum over all ranks, on every rank and with the same bits on each; the tensor's shape.
 
-    2 (N-1) steps and 2 S (N-1)/N bytes sent a rank: hardly more for a thousand ranks than for three. The latency of its
-    2 (N-1) messages grows with N, though.
+    A rank sends 2 S (N-1)/N bytes in 2 (N-1) messages (Patarasuk and Yuan 2009): hardly more bytes
+    for a thousand ranks than for three, but the latency of the messages grows with N.
     """
     pieces = ring_all_gather(transport, ring_reduce_scatter(transport, tensor))
     return torch.cat(pieces).view(tensor.shape)
 
 
 def tree_broadcast(transport: Transport, tensor: Tensor, root: int = 0) -> Tensor:
-    """The root's tensor on every rank, in ceil(log2 N) rounds: whoever has it sends it on. Others pass one like it."""
-    place = (transport.rank - root) % transport.ranks
-    reach, have = 1, tensor.clone() if place == 0 else None
-    while reach < transport.ranks:
-        if have is not None and place < reach and place + reach < transport.ranks:
-            transport.send(have, (transport.rank + reach) % transport.ranks)
-        elif reach <= place < 2 * reach:
-            have = transport.receive(tensor, (transport.rank - reach) % transport.ranks)
-        reach *= 2
-    return have
+    """The root's tensor on every rank, in ceil(log2 N) rounds: whoever has it sends it on.
+
+    tensor  on the root what is sent; on the others any tensor of the same shape, dtype and device
+    Over all ranks S (N-1) bytes are sent.
+    """
+    distance = (transport.rank - root) % transport.ranks
+    received = tensor.clone() if distance == 0 else None
+    reached = 1  # ranks at a smaller distance from the root have the tensor
+    while reached < transport.ranks:
+        if received is not None and distance < reached and distance + reached < transport.ranks:
+            transport.send(received, (transport.rank + reached) % transport.ranks)
+        elif reached <= distance < 2 * reached:
+            received = transport.receive(tensor, (transport.rank - reached) % transport.ranks)
+        reached *= 2
+    assert received is not None  # the distance of every rank is below `reached` by now
+    return received
 
 
 def server_all_reduce(transport: Transport, tensor: Tensor, server: int = 0) -> Tensor:
-    """The sum over all ranks by a parameter server: all send to one rank, which adds up and answers each.
+    """The sum over all ranks by a parameter server: all send to one rank, which answers each.
 
-    The server sends and receives S (N-1) bytes each way, 2 S (N-1) in all, over one link: what a ring avoids.
+    The server receives S (N-1) bytes and sends as many, all over one link: a ring avoids this.
     """
     if transport.rank != server:
         transport.send(tensor, server)
         return transport.receive(tensor, server)
     total = tensor.clone()
     others = [rank for rank in range(transport.ranks) if rank != server]
-    for rank in others:  # in the order of the ranks, so that the sum is the same each time
+    for rank in others:  # in the order of the ranks, so that the sum has the same bits every time
         total += transport.receive(tensor, rank)
     for rank in others:
         transport.send(total, rank)

@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel layer ask of each other: three collectives, by hand on a wire or torch's own."""
+"""What the ranks of a tensor-parallel layer exchange: three collectives, by hand or by torch."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from helpers.parallel.collectives import ring_all_gather, ring_reduce_pieces
 from helpers.parallel.transport import Transport
 
 
 class Exchange:
-    """One rank's end. Slices are those of `Tensor.tensor_split(ranks, dim)`: they differ by at most one, some may be empty."""
+    """One rank's view of the ranks that share a layer.
+
+    Slices are those of `Tensor.tensor_split(ranks, dim)`: their lengths differ by at most one, and
+    some are empty where `dim` is shorter than the number of ranks. In all methods `dim` is the
+    dimension that is sliced and `total` its whole length.
+    """
 
     rank: int
     ranks: int
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """First and one past the last of `total` things that are this rank's."""
-        share, odd = divmod(total, self.ranks)
-        begin = self.rank * share + min(self.rank, odd)
-        return begin, begin + share + (self.rank < odd)
+        """(first, one past the last) of `total` items that belong to this rank."""
+        length, longer = divmod(total, self.ranks)  # the first `longer` slices have one item more
+        begin = self.rank * length + min(self.rank, longer)
+        return begin, begin + length + (self.rank < longer)
 
-    def mine(self, tensor: Tensor, dim: int, total: int) -> Tensor:
-        """This rank's slice of a tensor that all ranks have. Sends nothing."""
+    def local_slice(self, tensor: Tensor, dim: int, total: int) -> Tensor:
+        """A copy of this rank's slice of a tensor that all ranks have. Sends nothing."""
         return tensor.tensor_split(self.ranks, dim)[self.rank].clone()
 
     def reduce(self, tensor: Tensor, dim: int = 0, total: int = 0, op: str = "sum") -> Tensor:
-        """All-reduce: the "sum" or "max" over the ranks, on all of them. `dim` and `total` do not matter."""
+        """All-reduce: the "sum" or "max" over the ranks, on all of them. Ignores `dim`, `total`."""
         raise NotImplementedError
 
     def scatter(self, tensor: Tensor, dim: int, total: int) -> Tensor:
@@ -34,90 +40,86 @@ class Exchange:
         raise NotImplementedError
 
     def gather(self, tensor: Tensor, dim: int, total: int) -> Tensor:
-        """All-gather: the slices of all ranks, joined to a length of `total`."""
+        """All-gather: the slices of all ranks, joined along `dim`."""
         raise NotImplementedError
 
 
 class Ring(Exchange):
-    """By hand, in rings of point-to-point messages: over threads or a process group, every byte counted by the wire.
+    """The collectives by hand, in the rings of `helpers.parallel.collectives`.
 
-    For a tensor of S bytes a rank sends S (N-1)/N in `scatter` and in `gather`, and twice that in `reduce`.
+    It works over threads and over a process group, and the transport counts every byte. For a whole
+    tensor of S bytes a rank sends S (N-1)/N bytes in `scatter` and in `gather`, and twice that in
+    `reduce`. Slice r ends on rank r; in `ring_all_reduce` it ends on the rank before, and so the
+    terms of its sum are added in another order.
     """
 
     def __init__(self, transport: Transport):
         self.transport, self.rank, self.ranks = transport, transport.rank, transport.ranks
 
     def reduce(self, tensor: Tensor, dim: int = 0, total: int = 0, op: str = "sum") -> Tensor:
-        pieces = list(tensor.flatten().tensor_split(self.ranks))
-        mine = self._collect(pieces, torch.add if op == "sum" else torch.maximum)
-        return torch.cat(self._spread(mine, pieces)).view(tensor.shape)
+        pieces = self._reduced(tensor.flatten(), 0, op)
+        return torch.cat(ring_all_gather(self.transport, pieces, self.rank)).view(tensor.shape)
 
     def scatter(self, tensor: Tensor, dim: int, total: int) -> Tensor:
-        return self._collect(list(tensor.tensor_split(self.ranks, dim)), torch.add)
+        return self._reduced(tensor, dim, "sum")[self.rank]
 
     def gather(self, tensor: Tensor, dim: int, total: int) -> Tensor:
         shape = list(tensor.shape)
         shape[dim] = total
-        return torch.cat(
-            self._spread(tensor, list(tensor.new_empty(shape).tensor_split(self.ranks, dim))), dim
-        )
+        slices = list(tensor.new_empty(shape).tensor_split(self.ranks, dim))
+        slices[self.rank] = tensor
+        return torch.cat(ring_all_gather(self.transport, slices, self.rank), dim)
 
-    def _collect(self, pieces: list[Tensor], op) -> Tensor:
-        """Piece number `rank`, combined over all ranks: it travels round the ring and ends here."""
-        for step in range(self.ranks - 1):
-            out, into = (self.rank - 1 - step) % self.ranks, (self.rank - 2 - step) % self.ranks
-            self.transport.send(pieces[out], (self.rank + 1) % self.ranks)
-            pieces[into] = op(
-                pieces[into], self.transport.receive(pieces[into], (self.rank - 1) % self.ranks)
-            )
-        return pieces[self.rank].clone()
+    def _reduced(self, tensor: Tensor, dim: int, op: str) -> list[Tensor]:
+        """Copies of all slices, of which this rank's own is combined over all ranks."""
+        slices = [piece.clone() for piece in tensor.tensor_split(self.ranks, dim)]
+        combine = Tensor.add_ if op == "sum" else _maximum_
+        ring_reduce_pieces(self.transport, slices, self.rank, combine)
+        return slices
 
-    def _spread(self, mine: Tensor, pieces: list[Tensor]) -> list[Tensor]:
-        """All pieces on every rank, of which each brings number `rank`; `pieces` give the shapes."""
-        pieces = list(pieces)
-        pieces[self.rank] = mine
-        for step in range(self.ranks - 1):
-            out, into = (self.rank - step) % self.ranks, (self.rank - step - 1) % self.ranks
-            self.transport.send(pieces[out], (self.rank + 1) % self.ranks)
-            pieces[into] = self.transport.receive(pieces[into], (self.rank - 1) % self.ranks)
-        return pieces
+
+def _maximum_(tensor: Tensor, other: Tensor) -> Tensor:
+    return torch.maximum(tensor, other, out=tensor)
 
 
 class Group(Exchange):
-    """torch's own collectives, over a process group (the default group when none is given)."""
+    """The collectives of torch, over a process group (None: the default group).
+
+    torch's reduce-scatter and all-gather want slices of one length, so shorter ones are padded.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
 
     def reduce(self, tensor: Tensor, dim: int = 0, total: int = 0, op: str = "sum") -> Tensor:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        reduced = tensor.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(
-            tensor, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, group=self.group
+            reduced, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, group=self.group
         )
-        return tensor
+        return reduced
 
     def scatter(self, tensor: Tensor, dim: int, total: int) -> Tensor:
-        pieces = tensor.tensor_split(self.ranks, dim)
-        whole = torch.cat([self._padded(piece, dim, pieces[0].shape[dim]) for piece in pieces])
-        mine = torch.empty_like(whole[: len(whole) // self.ranks])
-        dist.reduce_scatter_tensor(mine, whole, group=self.group)
-        return mine.movedim(0, dim).narrow(dim, 0, pieces[self.rank].shape[dim]).contiguous()
+        slices = tensor.tensor_split(self.ranks, dim)
+        longest = slices[0].shape[dim]
+        padded = torch.cat([_padded(piece, dim, longest) for piece in slices])
+        own = torch.empty_like(padded[: len(padded) // self.ranks])
+        dist.reduce_scatter_tensor(own, padded, group=self.group)
+        return own.movedim(0, dim).narrow(dim, 0, slices[self.rank].shape[dim]).contiguous()
 
     def gather(self, tensor: Tensor, dim: int, total: int) -> Tensor:
         longest = -(-total // self.ranks)
-        mine = self._padded(tensor, dim, longest)
-        whole = mine.new_empty(self.ranks * longest, *mine.shape[1:])
-        dist.all_gather_into_tensor(whole, mine, group=self.group)
+        own = _padded(tensor, dim, longest)
+        padded = own.new_empty(self.ranks * longest, *own.shape[1:])
+        dist.all_gather_into_tensor(padded, own, group=self.group)
         lengths = [len(part) for part in torch.arange(total).tensor_split(self.ranks)]
-        return torch.cat(
-            [part[:length].movedim(0, dim) for part, length in zip(whole.split(longest), lengths)],
-            dim,
-        )
+        slices = [
+            piece[:length].movedim(0, dim) for piece, length in zip(padded.split(longest), lengths)
+        ]
+        return torch.cat(slices, dim)
 
-    @staticmethod
-    def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
-        """`dim` first, and filled up with zeros: torch's collectives want slices of one length."""
-        tensor = tensor.movedim(dim, 0)
-        return torch.cat(
-            [tensor, tensor.new_zeros(length - len(tensor), *tensor.shape[1:])]
-        ).contiguous()
+
+def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
+    """The tensor with `dim` moved to the front and filled up with zeros to `length`."""
+    tensor = tensor.movedim(dim, 0)
+    zeros = tensor.new_zeros(length - len(tensor), *tensor.shape[1:])
+    return torch.cat([tensor, zeros]).contiguous()

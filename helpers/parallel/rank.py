@@ -1,13 +1,15 @@
-"""One rank of a layout: the course's step, its model wrapped by torch's own engines.
+"""One rank of a layout: the course's training step, its model wrapped by torch's own engines.
 
-The same code runs on real ranks (gloo, NCCL) and on none (`planned`: tensors without values, a process group that
-sends nothing). Gradients are summed over the ranks, not averaged: each rank divides its loss by the rows of the whole
-step already, as in a single process.
+The same code runs on real ranks, with gloo or NCCL, and without any: `helpers.strategy.plan_ranks`
+gives it tensors without values and a process group that sends nothing. Gradients are summed over
+the ranks and not averaged: each rank divides its loss by the examples of the whole step, as a
+single process does.
 """
 
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.optimizers import make_optimizer, make_scaler
 from helpers.parallel.layout import Parallel
 from helpers.parallel.pipeline import run
-from helpers.parallel.pipeline_stage import SHARED, cut
+from helpers.parallel.pipeline_stage import SHARED, Stage, cut
 from helpers.parallel.schedules import gpipe, one_f_one_b
 from helpers.parallel.tensor_dtensor import clip_, local, regroup, split
 from helpers.parallel.transport import ProcessGroupTransport
@@ -31,36 +33,42 @@ from helpers.step import Batch, loss_sum
 from helpers.torch_private import rebuild_buckets
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
-# The models' buffers never change: nothing to send. torch 2.13 has renamed the switch.
-_SWITCHES = inspect.signature(DistributedDataParallel).parameters
-STILL_BUFFERS = {
-    "forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers": False
+AXES = ("pipeline", "data", "tensor")  # of the grid; tensor ranks are neighbours in number
+
+# The models' buffers never change, so DDP need not send them. torch 2.13 has renamed the switch.
+_DDP_SWITCHES = inspect.signature(DistributedDataParallel).parameters
+_RENAMED = "forward_sync_buffers" in _DDP_SWITCHES
+KEEP_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
 }
-AXES = (
-    "pipeline",
-    "data",
-    "tensor",
-)  # of the grid; neighbours in the last one are neighbours in rank
 
 
 def grid(parallel: Parallel, device: str = "cpu") -> dict[str, DeviceMesh]:
-    """This rank's line of ranks along each axis of the grid, tensor ranks next to each other. The process group must be
-    there; raises ValueError where it has another number of ranks."""
-    if dist.get_world_size() != parallel.ranks:
+    """{axis: the ranks that lie on one line of the grid with this rank}, for each of `AXES`.
+
+    Ranks are counted along the pipeline, data and tensor axes; the last one runs fastest. Needs a
+    process group; raises ValueError where it has another number of ranks than the layout.
+    """
+    started = dist.get_world_size()
+    if started != parallel.ranks:
         raise ValueError(
-            f"{parallel} needs {parallel.ranks} ranks, and {dist.get_world_size()} were started."
+            f"{parallel} needs {parallel.ranks} ranks, and {started} were started: start "
+            f"{parallel.ranks}, or choose a layout of {started}."
         )
-    mesh = init_device_mesh(
-        device, tuple(getattr(parallel, axis) for axis in AXES), mesh_dim_names=AXES
-    )
+    shape = tuple(getattr(parallel, axis) for axis in AXES)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=AXES)
     return {axis: mesh[axis] for axis in AXES}
 
 
 class Rank:
-    """One rank's model and optimizer. `model` is what the recipe asks for, the same on every rank; it is taken over.
+    """One rank's model and optimizer.
 
-    recipe  the step of the whole: `batch_size` counts the rows of all ranks
-    scaler  fp16's loss scaler; None makes the recipe's own
+    recipe    the step of all ranks together: `batch_size` counts the examples of all
+    parallel  how the step is laid over the ranks
+    model     what the recipe asks for, with the same weights on every rank; it is taken over
+    mesh      what `grid` returns
+    scaler    fp16's loss scaler; None makes the recipe's own
+    Raises ValueError where recipe and layout do not go together.
     """
 
     def __init__(
@@ -79,22 +87,23 @@ class Rank:
         if parallel.pipeline > 1:
             self.transport = ProcessGroupTransport(mesh["pipeline"].get_group())
             self.schedule = SCHEDULES[parallel.schedule](parallel.pipeline, self.local.accumulation)
-            model = cut(model, parallel.pipeline)[self.transport.rank]
+            self.stage: Stage = cut(model, parallel.pipeline)[self.transport.rank]
+            model = self.stage
         self.module = model
+        self.ddp: DistributedDataParallel | None = None
         if parallel.zero_stage >= 2:
             apply_fsdp(model, mesh["data"], parallel.zero_stage == 3)
-        elif (
-            parallel.data > 1 and parallel.pipeline == parallel.tensor == 1
-        ):  # DDP knows neither stages nor split tensors
-            model = DistributedDataParallel(
+        elif parallel.data > 1 and parallel.pipeline == parallel.tensor == 1:
+            # Only here: DDP knows neither stages nor split tensors.
+            self.ddp = DistributedDataParallel(
                 model,
                 process_group=mesh["data"].get_group(),
                 gradient_as_bucket_view=True,
                 init_sync=False,
-                **STILL_BUFFERS,
+                **KEEP_BUFFERS,
             )
-            model.register_comm_hook(mesh["data"].get_group(), add_up)
-        self.model = model
+            self.ddp.register_comm_hook(mesh["data"].get_group(), add_up)
+        self.model = model if self.ddp is None else self.ddp
         self.optimizer, self.slices = optimizer_of(self.module, recipe, parallel, mesh)
 
     def step(
@@ -102,29 +111,28 @@ class Rank:
         batches: Iterable[Batch],
         phase: Callable[[str], None] = lambda name: None,
         count: int | None = None,
-        rows: int | None = None,
+        examples: int | None = None,
     ) -> torch.Tensor:
-        """One optimizer step over this rank's micro-batches (`count` of them, `accumulation` by default), as
-        `helpers.step.train_step`. Returns this rank's part of the mean loss: the sum over the data ranks is the loss.
+        """One optimizer step over this rank's micro-batches, as `helpers.step.train_step`.
 
-        rows  of the step over all ranks, where the last of an epoch has fewer than `batch_size`
+        phase     is called with "forward", "backward" and "optimizer" as they begin
+        count     number of micro-batches; None: the recipe's `accumulation`
+        examples  of the step over all ranks; None: the recipe's `batch_size`. The last step of an
+                  epoch may have fewer
+        Returns this rank's part of the mean loss, an fp32 scalar; summed over the data ranks, and
+        in a pipeline over its stages, it is the loss.
         """
-        rows = rows or self.recipe.batch_size
+        examples = examples or self.recipe.batch_size
         if self.parallel.pipeline > 1:
-            return self._pipeline_step(list(batches), phase, rows)
-        total, count = 0.0, count or self.local.accumulation
-        mean = (
-            self.parallel.data if self.parallel.zero_stage >= 2 else 1
-        )  # FSDP2 divides by the ranks; gloo can do no other
+            return self._pipeline_step(list(batches), phase, examples)
+        total: torch.Tensor | float = 0.0
+        last = (count or self.local.accumulation) - 1
+        # FSDP2 divides gradients by the number of ranks, and with gloo it cannot be told not to.
+        divided = self.parallel.data if self.parallel.zero_stage >= 2 else 1
         for number, batch in enumerate(batches):
             phase("forward")
-            last = number == count - 1
-            with (
-                nullcontext()
-                if last or not isinstance(self.model, DistributedDataParallel)
-                else self.model.no_sync()
-            ):
-                loss = loss_sum(self.model, batch, self.local) / (rows / mean)
+            with self.ddp.no_sync() if self.ddp and number != last else nullcontext():
+                loss = loss_sum(self.model, batch, self.local) / (examples / divided)
                 phase("backward")
                 self.scaler.scale(loss).backward()
             total = total + loss.detach()
@@ -133,62 +141,60 @@ class Rank:
         self.scaler.unscale_(self.optimizer)
         clip_(self.module.parameters(), self.recipe.max_grad_norm)
         self._update()
-        return total / mean if mean > 1 else total
+        assert isinstance(total, torch.Tensor), "a step needs at least one micro-batch"
+        return total / divided if divided > 1 else total
 
     def settle(self, make_batch: Callable[[], Batch]) -> None:
-        """Take the steps after which nothing new is made once for all: optimizer states, DDP's buckets (laid anew after its
-        first step), the places for FSDP2's gathered parameters, what DTensor works out about each operation.
-        `make_batch()` gives a micro-batch."""
-        ddp = isinstance(self.model, DistributedDataParallel)
-        if not ddp and self.parallel.zero_stage < 2 and self.parallel.tensor == 1:
+        """Take the steps after which no step makes anything that stays.
+
+        First steps make the optimizer states, DDP's buckets (laid anew after the first step), the
+        buffers of FSDP2's gathered parameters, and what DTensor works out about each operation.
+        `make_batch()` returns a micro-batch.
+        """
+        if not self.ddp and self.parallel.zero_stage < 2 and self.parallel.tensor == 1:
             for parameter in self.module.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             self._update()
             return
         count = self.local.accumulation
         if self.parallel.pipeline == 1:
-            count = (
-                min(count, 2) if self.parallel.tensor > 1 else 1
-            )  # adding to a gradient is an operation of its own
-        for number in range(2 if ddp else 1):
-            if number == 1:
-                with Indices():
-                    rebuild_buckets(self.model)
+            # With DTensor, adding to a gradient is an operation of its own: it needs a second one.
+            count = min(count, 2) if self.parallel.tensor > 1 else 1
+        self.step([make_batch() for _ in range(count)], count=count)
+        if self.ddp:
+            with Indices():
+                rebuild_buckets(self.ddp)
             self.step([make_batch() for _ in range(count)], count=count)
 
     def _pipeline_step(
-        self, batches: list[Batch], phase: Callable[[str], None], rows: int
+        self, batches: list[Batch], phase: Callable[[str], None], examples: int
     ) -> torch.Tensor:
-        if (
-            not self.module.first and self.recipe.task == "image"
-        ):  # the others do without the pictures
+        if not self.stage.first and self.recipe.task == "image":  # only the first reads the images
             batches = [{"labels": batch["labels"]} for batch in batches]
         done = run(
-            self.schedule, [self.module], self.transport, batches, rows, self.recipe, phase=phase
+            self.schedule,
+            [self.stage],
+            self.transport,
+            batches,
+            examples,
+            self.recipe,
+            phase=phase,
         )
         phase("optimizer")
         self._sum_over_data()
-        own = [
+        counted = [
             parameter
             for name, parameter in self.module.named_parameters()
-            if self.module.first or not name.startswith(SHARED)
+            if self.stage.first or not name.startswith(SHARED)
         ]
-        clip_(
-            self.module.parameters(),
-            self.recipe.max_grad_norm,
-            own,
-            self.mesh["pipeline"].get_group(),
-        )
+        stages = self.mesh["pipeline"].get_group()
+        clip_(self.module.parameters(), self.recipe.max_grad_norm, counted, stages)
         self._update()
         return sum(done.losses, torch.zeros(()))
 
     def _sum_over_data(self) -> None:
         """What DDP and FSDP2 do during the backward pass, where neither is used."""
-        if (
-            self.parallel.data == 1
-            or self.parallel.zero_stage >= 2
-            or isinstance(self.model, DistributedDataParallel)
-        ):
+        if self.parallel.data == 1 or self.parallel.zero_stage >= 2 or self.ddp:
             return
         gradients = [
             parameter.grad for parameter in self.module.parameters() if parameter.grad is not None
@@ -202,25 +208,32 @@ class Rank:
 
     def _update(self) -> None:
         for parameter, part in self.slices:
-            part.grad = parameter.grad.to_local()
-        self.scaler.step(self.optimizer)  # every rank has the same sum, so all skip a step or none
+            assert parameter.grad is not None  # after a backward pass
+            part.grad = local(parameter.grad)
+        self.scaler.step(self.optimizer)  # every rank has the same sum: all skip a step, or none
         self.scaler.update()
         for _, part in self.slices:
             part.grad = None
-        # DDP's buckets stay, and gradients that stay are views of them: else accumulation would make others beside them.
-        self.module.zero_grad(set_to_none=not isinstance(self.model, DistributedDataParallel))
+        # DDP's buckets stay allocated, and so do the gradients, which are views of them: set to
+        # None, they would be made a second time, beside the buckets, when micro-batches accumulate.
+        self.module.zero_grad(set_to_none=self.ddp is None)
 
 
 def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's communication hook: the sum over the ranks, where DDP by itself takes the mean."""
+    """A communication hook for DDP: the sum over the ranks, where DDP by itself takes the mean.
+
+    DDP compares these annotations with its types, so this module must not make them strings by
+    `from __future__ import annotations`.
+    """
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     return work.get_future().then(lambda future: bucket.buffer())
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh, reshard: bool) -> None:
-    """FSDP2, in place: each transformer layer is a group of its own, the rest (embeddings, head) one more.
+    """Apply FSDP2 in place: each transformer layer is a group, the rest (embeddings, head) another.
 
-    reshard  drop a layer's gathered parameters after its forward pass and gather them again for the backward (ZeRO-3)
+    reshard  drop a layer's gathered parameters after its forward pass and gather them again for the
+             backward pass (ZeRO-3); False keeps them
     """
     for layer in layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
@@ -229,35 +242,38 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, reshard: bool) -> None:
 
 def layers(model: nn.Module) -> list[nn.Module]:
     """The transformer layers of a course model, in order."""
-    return list(
-        max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
-    )
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len)
 
 
-def optimizer_of(model: nn.Module, recipe: Recipe, parallel: Parallel, mesh: dict[str, DeviceMesh]):
-    """(the recipe's optimizer over this rank's parameters, pairs of split parameters and what stands for them there).
+def optimizer_of(
+    model: nn.Module, recipe: Recipe, parallel: Parallel, mesh: dict[str, DeviceMesh]
+) -> tuple[torch.optim.Optimizer, list[tuple[torch.Tensor, nn.Parameter]]]:
+    """The recipe's optimizer over this rank's parameters, and the pairs (split parameter, slice).
 
-    With zero_stage=1 each data rank keeps the states of some whole parameters; ZeroRedundancyOptimizer does not know split
-    ones, so it is given this rank's slices of them.
+    With `zero_stage=1` each data rank keeps the states of some whole parameters.
+    ZeroRedundancyOptimizer does not know DTensors, so it is given this rank's slices of them; the
+    pairs say which gradient belongs to which slice. Otherwise there are no pairs.
     """
     optimizer = make_optimizer(model, recipe)
+    if parallel.zero_stage != 1:
+        return (regroup(optimizer) if parallel.tensor > 1 else optimizer), []
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if parallel.zero_stage == 1:
-        pairs = [
-            (parameter, nn.Parameter(parameter.to_local().detach()))
-            for parameter in trained
-            if isinstance(parameter, DTensor)
-        ]
-        slices = {id(parameter): part for parameter, part in pairs}
-        settings = {
-            name: value
-            for name, value in optimizer.defaults.items()
-            if name != "decoupled_weight_decay"
-        }
-        return ZeroRedundancyOptimizer(
-            [slices.get(id(parameter), parameter) for parameter in trained],
-            optimizer_class=type(optimizer),
-            process_group=mesh["data"].get_group(),
-            **settings,
-        ), pairs
-    return regroup(optimizer) if parallel.tensor > 1 else optimizer, []
+    pairs: list[tuple[torch.Tensor, nn.Parameter]] = [
+        (parameter, nn.Parameter(local(parameter).detach()))
+        for parameter in trained
+        if isinstance(parameter, DTensor)
+    ]
+    slices = {id(parameter): part for parameter, part in pairs}
+    settings = {
+        name: value
+        for name, value in optimizer.defaults.items()
+        if name != "decoupled_weight_decay"
+    }
+    sharded = ZeroRedundancyOptimizer(
+        [slices.get(id(parameter), parameter) for parameter in trained],
+        optimizer_class=type(optimizer),
+        process_group=mesh["data"].get_group(),
+        **settings,
+    )
+    return sharded, pairs

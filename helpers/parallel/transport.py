@@ -1,11 +1,13 @@
-"""Point-to-point messages between ranks, every byte counted: over a process group, or between threads of one process.
+"""Point-to-point messages between ranks, every byte counted.
 
-The hand-written collectives need nothing else. Over threads they can be run with any number of ranks in a test or a
-notebook's cell; over a group they run between real processes, with gloo or NCCL.
+They go over a process group of `torch.distributed`, between real processes with gloo or NCCL, or
+between threads of one process, where a test or a notebook's cell can have any number of ranks. The
+collectives of `helpers.parallel.collectives` and the pipeline need nothing else.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -15,13 +17,15 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from helpers.values import whole
+
 Result = TypeVar("Result")
-PATIENCE = 60.0  # seconds that a rank waits for a message before it gives up
+PATIENCE = 60.0  # seconds that a rank of threads waits for a message before it gives up
 
 
 @dataclass
 class Message:
-    """What one rank sent to another, for counting and drawing: `step` counts the sender's messages from 0."""
+    """What one rank sent to another: `step` counts the sender's messages from 0; size in bytes."""
 
     sender: int
     receiver: int
@@ -31,7 +35,7 @@ class Message:
 
 @dataclass
 class Transport:
-    """One rank's end. `sent` lists its messages in order."""
+    """One rank's end of the messages between `ranks` ranks. `sent` lists what it sent, in order."""
 
     rank: int
     ranks: int
@@ -42,7 +46,10 @@ class Transport:
         return sum(message.bytes for message in self.sent)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Send a tensor (it may be changed as soon as this returns). Raises ValueError for a rank that is not there."""
+        """Send a tensor to rank `to`. The tensor may be changed as soon as this returns.
+
+        Raises ValueError where `to` is this rank itself or no rank.
+        """
         self._check(to)
         self.sent.append(
             Message(self.rank, to, len(self.sent), tensor.numel() * tensor.element_size())
@@ -50,15 +57,22 @@ class Transport:
         self._send(tensor.detach().contiguous(), to)
 
     def receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
-        """Receive a new tensor of the shape, dtype and device of `like`. Raises ValueError for a rank that is not there,
-        TimeoutError when nothing comes."""
+        """A new tensor from rank `of`, in shape, dtype and device as `like`.
+
+        Raises ValueError where `of` is this rank itself or no rank; over threads also where another
+        shape or dtype comes, and TimeoutError where nothing comes for `PATIENCE` seconds.
+        """
         self._check(of)
         return self._receive(like, of)
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has arrived, where sending does not wait for it."""
 
     def _check(self, other: int) -> None:
         if not 0 <= other < self.ranks or other == self.rank:
             raise ValueError(
-                f"Rank {self.rank} of {self.ranks} cannot exchange messages with rank {other}."
+                f"Rank {self.rank} of {self.ranks} cannot exchange messages with rank {other}: "
+                f"name another rank from 0 to {self.ranks - 1}."
             )
 
     def _send(self, tensor: torch.Tensor, to: int) -> None:
@@ -69,8 +83,10 @@ class Transport:
 
 
 class ProcessGroupTransport(Transport):
-    """Over a process group of torch.distributed, by default the one of all ranks. Sends do not wait for the other side;
-    `finish` does."""
+    """Messages over a process group of `torch.distributed` (None: the group of all ranks).
+
+    Sends do not wait for the receiver; `finish` does. Tensors are kept until they have been sent.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
@@ -80,7 +96,12 @@ class ProcessGroupTransport(Transport):
     def _send(self, tensor: torch.Tensor, to: int) -> None:
         self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
         tensor = tensor.clone()
-        self._pending.append((dist.isend(tensor, group=self.group, group_dst=to), tensor))
+        work = self._start_sending(tensor, to)
+        assert work is not None  # torch gives None only to a process outside the group
+        self._pending.append((work, tensor))
+
+    def _start_sending(self, tensor: torch.Tensor, to: int) -> dist.Work | None:
+        return dist.isend(tensor, group=self.group, group_dst=to)
 
     def _receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -88,16 +109,37 @@ class ProcessGroupTransport(Transport):
         return tensor
 
     def finish(self) -> None:
-        """Wait until everything sent has arrived."""
         for work, _ in self._pending:
             work.wait()
         self._pending.clear()
 
 
-class ThreadTransport(Transport):
-    """Between threads: a queue for every pair of ranks."""
+class PipelineTransport(ProcessGroupTransport):
+    """Messages over the group of all ranks, with two-way traffic that cannot block over NCCL.
 
-    def __init__(self, rank: int, queues: Sequence[Sequence[queue.Queue]]):
+    NCCL works through the messages of one communicator in order, so two ranks that both send first
+    would wait for each other for ever. Over NCCL each direction between two ranks therefore gets a
+    communicator of its own; gloo needs none. All ranks must make their transports at the same time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = itertools.permutations(range(self.ranks), 2) if dist.get_backend() == "nccl" else ()
+        self._one_way = {pair: dist.new_group(list(pair)) for pair in pairs}
+
+    def _start_sending(self, tensor: torch.Tensor, to: int) -> dist.Work | None:
+        return dist.isend(tensor, to, group=self._one_way.get((self.rank, to)))
+
+    def _receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
+        tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
+        dist.recv(tensor, of, group=self._one_way.get((of, self.rank)))
+        return tensor
+
+
+class ThreadTransport(Transport):
+    """Messages between threads of one process: `queues[sender][receiver]`, one for every pair."""
+
+    def __init__(self, rank: int, queues: Sequence[Sequence[queue.Queue[torch.Tensor]]]):
         super().__init__(rank, len(queues))
         self._queues = queues
 
@@ -109,12 +151,13 @@ class ThreadTransport(Transport):
             tensor = self._queues[of][self.rank].get(timeout=PATIENCE)
         except queue.Empty:
             raise TimeoutError(
-                f"Rank {self.rank} waited {PATIENCE:g} s for a message of rank {of} in vain."
+                f"Rank {self.rank} waited {PATIENCE:g} seconds for a message from rank {of}, and "
+                "none came: let every rank send what the others receive, in the same order."
             ) from None
         if tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise ValueError(
-                f"Rank {self.rank} expected {tuple(like.shape)} {like.dtype} of rank {of} and got "
-                f"{tuple(tensor.shape)} {tensor.dtype}."
+                f"Rank {self.rank} expected {tuple(like.shape)} {like.dtype} from rank {of} and "
+                f"received {tuple(tensor.shape)} {tensor.dtype}: pass a `like` of what is sent."
             )
         return tensor
 
@@ -122,21 +165,23 @@ class ThreadTransport(Transport):
 def threads(
     ranks: int, work: Callable[[Transport], Result]
 ) -> tuple[list[Result], list[Transport]]:
-    """Run `work(wire)` as `ranks` ranks in threads of this process: (what each returned, each rank's wire).
+    """Run `work(transport)` as `ranks` ranks, each in a thread of this process.
 
-    Raises ValueError for less than one rank, and what the rank that failed first raised.
+    Returns (what each rank's work returned, each rank's transport), both in the order of the ranks.
+    Raises ValueError for less than one rank, and otherwise what the rank that failed first raised.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks={ranks} must be at least 1.")
-    queues = [[queue.Queue() for _ in range(ranks)] for _ in range(ranks)]
-    transports = [ThreadTransport(rank, queues) for rank in range(ranks)]
-    results: list = [None] * ranks
+    whole("ranks", ranks, 1)
+    queues: list[list[queue.Queue[torch.Tensor]]] = [
+        [queue.Queue() for _ in range(ranks)] for _ in range(ranks)
+    ]
+    transports: list[Transport] = [ThreadTransport(rank, queues) for rank in range(ranks)]
+    results: dict[int, Result] = {}
     errors: list[BaseException] = []
 
     def run(transport: Transport) -> None:
         try:
             results[transport.rank] = work(transport)
-        except BaseException as error:  # handed to the caller's thread
+        except BaseException as error:  # it is raised again in the thread of the caller
             errors.append(error)
 
     workers = [
@@ -149,4 +194,4 @@ def threads(
             worker.join(0.01)
     if errors:
         raise errors[0]
-    return results, transports
+    return [results[rank] for rank in range(ranks)], transports

@@ -271,8 +271,13 @@ def test_full_models_without_values(name, recwarn):
 def test_what_does_not_fit_is_refused():
     recipe = Recipe("vit", batch_size=4)
     model, batch = models.build(recipe), train.encoded(recipe)["train"].batch(range(4))
-    for stages in (0, 5, True, "2"):
-        with pytest.raises(ValueError, match="from 1 to the 4 layers"):
+    for stages, error, message in (
+        (0, ValueError, "stages=0 must be at least 1"),
+        (5, ValueError, "stages=5 is more than the 4 layers"),
+        (True, TypeError, "whole number"),
+        ("2", TypeError, "whole number"),
+    ):
+        with pytest.raises(error, match=message):
             cut(model, stages)
     with pytest.raises(ValueError, match="only DeBERTa and ViT"):
         cut(torch.nn.Linear(2, 2), 1)

@@ -303,8 +303,11 @@ def test_ranks_that_wait_for_each_other_are_named():
 
 @pytest.mark.parametrize("make", [*PLAIN, interleaved])
 def test_bad_numbers_are_refused(make):
-    for ranks, micro in ((0, 1), (1, 0), (True, 1), ("2", 2), (2, 1.5)):
-        with pytest.raises(ValueError, match="whole number from 1"):
+    for ranks, micro in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="=0 must be at least 1"):
+            make(ranks, micro)
+    for ranks, micro in ((True, 1), ("2", 2), (2, 1.5)):
+        with pytest.raises(TypeError, match="must be a whole number"):
             make(ranks, micro)
     with pytest.raises(ValueError, match="chunks=0"):
         interleaved(2, 2, 0)

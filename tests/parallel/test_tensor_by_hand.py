@@ -243,7 +243,7 @@ def test_cross_entropy_of_nothing_is_nan_as_torchs_and_wrong_labels_are_refused(
     for label in (8, -1):
         with pytest.raises(ValueError, match="labels go from 0 to 7, or are -100"):
             loss(0, label)
-    with pytest.raises(ValueError, match="holds 4 of 8 words, and its logits are 5 wide"):
+    with pytest.raises(ValueError, match="holds 4 of 8 words, and was given logits of 5"):
         loss(0, width=5)
 
 
@@ -303,7 +303,7 @@ def test_masks_are_alike_on_whole_tokens_and_differ_on_slices():
         exchange = Ring(transport)
         layer = Layer(dense, exchange, tokens=tokens, dropout=0.5, seed=3)
         y = layer(cut(x, exchange) if tokens else x)
-        ones = layer._drop(torch.ones(64))
+        ones = layer.apply_dropout(torch.ones(64))
         return y.detach(), ones
 
     (one, other), _ = threads(2, lambda transport: work(transport, None))
@@ -332,7 +332,7 @@ def test_columns_and_rows_alone_and_a_width_without_heads():
         ),
     )
     assert all(torch.allclose(out, dense(x), atol=1e-6) for out in found)
-    with pytest.raises(ValueError, match="A width of 6 cannot be divided into 4 heads"):
+    with pytest.raises(ValueError, match="A hidden size of 6 cannot be divided into 4 heads"):
         threads(1, lambda transport: Attention(*[nn.Linear(6, 6)] * 4, 4, Ring(transport)))
 
 

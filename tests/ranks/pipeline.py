@@ -1,4 +1,4 @@
-"""Run by test_stages.py as ranks: a model in stages on real processes, by hand and by torch's own engine."""
+"""Run by test_pipeline.py as ranks: a model in stages on real processes, by hand and by torch's own engine."""
 
 import json
 import os
@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from helpers import models, train
-from helpers.parallel.pipeline import PipelineTransport, run
+from helpers.parallel.pipeline import run
 from helpers.parallel.pipeline_stage import cut
 from helpers.parallel.schedules import gpipe, interleaved, one_f_one_b
+from helpers.parallel.transport import PipelineTransport
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
 
