@@ -2,13 +2,28 @@
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
+
+from tests.slow import SLOW
+
+TESTS = Path(__file__).parent
 
 os.environ["TIGHT_FIT_PROFILE"] = "mini"
 os.environ["TQDM_DISABLE"] = "1"
 for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_FIT_GRADE"):
     os.environ.pop(name, None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marker
+def pytest_collection_modifyitems(items):
+    """Mark the tests that tests/slow.py names: a test function, or one of its parameters."""
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            names = SLOW.get(item.path.relative_to(TESTS).as_posix(), ())
+            if item.name in names or getattr(item, "originalname", None) in names:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

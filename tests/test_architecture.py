@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import SLOW
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("helpers", "exercises", "benchmarks", "tools")
 ROOMS = ("data", "memory", "plan", "parallel", "strategy", "kernels", "mini")
@@ -242,3 +244,28 @@ def test_the_tests_have_the_same_rooms():
     assert folders == TESTED
     at_the_top = {path.name for path in (ROOT / "tests").glob("test_*.py")}
     assert at_the_top == {"test_architecture.py", "test_torch_private.py"}
+
+
+def _tests_in(path: Path) -> set[str]:
+    return {
+        node.name
+        for node in tree(path).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+@pytest.mark.parametrize("file", sorted(SLOW))
+def test_what_is_marked_slow_is_there(file):
+    names = {name.partition("[")[0] for name in SLOW[file]}
+    assert names and not names - _tests_in(ROOT / "tests" / file)
+
+
+@pytest.mark.parametrize("folder", sorted(TESTED))
+def test_every_room_has_fast_tests(folder):
+    """`make quick` leaves out what is marked slow, and must not leave out a room."""
+    fast = [
+        name
+        for path in (ROOT / "tests" / folder).glob("test_*.py")
+        for name in _tests_in(path) - set(SLOW.get(f"{folder}/{path.name}", ()))
+    ]
+    assert len(fast) >= 5

@@ -129,6 +129,11 @@ OTHER_LINES = (
 # fmt: on
 
 
+def named(answer) -> str:
+    """The same in every process, as pytest-xdist asks of the names of tests."""
+    return getattr(answer, "__qualname__", type(answer).__name__)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -145,7 +150,7 @@ OTHER_LINES = (
         OTHER_NAMES[0],
         OTHER_LINES[0],
     ],
-    ids=repr,
+    ids=named,
 )
 def test_what_is_no_answer(answer):
     assert room._is_missing(answer)
@@ -173,7 +178,7 @@ def test_what_is_no_answer(answer):
         "",
         torch.zeros(2),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_what_is_an_answer(answer):
     assert not room._is_missing(answer)
