@@ -1,8 +1,14 @@
-"""Cards that readers have, and what of their memory a training run cannot use."""
+"""The GPUs that readers have, the memory on them that training cannot use, and the GPUs here.
+
+This module imports without torch, so that the first cell of a notebook can choose a GPU before CUDA
+starts.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -12,8 +18,12 @@ from helpers.units import GIB, MIB
 
 
 class GPU(NamedTuple):
-    """`memory` in bytes as PyTorch sees it (`torch.cuda.get_device_properties(0).total_memory`), which is less than
-    the label: ECC and the driver take their part. `bf16`: matrix products in bf16 run in hardware."""
+    """One kind of GPU.
+
+    memory      bytes as PyTorch sees them (`torch.cuda.get_device_properties(0).total_memory`):
+                less than the label says, because ECC and the driver take a part
+    capability  compute capability, (major, minor); (0, 0) for a machine without a GPU
+    """
 
     name: str
     memory: int
@@ -21,12 +31,14 @@ class GPU(NamedTuple):
 
     @property
     def bf16(self) -> bool:
+        """Whether matrix products in bf16 run in hardware."""
         return self.capability >= (8, 0)
 
 
-# Totals as PyTorch's own out-of-memory messages report them ("total capacity of X GiB"), capabilities from NVIDIA's
-# list of CUDA GPUs. Drivers differ by some tens of MiB. T4, RTX 4060 and H200 were looked up in several public reports,
-# the others are stated from memory; none was read off a card.
+# Memory as PyTorch's own out-of-memory messages report it ("total capacity of X GiB"), capabilities
+# from NVIDIA's list of CUDA GPUs. Drivers differ by some tens of MiB. The numbers of the T4, the
+# RTX 4060 and the H200 were looked up in several public reports, the others are stated from memory,
+# and none was read from a GPU.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -47,73 +59,78 @@ GPUS = {
     )
 }
 
-# What is on the card besides tensors. Stated assumptions, each a term of its own in `Fit`.
-CONTEXT = 500 * MIB  # CUDA context and loaded kernels; 300 to 600 MiB by card and driver
-NCCL = (
-    200 * MIB
-)  # its buffers and channels, outside PyTorch's allocator; 100 to 400 MiB by version and number of groups
-WORKSPACE = int(
-    8.125 * MIB
-)  # of one cuBLAS handle but on Hopper: the default of CUBLAS_WORKSPACE_CONFIG in PyTorch's notes
+# What takes memory beside tensors. Each is a stated assumption, and a term of its own in `Fit`.
+
+# Bytes of the CUDA context and the loaded kernels: 300 to 600 MiB, depending on GPU and driver.
+CONTEXT = 500 * MIB
+# Bytes of NCCL's buffers and channels, outside PyTorch's allocator: 100 to 400 MiB, depending on
+# its version and on the number of process groups.
+NCCL = 200 * MIB
+# Bytes of the workspace of one cuBLAS handle, on Hopper and on all other GPUs: the defaults of
+# CUBLAS_WORKSPACE_CONFIG in PyTorch's notes on CUDA.
+WORKSPACE = int(8.125 * MIB)
 HOPPER_WORKSPACE = 32 * MIB
-MARGIN = 0.02  # share of the tensors' peak: about what plans miss the reserved peak of a real T4 by in the mean (published.py)
-MALLOC = 0.05  # share of the tensors' peak that a CPU's malloc keeps beside them; CUDA's allocator is simulated (allocator.py)
+# Fraction of the tensors' peak: about the mean error of plans of the reserved peak of a real T4
+# (benchmarks/published_peaks.py).
+MARGIN = 0.02
+# Fraction of the tensors' peak that malloc keeps beside them on a CPU. On a GPU the allocator is
+# simulated instead (memory/allocator.py).
+MALLOC = 0.05
 
 
 def cublas_workspace(gpu: GPU) -> int:
-    """Bytes cuBLAS keeps, from PyTorch's allocator, for two handles: the forward pass's and autograd's own thread's."""
+    """Bytes that cuBLAS takes from PyTorch's allocator; 0 without a GPU.
+
+    They are the workspaces of two handles: that of the forward pass, and that of autograd's own
+    thread.
+    """
     if gpu.capability < (1, 0):
         return 0
     return 2 * (HOPPER_WORKSPACE if gpu.capability >= (9, 0) else WORKSPACE)
 
 
 def find(name: str) -> GPU:
-    """The card of that name. Raises ValueError naming the cards there are."""
+    """The GPU of that name in `GPUS`. Raises ValueError, which lists the names, for another one."""
     if name not in GPUS:
         raise ValueError(
-            f"card={name!r} is not known: use one of {', '.join(GPUS)}, or a Card of your own."
+            f"gpu={name!r} is not known: use one of {', '.join(GPUS)}, or a GPU of your own."
         )
     return GPUS[name]
 
 
 def here() -> GPU:
-    """The GPU of this machine, or the machine itself where there is none (its memory is then what tensors live in)."""
-    import torch  # takes seconds, and a name is looked up without it
+    """The first GPU of this machine; the machine itself, with its main memory, if it has none."""
+    import torch  # takes seconds, and `find` does without it
 
     if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        return GPU(found.name, found.total_memory, (found.major, found.minor))
-    return GPU(
-        "this machine (no GPU)", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), (0, 0)
-    )
+        properties = torch.cuda.get_device_properties(0)
+        capability = (properties.major, properties.minor)
+        return GPU(properties.name, properties.total_memory, capability)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return GPU("this machine (no GPU)", memory, (0, 0))
 
 
-# Which GPUs a process may see. CUDA reads CUDA_VISIBLE_DEVICES once, when it starts, so what is hidden
-# here must be hidden before the first CUDA call. BEFORE remembers it for processes that this one starts.
+# Which GPUs a process sees. CUDA reads CUDA_VISIBLE_DEVICES only once, when it starts, so GPUs must
+# be hidden before the first CUDA call. BEFORE keeps what VISIBLE was before they were hidden, for
+# the processes that this one starts; it is "" where VISIBLE was not set.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-BEFORE = (
-    "TIGHT_FIT_VISIBLE_BEFORE"  # what VISIBLE was before GPUs were hidden; "" where it was unset
-)
-DRIVER = Path("/proc/driver/nvidia/gpus")  # one folder a GPU, on Linux: counts them without CUDA
+BEFORE = "TIGHT_FIT_VISIBLE_BEFORE"
+DRIVER = Path("/proc/driver/nvidia/gpus")  # on Linux, with one folder per GPU
 
 
 def hide_all_but_first() -> int:
-    """Hide all GPUs but the first from this process, and give the number that were visible.
+    """Hide all GPUs but the first from this process. Gives the number that were visible.
 
-    Why: with two T4s, transformers' Trainer silently switches to DataParallel, and every number of
-    a one-GPU notebook would be another. Once CUDA has started, nothing is hidden any more.
+    With two GPUs, transformers' Trainer would silently switch to DataParallel, and every number of
+    a notebook for one GPU would be another. Once CUDA has started, nothing is hidden any more.
     """
     given = os.environ.get(VISIBLE)
-    if given is None:
-        count = len(list(DRIVER.glob("*"))) if DRIVER.is_dir() else 0
-        gpus = [str(number) for number in range(count)]
-    else:
-        gpus = [gpu for gpu in given.split(",") if gpu.strip()]
+    visible = _in_driver() if given is None else [gpu for gpu in given.split(",") if gpu.strip()]
     torch = sys.modules.get("torch")
-    if len(gpus) > 1 and not (torch is not None and torch.cuda.is_initialized()):
+    if len(visible) > 1 and not (torch is not None and torch.cuda.is_initialized()):
         os.environ[BEFORE] = given or ""
-        os.environ[VISIBLE] = gpus[0]
-    return len(gpus)
+        os.environ[VISIBLE] = visible[0]
+    return len(visible)
 
 
 def hide_all() -> None:
@@ -136,3 +153,76 @@ def show_all(environment: MutableMapping[str, str]) -> None:
         environment[VISIBLE] = before
     else:
         environment.pop(VISIBLE, None)
+
+
+# Whether kernels run. torch.cuda.is_available() is true on GPUs that this build of PyTorch has no
+# kernels for, such as a P100 with the wheels of today. Only a kernel shows it, and by then CUDA has
+# started and the GPU can no longer be hidden; so the kernel runs in a process of its own.
+NO_GPU = "no GPU found"
+PROBE_SECONDS = 60.0  # for the import of torch, the start of CUDA and one kernel
+PROBE = f"""
+import torch
+try:
+    if torch.cuda.is_available():
+        torch.zeros(8, device="cuda").add_(1).sum().item()
+        print("usable")
+    else:
+        print({NO_GPU!r})
+except Exception as error:  # no kernels for this GPU, a driver too old, no memory left: all differ
+    print((str(error).strip() or type(error).__name__).splitlines()[0])
+"""
+_probed: tuple[bool, str] | None = None
+
+
+def probe() -> tuple[bool, str]:
+    """(whether a CUDA kernel really runs here, one line that says why not and what to do).
+
+    The first call starts a process that runs a kernel on the first visible GPU, for at most
+    PROBE_SECONDS; later calls give its answer again. Where nothing points to a GPU no process is
+    started.
+    """
+    global _probed
+    if _probed is None:
+        if not _seems_to_be_here():
+            return False, NO_GPU
+        _probed = _run_probe()
+    return _probed
+
+
+def _seems_to_be_here() -> bool:
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        return given.strip() not in ("", "-1")
+    if _in_driver() or shutil.which("nvidia-smi"):
+        return True
+    torch = sys.modules.get("torch")  # it also knows GPUs of other makers, by the same functions
+    return torch is not None and torch.cuda.is_available()
+
+
+def _in_driver() -> list[str]:
+    """The numbers of the GPUs that the driver lists, without CUDA."""
+    count = len(list(DRIVER.glob("*"))) if DRIVER.is_dir() else 0
+    return [str(number) for number in range(count)]
+
+
+def _run_probe() -> tuple[bool, str]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", PROBE],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        answer = f"no kernel finished within {PROBE_SECONDS:.0f} seconds"
+    else:
+        lines = done.stdout.strip().splitlines()
+        answer = lines[-1] if lines else f"the test of it ended with exit status {done.returncode}"
+    if answer == "usable":
+        return True, ""
+    if answer == NO_GPU:
+        return False, NO_GPU
+    return False, (
+        f"there is a GPU, but it cannot run this PyTorch ({answer}); on Kaggle choose the T4 "
+        "accelerator, elsewhere install a PyTorch built for this GPU"
+    )

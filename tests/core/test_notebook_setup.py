@@ -8,9 +8,9 @@ import nbformat
 import pytest
 import torch
 
-from helpers import gpus, notebook_setup
+from helpers import gpus, notebook_setup, profile
 from tests.small import notebook
-from tools.course import ROOT, __main__, badges
+from tools.course import ROOT, __main__, badges, stress
 from tools.course.execute import execute
 
 # Badges and the first cell
@@ -74,20 +74,125 @@ def test_notebook_says_what_runs_in_two_lines(capsys):
     assert said[1].startswith("Profile mini: TIGHT_FIT_PROFILE asks for it.")
 
 
-def test_notebook_says_why_a_gpu_cannot_be_used(capsys, monkeypatch):
-    monkeypatch.setattr(
-        "helpers.profile.usable_cuda",
-        lambda: (False, "there is a GPU, but it cannot run this PyTorch"),
+SETUP = """
+import os, sys
+from helpers import notebook_setup
+assert "torch" not in sys.modules
+notebook_setup.setup()
+import torch
+visible = os.environ["CUDA_VISIBLE_DEVICES"]
+print(torch.cuda.is_available(), torch.cuda.device_count(), repr(visible))
+"""
+
+
+def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
+    """The simulation, that of the soak, shows the GPU if torch is asked before it is hidden."""
+    environment = stress.environment("no-kernels") | {gpus.VISIBLE: "0,1"}
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT)
+    lines = subprocess.run(
+        [sys.executable, "-c", SETUP],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+    ).stdout.splitlines()
+    assert lines[0].endswith("on the CPU.")
+    assert lines[1].startswith(
+        "Profile mini: there is a GPU, but it cannot run this PyTorch (CUDA error: no kernel image"
     )
-    for name in ("is_available", "device_count"):
-        monkeypatch.setattr(torch.cuda, name, lambda: 1)
+    assert lines[-1] == "False 0 ''"
+
+
+def test_notebook_says_why_a_gpu_cannot_be_used_whatever_the_profile(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "_probed", (False, "there is a GPU, but it is broken"))
     monkeypatch.setenv(gpus.VISIBLE, "0,1")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     notebook_setup.setup()
-    assert "Mind: there is a GPU, but it cannot run this PyTorch." in capsys.readouterr().out
-    assert (
-        not torch.cuda.is_available() and torch.cuda.device_count() == 0
-    )  # so that no later cell uses it
-    assert os.environ[gpus.VISIBLE] == "" and not gpus.some_hidden()  # nor a rank
+    assert "Mind: there is a GPU, but it is broken." in capsys.readouterr().out
+    assert os.environ[gpus.VISIBLE] == "" and not gpus.some_hidden()  # for ranks as well
+
+
+@pytest.fixture
+def no_sign(monkeypatch, tmp_path):
+    """A machine on which nothing points to a GPU."""
+    monkeypatch.setattr(gpus, "_probed", None)
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+
+
+class Started(Exception):
+    pass
+
+
+def refuse(*_, **__):
+    raise Started
+
+
+@pytest.mark.parametrize("visible", [None, "", "-1"])
+def test_without_a_gpu_no_process_is_started(visible, no_sign, monkeypatch):
+    if visible is not None:
+        monkeypatch.setenv(gpus.VISIBLE, visible)
+    monkeypatch.setattr(gpus.subprocess, "run", refuse)
+    assert gpus.probe() == (False, gpus.NO_GPU)
+
+
+@pytest.mark.parametrize("sign", ["driver", "variable", "nvidia-smi", "torch"])
+def test_every_sign_of_a_gpu_starts_the_probe(sign, no_sign, monkeypatch, tmp_path):
+    if sign == "driver":
+        (tmp_path / "0000:04").mkdir()
+        monkeypatch.setattr(gpus, "DRIVER", tmp_path)
+    elif sign == "variable":
+        monkeypatch.setenv(gpus.VISIBLE, "1")
+    elif sign == "nvidia-smi":
+        monkeypatch.setattr(gpus.shutil, "which", lambda name: f"/usr/bin/{name}")
+    else:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpus.subprocess, "run", refuse)
+    with pytest.raises(Started):
+        gpus.probe()
+
+
+@pytest.mark.parametrize(
+    "program, usable, words",
+    [
+        ("print('a warning')\nprint('usable')", True, ""),
+        (f"print({gpus.NO_GPU!r})", False, gpus.NO_GPU),
+        (
+            "print('CUDA error: out of memory')",
+            False,
+            "PyTorch (CUDA error: out of memory); on Kag",
+        ),
+        ("raise SystemExit(3)", False, "(the test of it ended with exit status 3)"),
+        ("import time\ntime.sleep(60)", False, "(no kernel finished within 2 seconds)"),
+    ],
+)
+def test_the_probe_s_answer_is_one_sentence_asked_once(
+    program, usable, words, no_sign, monkeypatch
+):
+    monkeypatch.setenv(gpus.VISIBLE, "0")
+    monkeypatch.setattr(gpus, "PROBE", program)
+    monkeypatch.setattr(gpus, "PROBE_SECONDS", 2.0)
+    answer = gpus.probe()
+    assert answer[0] == usable and words in answer[1] and "\n" not in answer[1]
+    monkeypatch.setattr(gpus.subprocess, "run", refuse)
+    gpus.hide_all()
+    assert gpus.probe() == answer == profile.usable_cuda()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
+    monkeypatch.setenv(gpus.VISIBLE, "0")
+    assert gpus.probe() == (False, gpus.NO_GPU)
+
+
+def test_gpus_and_units_import_without_torch():
+    program = "import sys\nimport helpers.gpus, helpers.units\nprint('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
@@ -162,13 +267,11 @@ def test_say_prints_where_there_is_no_page(capsys):
 
 
 def test_say_shows_markdown_with_a_text_form(folder):
-    done, _ = execute(
-        notebook(
-            folder,
-            f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom helpers import notebook_setup\nnotebook_setup.say('**9** GiB')",
-        ),
-        {},
+    cell = (
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from helpers import notebook_setup\nnotebook_setup.say('**9** GiB')"
     )
+    done, _ = execute(notebook(folder, cell), {})
     assert done.cells[1].outputs[0].data == {
         "text/markdown": "**9** GiB",
         "text/plain": "**9** GiB",

@@ -1,10 +1,12 @@
 """`make soak`: the notebooks under bad conditions, each in a kernel of its own; nothing is saved.
 
 order        in random order, several rounds
-offline      with the network cut, for the kernel's child processes too (soaked/sitecustomize.py)
-interrupted  interrupted in its second half, then run whole in the same kernel; no process may stay behind
-no-kernels   with a GPU that cannot run this PyTorch (simulated there too): the first cell must say so in one
-             sentence, and what to do, and the rest must run on the CPU
+offline      without a network, also for the kernel's child processes (soaked/sitecustomize.py)
+interrupted  interrupted in its second half, then run whole in the same kernel; no process may be
+             left behind
+no-kernels   with a GPU that cannot run this PyTorch (simulated, also by soaked/sitecustomize.py):
+             the first cell must say so in one sentence, and what to do, and must hide the GPU
+             before CUDA starts, so that all other cells run on the CPU
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tools.course.interrupt import run_interrupted
 
 KINDS = ("order", "offline", "interrupted", "no-kernels")
 SOAKED = Path(__file__).resolve().parent / "soaked"
-ADVICE = "cannot run this PyTorch"  # of profile.usable_cuda
+ADVICE = "cannot run this PyTorch"  # in the answer of gpus.probe
 
 
 def soak(
@@ -35,8 +37,10 @@ def soak(
     only: str | None = None,
     cells: int | None = None,
 ) -> int:
-    """Soak the notebooks in every kind, or in `only` one, and print a table for each, with times in seconds.
-    Gives the exit code: 0, or 1 where one failed; the others run all the same.
+    """Run the notebooks under every kind of condition, or `only` one; print a table for each kind.
+
+    Times are in seconds. Gives the exit code: 0, or 1 where a notebook failed, after which the
+    others still run.
 
     rounds  how often "order" runs each notebook; the other kinds run it once
     seed    decides the order, and where notebooks are interrupted
@@ -58,7 +62,7 @@ def soak(
 
 
 def _kind(kind: str, turns: list[list[Path]], chance: random.Random, cells: int | None) -> int:
-    """Runs notebooks in these turns and gives the number of failures. Prints the table also when it is stopped."""
+    """Runs notebooks in these turns; gives the number of failures. Prints its table in any case."""
     run: Callable[[Path, Path, random.Random], object] = {
         "order": lambda path, folder, _: execute(path, environment(), folder),
         "offline": lambda path, folder, _: execute(path, environment("offline"), folder),
@@ -107,7 +111,10 @@ def _table(kind: str, seconds: dict[str, list[float]], wrong: dict[str, int]) ->
 
 
 def environment(mode: str = "") -> dict[str, str]:
-    """What a kernel gets beside this process's variables; mode "offline" or "no-kernels", as sitecustomize.py has it."""
+    """The variables that a kernel gets beside those of this process.
+
+    mode  "offline" or "no-kernels", as in soaked/sitecustomize.py; "" for neither
+    """
     given = {"TIGHT_FIT_PROFILE": "mini", "TIGHT_FIT_RUNS": "", "TIGHT_FIT_SOAK": mode}
     if mode:
         given["PYTHONPATH"] = os.pathsep.join(
@@ -129,7 +136,8 @@ def advised(path: Path, folder: Path) -> str:
     line = next((line for line in said.splitlines() if ADVICE in line and line.endswith(".")), None)
     if line is None:
         raise Failed(
-            f"{path.name}: its first cell does not say that the GPU cannot be used. It says:\n\n{said}"
+            f"{path.name}: its first cell does not say that the GPU cannot be used. It says:\n\n"
+            f"{said}"
         )
     return line
 

@@ -1,7 +1,9 @@
-"""What a kernel of `make soak` and its child processes suffer. Python runs this as it starts: soak.py puts this folder
-first on PYTHONPATH. TIGHT_FIT_SOAK is "offline", no network, or "no-kernels", a GPU that cannot run this PyTorch.
+"""The bad conditions of `make soak`, for a kernel and its child processes.
 
-It sees what Python does: what a library's own machine code connects to (the kernel's zmq, gloo between ranks) goes on.
+Python runs this module when it starts, because stress.py puts this folder first on PYTHONPATH. The
+variable TIGHT_FIT_SOAK is "offline" for no network, or "no-kernels" for a GPU that cannot run this
+PyTorch. Only what Python code does is changed: connections that a library makes in machine code
+(zmq of the kernel, gloo between ranks) still work.
 """
 
 import errno
@@ -10,16 +12,22 @@ import importlib.machinery
 import ipaddress
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 
 NO_KERNEL = (  # CUDA's own words
-    "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be asynchronously "
-    "reported at some other API call, so the stacktrace below might be incorrect."
+    "CUDA error: no kernel image is available for execution on the device\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
+    "below might be incorrect."
 )
 
 
 def cut_the_network() -> None:
-    """From here on a connection or a name of another machine raises OSError at once, in every thread, for good."""
+    """Makes connections to other machines, and look-ups of their names, raise OSError at once.
+
+    This holds in every thread and until the process ends.
+    """
     import socket
 
     names = {"", "localhost", "ip6-localhost", socket.gethostname()}
@@ -62,18 +70,26 @@ def cut_the_network() -> None:
 
 
 def no_kernels(torch) -> None:
-    """Make torch say that there is one GPU, of a kind that it was not built for. What uses it raises RuntimeError."""
-    if (
-        os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    ):  # hidden from this process: then torch sees none
-        return
+    """Make torch say that there is one GPU, of a kind that it was not built for.
+
+    What uses the GPU raises RuntimeError. As CUDA does, this looks at CUDA_VISIBLE_DEVICES once,
+    when torch is first asked for a GPU: if that is empty by then, torch answers as it really would.
+    """
+
+    @cache
+    def visible() -> bool:
+        return os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+    def pretend(name: str, answer: Callable) -> None:
+        real = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, lambda *args, **kw: (answer if visible() else real)(*args, **kw))
 
     def fails(*_, **__):
         raise RuntimeError(NO_KERNEL)
 
-    gpu = SimpleNamespace(
+    gpu = SimpleNamespace(  # total_memory in bytes
         name="Tesla P100-PCIE-16GB", total_memory=17_059_545_088, major=6, minor=0
-    )  # bytes
+    )
     answers = {
         "is_available": True,
         "device_count": 1,
@@ -86,29 +102,27 @@ def no_kernels(torch) -> None:
         "synchronize": None,
         "empty_cache": None,
     }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
-    torch.cuda._lazy_init = fails  # which torch calls before it makes the first tensor on a GPU
+    for name, value in answers.items():
+        pretend(name, lambda *_, _value=value, **__: _value)
+    pretend("_lazy_init", fails)  # which torch calls before it makes the first tensor on a GPU
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
     """Finds torch as Python does, and runs `no_kernels` on it once it is imported."""
 
     def find_spec(self, fullname, path=None, target=None):
-        found = (
-            importlib.machinery.PathFinder.find_spec(fullname, path)
-            if fullname == "torch"
-            else None
-        )
-        if found is not None:
-            load = found.loader.exec_module
+        if fullname != "torch":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None:
+            load = spec.loader.exec_module
 
             def then(module):
                 load(module)
                 no_kernels(module)
 
-            found.loader.exec_module = then
-        return found
+            spec.loader.exec_module = then
+        return spec
 
 
 MODE = os.environ.get("TIGHT_FIT_SOAK", "")
