@@ -86,7 +86,7 @@ def test_links_agree_with_the_ranks_counted_one_by_one():
 
 
 def test_bad_machines():
-    with pytest.raises(ValueError, match="card='K80' is not known"):
+    with pytest.raises(ValueError, match="gpu='K80' is not known"):
         Cluster("K80")
     with pytest.raises(ValueError, match="link='string' is not known"):
         Cluster("T4", inside="string")
