@@ -16,7 +16,7 @@ from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe, replace
 from helpers.step import train_step
-from tools.course import readme
+from tools.course import readme, trust
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 
@@ -28,7 +28,7 @@ def done():
 
 def test_readme_says_so_too(done):
     """Here, where the steps are planned already, and not with README's other tables."""
-    assert f"<!-- trust -->\n{readme.trust()}\n<!-- /trust -->" in readme.README.read_text(
+    assert f"<!-- trust -->\n{trust.text()}\n<!-- /trust -->" in readme.README.read_text(
         encoding="utf8"
     ), "run `make readme`"
 
