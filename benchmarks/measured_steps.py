@@ -32,7 +32,7 @@ from benchmarks.measure_step import measure
 from helpers import gpus, models, record
 from helpers.plan.hf_plan import ModelStep
 from helpers.plan.planner import plan
-from helpers.profile import usable_cuda
+from helpers.profile import environment, usable_cuda
 from helpers.recipe import Recipe, difference, replace
 from helpers.strategy import ladder
 from helpers.strategy.techniques import MODELS, TECHNIQUES
@@ -108,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Proof:
-    """The steps of one machine, with its description (`record.environment`), the date (UTC) and the command."""
+    """The steps of one machine, with its description (`profile.environment`), the date (UTC) and the command."""
 
     environment: dict
     date: str
@@ -369,7 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.argv[1:] if arguments is None else arguments
     )
     done = Proof(
-        record.environment(device),
+        environment(device),
         datetime.now(UTC).isoformat(timespec="seconds"),
         typed.strip(),
         [],

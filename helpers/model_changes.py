@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
@@ -134,8 +134,8 @@ def as_if_real() -> Iterator[None]:
     transformers asks `is_fake_tensor` to avoid code that reads values. It is told False, so that
     the operations are those of the real step.
     """
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(nn.Module, "to", lambda module, *args, **kwargs: module))
-        if hasattr(import_utils, "is_fake_tensor"):
-            stack.enter_context(patch.object(import_utils, "is_fake_tensor", lambda tensor: False))
+    with (
+        patch.object(nn.Module, "to", lambda module, *args, **kwargs: module),
+        patch.object(import_utils, "is_fake_tensor", lambda tensor: False),
+    ):
         yield

@@ -18,11 +18,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
-
-try:
-    from transformers.initialization import no_init_weights
-except ImportError:  # older releases keep it here
-    from transformers.modeling_utils import no_init_weights
+from transformers.initialization import no_init_weights
 
 from helpers import hub, model_changes
 from helpers.data import Pixels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import statistics
 from dataclasses import dataclass, field, fields
@@ -12,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-import transformers
 
 from helpers import gpus, memory
 from helpers.plan import plan
 from helpers.plan.out_of_memory import or_explain
+from helpers.profile import environment
 from helpers.recipe import Recipe
 from helpers.train import TrainResult, encoded, evaluate, fit
 
@@ -32,18 +31,18 @@ class Run:
     """One fine-tune, as it is kept in a record.
 
     name         "<notebook>/<label>"
-    recipe       every field; `weights` says whether the accuracy is that of pretrained or of random weights
-    environment  device, driver, versions, threads
-    plan         {"target", "peak" (bytes), "at_peak" {category: bytes}, "flops" {phase: count a step}};
-                 on a GPU also "allocated" and "reserved", as `Plan.allocator_peaks` has them (bytes)
-    memory       {"tracked", "allocated", "reserved", "device"} in bytes, None where there is no such figure, and
-                 "at_peak" {category: bytes} of the tracked pass
+    recipe       every field; `weights` says whether the accuracy is that of pretrained weights
+    environment  device, driver, versions, threads (`profile.environment`)
+    plan         {"target", "peak" (bytes), "at_peak" {category: bytes}, "flops" {phase: count per
+                 step}}; on a GPU also "allocated" and "reserved" (bytes, `Plan.allocator_peaks`)
+    memory       {"tracked", "allocated", "reserved", "device"} in bytes, None where there is no
+                 such figure, and "at_peak" {category: bytes} of the tracked pass
     losses       mean loss of each optimizer step
     seconds      wall-clock seconds of each optimizer step
-    rows         rows of each optimizer step
-    skipped      which steps (from 0) changed nothing because a gradient overflowed in fp16
+    rows         examples of each optimizer step
+    skipped      the steps (from 0) that changed nothing because a gradient overflowed in fp16
     accuracy     on the test split, 0 to 1
-    test_rows, train_rows  sizes of the splits used
+    train_rows, test_rows  examples of the splits used
     date, command          when (UTC, ISO 8601) and by which command
     """
 
@@ -70,11 +69,12 @@ class Run:
 
     @property
     def rows_per_second(self) -> float:
+        """Median examples per step over `step_seconds`."""
         return statistics.median(self.rows) / self.step_seconds
 
     @property
     def peak(self) -> int:
-        """Measured bytes at the peak: CUDA's allocated peak, or the tracker's where there is no CUDA."""
+        """Measured bytes at the peak: CUDA's allocated peak, or the tracker's without CUDA."""
         return self.memory["allocated"] or self.memory["tracked"]
 
     @property
@@ -84,17 +84,18 @@ class Run:
 
     @property
     def planned(self) -> int:
-        """Planned bytes of what `peak` measures: CUDA's allocated peak, or the tensors' where there is no CUDA."""
+        """Planned bytes of what `peak` measures."""
         return self.plan.get("allocated", self.plan["peak"])
 
     @property
     def accuracy_label(self) -> str:
+        """How to call the accuracy, so that no reader takes it for a pretrained model's."""
         return "accuracy" if self.recipe.weights == "pretrained" else "accuracy (random weights)"
 
     def to_json(self) -> str:
-        values = {item.name: getattr(self, item.name) for item in fields(self)} | {
-            "recipe": self.recipe.to_dict()
-        }
+        """The text of a record."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["recipe"] = self.recipe.to_dict()
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
     @classmethod
@@ -112,13 +113,14 @@ class Run:
         wrong = sorted(names ^ set(values))
         if wrong:
             raise ValueError(
-                f"This is not a complete record of version {VERSION}: wrong or missing {', '.join(wrong)}."
+                f"This is not a complete record of version {VERSION}: "
+                f"wrong or missing {', '.join(wrong)}."
             )
         if values["version"] != VERSION:
             raise ValueError(
                 f"This record has version {values['version']}; this code reads version {VERSION}."
             )
-        run = cls(**values | {"recipe": Recipe.from_dict(values["recipe"])})
+        run = cls(**(values | {"recipe": Recipe.from_dict(values["recipe"])}))
         run._check()
         return run
 
@@ -126,18 +128,15 @@ class Run:
         steps = self.recipe.steps
         if not (len(self.losses) == len(self.seconds) == len(self.rows) == steps):
             raise ValueError(
-                f"{self.name} has {len(self.losses)} losses for {steps} steps: half a run is no record."
+                f"{self.name} has {len(self.losses)} losses for {steps} steps: "
+                "half a run is no record."
             )
         if not 0 <= self.accuracy <= 1:
             raise ValueError(
                 f"{self.name} has accuracy {self.accuracy}: it must lie between 0 and 1."
             )
-        cuda = self.environment.get("device") == "cuda"
-        if cuda and None in (
-            self.memory["allocated"],
-            self.memory["reserved"],
-            self.memory["device"],
-        ):
+        figures = [self.memory[name] for name in ("allocated", "reserved", "device")]
+        if self.environment.get("device") == "cuda" and None in figures:
             raise ValueError(f"{self.name} ran on a GPU without its memory figures.")
 
 
@@ -150,9 +149,12 @@ def run(
 ) -> Run | tuple[Run, TrainResult]:
     """Fine-tune, evaluate, measure memory in a pass of its own, and plan: all about one recipe.
 
-    With `name`, "<notebook>/<label>", and TIGHT_FIT_RUNS set, the run is also written to that folder.
-    keep_model  also return the Fit, which holds the model (and its memory)
-    Raises what `train.fit` raises, and plan.out_of_memory.OutOfMemory, with what would fit, where memory does not suffice.
+    name        "<notebook>/<label>"; with it, and TIGHT_FIT_RUNS set, the run is also written to
+                that folder
+    device      "cuda" or "cpu"; None takes the GPU if there is one
+    checkpoint  as for `train.fit`
+    keep_model  also return the TrainResult, which holds the model (and its memory)
+    Raises what `train.fit` raises, and plan.out_of_memory.OutOfMemory, which says what would fit.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     data = encoded(recipe)
@@ -162,19 +164,11 @@ def run(
         raise ValueError(
             "A resumed fine-tune has not timed its first steps: it is no record; start it anew."
         )
-    planned = plan(recipe, torch.device(device).type)
-    blocks = planned.allocator_peaks(gpus.here()) if planned.target == "cuda" else None
-    done = Run(
+    finished = Run(
         name=name or "unnamed",
         recipe=recipe,
         environment=environment(device),
-        plan={
-            "target": planned.target,
-            "peak": planned.peak,
-            "at_peak": planned.at_peak,
-            "flops": planned.flops,
-        }
-        | ({"allocated": blocks.allocated, "reserved": blocks.reserved} if blocks else {}),
+        plan=_planned(recipe, device),
         memory={
             "tracked": measured.tracked.peak,
             "at_peak": measured.tracked.at_peak,
@@ -193,16 +187,34 @@ def run(
         command=os.environ.get(COMMAND) or "a notebook",
     )
     if name and os.environ.get(RUNS):
-        write(done, Path(os.environ[RUNS]))
+        write(finished, Path(os.environ[RUNS]))
     if keep_model:
-        return done, trained
+        return finished, trained
     del trained
     memory.release()
-    return done
+    return finished
+
+
+def _planned(recipe: Recipe, device: str) -> dict:
+    """`Run.plan` of a recipe."""
+    planned = plan(recipe, torch.device(device).type)
+    values = {
+        "target": planned.target,
+        "peak": planned.peak,
+        "at_peak": planned.at_peak,
+        "flops": planned.flops,
+    }
+    if planned.target == "cuda":
+        peaks = planned.allocator_peaks(gpus.here())
+        values |= {"allocated": peaks.allocated, "reserved": peaks.reserved}
+    return values
 
 
 def write(run: Run, folder: Path) -> Path:
-    """One file a run, whole or not at all. Raises ValueError for a name that is no "<notebook>/<label>"."""
+    """Write a run to a file of its own, whole or not at all.
+
+    Raises ValueError for a name that is no "<notebook>/<label>".
+    """
     if not re.fullmatch(r"[\w-]+/[\w-]+", run.name):
         raise ValueError(f"{run.name!r} is no name for a run: use '<notebook>/<label>'.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,57 +226,22 @@ def write(run: Run, folder: Path) -> Path:
 
 
 def read(notebook: str, folder: Path | None = None) -> dict[str, Run]:
-    """{label: newest run} of a notebook's records, e.g. read("02_gradient_accumulation"). Empty where none was taken."""
-    found: dict[str, Run] = {}
+    """{label: newest run} of a notebook's records, such as read("02_gradient_accumulation").
+
+    Empty where none was taken. Raises ValueError for a file that is no complete run.
+    """
+    newest: dict[str, Run] = {}
     for path in sorted((folder or RESULTS).glob(f"{notebook}.*.json")):
         run = Run.from_json(path.read_text(encoding="utf8"))
         label = run.name.split("/", 1)[1]
-        if label not in found or run.date > found[label].date:
-            found[label] = run
-    return found
+        if label not in newest or run.date > newest[label].date:
+            newest[label] = run
+    return newest
 
 
 def missing(notebook: str) -> str:
     """What a notebook says when it has no record."""
     return (
-        f"No record of this comparison has been taken yet. On a machine with a GPU, `make record N={notebook[:2]}` "
-        "takes one."
+        "No record of this comparison has been taken yet. On a machine with a GPU, "
+        f"`make record N={notebook[:2]}` takes one."
     )
-
-
-def environment(device: str | torch.device) -> dict:
-    """Device, driver, versions and threads of this machine."""
-    device = torch.device(device)
-    here = {
-        "device": device.type,
-        "name": platform.processor() or platform.machine(),
-        "driver": None,
-        "cuda": None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "system": platform.system(),
-        "threads": torch.get_num_threads(),
-    }
-    if device.type == "cuda":
-        here |= {
-            "name": torch.cuda.get_device_name(device),
-            "cuda": torch.version.cuda,
-            "driver": _driver(),
-        }
-    return here
-
-
-def _driver() -> str | None:
-    """NVIDIA's driver version as Linux tells it, or None."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf8")
-    except OSError:
-        return None
-    return driver_version(text)
-
-
-def driver_version(text: str) -> str | None:
-    """The version in the driver's own words: its first line names the kernel module, then the version."""
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(\.\d+)?)\b", text)
-    return found[1] if found else None

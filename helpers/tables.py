@@ -13,108 +13,106 @@ from helpers.units import duration, number, size
 
 
 class Table:
-    """Rows of text under named columns. Shows itself as HTML in a notebook and as aligned text elsewhere."""
+    """Lines of text under named columns: HTML in a notebook, aligned text elsewhere.
+
+    rows     one {column: text} per line; a column that a line lacks shows "n/a"
+    caption  a sentence above the table
+    """
 
     def __init__(self, rows: list[dict[str, str]], caption: str = ""):
         self.frame = pd.DataFrame(rows).fillna("n/a")
         self.caption = caption
 
     def __str__(self) -> str:
-        return "\n".join(
-            part
-            for part in (
-                self.caption,
-                "" if self.frame.empty else self.frame.to_string(index=False),
-            )
-            if part
-        )
+        text = "" if self.frame.empty else self.frame.to_string(index=False)
+        return "\n".join(part for part in (self.caption, text) if part)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         caption = f"<p>{self.caption}</p>" if self.caption else ""
-        return caption + (
-            "" if self.frame.empty else self.frame.to_html(index=False, border=0, justify="right")
-        )
+        if self.frame.empty:
+            return caption
+        return caption + self.frame.to_html(index=False, border=0, justify="right")
 
     def to_markdown(self) -> str:
-        """As a GitHub table."""
-        lines = [
-            "| " + " | ".join(self.frame.columns) + " |",
-            "|" + " --- |" * len(self.frame.columns),
-        ]
-        lines += [
-            "| " + " | ".join(map(str, row)) + " |" for row in self.frame.itertuples(index=False)
-        ]
-        return "\n".join(lines)
+        """The lines, without the caption, as a table of GitHub's Markdown."""
+        rows = [self.frame.columns, ["---"] * len(self.frame.columns)]
+        rows += self.frame.itertuples(index=False)
+        return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
 
 
-def runs(found: Mapping[str, Run], caption: str = "") -> Table:
-    """One row a run: planned and measured peak, median step, rows a second, accuracy. The caption names the machine."""
+def runs(named: Mapping[str, Run], caption: str = "") -> Table:
+    """One line per run: planned and measured peak, median step, speed, last loss, accuracy.
+
+    The caption, unless it is given, names the machine of the first run.
+    """
     rows = []
-    for label, run in found.items():
+    for label, run in named.items():
+        last = run.losses[-5:]
+        random = "" if run.recipe.weights == "pretrained" else " (random weights)"
         rows.append(
             {
                 "run": label,
                 "planned peak": size(run.planned),
                 "measured peak": size(run.peak),
                 "step": duration(run.step_seconds),
-                "rows/s": f"{run.rows_per_second:.0f}",
-                "last loss": f"{sum(run.losses[-5:]) / len(run.losses[-5:]):.3f}",
-                "accuracy": f"{run.accuracy:.1%}"
-                + ("" if run.recipe.weights == "pretrained" else " (random weights)"),
+                "examples/s": f"{run.rows_per_second:.0f}",
+                "last loss": f"{sum(last) / len(last):.3f}",
+                "accuracy": f"{run.accuracy:.1%}{random}",
             }
         )
-    first = next(iter(found.values()))
     if not caption:
-        caption = f"{first.environment['name']} ({first.environment['device']}), {_measure(first)}"
+        first = next(iter(named.values()))
+        machine = first.environment
+        caption = f"{machine['name']} ({machine['device']}), {_measure(first)}"
     return Table(rows, caption)
 
 
 def before_after(before: Run, after: Run) -> Table:
-    """The two runs of a comparison. Raises ValueError when they differ in more, or less, than one field."""
+    """The two runs of a comparison.
+
+    Raises ValueError where their recipes differ in more, or less, than one field.
+    """
     changed = difference(before.recipe, after.recipe)
     if len(changed) != 1:
         raise ValueError(
-            f"Before and after must differ in one field of the recipe, these differ in {len(changed)}: "
-            f"{', '.join(changed) or 'none'}."
+            "Before and after must differ in one field of the recipe, these differ in "
+            f"{len(changed)}: {', '.join(changed) or 'none'}."
         )
     ((name, (old, new)),) = changed.items()
     return runs({f"before: {name}={old}": before, f"after: {name}={new}": after})
 
 
-def plans(found: Mapping[str, Plan]) -> Table:
-    """One row a plan: peak and its categories, FLOPs a step. The same on every machine."""
+def plans(named: Mapping[str, Plan]) -> Table:
+    """One line per plan: peak and its categories, FLOPs per step. The same on every machine."""
     return Table(
         [
             {
                 "plan": label,
                 "peak": size(plan.peak),
                 **{name: size(value) for name, value in plan.at_peak.items()},
-                "FLOPs a step": number(sum(plan.flops.values())),
+                "FLOPs per step": number(sum(plan.flops.values())),
             }
-            for label, plan in found.items()
+            for label, plan in named.items()
         ]
     )
 
 
 def record(notebook: str) -> Table:
-    """The newest record of a notebook's runs; without one a table of no rows, whose caption says how to take one."""
-    found = read(notebook)
-    if not found:
+    """The newest record of a notebook's runs; without one, a caption that says how to take one."""
+    newest = read(notebook)
+    if not newest:
         return Table([], missing(notebook))
-    first = next(iter(found.values()))
-    where = first.environment
+    first = next(iter(newest.values()))
+    machine = first.environment
     return runs(
-        found,
-        f"Recorded on {first.date[:10]}: {where['name']}, driver {where['driver']}, torch {where['torch']}, "
-        f"transformers {where['transformers']}, {_measure(first)}",
+        newest,
+        f"Recorded on {first.date[:10]}: {machine['name']}, driver {machine['driver']}, "
+        f"torch {machine['torch']}, transformers {machine['transformers']}, {_measure(first)}",
     )
 
 
 def _measure(run: Run) -> str:
-    return (
-        "measured peak: CUDA's allocated peak"
-        if run.memory["allocated"]
-        else "measured peak: tensors, by the tracker"
-    )
+    how = "CUDA's allocated peak" if run.memory["allocated"] else "tensors, by the tracker"
+    return f"measured peak: {how}"

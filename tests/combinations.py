@@ -2,7 +2,8 @@
 
 from itertools import combinations, product
 
-from helpers.recipe import OPTIMIZERS, PRECISIONS, Recipe
+from helpers.recipe import Recipe
+from helpers.values import OPTIMIZERS, PRECISIONS
 
 VALUES = {
     "model": ("deberta", "vit"),

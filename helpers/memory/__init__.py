@@ -1,5 +1,6 @@
-"""What lies in memory during a step: followed storage by storage, measured, and given back."""
+"""What lies in memory during a training step: traced storage by storage, measured, given back."""
 
-from helpers.memory.measurement import Memory, measure, release
+from helpers.memory.cleanup import release
+from helpers.memory.measurement import Memory, measure
 
 __all__ = ["Memory", "measure", "release"]

@@ -21,8 +21,8 @@ from helpers.plan import hf_config
 from helpers.plan.hf_config import TASKS
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.remedies import Remedies
-from helpers.recipe import OPTIMIZERS, PRECISIONS
 from helpers.units import GIB, number, size
+from helpers.values import OPTIMIZERS, PRECISIONS
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from helpers import model_changes, models
 from helpers.model_changes import Recompute, as_if_real
 from helpers.plan import hf_config
 from helpers.plan.hf_config import TASKS, CannotPlan, Task
-from helpers.recipe import check_step
 from helpers.torch_private import disable_current_modes, storage_key
-from helpers.values import whole
+from helpers.values import check_step, whole
 
 LENGTH = 512  # tokens per example, where nothing is said and the model takes that many
 
@@ -114,7 +114,7 @@ class FlatLogits(nn.Module):
 
 def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogits:
     """The model without values, as `models.empty`; FakeTensorMode must be active."""
-    with disable_current_modes(), torch.device("meta"), models.no_init_weights(), models.quiet():
+    with disable_current_modes(), torch.device("meta"), no_init_weights(), models.quiet():
         model = make(model_step)
         model.tie_weights()
     _leave_meta(model)

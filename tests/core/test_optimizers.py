@@ -11,8 +11,9 @@ from torch import nn
 
 from helpers import checkpoint, models, train
 from helpers.optimizers import make_optimizer, make_scaler, states
-from helpers.recipe import OPTIMIZERS, Recipe, replace
+from helpers.recipe import Recipe, replace
 from helpers.step import loss_sum, train_step
+from helpers.values import OPTIMIZERS
 
 SMALL = 4096  # elements under which bitsandbytes keeps fp32 states
 BLOCK = 256

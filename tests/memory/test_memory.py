@@ -1,15 +1,18 @@
 """Measuring, and giving memory back, in a real kernel as in a notebook."""
 
+import gc
+import weakref
+
 import nbformat
 import pytest
 import torch
 from nbclient import NotebookClient
 
-from helpers import memory, train
+from helpers import memory, models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe
 
-# Each cell holds the tensor in one of the ways a notebook does: Out and _, the last error, its frames.
+# Each cell holds the tensor in a way of notebooks: Out and _, the last error, its frames.
 HOLD = [
     "import sys, weakref, torch\nfrom helpers import memory\n"
     "class Model:\n    def __init__(self): self.weights = torch.zeros(10**6)\n"
@@ -40,14 +43,29 @@ def test_without_cuda_there_are_no_cuda_figures():
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     recipe = Recipe(model="vit", batch_size=4)
-    found = memory.measure(recipe, train.encoded(recipe)["train"])
-    assert (found.allocated, found.reserved, found.device) == (None, None, None)
-    assert found.tracked.peak == plan(recipe, "cpu").peak
+    measured = memory.measure(recipe, train.encoded(recipe)["train"])
+    assert (measured.allocated, measured.reserved, measured.device) == (None, None, None)
+    assert measured.tracked.peak == plan(recipe, "cpu").peak
+
+
+def test_measuring_keeps_nothing_of_what_it_measured(monkeypatch):
+    alive, build = [], models.build
+
+    def watched(*arguments):
+        model = build(*arguments)
+        alive.extend(weakref.ref(parameter) for parameter in model.parameters())
+        return model
+
+    monkeypatch.setattr(models, "build", watched)
+    recipe = Recipe(model="vit", batch_size=2, precision="fp16", checkpointing=True)
+    memory.measure(recipe, train.encoded(recipe)["train"])
+    gc.collect()
+    assert alive and not any(reference() is not None for reference in alive)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_cuda_the_peak_is_near_the_plan():
     recipe = Recipe(model="vit", batch_size=64)
-    found = memory.measure(recipe, train.encoded(recipe)["train"], "cuda")
-    assert found.allocated <= found.reserved <= found.device
-    assert plan(recipe, "cuda").peak == pytest.approx(found.tracked.peak, rel=0.05)
+    measured = memory.measure(recipe, train.encoded(recipe)["train"], "cuda")
+    assert measured.allocated <= measured.reserved <= measured.device
+    assert plan(recipe, "cuda").peak == pytest.approx(measured.tracked.peak, rel=0.05)

@@ -17,8 +17,9 @@ from helpers.optimizers import make_optimizer
 from helpers.plan import out_of_memory, plan, plan_at
 from helpers.plan.interpolate import interpolation
 from helpers.plan.planner import fake_batch, trace_recipe
-from helpers.recipe import OPTIMIZERS, Recipe, replace
+from helpers.recipe import Recipe, replace
 from helpers.step import loss_sum, train_step
+from helpers.values import OPTIMIZERS
 from tests import combinations
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
