@@ -1,9 +1,9 @@
-"""Which strategy for this job on these cards? Every candidate planned, the ones that fit ranked, each with its reason.
+"""Which strategy for this job on these GPUs? Every candidate is planned; those that fit are ranked.
 
     choose(Recipe("deberta-large", profile="full", length=512, precision="bf16", batch_size=64),
            Cluster("A100-40GB", per_machine=8, inside="NVLink 3"), goal="time")
 
-`python -m helpers.strategy` plans what notebook 18 shows and keeps it (docs/choices.json).
+What notebook 18 asks for is at the end of this module; its plans are kept (`plan_cache`).
 """
 
 from __future__ import annotations
@@ -11,22 +11,32 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from helpers import tables
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe
 from helpers.strategy import plan_cache, step_time
-from helpers.strategy.cluster import Candidate, Cluster, span
+from helpers.strategy.cluster import Candidate, Cluster, name_of, span
 from helpers.strategy.plan_ranks import ParallelPlan
 from helpers.units import size
+from helpers.values import one_of
 
 GOALS = ("time", "memory", "simplest")
-MICRO = 8  # micro-batches of a pipeline at most: more make the bubble smaller, and a plan slower
+Change = dict[str, Any]  # fields of a recipe
+CHECKPOINTING: Change = {"checkpointing": True}
+EIGHT_BIT: Change = {"optimizer": "adamw8bit"}
+ADAPTERS: Change = {"lora_rank": 8}
+MOST_MICRO_BATCHES = 8  # of a pipeline: more make its bubble smaller, and planning slower
 
 
 @dataclass(frozen=True)
 class Choice:
-    """rows: ranked, what fits first; left_out: {candidate: why it was not planned}."""
+    """The candidates for a job on a cluster, ranked.
+
+    candidates  those that fit come first
+    left_out    {name of a candidate: why it was not planned}
+    """
 
     job: Recipe
     cluster: Cluster
@@ -36,169 +46,187 @@ class Choice:
 
     @property
     def best(self) -> Candidate | None:
-        """The first row, None where nothing fits."""
+        """The first candidate, None where nothing fits."""
         return self.candidates[0] if self.candidates and self.candidates[0].fit else None
 
     def candidate(self, name: str) -> Candidate:
-        """Raises KeyError naming the rows there are."""
+        """The candidate of a name. Raises KeyError with the names there are."""
         for candidate in self.candidates:
             if candidate.name == name:
                 return candidate
-        raise KeyError(
-            f"No row is called {name!r}: there are {', '.join(candidate.name for candidate in self.candidates)}."
-        )
+        names = ", ".join(candidate.name for candidate in self.candidates)
+        raise KeyError(f"No candidate is called {name!r}: there are {names}.")
 
     def table(self, reasons: bool = False, most: int | None = None) -> tables.Table:
-        told = [
+        """A row per candidate, with its reason if asked for; `most` limits the number of rows."""
+        rows = [
             {
                 "": "→" if candidate is self.best else "" if candidate.fit else "✗",
                 "strategy": candidate.name,
-                "a card": size(candidate.peak),
+                "per GPU": size(candidate.peak),
                 "step": span(candidate.time.total),
-                "rows/s": f"{candidate.rows_per_second:.0f}",
+                "examples/s": f"{candidate.examples_per_second:.0f}",
                 "limited by": candidate.limit,
                 **({"why": candidate.reason} if reasons else {}),
             }
             for candidate in self.candidates[:most]
         ]
+        goal = self.goal if self.goal != "simplest" else "simplicity"
         return tables.Table(
-            told,
-            f"Plan: {self.cluster}; what learns the same first, the best by "
-            f"{self.goal if self.goal != 'simplest' else 'simplicity'} on top; ✗ does not fit",
+            rows,
+            f"Plan: {self.cluster}; what learns the same first, the best by {goal} on top; "
+            "✗ does not fit",
         )
 
     def __str__(self) -> str:
         return str(self.table(reasons=True))
 
 
-def choose(job: Recipe, cluster: Cluster, goal: str = "time") -> Choice:
-    """Rank what fits. What learns the same as the job comes before what does not (8-bit states, LoRA), then the goal:
-    "time" (seconds a step), "memory" (bytes a card) or "simplest" (fewest changes). Changes of the recipe are tried
-    where the job as it is does not fit.
+class Attempt(NamedTuple):
+    """What may become a candidate: its recipe, its layout, and whether states are offloaded."""
 
-    Without kept plans it takes seconds a candidate; a candidate is then not planned where arithmetic shows that it cannot
-    fit, or for goal "time" that it cannot win. Raises ValueError for an unknown goal, or a precision the card lacks.
+    recipe: Recipe
+    parallel: Parallel
+    offload: bool = False
+
+
+def choose(job: Recipe, cluster: Cluster, goal: str = "time") -> Choice:
+    """Rank what fits.
+
+    Candidates that learn the same as the job come before those that do not (8-bit states, LoRA).
+    Then counts the goal: "time" (seconds per step), "memory" (bytes per GPU) or "simplest" (fewest
+    changes). Changes of the recipe are tried only where the job as it is does not fit.
+
+    Where plans are not kept, each candidate takes seconds. A candidate is not planned where
+    arithmetic shows that it cannot fit or, for the goal "time", that it cannot be the fastest.
+    Raises ValueError for an unknown goal, and for a precision that the GPU lacks.
     """
-    if goal not in GOALS:
-        raise ValueError(f"goal={goal!r} is not known: use one of {', '.join(GOALS)}.")
+    one_of("goal", goal, GOALS)
     step_time.rate(cluster.gpu, job.precision)  # or its error
+    alone = plan_cache.planned(job)
     candidates: list[Candidate] = []
     left_out: dict[str, str] = {}
-    alone = plan_cache.planned(job)
-    for stage in (layouts(job, cluster), changes(job, cluster)):
-        for recipe, parallel, offload in stage:
-            candidate = Candidate(job, cluster, ParallelPlan(recipe, parallel, "cuda", ()), offload)
+    for attempts in (layouts(job, cluster), changes(job, cluster)):
+        for recipe, parallel, offload in attempts:
+            why: str | None = None
             try:
-                why = (
-                    None
-                    if plan_cache.is_kept(recipe, parallel)
-                    else hopeless(recipe, parallel, cluster, alone, candidates, goal)
-                )
+                if not plan_cache.is_kept(recipe, parallel):
+                    why = hopeless(recipe, parallel, cluster, alone, candidates, goal)
                 if why is None:
                     cluster.links(parallel)
-                    candidates.append(replace(candidate, plan=plan_cache.planned(recipe, parallel)))
-                else:
-                    left_out[candidate.name] = why
+                    plan = plan_cache.planned(recipe, parallel)
+                    candidates.append(Candidate(job, cluster, plan, offload))
             except (ValueError, ModuleNotFoundError) as error:  # no bitsandbytes: no 8-bit states
-                left_out[candidate.name] = str(error)
+                why = str(error)
+            if why is not None:
+                left_out[name_of(job, recipe, parallel, offload)] = why
         if any(candidate.fit for candidate in candidates):
             break
-    keys = {
-        "time": lambda candidate: candidate.time.total,
-        "memory": lambda candidate: candidate.peak,
-        "simplest": lambda candidate: candidate.changes,
-    }
-    order = sorted(
-        candidates,
-        key=lambda candidate: (
+    return Choice(job, cluster, goal, ranked(candidates, goal), left_out)
+
+
+def ranked(candidates: list[Candidate], goal: str) -> list[Candidate]:
+    """Sorted: first what fits, then what learns the same, then by the goal, then by time.
+
+    Those that do not fit are sorted by the bytes that are missing.
+    """
+
+    def key(candidate: Candidate) -> tuple:
+        values = {
+            "time": candidate.time.total,
+            "memory": candidate.peak,
+            "simplest": candidate.changes,
+        }
+        return (
             not candidate.fit,
             0 if candidate.fit else candidate.fit.over,
             not candidate.same,
-            keys[goal](candidate),
+            values[goal],
             candidate.time.total,
-        ),
-    )
-    return Choice(job, cluster, goal, order, left_out)
+        )
+
+    return sorted(candidates, key=key)
 
 
-def layouts(job: Recipe, cluster: Cluster) -> Iterator[tuple[Recipe, Parallel, bool]]:
-    """One card, then the ways to use all: data ranks with each stage of ZeRO, tensor ranks as many as a machine has, stages
-    as many as machines (or cards, up to 4), and all three."""
-    yield job, Parallel(), False
-    n, inside = cluster.gpus, cluster.per_machine
-    if n == 1:
+def layouts(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
+    """The job as it is on one GPU, then on all GPUs of the cluster.
+
+    All GPUs are used as data ranks with each stage of ZeRO; with as many tensor ranks as a machine
+    has GPUs; with as many stages as there are machines (in a single machine: as GPUs, up to 4); and
+    with all three axes.
+    """
+    yield Attempt(job, Parallel())
+    gpus, inside = cluster.gpus, cluster.per_machine
+    if gpus == 1:
         return
-    stages = cluster.machines if cluster.machines > 1 else min(n, 4)
-    grids = [Parallel(data=n, zero_stage=shard) for shard in range(4)]
-    grids += [
-        Parallel(data=n // inside, tensor=inside, zero_stage=shard)
-        for shard in (0, 1)[: 1 + (n > inside)]
-        if inside > 1
-    ]
-    grids += [
-        Parallel(data=n // stages, pipeline=stages, zero_stage=shard)
-        for shard in (0, 1)[: 1 + (n > stages)]
-        if n % stages == 0
-    ]
-    if n % (2 * stages) == 0 and inside > 2:
-        grids.append(
-            Parallel(
-                data=n // (2 * stages), pipeline=stages, tensor=2, zero_stage=int(n > 2 * stages)
-            )
-        )
+    stages = cluster.machines if cluster.machines > 1 else min(gpus, 4)
+    grids = [Parallel(data=gpus, zero_stage=zero_stage) for zero_stage in range(4)]
+    if inside > 1:
+        grids += _with_zero_1(Parallel(data=gpus // inside, tensor=inside))
+    if gpus % stages == 0:
+        grids += _with_zero_1(Parallel(data=gpus // stages, pipeline=stages))
+    if gpus % (2 * stages) == 0 and inside > 2:
+        data = gpus // (2 * stages)
+        grids.append(Parallel(data=data, pipeline=stages, tensor=2, zero_stage=int(data > 1)))
     for parallel in dict.fromkeys(grids):
-        yield (
-            replace(job, accumulation=max(job.accumulation, micro(job, parallel))),
-            parallel,
-            False,
-        )
+        accumulation = max(job.accumulation, micro_batches(job, parallel))
+        yield Attempt(replace(job, accumulation=accumulation), parallel)
 
 
-def micro(job: Recipe, parallel: Parallel) -> int:
-    """Micro-batches for a pipeline's stages: as many as divide a data rank's rows, up to MICRO."""
-    candidates = job.batch_size // parallel.data
-    return (
-        max((m for m in range(1, MICRO + 1) if candidates and candidates % m == 0), default=1)
-        if parallel.pipeline > 1
-        else 1
-    )
+def _with_zero_1(parallel: Parallel) -> list[Parallel]:
+    """A layout without ZeRO, and with its stage 1 where there is more than one data rank."""
+    return [parallel, replace(parallel, zero_stage=1)] if parallel.data > 1 else [parallel]
 
 
-def changes(job: Recipe, cluster: Cluster) -> Iterator[tuple[Recipe, Parallel, bool]]:
-    """What to try where nothing fits as it is: one card's techniques, alone and together, and the layouts with them."""
-    parts = [
-        a
-        for a in range(job.accumulation + 1, job.batch_size + 1)
-        if job.batch_size % a == 0 and (a & (a - 1) == 0)
+def micro_batches(job: Recipe, parallel: Parallel) -> int:
+    """Micro-batches of a pipeline: as many as divide the examples of a data rank, up to a limit."""
+    examples = job.batch_size // parallel.data
+    if parallel.pipeline == 1 or not examples:
+        return 1
+    return max(count for count in range(1, MOST_MICRO_BATCHES + 1) if examples % count == 0)
+
+
+def changes(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
+    """What to try where nothing fits as it is: the techniques for one GPU, alone and together.
+
+    On several GPUs some of them are tried with DDP and with ZeRO-3 as well.
+    """
+    accumulations: list[Change] = [
+        {"accumulation": count}
+        for count in range(job.accumulation + 1, job.batch_size + 1)
+        if job.batch_size % count == 0 and (count & (count - 1)) == 0  # powers of two
     ]
-    again, small, adapters = {"checkpointing": True}, {"optimizer": "adamw8bit"}, {"lora_rank": 8}
-    most = [{"accumulation": parts[-1]}] if parts else []
-    alone = (
-        [{"accumulation": a} for a in parts]
-        + [again]
-        + [again | {"accumulation": a} for a in parts[1::2]]
+    most = accumulations[-1:]  # the most accumulation there is; empty where the batch is 1
+    both = [CHECKPOINTING | change for change in most]
+    if cluster.gpus == 1:
+        same = [*accumulations, CHECKPOINTING]
+        same += [CHECKPOINTING | change for change in accumulations[1::2]]
+    else:
+        yield from _on_all_gpus(job, cluster)
+        same = [CHECKPOINTING, *most, *both]
+    for change in same:
+        yield Attempt(replace(job, **change), Parallel())
+    unchanged: Change = {}
+    for change in (unchanged, *most, *both):
+        yield Attempt(replace(job, **change), Parallel(), offload=True)
+    other = [EIGHT_BIT, *(EIGHT_BIT | change for change in most)]
+    other += [ADAPTERS, *(ADAPTERS | change for change in both)]
+    for change in other:
+        yield Attempt(replace(job, **change), Parallel())
+
+
+def _on_all_gpus(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
+    """Accumulation and checkpointing with the GPUs as data ranks, by DDP and by ZeRO-3."""
+    changes: tuple[Change, ...] = (
+        {"accumulation": 2},
+        CHECKPOINTING,
+        CHECKPOINTING | {"accumulation": 4},
     )
-    if cluster.gpus > 1:
-        few = [{"accumulation": 2}, again, again | {"accumulation": 4}]
-        for change in few:
-            for parallel in (
-                Parallel(data=cluster.gpus),
-                Parallel(data=cluster.gpus, zero_stage=3),
-            ):
-                if job.batch_size % (cluster.gpus * change.get("accumulation", 1)) == 0:
-                    yield replace(job, **change), parallel, False
-        alone = [again, *most, *(again | change for change in most)]
-    for change in alone:
-        yield replace(job, **change), Parallel(), False
-    for change in ({}, *most, *(again | change for change in most)):
-        yield replace(job, **change), Parallel(), True
-    for change in (
-        small,
-        *(small | change for change in most),
-        adapters,
-        *(adapters | again | change for change in most),
-    ):
-        yield replace(job, **change), Parallel(), False
+    for change in changes:
+        for zero_stage in (0, 3):
+            if job.batch_size % (cluster.gpus * change.get("accumulation", 1)) == 0:
+                parallel = Parallel(data=cluster.gpus, zero_stage=zero_stage)
+                yield Attempt(replace(job, **change), parallel)
 
 
 def hopeless(
@@ -209,32 +237,42 @@ def hopeless(
     candidates: list[Candidate],
     goal: str,
 ) -> str | None:
-    """Why a candidate need not be planned, by arithmetic that holds for every plan: a mean over the ranks is no more than
-    the fullest one, and all ranks together compute at least what one card does."""
+    """Why a candidate need not be planned; None where it must be.
+
+    alone       the plan of the job on one GPU
+    candidates  those planned so far
+    The arithmetic holds for every plan: the mean over the ranks is no more than the fullest rank
+    has, and all ranks together compute at least as much as one GPU does.
+    """
     if recipe.optimizer == "adamw" and recipe.lora_rank is None and recipe.frozen is None:
-        kept = (
-            16 if parallel.zero_stage in (0, 1) else 16 / parallel.data
-        )  # bytes a parameter: weight, gradient, two states
-        kept -= 8 * (1 - 1 / parallel.data) if parallel.zero_stage == 1 else 0
-        least = kept * alone.ranks[0].parameters / (parallel.tensor * parallel.pipeline)
+        parameters = alone.ranks[0].parameters / (parallel.tensor * parallel.pipeline)
+        least = _bytes_per_parameter(parallel) * parameters
         if least > cluster.gpu.memory:
-            return f"Weights, gradients and states alone are {size(least)} a card."
+            return f"Weights, gradients and states alone are {size(least)} per GPU."
     fastest = min((candidate.time.total for candidate in candidates if candidate.fit), default=None)
     if goal == "time" and fastest is not None:
+        speed = step_time.rate(cluster.gpu, recipe.precision)
         bubble = (parallel.pipeline - 1) / recipe.accumulation
-        work = (
-            sum(alone.ranks[0].flops.values())
-            / step_time.rate(cluster.gpu, recipe.precision)
-            / parallel.ranks
-            * (1 + bubble)
-        )
+        work = sum(alone.ranks[0].flops.values()) / speed / parallel.ranks * (1 + bubble)
         if work > fastest:
-            return f"Its work and bubble alone take {span(work)}, and another candidate {span(fastest)} in all."
+            return (
+                f"Its work and bubble alone take {span(work)}, "
+                f"and another candidate {span(fastest)} in all."
+            )
     return None
 
 
+def _bytes_per_parameter(parallel: Parallel) -> float:
+    """Of fp32 weight, gradient and AdamW's two states, per data rank (Rajbhandari et al. 2020)."""
+    if parallel.zero_stage == 0:
+        return 16
+    if parallel.zero_stage == 1:
+        return 8 + 8 / parallel.data
+    return 16 / parallel.data
+
+
 LARGE = Recipe("deberta-large", profile="full", length=512, batch_size=16)
-# What notebook 18 asks: {name: (job, machines)}.
+# What notebook 18 asks: {name: (job, cluster)}.
 SCENARIOS = {
     "one T4": (replace(LARGE, precision="fp16"), Cluster("T4")),
     "two T4s": (replace(LARGE, model="deberta"), Cluster("T4", 2)),
@@ -251,38 +289,34 @@ SCENARIOS = {
         replace(LARGE, precision="bf16", batch_size=128),
         Cluster("A100-40GB", 8, machines=2, inside="NVLink 3", between="InfiniBand 400 Gbit"),
     ),
-    "small cards": (replace(LARGE, batch_size=4, length=128), Cluster("GTX 1650", 4)),
+    "small GPUs": (replace(LARGE, batch_size=4, length=128), Cluster("GTX 1650", 4)),
     "mini": (Recipe("vit", batch_size=32), Cluster("T4", 2)),
-    "pictures": (Recipe("vit", profile="full", batch_size=64), Cluster("T4", 2)),
+    "images": (Recipe("vit", profile="full", batch_size=64), Cluster("T4", 2)),
 }
-# What notebook 19 lays over two cards.
+# What notebook 19 lays out over two GPUs.
 TWO_T4 = replace(LARGE, precision="fp16", padding="uniform", accumulation=4), Parallel(data=2)
-TOGGLES = {
+# The values that the panel of notebook 18 offers.
+TOGGLES: dict[str, tuple] = {
     "accumulation": (1, 4),
     "precision": ("fp32", "bf16"),
     "checkpointing": (False, True),
     "optimizer": ("adamw", "adamw8bit"),
     "lora_rank": (None, 8),
-}  # of the panel
+}
 
 
 def toggled() -> Iterator[Recipe]:
-    """Every recipe that the panel of notebook 18 can ask for, for one card."""
-    for start in (SCENARIOS["pictures"][0], LARGE, replace(LARGE, model="deberta")):
+    """Every recipe that the panel of notebook 18 can ask for, for one GPU."""
+    for start in (SCENARIOS["images"][0], LARGE, replace(LARGE, model="deberta")):
         for values in itertools.product(*TOGGLES.values()):
-            yield replace(start, **dict(zip(TOGGLES, values)))
+            change: Change = dict(zip(TOGGLES, values))
+            yield replace(start, **change)
 
 
-def main() -> None:
-    """Plan all of it anew, some ten minutes, and keep it."""
-    plan_cache.forget()
+def plan_everything() -> None:
+    """Plan all that notebooks 18 and 19 show of layouts, some ten minutes where nothing is kept."""
     for job, cluster in SCENARIOS.values():
         choose(job, cluster, "memory")
     for recipe in toggled():
         plan_cache.planned(recipe)
     plan_cache.planned(*TWO_T4)
-    plan_cache.write()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,8 @@
-"""A strategy on a park of machines: what it takes, how long a step lasts, and why, in words."""
+"""A cluster of equal GPUs, and one candidate for a job on it: its memory, its time, and why."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,99 +10,135 @@ from helpers.gpus import GPU, find
 from helpers.memory.timeline import Fit
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe, difference
-from helpers.strategy import step_time
 from helpers.strategy.plan_ranks import ParallelPlan
-from helpers.strategy.step_time import Link, StepTime
+from helpers.strategy.step_time import Link, StepTime, find_link
 from helpers.units import duration, size
+from helpers.values import whole
 
-OTHER_LEARNING = (
-    "optimizer",
-    "lora_rank",
-)  # what changes what is learnt, where accumulation and checkpointing do not
+# Fields that change what is learnt. Accumulation and checkpointing, for example, do not.
+OTHER_LEARNING = {"optimizer", "lora_rank"}
 LIMITS = {
     "data": "data messages",
     "tensor": "tensor messages",
     "pipeline": "pipeline messages",
     "host": "host messages",
 }
+WORTH_A_WORD = 0.02  # fraction of the step below which communication is not mentioned
 
 
 def span(seconds: float) -> str:
-    """Seconds in three figures, a short step's too: 0.494 ms, 85.0 ms, 1.3 s."""
+    """Seconds in three figures, also those of a short step: 0.494 ms, 85.0 ms, 1.3 s."""
     return duration(seconds) if seconds >= 1 else f"{seconds * 1e3:#.3g}".rstrip(".") + " ms"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Cluster:
-    """`machines` with `per_machine` equal cards each.
+    """Machines with equal GPUs.
 
-    inside   link between two cards of a machine, each pair at full speed
-    between  link that a machine has to the others, which all its cards share
-    host     link of a card to its machine's memory
-    Raises ValueError for an unknown card or link and for a number below 1.
+    gpu          a GPU, or the name of one in `gpus.GPUS`
+    per_machine  GPUs per machine
+    machines     number of machines
+    inside       link between two GPUs of a machine; each pair has its full speed
+    between      link of a machine to the others, shared by all its GPUs
+    host         link of a GPU to the memory of its machine
+    Links are a `Link` or the name of one in `step_time.LINKS`.
+    Raises ValueError for an unknown GPU or link and for a number below 1, TypeError for a number
+    that is not whole.
     """
 
-    gpu: GPU | str
-    per_machine: int = 1
-    machines: int = 1
-    inside: Link | str = "PCIe 3 x16"
-    between: Link | str = "Ethernet 10 Gbit"
-    host: Link | str = "PCIe 3 x16"
+    gpu: GPU
+    per_machine: int
+    machines: int
+    inside: Link
+    between: Link
+    host: Link
 
-    def __post_init__(self):
-        object.__setattr__(self, "gpu", find(self.gpu) if isinstance(self.gpu, str) else self.gpu)
-        for name in ("per_machine", "machines"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number from 1 on.")
-        for name in ("inside", "between", "host"):
-            object.__setattr__(self, name, step_time._link(getattr(self, name), name))
+    def __init__(
+        self,
+        gpu: GPU | str,
+        per_machine: int = 1,
+        machines: int = 1,
+        inside: Link | str = "PCIe 3 x16",
+        between: Link | str = "Ethernet 10 Gbit",
+        host: Link | str = "PCIe 3 x16",
+    ):
+        whole("per_machine", per_machine, least=1)
+        whole("machines", machines, least=1)
+        values = {
+            "gpu": find(gpu) if isinstance(gpu, str) else gpu,
+            "per_machine": per_machine,
+            "machines": machines,
+            "inside": find_link(inside, "inside"),
+            "between": find_link(between, "between"),
+            "host": find_link(host, "host"),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def gpus(self) -> int:
+        """Number of GPUs of all machines."""
         return self.per_machine * self.machines
 
     def links(self, parallel: Parallel) -> dict[str, Link]:
-        """The link of each axis, when ranks fill one machine after the other, tensor ranks next to each other, then data,
-        then pipeline. Lines of ranks that leave a machine at once share its link.
+        """{axis: the link that its messages use}.
 
-        Raises ValueError where tensor ranks would lie in two machines.
+        Ranks fill one machine after the other: tensor ranks lie next to each other, then data
+        ranks, then stages. Groups of ranks that send out of a machine at the same time share its
+        link.
+        Raises ValueError where the tensor ranks of a group would lie in more than one machine.
         """
         if self.per_machine % parallel.tensor:
             raise ValueError(
-                f"tensor={parallel.tensor} ranks would lie in more than one machine of {self.per_machine}: use a "
-                "divisor of per_machine."
+                f"tensor={parallel.tensor} ranks would lie in more than one machine of "
+                f"{self.per_machine}: use a divisor of per_machine."
             )
-        found = {"tensor": self.inside}
-        for axis, step, reach in (
+        links = {"tensor": self.inside}
+        for axis, stride, reach in (
             ("data", parallel.tensor, parallel.tensor * parallel.data),
             ("pipeline", parallel.tensor * parallel.data, parallel.ranks),
-        ):
-            lines = min(step, self.per_machine)
-            shared = f"{self.between.name}, shared by {lines}" if lines > 1 else self.between.name
+        ):  # neighbours on the axis are `stride` ranks apart, a whole group covers `reach` ranks
             within = parallel.ranks <= self.per_machine or self.per_machine % reach == 0
-            found[axis] = (
-                self.inside
-                if within
-                else Link(shared, self.between.speed / lines, self.between.latency)
-            )
-        return found
+            links[axis] = self.inside if within else self._shared(min(stride, self.per_machine))
+        return links
+
+    def _shared(self, groups: int) -> Link:
+        """The part of the link between machines that each of so many groups of ranks gets."""
+        name = f"{self.between.name}, shared by {groups}" if groups > 1 else self.between.name
+        return Link(name, self.between.speed / groups, self.between.latency)
 
     def __str__(self) -> str:
         inside = f", {self.inside.name}" if self.per_machine > 1 else ""
-        one = f"{self.per_machine} × {self.gpu.name}{inside}"
-        return (
-            one
-            if self.machines == 1
-            else f"{self.machines} machines of {one}, {self.between.name} between"
-        )
+        machine = f"{self.per_machine} × {self.gpu.name}{inside}"
+        if self.machines == 1:
+            return machine
+        return f"{self.machines} machines of {machine}, {self.between.name} between"
+
+
+def changes_of(job: Recipe, recipe: Recipe) -> dict[str, object]:
+    """{field: new value} of the fields in which a recipe differs from the job's."""
+    return {name: new for name, (_, new) in difference(job, recipe).items()}
+
+
+def name_of(job: Recipe, recipe: Recipe, parallel: Parallel, offload: bool = False) -> str:
+    """The name of a candidate: its layout, then what it changes of the job."""
+    layout = "one GPU" if parallel.ranks == 1 else str(parallel)
+    changes = [
+        name if new is True else f"{name} {new}" for name, new in changes_of(job, recipe).items()
+    ]
+    return ", ".join([layout, *changes, *["states off the GPU"] * offload])
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One candidate. changed: fields of the recipe that differ from the job's; offload: optimizer states in the machine's
-    memory, gradients sent there and weights back in each step (Ren et al. 2021; the update itself, on the CPU, is not
-    counted); time, fit: as `cost.step` and `Plan.fits` give them, of the fullest rank."""
+    """One way to do a job on a cluster.
+
+    job      the recipe that was asked for
+    plan     the candidate's own recipe and layout, planned (`plan_cache.planned`)
+    offload  whether the optimizer's states lie in the memory of the machine. Gradients are then
+             sent there, and weights back, in each step (Ren et al. 2021, ZeRO-Offload). The time of
+             the update itself, on the CPU, is not counted.
+    """
 
     job: Recipe
     cluster: Cluster
@@ -109,8 +146,9 @@ class Candidate:
     offload: bool = False
 
     @cached_property
-    def changed(self) -> dict:
-        return {name: new for name, (_, new) in difference(self.job, self.plan.recipe).items()}
+    def changed(self) -> dict[str, object]:
+        """{field: new value} of the fields of the recipe that differ from the job's."""
+        return changes_of(self.job, self.plan.recipe)
 
     @property
     def parallel(self) -> Parallel:
@@ -118,9 +156,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        laid = "one card" if self.parallel.ranks == 1 else str(self.parallel)
-        told = [name if new is True else f"{name} {new}" for name, new in self.changed.items()]
-        return ", ".join([laid, *told, *["states off the card"] * self.offload])
+        """The layout, then what is changed: "data 2, ZeRO-1", "one GPU, accumulation 8"."""
+        return name_of(self.job, self.plan.recipe, self.parallel, self.offload)
 
     @cached_property
     def peak(self) -> int:
@@ -129,75 +166,86 @@ class Candidate:
 
     @cached_property
     def fit(self) -> Fit:
-        found = self.plan.fits(self.cluster.gpu)
-        return Fit(found.gpu, found.terms | {"tensors at the peak": self.peak})
+        """Whether the fullest rank fits a GPU of the cluster."""
+        fit = self.plan.fits(self.cluster.gpu)
+        return Fit(fit.gpu, fit.terms | {"tensors at the peak": self.peak})
 
     @cached_property
     def time(self) -> StepTime:
-        made = self.plan.seconds(self.cluster.gpu, self.cluster.links(self.parallel))
+        """Seconds of an optimizer step, by `step_time.step`."""
+        time = self.plan.seconds(self.cluster.gpu, self.cluster.links(self.parallel))
         if self.offload:
-            there = self.plan.fullest.gradients
-            made = replace(
-                made, exposed={**made.exposed, "host": 2 * there / self.cluster.host.speed}
-            )
-        return made
+            moved = 2 * self.plan.fullest.gradients  # gradients out, weights of that size back
+            return replace(time, exposed={**time.exposed, "host": moved / self.cluster.host.speed})
+        return time
 
     @property
-    def rows_per_second(self) -> float:
+    def examples_per_second(self) -> float:
         return self.job.batch_size / self.time.total
 
     @property
     def same(self) -> bool:
-        """Whether the same is learnt as by the job on one large card."""
-        return not set(self.changed) & set(OTHER_LEARNING)
+        """Whether it learns the same as the job would on one large GPU."""
+        return not OTHER_LEARNING & set(self.changed)
 
     @property
     def changes(self) -> int:
-        """Changed fields, axes in use, and one each for sharing out and for states off the card."""
+        """Number of changed fields and of axes in use; ZeRO and offloading count as one each."""
         axes = (self.parallel.data > 1) + (self.parallel.pipeline > 1) + (self.parallel.tensor > 1)
         return len(self.changed) + axes + (self.parallel.zero_stage > 0) + self.offload
 
     @property
     def limit(self) -> str:
-        """What stands in the way of more: "memory: <its largest part>" where it does not fit, else what takes most time."""
-        if not self.fit:
-            parts = dict(self.plan.at_peak)
-            if self.offload:
-                del parts["optimizer states"]
-            return f"memory: {max(parts, key=parts.get)}"
-        return LIMITS.get(self.time.limit, self.time.limit)
+        """What stands in the way of more.
+
+        "memory: <its largest part>" where it does not fit, else what takes most of the time.
+        """
+        if self.fit:
+            return LIMITS.get(self.time.limit, self.time.limit)
+        return f"memory: {self._largest_part}"
+
+    @property
+    def _largest_part(self) -> str:
+        parts = dict(self.plan.at_peak)
+        if self.offload:
+            del parts["optimizer states"]
+        return max(parts, key=lambda part: parts[part])
 
     @property
     def reason(self) -> str:
-        """In words, from its own numbers."""
-        at_peak, time = self.plan.at_peak, self.time
+        """Why it fits or not and what it waits for, in words, from its own numbers."""
         if not self.fit:
-            largest = self.limit.removeprefix("memory: ")
-            return f"Too much by {size(self.fit.over)}: {at_peak[largest] / self.peak:.0%} of the peak is {largest}."
-        told = [
-            f"Fits with {size(-self.fit.over)} to spare; {time.compute / time.total:.0%} of the step is work."
+            largest = self._largest_part
+            return (
+                f"Too much by {size(self.fit.over)}: "
+                f"{self.plan.at_peak[largest] / self.peak:.0%} of the peak is {largest}."
+            )
+        sentences = [
+            f"Fits with {size(-self.fit.over)} to spare; "
+            f"{self.time.compute / self.time.total:.0%} of the step is work."
         ]
-        if time.bubble:
-            told.append(f"Stages wait {span(time.bubble)} for one another.")
-        waits = {
-            axis: seconds for axis, seconds in time.exposed.items() if seconds > 0.02 * time.total
+        if self.time.bubble:
+            sentences.append(f"Stages wait {span(self.time.bubble)} for one another.")
+        sentences += self._waits()
+        if "lora_rank" in self.changed:
+            sentences.append("It learns something else: adapters instead of the weights.")
+        elif not self.same:
+            sentences.append("It learns something else: its updates are rounded.")
+        return " ".join(sentences)
+
+    def _waits(self) -> list[str]:
+        """A sentence for each axis whose messages take a noticeable part of the step."""
+        links: Mapping[str, Link] = {
+            **self.cluster.links(self.parallel),
+            "host": self.cluster.host,
         }
-        for axis, seconds in sorted(waits.items(), key=lambda pair: -pair[1]):
-            link = self.cluster.host if axis == "host" else self.cluster.links(self.parallel)[axis]
-            beside = time.hidden.get(axis, 0.0)
-            hidden = (
-                f" ({span(beside)} more are hidden behind work)"
-                if beside > 0.02 * time.total
-                else ""
-            )
-            told.append(f"It waits {span(seconds)} for {axis} messages over {link.name}{hidden}.")
-        if not self.same:
-            told.append(
-                "It learns something else: "
-                + (
-                    "adapters instead of the weights."
-                    if "lora_rank" in self.changed
-                    else "its updates are rounded."
+        least = WORTH_A_WORD * self.time.total
+        sentences = []
+        for axis, seconds in sorted(self.time.exposed.items(), key=lambda pair: -pair[1]):
+            if seconds > least:
+                beside = self.time.hidden.get(axis, 0.0)
+                hidden = f" ({span(beside)} more are hidden behind work)" if beside > least else ""
+                sentences.append(
+                    f"It waits {span(seconds)} for {axis} messages over {links[axis].name}{hidden}."
                 )
-            )
-        return " ".join(told)
+        return sentences

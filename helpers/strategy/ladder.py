@@ -1,41 +1,37 @@
-"""The ladder: all techniques of one GPU, one after the other on the same fine-tune, and each taken away again.
+"""The ladder: the techniques for one GPU, added one after the other to the same fine-tune.
 
-A plan of the large model takes some seconds, so those that notebook 19 shows are kept in docs/ladder.json, made by
-`write()` (`python -m helpers.strategy.ladder`); a test plans every fourth of them anew.
+Each rung changes one field of the recipe. A rung can also be taken away from the full stack, or be
+used alone. The plans of the large model that notebook 19 shows are kept (`plan_cache`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from helpers import gpus
 from helpers.gpus import GPU
 from helpers.memory.timeline import Plan
-from helpers.plan.planner import plan, plan_key
-from helpers.recipe import Recipe, difference, replace
+from helpers.recipe import Recipe, replace
+from helpers.strategy import plan_cache
+from helpers.strategy.plan_summary import PlanSummary
 
-FILE = Path(__file__).parents[2] / "docs" / "ladder.json"
 START = Recipe("deberta-large", profile="full", length=512, batch_size=16)
+SHORT = Recipe("deberta", profile="full", length=32, batch_size=4)  # too small for the ladder
 FIRST = "fp32"
-SHORTER = (
-    128,
-    256,
-)  # tokens: with those of the start, what fixes a step's FLOPs as a polynomial in the length
+# Tokens per example. With the length of the start they determine the FLOPs of a step, which are a
+# polynomial of degree two in the length.
+SHORTER = (128, 256)
 
 
 def rungs(start: Recipe, half: str = "bf16") -> dict[str, dict]:
-    """{name: fields of the recipe that this rung changes}, in order, from the first rung, which changes nothing.
+    """{name: fields of the recipe that the rung changes}, in order; the first rung changes nothing.
 
-    half  the 16-bit precision of the card: "bf16", or "fp16" where bf16 is not in the hardware (`Card.bf16`)
+    half  the 16-bit precision of the GPU: "bf16", or "fp16" where it has no bf16 (`GPU.bf16`)
     Raises ValueError for another precision.
     """
     if half not in ("bf16", "fp16"):
         raise ValueError(
-            f"half={half!r} is no 16-bit precision: use bf16, or fp16 for a card without it."
+            f"half={half!r} is no 16-bit precision: use bf16, or fp16 for a GPU without it."
         )
     return {
         FIRST: {},
@@ -52,21 +48,24 @@ def rungs(start: Recipe, half: str = "bf16") -> dict[str, dict]:
 
 def climb(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str, Recipe]:
     """{name: recipe} on the way up: each rung keeps what those before it changed."""
-    found, recipe = {}, start
+    recipes, recipe = {}, start
     for name, change in (rungs(start) if steps is None else steps).items():
-        found[name] = recipe = replace(recipe, **change)
-    return found
+        recipes[name] = recipe = replace(recipe, **change)
+    return recipes
 
 
 def top(start: Recipe, steps: Mapping[str, dict] | None = None) -> Recipe:
-    """The full stack."""
+    """The full stack: the recipe of the last rung."""
     return list(climb(start, steps).values())[-1]
 
 
 def without(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str, Recipe]:
-    """{name: the full stack with this rung's fields as they were at the start}. A rung whose fields a later one sets
-    again is not in it: in the full stack it is not there to be taken away."""
-    steps, full = (rungs(start) if steps is None else steps), top(start, steps)
+    """{name: the full stack, but with the fields of this rung as they were at the start}.
+
+    A rung whose fields a later rung sets again is left out: the full stack does not contain it.
+    """
+    steps = rungs(start) if steps is None else steps
+    full = top(start, steps)
     return {
         name: replace(full, **{field: getattr(start, field) for field in change})
         for name, change in steps.items()
@@ -75,7 +74,7 @@ def without(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str,
 
 
 def alone(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str, Recipe]:
-    """{name: the start with this rung's fields and no others}, of the same rungs as `without`."""
+    """{name: the start with the fields of this rung and no others}, for the rungs of `without`."""
     steps = rungs(start) if steps is None else steps
     return {name: replace(start, **steps[name]) for name in without(start, steps)}
 
@@ -85,14 +84,18 @@ def _lasts(change: dict, full: Recipe) -> bool:
 
 
 def own_rate(recipe: Recipe, factor: float = 5.0) -> Recipe:
-    """The recipe at the rate that adapters want: a multiple of the one that suits all weights (notebook 07)."""
+    """The recipe with a learning rate that suits adapters.
+
+    It is a multiple of the one that suits training all weights (notebook 07).
+    """
     return replace(recipe, learning_rate=factor * recipe.peak_learning_rate)
 
 
-def smallest(planned: Plan | Kept) -> tuple[GPU, str] | None:
-    """(the card with the least memory that holds the plan, precision to use on it), None where no card does.
+def smallest(planned: Plan | PlanSummary) -> tuple[GPU, str] | None:
+    """(the GPU with the least memory that the planned step fits, precision to use on it).
 
-    A 16-bit plan may run on any card: in bf16 where the hardware has it, else in fp16, whose loss scale is a few bytes.
+    None where no GPU of the list holds it. A step in 16 bits may run on any GPU: in bf16 where the
+    hardware has it, else in fp16, which needs a few bytes more for the loss scale.
     """
     for gpu in sorted(gpus.GPUS.values(), key=lambda gpu: gpu.memory):
         if planned.fits(gpu):
@@ -101,91 +104,36 @@ def smallest(planned: Plan | Kept) -> tuple[GPU, str] | None:
     return None
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What is kept of a plan for a GPU. Fields as in `Plan`: bytes at the peak, in all and by category, and those that the
-    allocator needs beside them; the phase the peak falls in; {phase: FLOPs a step}."""
-
-    recipe: Recipe
-    peak: int
-    overhead: int
-    at_peak: dict[str, int]
-    peak_phase: str
-    flops: dict[str, int]
-
-    fits = Plan.fits
-
-
-def planned(recipe: Recipe) -> Plan | Kept:
-    """The plan of a recipe for a GPU: as it was kept, or made now."""
-    kept = _read().get(plan_key(recipe))
-    return replace(kept, recipe=recipe) if kept else plan(recipe)
-
-
-def everything() -> list[Recipe]:
-    """The recipes whose plans are kept, each shape once: the ladder up, each rung taken away, each alone, start and full
-    stack at shorter lengths, what a T4 may choose from, and a small step, for which the ladder is too long."""
-    shorter = [
-        replace(recipe, length=length) for recipe in (START, top(START)) for length in SHORTER
-    ]
-    found = [
-        *climb(START).values(),
-        *without(START).values(),
-        *alone(START).values(),
-        *shorter,
-        *T4.values(),
-        SHORT,
-        top(SHORT),
-        replace(SHORT, lora_rank=8),
-    ]
-    return list(dict.fromkeys(map(plan_key, found)))
-
-
-# What a T4 may choose from: everything trained, in fp16.
+# What a T4 may choose from: all weights trained, in fp16.
 T4 = {
-    f"{16 // parts} rows at a time" + (", checkpointing" if again else ""): replace(
+    f"{16 // parts} examples at a time" + (", checkpointing" if again else ""): replace(
         START, precision="fp16", padding="uniform", accumulation=parts, checkpointing=again
     )
     for parts, again in ((4, False), (8, False), (4, True))
 }
 
-SHORT = Recipe("deberta", profile="full", length=32, batch_size=4)
+
+def planned(recipe: Recipe) -> PlanSummary:
+    """The plan of a recipe for one GPU, kept or made now."""
+    return plan_cache.planned_alone(recipe)
 
 
-def row(recipe: Recipe) -> dict:
-    """A recipe's plan, made now, as it is kept: the fields in which it differs from the start, and the figures."""
-    made = plan(recipe)
-    return {
-        "change": {name: value for name, (_, value) in difference(plan_key(START), recipe).items()},
-        "peak": made.peak,
-        "overhead": made.overhead,
-        "at_peak": made.at_peak,
-        "peak_phase": made.peak_phase,
-        "flops": made.flops,
-    }
+def everything() -> Iterator[Recipe]:
+    """The recipes whose plans notebook 19 shows.
+
+    They are the ladder up, each rung taken away and each alone, start and full stack at shorter
+    lengths, what a T4 may choose from, and a step too small for the ladder.
+    """
+    yield from climb(START).values()
+    yield from without(START).values()
+    yield from alone(START).values()
+    for recipe in (START, top(START)):
+        yield from (replace(recipe, length=length) for length in SHORTER)
+    yield from T4.values()
+    yield from (SHORT, top(SHORT), replace(SHORT, lora_rank=8))
 
 
-def write() -> None:
-    """Plan everything anew (a minute or two) and keep it."""
-    FILE.write_text(
-        json.dumps([row(recipe) for recipe in everything()], indent=1) + "\n", encoding="utf8"
-    )
-
-
-def read() -> list[dict]:
-    return json.loads(FILE.read_text(encoding="utf8"))
-
-
-@lru_cache(maxsize=1)
-def _read() -> dict[Recipe, Kept]:
-    found = {}
-    for kept in read():
-        recipe = replace(plan_key(START), **kept["change"])
-        found[recipe] = Kept(
-            recipe, *(kept[name] for name in ("peak", "overhead", "at_peak", "peak_phase", "flops"))
-        )
-    return found
-
-
-if __name__ == "__main__":
-    write()
+def plan_everything() -> None:
+    """Plan all of it, a minute or two where nothing is kept."""
+    for recipe in everything():
+        planned(recipe)

@@ -1,165 +1,149 @@
-"""Plans of layouts, kept: a full-size plan of many ranks takes five to ten seconds, and a choice needs a dozen.
+"""Plans that are kept: planning takes seconds, and a notebook needs dozens of plans.
 
-docs/choices.json holds those of notebook 18, made by `python -m helpers.strategy`; what is not in it is planned when asked
-for. A plan depends on no card and on no link, so one kept plan answers for all of them.
+The files helpers/strategy/plans/*.json hold the summaries (`PlanSummary`) of plans for a GPU, each
+under its recipe and its layout. `make plans` (`python -m helpers.strategy`) makes them all anew. A
+plan that is not among them is made when it is asked for, and remembered until the process ends.
+
+A plan depends on no GPU and on no link, so a kept plan answers for all of them.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from itertools import groupby
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from helpers.memory.timeline import Plan
-from helpers.memory.tracker import CATEGORIES, OPTIMIZER
-from helpers.parallel.comm_meter import SentMessage
+from helpers.files import replace_all
 from helpers.parallel.layout import Parallel
 from helpers.plan.planner import plan, plan_key
 from helpers.recipe import Recipe, difference
-from helpers.strategy.plan_ranks import ParallelPlan, plan_parallel
+from helpers.strategy.plan_ranks import ParallelPlan, plan_stages
+from helpers.strategy.plan_summary import PlanSummary, summarize
 
-FILE = Path(__file__).parents[2] / "docs" / "choices.json"
-_made: dict[tuple[Recipe, Parallel], tuple[RankSummary, ...]] = {}  # in this process
+FOLDER = Path(__file__).parent / "plans"
+ALONE = Parallel()
+
+Key = tuple[Recipe, Parallel]  # the recipe as `plan_key` gives it
+Ranks = tuple[PlanSummary, ...]  # one for each stage of the pipeline
 
 
-@dataclass(frozen=True)
-class RankSummary:
-    """What a choice needs of the plan of a rank: the fields of `Plan` and `RankPlan` of these names, and
+class PlanCache:
+    """Summaries of plans by recipe and layout: those of the files, and those made in this process.
 
-    without_states  bytes at the peak if the optimizer's states were elsewhere
-    gradients       bytes of all gradients
+    folder  holds the files, which are read when the first plan is asked for
     """
 
-    at_peak: dict[str, int]
-    peak_phase: str
-    flops: dict[str, int]
-    parameters: int
-    without_states: int
-    gradients: int
-    overhead: int
-    sent: tuple[SentMessage, ...] = ()
+    def __init__(self, folder: Path = FOLDER):
+        self.folder = folder
+        self._made: dict[Key, Ranks] = {}
+        self._kept: dict[Key, Ranks] | None = None
 
-    @property
-    def peak(self) -> int:
-        return sum(self.at_peak.values())
+    def find(self, key: Key) -> Ranks | None:
+        """The summaries of a plan, None where it is not there."""
+        if self._kept is None:
+            self._kept = {}
+            for path in sorted(self.folder.glob("*.json")):
+                self._kept |= read(path)
+        return self._made.get(key) or self._kept.get(key)
 
-    fits = Plan.fits
+    def add(self, key: Key, ranks: Ranks) -> None:
+        """Remember a plan in this process."""
+        self._made[key] = ranks
 
+    def forget(self) -> None:
+        """Behave from here on as if nothing had been made or kept."""
+        self._made, self._kept = {}, {}
 
-def summarize(made: Plan) -> RankSummary:
-    """The part of a plan that is kept."""
-    rest = made.timeline.sum(axis=1) - made.timeline[:, OPTIMIZER]
-    return RankSummary(
-        made.at_peak,
-        made.peak_phase,
-        dict(made.flops),
-        made.parameters,
-        int(rest.max()),
-        made.highest["gradients"],
-        made.overhead,
-        tuple(getattr(made, "sent", ())),
-    )
+    def write(self, name: str) -> Path:
+        """Write what was made since `forget` to the file `name`.json, and return its path."""
+        path = self.folder / f"{name}.json"
+        replace_all(self.folder, {path.name: to_json(self._made)})
+        return path
 
 
-def planned(recipe: Recipe, parallel: Parallel = Parallel()) -> ParallelPlan:
-    """The plan of a layout for a GPU, kept or made now: its `ranks` are `Stage`s. Raises ValueError where recipe and layout
-    do not go together."""
+CACHE = PlanCache()
+
+
+def planned(recipe: Recipe, parallel: Parallel = ALONE) -> ParallelPlan:
+    """The plan of a layout for a GPU, kept or made now; its `ranks` are `PlanSummary`s.
+
+    Raises ValueError where recipe and layout do not go together.
+    """
     parallel.local(recipe)
+    return ParallelPlan(recipe, parallel, "cuda", _ranks(recipe, parallel))
+
+
+def planned_alone(recipe: Recipe) -> PlanSummary:
+    """The plan of a recipe on one GPU, kept or made now."""
+    return _ranks(recipe, ALONE)[0]
+
+
+def _ranks(recipe: Recipe, parallel: Parallel) -> Ranks:
     key = plan_key(recipe), parallel
-    stages = _read().get(key) or _made.get(key)
-    if stages is None:
-        stages = _made[key] = make(*key)
-    return ParallelPlan(recipe, parallel, "cuda", stages)
+    ranks = CACHE.find(key)
+    if ranks is None:
+        ranks = make(*key)
+        CACHE.add(key, ranks)
+    return tuple(replace(rank, recipe=recipe) for rank in ranks)
 
 
-def is_kept(recipe: Recipe, parallel: Parallel = Parallel()) -> bool:
-    """Whether `planned` takes no time."""
-    key = plan_key(recipe), parallel
-    return key in _read() or key in _made
+def is_kept(recipe: Recipe, parallel: Parallel = ALONE) -> bool:
+    """Whether `planned` needs no time for this plan."""
+    return CACHE.find((plan_key(recipe), parallel)) is not None
 
 
-def make(recipe: Recipe, parallel: Parallel) -> tuple[RankSummary, ...]:
-    """Plan it now. A plan of one card is the plain planner's."""
+def make(recipe: Recipe, parallel: Parallel = ALONE) -> Ranks:
+    """Plan a layout now. The plan of a single rank is the plain planner's."""
     if parallel.ranks == 1:
-        return (summarize(plan(recipe)),)
-    return tuple(summarize(rank) for rank in plan_parallel(recipe, parallel).ranks)
+        return (summarize(recipe, plan(recipe)),)
+    return tuple(summarize(recipe, rank, rank.sent) for rank in plan_stages(recipe, parallel))
 
 
-def pack(recipe: Recipe, parallel: Parallel, stages: tuple[RankSummary, ...]) -> dict:
-    """A plan as it is kept: fields that differ from the defaults, figures, and messages as (which, how many in a row)."""
-    rows = []
-    for one in stages:
-        kinds = list(dict.fromkeys(one.sent))
-        order = [[kinds.index(message), len(list(some))] for message, some in groupby(one.sent)]
-        rows.append(
-            [
-                [one.at_peak[name] for name in CATEGORIES],
-                one.peak_phase,
-                one.flops,
-                one.parameters,
-                one.without_states,
-                one.gradients,
-                one.overhead,
-                [list(asdict(kind).values()) for kind in kinds],
-                order,
-            ]
-        )
-    changed = {name: value for name, (_, value) in difference(plan_key(Recipe()), recipe).items()}
-    laid = {
-        name: value
-        for name, value in asdict(parallel).items()
-        if value != getattr(Parallel(), name)
-    }
-    return {"recipe": changed, "parallel": laid, "stages": rows}
+def read(path: Path) -> dict[Key, Ranks]:
+    """The plans of one file."""
+    plans = {}
+    for entry in json.loads(path.read_text(encoding="utf8")):
+        recipe = replace(plan_key(Recipe()), **entry["recipe"])
+        ranks = tuple(PlanSummary.from_dict(recipe, rank) for rank in entry["ranks"])
+        plans[recipe, Parallel(**entry["parallel"])] = ranks
+    return plans
 
 
-def unpack(kept: dict) -> tuple[Recipe, Parallel, tuple[RankSummary, ...]]:
-    """The reverse of `pack`."""
-    stages = []
-    for at_peak, phase, flops, parameters, without, gradients, overhead, kinds, order in kept[
-        "stages"
-    ]:
-        sent = tuple(
-            message for which, count in order for message in [SentMessage(*kinds[which])] * count
-        )
-        stages.append(
-            RankSummary(
-                dict(zip(CATEGORIES, at_peak)),
-                phase,
-                flops,
-                parameters,
-                without,
-                gradients,
-                overhead,
-                sent,
-            )
-        )
-    return (
-        replace(plan_key(Recipe()), **kept["recipe"]),
-        Parallel(**kept["parallel"]),
-        tuple(stages),
-    )
+def to_json(plans: Mapping[Key, Ranks]) -> str:
+    """Plans as the text of a file, sorted; recipe and layout as the fields that are not default."""
+    entries = [
+        {
+            "recipe": _changes(difference(plan_key(Recipe()), recipe)),
+            "parallel": {
+                name: value
+                for name, value in asdict(parallel).items()
+                if value != getattr(ALONE, name)
+            },
+            "ranks": [rank.to_dict() for rank in ranks],
+        }
+        for (recipe, parallel), ranks in plans.items()
+    ]
+    entries.sort(key=lambda entry: json.dumps([entry["recipe"], entry["parallel"]]))
+    return pretty(entries) + "\n"
 
 
-def write() -> None:
-    """Keep every plan made in this process, and those kept before that were not forgotten."""
-    found = _read() | _made
-    rows = [json.dumps(pack(*key, stages), separators=(",", ":")) for key, stages in found.items()]
-    FILE.write_text("[\n" + ",\n".join(sorted(rows)) + "\n]\n", encoding="utf8")
+def _changes(difference: Mapping[str, tuple]) -> dict:
+    return {name: new for name, (_, new) in difference.items()}
 
 
-def forget() -> None:
-    """From here on in this process as if nothing were kept."""
-    _made.clear()
-    _read().clear()
-
-
-def read() -> list[dict]:
-    return json.loads(FILE.read_text(encoding="utf8")) if FILE.exists() else []
-
-
-@lru_cache(maxsize=1)
-def _read() -> dict[tuple[Recipe, Parallel], tuple[RankSummary, ...]]:
-    return {(recipe, parallel): stages for recipe, parallel, stages in map(unpack, read())}
+def pretty(value: object, indent: int = 0, width: int = 120) -> str:
+    """JSON in which everything that fits into a line of `width` columns stands in one line."""
+    line = json.dumps(value)
+    if len(line) + indent <= width or not isinstance(value, (dict, list)):
+        return line
+    if isinstance(value, dict):
+        begin, end = "{}"
+        parts = [
+            f"{json.dumps(name)}: {pretty(part, indent + 1, width)}" for name, part in value.items()
+        ]
+    else:
+        begin, end = "[]"
+        parts = [pretty(part, indent + 1, width) for part in value]
+    margin = "\n" + " " * (indent + 1)
+    return begin + margin + f",{margin}".join(parts) + "\n" + " " * indent + end

@@ -1,21 +1,25 @@
 """The planner for many ranks: any rank of any layout, on a laptop.
 
-Each rank's step is run as it would be there, by torch's own engines, on tensors without values and over a process group
-that sends nothing (torch's "fake" backend). It gives the bytes a rank holds and what it sends, for two ranks or 1,024.
+The step of a rank runs as it would on that rank, by torch's own engines (DDP, FSDP2, DTensor), on
+tensors without values and over a process group that sends nothing (torch's "fake" backend). The
+plan says what the rank holds and what it sends, in bytes, for two ranks as for 1,024.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PretrainedConfig
 
 from helpers import models
 from helpers.gpus import GPU, NCCL
@@ -37,7 +41,10 @@ from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues, Indices, NeverSkipScaler
 from helpers.plan.planner import check_target, fake_batch, plan_key
 from helpers.recipe import Recipe
+from helpers.step import Batch
 from helpers.strategy import step_time
+from helpers.strategy.plan_summary import PlanSummary, peak_without_states
+from helpers.strategy.step_time import Link
 from helpers.torch_private import (
     FakeTensorMode,
     fake_store,
@@ -47,27 +54,47 @@ from helpers.torch_private import (
 from helpers.units import GIB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankPlan(Plan):
-    """A `Plan` of one rank's step. `sent` lists what it sends in a step, in no order that means anything."""
+    """A `Plan` of the step of one rank.
+
+    rank  its number, see `plan_rank`
+    sent  the messages that it sends per optimizer step, in the order in which they are sent
+    """
 
     rank: int = 0
     sent: tuple[SentMessage, ...] = ()
 
+    @property
+    def without_states(self) -> int:
+        """Bytes at the peak if the optimizer's states were in another memory."""
+        return peak_without_states(self)
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of all gradients."""
+        return self.highest["gradients"]
+
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """A step laid over ranks. `ranks` holds a `RankPlan` for each stage of the pipeline: of its first data and tensor
-    rank, which none of the others exceeds by more than an uneven share."""
+    """The plan of a step that is laid out over ranks.
+
+    target  "cuda" or "cpu"
+    ranks   for each stage of the pipeline the plan of its first data and tensor rank. The other
+            ranks of the stage need at most as much, but for the rest of an uneven division.
+    """
 
     recipe: Recipe
     parallel: Parallel
     target: str
-    ranks: tuple[RankPlan, ...]
+    ranks: tuple[RankPlan, ...] | tuple[PlanSummary, ...]
 
     @property
-    def fullest(self) -> RankPlan:
-        return max(self.ranks, key=lambda rank: rank.peak)
+    def fullest(self) -> RankPlan | PlanSummary:
+        """The rank with the highest peak."""
+        ranks: Sequence[RankPlan | PlanSummary] = self.ranks
+        return max(ranks, key=lambda rank: rank.peak)
 
     @property
     def peak(self) -> int:
@@ -76,39 +103,42 @@ class ParallelPlan:
 
     @property
     def at_peak(self) -> dict[str, int]:
+        """{category: bytes} at the peak of the fullest rank."""
         return self.fullest.at_peak
 
     @property
     def bytes_by_collective(self) -> dict[str, int]:
-        """Bytes that a rank sends in a step, by collective; of the pipeline the stage that sends most."""
+        """{collective: bytes sent per optimizer step} of the rank that sends most."""
         return max(
             (bytes_by_collective(rank.sent) for rank in self.ranks),
             key=lambda sent: sum(sent.values()),
         )
 
     def fits(self, gpu: str | GPU) -> Fit:
-        """Whether the fullest rank fits a card; see `Plan.fits`. With more than one rank NCCL's buffers are a term."""
-        found = self.fullest.fits(gpu)
-        return (
-            replace(found, terms=found.terms | {"NCCL buffers": NCCL})
-            if self.parallel.ranks > 1
-            else found
-        )
+        """Whether the fullest rank fits a GPU, as `Plan.fits`; several ranks need buffers for NCCL.
 
-    def seconds(self, gpu: str | GPU, links) -> step_time.StepTime:
-        """The step's time by the model of cards and links in `cost`; see `cost.step`."""
+        Raises ValueError for an unknown GPU.
+        """
+        fit = self.fullest.fits(gpu)
+        if self.parallel.ranks == 1:
+            return fit
+        return replace(fit, terms=fit.terms | {"NCCL buffers": NCCL})
+
+    def seconds(
+        self, gpu: str | GPU, links: Link | str | Mapping[str, Link | str]
+    ) -> step_time.StepTime:
+        """The time of the step by the model of `step_time.step`, which explains the arguments."""
         return step_time.step(self, gpu, links)
 
     def __str__(self) -> str:
-        sent = (
-            ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.bytes_by_collective.items())
-            or "nothing"
+        sent = ", ".join(
+            f"{name} {size / GIB:.2f}" for name, size in self.bytes_by_collective.items()
         )
-        return f"{self.parallel}: {self.fullest}; sent a step and rank, GiB: {sent}"
+        return f"{self.parallel}: {self.fullest}; sent per step and rank, GiB: {sent or 'nothing'}"
 
 
-def bytes_by_collective(sent: tuple[SentMessage, ...]) -> dict[str, int]:
-    """Bytes sent by collective."""
+def bytes_by_collective(sent: Iterable[SentMessage]) -> dict[str, int]:
+    """{collective: bytes sent}."""
     total: dict[str, int] = {}
     for message in sent:
         total[message.kind] = total.get(message.kind, 0) + message.bytes
@@ -116,74 +146,107 @@ def bytes_by_collective(sent: tuple[SentMessage, ...]) -> dict[str, int]:
 
 
 def plan_parallel(recipe: Recipe, parallel: Parallel, target: str = "cuda") -> ParallelPlan:
-    """Plan one step of `recipe` laid over ranks. Raises ValueError where they do not go together, RuntimeError when this
-    process is a rank itself (it has a process group already: plan in another process)."""
-    ranks = tuple(
-        replace(
-            plan_rank(plan_key(recipe), parallel, stage * parallel.data * parallel.tensor, target),
-            recipe=recipe,
-        )
+    """Plan one optimizer step of `recipe` laid out over ranks, for "cuda" or "cpu".
+
+    Raises ValueError where recipe and layout do not go together, and RuntimeError where this
+    process has a process group already: plan in another process then.
+    """
+    return ParallelPlan(recipe, parallel, target, plan_stages(recipe, parallel, target))
+
+
+def plan_stages(recipe: Recipe, parallel: Parallel, target: str = "cuda") -> tuple[RankPlan, ...]:
+    """The plans of the first data and tensor rank of each stage; see `plan_parallel`."""
+    key, ranks_per_stage = plan_key(recipe), parallel.data * parallel.tensor
+    return tuple(
+        replace(plan_rank(key, parallel, stage * ranks_per_stage, target), recipe=recipe)
         for stage in range(parallel.pipeline)
     )
-    return ParallelPlan(recipe, parallel, target, ranks)
 
 
 @lru_cache(maxsize=256)
 def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda") -> RankPlan:
-    """Plan the step of one rank, counted from 0 over pipeline, data, tensor (the last runs fastest). Raises ValueError for
-    another target than "cuda" and "cpu", and for a rank that the layout does not have."""
+    """Plan the step of one rank.
+
+    rank  from 0, counted over the grid pipeline × data × tensor; the tensor index changes fastest
+    Raises ValueError for another target than "cuda" and "cpu", for a rank that the layout does not
+    have, and where recipe and layout do not go together.
+    """
     check_target(target)
-    parallel.local(recipe)
+    local = parallel.local(recipe)
     if not 0 <= rank < parallel.ranks:
         raise ValueError(
             f"rank={rank} is not one of the {parallel.ranks} of {parallel}: count from 0."
         )
 
-    def kernels():
+    def kernels() -> CudaKernels:
         return CudaKernels(recipe, active=target == "cuda")
 
     with fake_ranks(parallel.ranks, rank):
-        mesh = grid(parallel)
+        mesh = grid(parallel)  # its tensors have values: before FakeTensorMode
         with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
-            model = models.empty(recipe, recompute=kernels)
-            shapes = SimpleNamespace(config=model.config)
-            count = sum(parameter.numel() for parameter in model.parameters())
-            with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
-                one = Rank(
-                    recipe,
-                    parallel,
-                    model,
-                    mesh,
-                    NeverSkipScaler("cpu", enabled=recipe.precision == "fp16"),
-                )
-            del model
-            storage_trace, sent = trace_rank(one, lambda: fake_batch(shapes, one.local))
-            del one
-    base = to_plan((storage_trace, count), recipe, target)
-    return RankPlan(**vars(base) | {"rank": rank, "sent": sent})
+            fake_rank, shape, parameters = _fake_rank(recipe, parallel, mesh, kernels)
+            storage_trace, sent = trace_rank(fake_rank, lambda: fake_batch(shape, local))
+            del fake_rank  # its tensors belong to the process group that ends here
+    base = to_plan((storage_trace, parameters), recipe, target)
+    return RankPlan(
+        **{field.name: getattr(base, field.name) for field in fields(Plan)}, rank=rank, sent=sent
+    )
 
 
-def trace_rank(rank: Rank, make_batch) -> tuple[StorageTrace, tuple[SentMessage, ...]]:
-    """(story, what was sent) of one step of a rank, real or without values; of more micro-batches than two the second
-    stands for those between."""
+class ModelShape(nn.Module):
+    """A model without layers: `fake_batch` asks a model for its configuration only."""
+
+    def __init__(self, config: PretrainedConfig):
+        super().__init__()
+        self.config: Any = config
+
+
+def _fake_rank(
+    recipe: Recipe,
+    parallel: Parallel,
+    mesh: dict[str, DeviceMesh],
+    kernels: Callable[[], CudaKernels],
+) -> tuple[Rank, ModelShape, int]:
+    """(this process's rank without values, what a batch depends on, number of parameters).
+
+    Nothing but the rank holds the model afterwards, so that what the rank gives up is freed.
+    """
+    model = models.empty(recipe, recompute=kernels)
+    shape = ModelShape(model.config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    scaler = NeverSkipScaler("cpu", enabled=recipe.precision == "fp16")
+    # FSDP2 cuts each parameter into as many chunks as there are ranks and keeps two of them. For
+    # 1,024 ranks making all of them takes minutes, so while the parameters are cut, the function of
+    # FSDP2's module that does it is replaced by `Chunks`, which makes a chunk when it is asked for.
+    with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
+        return Rank(recipe, parallel, model, mesh, scaler), shape, parameters
+
+
+def trace_rank(
+    rank: Rank, make_batch: Callable[[], Batch]
+) -> tuple[StorageTrace, tuple[SentMessage, ...]]:
+    """(trace of one optimizer step of a rank, the messages it sends), with real or fake tensors.
+
+    make_batch  gives one micro-batch of this rank
+    Of more than two micro-batches two are run, unless in a pipeline: the others repeat the first in
+    what they send, and FLOPs and messages are counted as often as they would occur.
+    """
     accumulation = rank.local.accumulation
     count = min(accumulation, 2) if rank.parallel.pipeline == 1 else accumulation
     rank.settle(make_batch)
     tracker = Tracker()
-    axes = {rank.mesh[axis].get_group().group_name: axis for axis in AXES}
-    meter = CommMeter(axes)
-    ends: list[
-        int
-    ] = []  # how much had been sent when each micro-batch was asked for, but the first
+    meter = CommMeter({rank.mesh[axis].get_group().group_name: axis for axis in AXES})
+    sent_before: list[int] = []  # number of messages sent before each micro-batch but the first
 
     def phase(name: str) -> None:
         tracker.phase(name)
         meter.phase = name
 
-    def batches():
+    def batches() -> Iterator[Batch]:
         for number in range(count):
-            ends.extend([len(meter.sent)] if number else [])
-            with tracker.looking_away():
+            if number:
+                sent_before.append(len(meter.sent))
+            with tracker.paused():
                 batch = make_batch()
             phase("forward")
             tracker.adopt(batch, ACTIVATIONS)
@@ -191,34 +254,39 @@ def trace_rank(rank: Rank, make_batch) -> tuple[StorageTrace, tuple[SentMessage,
             del batch
 
     with steady_memory(), tracker, meter:
-        tracker.adopt([list(rank.module.parameters()), list(rank.module.buffers())], PARAMETERS)
-        tracker.adopt(
-            states(getattr(rank.optimizer, "optim", rank.optimizer), rank.scaler), OPTIMIZER
-        )  # ZeroRedundancyOptimizer's own
-        tracker.adopt(
-            [parameter.grad for parameter in rank.module.parameters()], GRADIENTS
-        )  # views of DDP's buckets
-        tracker.storage_trace.begin = len(tracker.storage_trace.events)
+        _adopt(tracker, rank)
         tracker.watch_gradients(rank.module)
         rank.step(batches(), phase, count)
-    for name in tracker.storage_trace.flops:
-        tracker.storage_trace.flops[name] = (
-            tracker.storage_trace.flops[name] * accumulation // count
-        )
-    repeated = tuple(meter.sent[: ends[0]]) * (accumulation - count) if accumulation > count else ()
-    return tracker.storage_trace, repeated + tuple(meter.sent)
+    storage_trace = tracker.storage_trace
+    for name in storage_trace.flops:
+        storage_trace.flops[name] = storage_trace.flops[name] * accumulation // count
+    skipped = accumulation - count
+    repeated = meter.sent[: sent_before[0]] * skipped if skipped else []
+    return storage_trace, tuple(repeated + meter.sent)
+
+
+def _adopt(tracker: Tracker, rank: Rank) -> None:
+    """Tell the tracker of what exists before the step; its trace begins after that."""
+    parameters = list(rank.module.parameters())
+    tracker.adopt([parameters, list(rank.module.buffers())], PARAMETERS)
+    # ZeroRedundancyOptimizer keeps its states in an optimizer of its own, `optim`.
+    tracker.adopt(states(getattr(rank.optimizer, "optim", rank.optimizer), rank.scaler), OPTIMIZER)
+    # Gradients that exist already are views of DDP's buckets.
+    tracker.adopt([parameter.grad for parameter in parameters], GRADIENTS)
+    tracker.storage_trace.begin = len(tracker.storage_trace.events)
 
 
 @contextmanager
 def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
-    """As if this process were one rank of many: torch's process group that sends nothing. Raises RuntimeError where
-    there is a process group already."""
+    """Let this process be one rank of many, over torch's process group that sends nothing.
 
+    Raises RuntimeError where there is a process group already.
+    """
     if dist.is_initialized():
         raise RuntimeError(
             "This process is a rank already: plan in a process that has no process group."
         )
-    hook = sys.excepthook  # torch puts the rank before every error from then on
+    hook = sys.excepthook  # torch replaces it, to put the rank before every error message
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=fake_store())
     try:
         yield
@@ -229,8 +297,10 @@ def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
 
 
 class Chunks:
-    """`torch.chunk`, one chunk at a time and empty ones behind the last: FSDP2 asks for two, and making all of them
-    takes minutes for 1,024 ranks."""
+    """The chunks of `torch.chunk(tensor, chunks, dim)`, then empty tensors, each made on demand.
+
+    It stands in for FSDP2's `_chunk_with_empty`, whose callers take two of the chunks by index.
+    """
 
     def __init__(self, tensor: torch.Tensor, chunks: int, dim: int):
         self.tensor, self.dim, self.size = tensor, dim, -(-tensor.size(dim) // chunks)
@@ -238,6 +308,6 @@ class Chunks:
     def __getitem__(self, index: int) -> torch.Tensor:
         begin = index * self.size
         length = min(self.size, self.tensor.size(self.dim) - begin)
-        return (
-            self.tensor.narrow(self.dim, begin, length) if length > 0 else self.tensor.new_empty(0)
-        )
+        if length <= 0:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, begin, length)

@@ -1,28 +1,34 @@
-"""How long a planned step takes: a model of cards and links, every assumption stated.
+"""How long a planned step takes: a simple model of GPUs and links, with every assumption stated.
 
-Bytes and FLOPs come from the plan and are exact; the rates here are not. What the model is for is to rank layouts and to
-say what limits each; a time that matters is to be measured.
+Bytes and FLOPs come from the plan and are exact. The speeds in this module are not. The model is
+meant to rank layouts and to say what limits each of them; measure a time that matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import fsum
+from typing import NamedTuple, Protocol
 
 from helpers.gpus import GPU, find
 from helpers.parallel.comm_meter import SentMessage
+from helpers.parallel.layout import Parallel
+from helpers.recipe import Recipe
+from helpers.values import one_of
 
 
 class Link(NamedTuple):
-    """Between two devices: `speed` in bytes a second each way, `latency` in seconds a message."""
+    """Between two devices: `speed` in bytes per second each way, `latency` in s per message."""
 
     name: str
     speed: float
     latency: float
 
 
-# Sustained rates, rounded, from memory of the makers' figures and common benchmarks; not measured by this course.
+# Sustained speeds, rounded: from memory of the manufacturers' figures (NVIDIA's pages on NVLink and
+# InfiniBand, the PCI Express and Ethernet standards) and of common benchmarks. This course has
+# measured none of them. The latencies give the order of magnitude of one NCCL message.
 LINKS = {
     link.name: link
     for link in (
@@ -37,9 +43,10 @@ LINKS = {
     )
 }
 
-# Peaks in TFLOP/s, dense, with fp32 accumulation: fp32, tf32, bf16, fp16. NVIDIA's data sheets, from memory; 0 where the
-# card has no such arithmetic. GeForce cards halve their tensor cores when they accumulate in fp32.
-_PEAKS = {
+# Peaks in TFLOP/s, dense, accumulated in fp32: fp32, tf32, bf16, fp16. They are the figures of
+# NVIDIA's data sheets, from memory; 0 where the GPU has no such arithmetic. GeForce GPUs run their
+# tensor cores at half the speed when they accumulate in fp32.
+_TERAFLOPS = {
     "GTX 1650": (3.0, 0, 0, 6.0),
     "RTX 4060 Laptop": (11.6, 11.6, 23.2, 23.2),
     "RTX 3060": (12.7, 12.7, 25.5, 25.5),
@@ -56,24 +63,57 @@ _PEAKS = {
     "H200": (67, 495, 989, 989),
 }
 PEAKS = {
-    gpu: dict(zip(("fp32", "tf32", "bf16", "fp16"), (rate * 1e12 for rate in rates)))
-    for gpu, rates in _PEAKS.items()
-}
-UTILIZATION = 0.4  # share of the peak that a training step of a transformer gets: an assumption, 0.3 to 0.5 is usual
+    gpu: dict(zip(("fp32", "tf32", "bf16", "fp16"), (peak * 1e12 for peak in peaks)))
+    for gpu, peaks in _TERAFLOPS.items()
+}  # FLOPs per second
+# The fraction of the peak that a training step of a transformer reaches: an assumption. 0.3 to 0.5
+# is usual (Chowdhery et al. 2022, PaLM, table 3, report 0.21 to 0.46 of four language models).
+UTILIZATION = 0.4
 
-STEPS = {
+# How many messages follow one another when a collective runs over a ring of n ranks (Patarasuk and
+# Yuan 2009). Each of them pays the latency once.
+_MESSAGES_IN_A_ROW = {
     "all_reduce": lambda n: 2 * (n - 1),
     "all_gather": lambda n: n - 1,
     "reduce_scatter": lambda n: n - 1,
     "broadcast": lambda n: n - 1,
     "send": lambda n: 1,
-}  # messages of a ring one after another
+}
+AXES = ("data", "tensor", "pipeline")
+
+
+class TimedRank(Protocol):
+    """What the model needs of a rank's plan."""
+
+    @property
+    def flops(self) -> Mapping[str, int]: ...
+
+    @property
+    def sent(self) -> Sequence[SentMessage]: ...
+
+
+class TimedPlan(Protocol):
+    """What the model needs of a layout's plan: `plan_ranks.ParallelPlan`, kept or just made."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def parallel(self) -> Parallel: ...
+
+    @property
+    def ranks(self) -> Sequence[TimedRank]: ...
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step. compute: forward, backward and what is recomputed; bubble: a pipeline's waiting; exposed and
-    hidden: communication by axis of the layout, that computation waits for, or runs beside."""
+    """Seconds of one optimizer step.
+
+    compute  forward, backward and what is recomputed
+    bubble   the time that a pipeline's stages wait for one another
+    exposed  {axis: communication that computation waits for}
+    hidden   {axis: communication that runs at the same time as computation}
+    """
 
     compute: float
     bubble: float
@@ -82,111 +122,159 @@ class StepTime:
 
     @property
     def total(self) -> float:
+        """Seconds of the whole step; hidden communication adds nothing."""
         return self.compute + self.bubble + sum(self.exposed.values())
 
     @property
     def limit(self) -> str:
-        """What takes most of the step: "compute", "bubble", or the axis whose communication does."""
+        """What takes most of the step: "compute", "bubble", or an axis for its communication."""
         parts = {"compute": self.compute, "bubble": self.bubble, **self.exposed}
-        return max(parts, key=parts.get)
+        return max(parts, key=lambda part: parts[part])
 
     def __str__(self) -> str:
+        bubble = f" + {self.bubble * 1e3:.1f} ms of bubble" if self.bubble else ""
         waits = "".join(
             f" + {seconds * 1e3:.1f} ms for {axis} messages"
             for axis, seconds in self.exposed.items()
         )
-        bubble = f" + {self.bubble * 1e3:.1f} ms of bubble" if self.bubble else ""
         return f"{self.total * 1e3:.1f} ms: {self.compute * 1e3:.1f} ms of work{bubble}{waits}"
 
 
 def rate(gpu: GPU | str, precision: str) -> float:
-    """FLOPs a second that a step is taken to get. Raises ValueError where the card lacks the precision or is not known."""
+    """FLOPs per second that a training step is assumed to reach: `UTILIZATION` of the GPU's peak.
+
+    Raises ValueError for an unknown GPU, one without a known peak, and one without the precision.
+    """
     name = gpu if isinstance(gpu, str) else gpu.name
     if name not in PEAKS:
-        raise ValueError(
-            f"No peak rate is known for card={find(name).name if isinstance(gpu, str) else name!r}: "
-            f"use one of {', '.join(PEAKS)}."
-        )
+        if isinstance(gpu, str):
+            find(gpu)  # raises with the names there are
+        raise ValueError(f"No peak is known for gpu={name!r}: use one of {', '.join(PEAKS)}.")
     if not PEAKS[name][precision]:
-        raise ValueError(
-            f"The {name} has no {precision} arithmetic: use "
-            f"{', '.join(kind for kind, peak in PEAKS[name].items() if peak)}."
-        )
+        known = ", ".join(kind for kind, peak in PEAKS[name].items() if peak)
+        raise ValueError(f"The {name} has no {precision} arithmetic: use {known}.")
     return PEAKS[name][precision] * UTILIZATION
 
 
-def transfer(sent: SentMessage, link: Link) -> float:
-    """Seconds of one collective over a ring of such links, or of one message."""
-    return sent.bytes / link.speed + STEPS[sent.kind](sent.ranks) * link.latency
+def find_link(links: Link | str | Mapping[str, Link | str], axis: str) -> Link:
+    """The link of an axis. `links` is one for all, by itself or by its name, or one for each axis.
 
-
-def step(plan, gpu: GPU | str, links: Link | str | Mapping[str, Link | str]) -> StepTime:
-    """The time of a `planned.ParallelPlan`.
-
-    links  one for all, or one for each axis: {"data": ..., "tensor": ..., "pipeline": ...}
-    What is taken to overlap: DDP's all-reduce with the last backward pass, all but its last bucket (in a pipeline it comes
-    after everything, and waits); FSDP's gathering in the forward passes with their computation, all but the first, and
-    what it sends in the backward passes with theirs, all but the last; a pipeline's messages with computation, all but
-    those that fill and drain it or outlast the work. Tensor-parallel messages, ZeRO-1's broadcasts and the gradient norm
-    are waited for.
-    Raises ValueError for an unknown card, link or missing axis.
+    Raises ValueError for an unknown name and for an axis without a link.
     """
-    layout, recipe = plan.parallel, plan.recipe
-    works = [sum(rank.flops.values()) / rate(gpu, recipe.precision) for rank in plan.ranks]
-    compute = max(works)
-    bubble = compute * (layout.pipeline - 1) / recipe.accumulation if layout.pipeline > 1 else 0.0
-    slowest = plan.ranks[works.index(compute)]
-    room = {
-        phase: compute * work / max(1, sum(slowest.flops.values()))
-        for phase, work in slowest.flops.items()
-    }
-    exposed: dict[str, float] = {}
-    hidden: dict[str, float] = {}
-    for axis in ("data", "tensor", "pipeline"):
-        messages = max(
-            ([message for message in rank.sent if message.axis == axis] for rank in plan.ranks),
-            key=lambda some: sum(message.bytes for message in some),
-        )
-        if not messages:
-            continue
-        link = _link(links, axis)
-        times = {id(message): transfer(message, link) for message in messages}
-        waits = [
-            message for message in messages if message.phase == "optimizer" or axis == "tensor"
-        ]
-        rest = [
-            message for message in messages if message.phase != "optimizer" and axis != "tensor"
-        ]
-        total = sum(times[id(message)] for message in rest)
-        seen = sum(times[id(message)] for message in waits)
-        if rest and axis == "pipeline":
-            fill = 2 * (layout.pipeline - 1) * max(times[id(message)] for message in rest)
-            shown = min(total, max(fill, total - compute))
-        elif rest and layout.zero_stage >= 2:
-            gathers, scatters = (
-                [times[id(message)] for message in rest if message.phase == phase]
-                for phase in ("forward", "backward")
-            )
-            shown = max(gathers[0], sum(gathers) - room["forward"]) + max(
-                scatters[-1], sum(scatters) - room["backward"]
-            )
-        elif rest:
-            shown = max(times[id(rest[-1])], total - room["backward"] / recipe.accumulation)
-        else:
-            shown = 0.0
-        exposed[axis], hidden[axis] = seen + shown, total - shown
-    return StepTime(compute, bubble, exposed, hidden)
-
-
-def _link(links, axis: str) -> Link:
     if isinstance(links, Mapping):
         if axis not in links:
             raise ValueError(f"No link is given for the {axis} ranks: add {axis!r} to links.")
         links = links[axis]
     if isinstance(links, str):
-        if links not in LINKS:
-            raise ValueError(
-                f"link={links!r} is not known: use one of {', '.join(LINKS)}, or a Link of your own."
-            )
+        one_of("link", links, LINKS)
         return LINKS[links]
     return links
+
+
+def transfer(sent: SentMessage, link: Link) -> float:
+    """Seconds of one collective over a ring of such links, or of one message."""
+    return sent.bytes / link.speed + _MESSAGES_IN_A_ROW[sent.kind](sent.ranks) * link.latency
+
+
+def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link | str]) -> StepTime:
+    """The time of one optimizer step of a planned layout.
+
+    links  one for all axes, or one for each: {"data": ..., "tensor": ..., "pipeline": ...}
+    What is assumed to run at the same time as computation is said by `shown_of_data` and
+    `shown_of_pipeline`. Tensor-parallel messages and those of the optimizer phase (ZeRO-1's
+    broadcasts, the gradient norm) are waited for.
+    Raises ValueError for an unknown GPU or link, a missing axis, and a precision the GPU lacks.
+    """
+    compute, seconds_in = _compute(plan, gpu)
+    stages = plan.parallel.pipeline
+    bubble = compute * (stages - 1) / plan.recipe.accumulation if stages > 1 else 0.0
+    exposed: dict[str, float] = {}
+    hidden: dict[str, float] = {}
+    for axis in AXES:
+        messages = _busiest(plan.ranks, axis)
+        if not messages:
+            continue
+        link = find_link(links, axis)
+        during: list[Timed] = []  # forward and backward passes
+        after: list[Timed] = []  # the optimizer's phase
+        for message in messages:
+            timed = Timed(message.phase, transfer(message, link))
+            (after if message.phase == "optimizer" else during).append(timed)
+        total = _sum(during)
+        if not during or axis == "tensor":
+            shown = total
+        elif axis == "pipeline":
+            shown = shown_of_pipeline(during, stages, compute)
+        else:
+            shown = shown_of_data(during, plan.parallel, plan.recipe, seconds_in)
+        exposed[axis], hidden[axis] = shown + _sum(after), total - shown
+    return StepTime(compute, bubble, exposed, hidden)
+
+
+class Timed(NamedTuple):
+    """A message's phase and how many seconds it takes."""
+
+    phase: str
+    seconds: float
+
+
+def _sum(messages: Sequence[Timed]) -> float:
+    return fsum(message.seconds for message in messages)
+
+
+def _compute(plan: TimedPlan, gpu: GPU | str) -> tuple[float, dict[str, float]]:
+    """(seconds of computation of the slowest rank, {phase: seconds} of the same rank)."""
+    speed = rate(gpu, plan.recipe.precision)
+    slowest = max(plan.ranks, key=lambda rank: sum(rank.flops.values()))
+    compute = sum(slowest.flops.values()) / speed
+    return compute, {phase: flops / speed for phase, flops in slowest.flops.items()}
+
+
+def _busiest(ranks: Sequence[TimedRank], axis: str) -> list[SentMessage]:
+    """The messages along an axis of the rank that sends most bytes there."""
+    along = [[message for message in rank.sent if message.axis == axis] for rank in ranks]
+    return max(along, key=lambda messages: sum(message.bytes for message in messages))
+
+
+def shown_of_pipeline(messages: Sequence[Timed], stages: int, compute: float) -> float:
+    """Seconds of a pipeline's messages that computation waits for.
+
+    Messages run beside computation, except for those that fill and drain the pipeline (one over
+    each boundary between stages, forward and backward) and for what takes longer than the
+    computation.
+    """
+    total = _sum(messages)
+    fill_and_drain = 2 * (stages - 1) * max(message.seconds for message in messages)
+    return min(total, max(fill_and_drain, total - compute))
+
+
+def shown_of_data(
+    messages: Sequence[Timed], parallel: Parallel, recipe: Recipe, seconds_in: Mapping[str, float]
+) -> float:
+    """Seconds of the data ranks' messages that computation waits for.
+
+    messages    in the order in which the last micro-batch sends them
+    seconds_in  {phase: seconds of computation}
+    """
+    if parallel.zero_stage >= 2:
+        return _shown_of_fsdp(messages, seconds_in)
+    # DDP (Li et al. 2020, PyTorch Distributed): the buckets of the last backward pass are reduced
+    # while it goes on, all but the last bucket. Where a pipeline or tensor ranks are in use, `Rank`
+    # reduces in the optimizer's phase instead, and these messages are not among those here.
+    last_pass = seconds_in["backward"] / recipe.accumulation
+    return max(messages[-1].seconds, _sum(messages) - last_pass)
+
+
+def _shown_of_fsdp(messages: Sequence[Timed], seconds_in: Mapping[str, float]) -> float:
+    """FSDP gathers the next layer while the current one computes (Zhao et al. 2023).
+
+    What is waited for is the first gathering of the forward passes, the last message of the
+    backward passes, and whatever takes longer than the passes themselves.
+    """
+    forward, backward = (
+        [message for message in messages if message.phase == phase]
+        for phase in ("forward", "backward")
+    )
+    return max(forward[0].seconds, _sum(forward) - seconds_in["forward"]) + max(
+        backward[-1].seconds, _sum(backward) - seconds_in["backward"]
+    )

@@ -1,27 +1,26 @@
-"""What each technique takes of a GPU, by plan, for the models at full size: the table of README and notebooks.
+"""What each technique takes of a GPU, by plan, for the models at full size.
 
-Planning it takes some twenty seconds, so `make readme` keeps it in docs/techniques.json; a test plans it anew.
+This is the table of README and notebooks. Its plans are kept (`plan_cache`).
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 
 from helpers import gpus
 from helpers.memory.timeline import Plan
-from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
+from helpers.strategy import plan_cache
+from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
 from helpers.units import size
 
-FILE = Path(__file__).parents[2] / "docs" / "techniques.json"
 MODELS = {
     "DeBERTa-v3-base, 16 × 256 tokens": Recipe(profile="full", batch_size=16, length=256),
     "ViT-B/16, 32 images": Recipe(profile="full", model="vit", batch_size=32),
 }
-# A row a technique: the one field that changes.
-TECHNIQUES = {
+# Each technique with the one field of the recipe that it changes.
+TECHNIQUES: dict[str, dict] = {
     "plain fp32": {},
     "gradient accumulation, 4 micro-batches": {"accumulation": 4},
     "frozen embeddings and half of the layers": {"frozen": 6},
@@ -34,45 +33,50 @@ TECHNIQUES = {
 }
 
 
-def rows() -> list[dict[str, str]]:
-    """A row a technique: planned peak on a GPU for both models, and the smallest card that holds it."""
-    found = []
+def rows(
+    planner: Callable[[Recipe], Plan | PlanSummary] = plan_cache.planned_alone,
+) -> list[dict[str, str]]:
+    """A row per technique: peak on a GPU for both models, and the smallest GPU that holds it.
+
+    planner  gives the plan of a recipe for a GPU; by default the kept one
+    """
+    table = []
     for name, change in TECHNIQUES.items():
         row = {
             "technique": name,
             "recipe": ", ".join(f"{key}={value!r}" for key, value in change.items()) or "Recipe()",
         }
         for model, recipe in MODELS.items():
-            planned = plan(replace(recipe, **change))
-            row[model] = f"{size(planned.peak)}, {smallest(planned)}"
-        found.append(row)
-    return found
+            planned = planner(replace(recipe, **change))
+            row[model] = f"{size(planned.peak)}, {smallest_gpu(planned)}"
+        table.append(row)
+    return table
 
 
-def smallest(planned: Plan) -> str:
-    """The card with the least memory that holds a plan."""
+def smallest_gpu(planned: Plan | PlanSummary) -> str:
+    """The name of the GPU with the least memory that runs the planned step as it is."""
     for gpu in sorted(gpus.GPUS.values(), key=lambda gpu: gpu.memory):
         if planned.fits(gpu) and (planned.recipe.precision != "bf16" or gpu.bf16):
             return gpu.name
-    return "no card"
-
-
-def write() -> None:
-    FILE.write_text(json.dumps(rows(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-
-
-def read() -> list[dict[str, str]]:
-    return json.loads(FILE.read_text(encoding="utf8"))
+    return "no GPU"
 
 
 def table(*fields: str) -> Table:
-    """All techniques of one GPU side by side, by plan at full size; an arrow marks those that change one of `fields`."""
-    kept = read()
-    rows = [
+    """All techniques for one GPU side by side, by plan at full size.
+
+    An arrow marks those that change one of `fields` of the recipe.
+    """
+    marked = [
         {"": "→" if any(row["recipe"].startswith(f"{field}=") for field in fields) else ""} | row
-        for row in kept
+        for row in rows()
     ]
     return Table(
-        rows,
-        "Plan for a GPU: peak of one optimizer step at full size, and the smallest card that holds it",
+        marked,
+        "Plan for a GPU: peak of one optimizer step at full size, and the smallest GPU that "
+        "holds it",
     )
+
+
+def plan_everything() -> None:
+    """Plan all of it, some twenty seconds where nothing is kept."""
+    rows()

@@ -1,0 +1,103 @@
+"""The figures of a plan that a choice, a ladder or a table needs, and how they are written as JSON.
+
+A plan holds every event of a step, some megabytes. Its summary holds a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from helpers.gpus import GPU
+from helpers.memory.timeline import Fit, Plan, fit_on_gpu
+from helpers.memory.tracker import OPTIMIZER
+from helpers.parallel.comm_meter import SentMessage
+from helpers.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """The plan of one optimizer step of one rank on a GPU, without its timeline.
+
+    recipe          the step that was planned
+    at_peak         {category: bytes} at the peak, as `Plan.at_peak`
+    peak_phase      the phase that the peak falls in: "forward", "backward" or "optimizer"
+    flops           {"forward", "recompute", "backward"}: FLOPs per optimizer step
+    parameters      number of parameters of the whole model, trained or not
+    overhead        bytes that the allocator needs beside the tensors, as `Plan.overhead`
+    without_states  bytes at the peak if the optimizer's states were in another memory
+    gradients       bytes of all gradients
+    sent            what the rank sends per optimizer step, see `by_last_use`; empty for one rank
+    """
+
+    recipe: Recipe
+    at_peak: dict[str, int]
+    peak_phase: str
+    flops: dict[str, int]
+    parameters: int
+    overhead: int
+    without_states: int
+    gradients: int
+    sent: tuple[SentMessage, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """Bytes of tensors at the peak."""
+        return sum(self.at_peak.values())
+
+    def fits(self, gpu: str | GPU) -> Fit:
+        """Whether the step fits a GPU, as `Plan.fits`. Raises ValueError for an unknown GPU."""
+        return fit_on_gpu(gpu, self.peak, self.overhead)
+
+    def to_dict(self) -> dict:
+        """As in a file of plans: all fields but the recipe; equal messages once, with a count."""
+        messages = Counter(self.sent)
+        return {
+            "at_peak": self.at_peak,
+            "peak_phase": self.peak_phase,
+            "flops": self.flops,
+            "parameters": self.parameters,
+            "overhead": self.overhead,
+            "without_states": self.without_states,
+            "gradients": self.gradients,
+            "sent": [asdict(message) | {"count": messages[message]} for message in messages],
+        }
+
+    @classmethod
+    def from_dict(cls, recipe: Recipe, values: dict) -> PlanSummary:
+        """The reverse of `to_dict`."""
+        sent: list[SentMessage] = []
+        for group in values["sent"]:
+            message = {name: value for name, value in group.items() if name != "count"}
+            sent += [SentMessage(**message)] * group["count"]
+        return cls(recipe, **values | {"sent": tuple(sent)})
+
+
+def summarize(recipe: Recipe, plan: Plan, sent: Sequence[SentMessage] = ()) -> PlanSummary:
+    """The summary of a recipe's plan for a GPU; `sent` are the messages in the order of sending."""
+    return PlanSummary(
+        recipe,
+        plan.at_peak,
+        plan.peak_phase,
+        dict(plan.flops),
+        plan.parameters,
+        plan.overhead,
+        peak_without_states(plan),
+        plan.highest["gradients"],
+        by_last_use(sent),
+    )
+
+
+def peak_without_states(plan: Plan) -> int:
+    """Bytes at the peak of a step if the optimizer's states were in another memory."""
+    return int((plan.timeline.sum(axis=1) - plan.timeline[:, OPTIMIZER]).max())
+
+
+def by_last_use(sent: Sequence[SentMessage]) -> tuple[SentMessage, ...]:
+    """The same messages, equal ones next to each other, in the order in which each is last sent.
+
+    That is the order of the last micro-batch, which is all that `step_time` asks of the order.
+    """
+    counts = Counter(reversed(sent))
+    return tuple(message for message in reversed(counts) for _ in range(counts[message]))
