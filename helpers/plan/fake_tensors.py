@@ -102,6 +102,7 @@ def _grouped_mm(left, right, offsets=None, bias=None, out_dtype=None):
     PyTorch's rule of shapes takes only bf16, its kernels take any dtype. Each row of the result
     begins at a multiple of `ALIGNMENT` bytes.
     """
+    shape: tuple[int, ...]
     if left.dim() == right.dim() == 2:
         shape = len(offsets), left.shape[0], right.shape[1]
     elif left.dim() == 2:
