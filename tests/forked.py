@@ -1,7 +1,7 @@
-"""Ranks for the tests without the price of starting them: forked from a process that has imported the course already.
+"""Ranks for tests, forked from a process that has imported the course already.
 
-`helpers.parallel.launch` starts each rank afresh by torchrun, which imports torch and transformers once a rank; it has tests of its
-own (test_launch.py), and those here that kill a rank use it.
+`helpers.parallel.launch` starts each rank afresh by torchrun, which imports torch and transformers
+once per rank. It has tests of its own (test_launch.py), and tests that kill a rank use it.
 """
 
 import multiprocessing
@@ -25,8 +25,11 @@ ROOT = Path(__file__).parent.parent
 
 
 def forked(script: str | Path, *arguments: str, ranks: int, timeout: float = 300.0) -> list[str]:
-    """Run a script as `ranks` processes, as `launch` does, and return what each printed. Raises RuntimeError with the traceback of
-    the first that failed, TimeoutError."""
+    """Run a script as `ranks` processes, as `launch` does, and return what each printed.
+
+    Raises RuntimeError with the traceback of the first that failed, and TimeoutError after
+    `timeout` seconds.
+    """
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,26 +54,23 @@ def forked(script: str | Path, *arguments: str, ranks: int, timeout: float = 300
 def _server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTS)
-    if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(
-        os.pathsep
-    ):  # the server finds the course by it
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
-        )
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(ROOT) not in paths:  # the server finds the course by it
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, paths)])
     return context
 
 
 def _wait(processes: list, folder: Path, end: float) -> None:
     running = True
     while running:
-        running = any(
-            process.is_alive() for process in processes
-        )  # asked first: a failure just after is seen below or next time
+        # Asked first: a failure just after it is seen below, or next time.
+        running = any(process.is_alive() for process in processes)
         for rank, process in enumerate(processes):
             if process.exitcode:
-                said = folder / f"{rank}.error"
+                error = folder / f"{rank}.error"
+                trace = error.read_text() if error.exists() else ""
                 raise RuntimeError(
-                    f"Rank {rank} failed with exit code {process.exitcode}:\n{said.read_text() if said.exists() else ''}"
+                    f"Rank {rank} failed with exit code {process.exitcode}:\n{trace}"
                 )
         if running and time.monotonic() > end:
             raise TimeoutError("The ranks were not done in time and were stopped.")

@@ -1,4 +1,4 @@
-"""torch's own process group among threads of one process: an independent reference for any number of ranks."""
+"""torch's own process group among threads of one process: a reference for any number of ranks."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -50,7 +50,7 @@ def test_the_allocators_record_is_the_plan_to_the_byte(recipe):
 
 
 def test_of_an_adapter_the_number_that_scales_it_is_missed():
-    """A number that autograd keeps for the backward pass is a tensor of eight bytes, in the CPU's memory also with a GPU."""
+    """A number that autograd keeps for the backward pass is a tensor of eight bytes on the CPU."""
     recipe = replace(IMAGE, lora_rank=2)
     assert (
         measure_step.measure(recipe, "cpu")["allocated"] - plan(recipe, "cpu").peak
@@ -220,7 +220,7 @@ def test_a_miss_is_shown_and_a_gpus_is_of_its_allocated_peak():
     assert gpu.miss == pytest.approx(0.01)
 
 
-# -- what was kept ------------------------------------------------------------------------------------------
+# -- what was kept ---------------------------------------------------------------------------------
 
 
 def test_there_is_a_proof():
@@ -249,7 +249,7 @@ def test_kept_plans_are_within_the_courses_goal(kept):
     ids=lambda step: step.model,
 )
 def test_what_is_missed_by_more_is_bitsandbytes_own(step):
-    """Its CPU kernel for 32-bit states, on the largest tensor: the root, the denominator and the quotient."""
+    """Its CPU kernel for 32-bit states, on the largest tensor: root, denominator and quotient."""
     planned, config = plan(step.recipe, "cpu"), models.config(step.recipe)
     largest = 4 * config.vocab_size * config.hidden_size
     update = int(planned.timeline.sum(axis=1)[planned.phases == PHASES.index("optimizer")].max())

@@ -1,4 +1,4 @@
-"""Plans against real GPUs, a T4 and an A10, measured and published by others. And plans of one's own steps."""
+"""Plans against a T4 and an A10, measured and published by others, and plans of custom steps."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_the_table_says_it(done):
     assert frame.loc["ViT-B/16, 2 pictures", "allocated"] == "not seen"
 
 
-# -- attention written out -----------------------------------------------------------------------------------
+# -- attention written out -------------------------------------------------------------------------
 
 
 def kept(attention, dtype, **options) -> tuple[torch.Tensor, list[int]]:
@@ -112,7 +112,7 @@ def test_attention_written_out_is_torchs(dtype, options):
     assert bytes_found == bytes_expected
 
 
-# -- one's own step ------------------------------------------------------------------------------------------
+# -- one's own step --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

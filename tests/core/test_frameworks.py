@@ -13,7 +13,8 @@ from helpers.parallel import launch
 from helpers.recipe import Recipe, replace
 from tests.small import without_dropout
 
-# 19 rows in steps of 8: the third step of an epoch is a group of two micro-batches, the second of one row
+# 19 examples in steps of 8: the third step of an epoch has two micro-batches, the second of one
+# example.
 TEXT = Recipe(
     batch_size=8, accumulation=4, length=32, train_size=19, test_size=8, steps=5, padding="dynamic"
 )
@@ -53,7 +54,7 @@ def test_every_loop_gives_the_weights_of_the_courses_own_bit_for_bit(name, recip
 
 @pytest.mark.parametrize("name", ["plain", "fabric", "accelerate"])
 def test_with_dropout_the_losses_are_the_same_too(name, monkeypatch):
-    """Dropout draws from one generator, seeded before the first step. Trainer seeds it at another moment."""
+    """Dropout draws from one generator, seeded before the first step (Trainer: elsewhere)."""
     monkeypatch.setattr(models, "build", REAL)
     data = train.encoded(TEXT)["train"]
     assert getattr(frameworks, name)(TEXT, data)[1] == pytest.approx(
@@ -72,7 +73,7 @@ STAGES = [1, 2, 3]
 
 @pytest.fixture(scope="module")
 def deepspeed():
-    """What the rank found at each stage; one process for all, as it takes longer to start than to train."""
+    """What the rank found at each stage; one process for all, as starting takes longer."""
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed")
     (text,) = launch(
@@ -88,7 +89,7 @@ def deepspeed():
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_deepspeeds_stages_give_the_plain_weights(deepspeed, stage):
-    """Not bit for bit: DeepSpeed divides by the norm plus 1e-6 when it clips, and sums in flat buffers."""
+    """Not bit for bit: DeepSpeed clips by the norm plus 1e-6, and sums in flat buffers."""
     result = deepspeed[stage]
     assert result["kind"] == "DistributedType.DEEPSPEED" and result["stage"] == stage, (
         "Accelerate dropped DeepSpeed without a word"

@@ -1,5 +1,8 @@
-"""The LARS and LAMB that notebook 17 writes, taken from its own cells, against the papers' algorithms in NumPy and against
-bitsandbytes', which are other algorithms: where they agree, and where they do not."""
+"""The LARS and LAMB of notebook 17, taken from its cells, against the papers and bitsandbytes.
+
+The papers' algorithms are written in NumPy; bitsandbytes' are other algorithms, and the tests say
+where they agree and where they do not.
+"""
 
 import math
 from pathlib import Path
@@ -61,11 +64,11 @@ def apart(one, other):
     return ((one.double() - other).norm() / (other.norm() or 1)).item()
 
 
-# -- the papers, in double precision ---------------------------------------------------------------------------
+# -- the papers, in double precision ---------------------------------------------------------------
 
 
 def lamb_2020(x, slopes, decay=0.0, low=0.0, high=10.0, beta1=0.9, beta2=0.999, eps=1e-6, eta=RATE):
-    """You et al. 2020, Algorithm 2, with phi(z) = min(max(z, low), high); a ratio of 1 where a norm is zero."""
+    """You et al. 2020, Algorithm 2, phi(z) = min(max(z, low), high); ratio 1 where a norm is 0."""
     m, v, seen = np.zeros_like(x), np.zeros_like(x), []
     for t, g in enumerate(slopes, 1):
         m = beta1 * m + (1 - beta1) * g
@@ -214,7 +217,7 @@ def test_lamb_on_the_mini_vit_with_real_gradients():
         assert apart(w.detach(), lamb_2020(before[name], seen[name], 0.01)[-1]) < 1e-5, name
 
 
-# -- bitsandbytes, on the CPU ----------------------------------------------------------------------------------
+# -- bitsandbytes, on the CPU ----------------------------------------------------------------------
 
 
 def correction(t, beta1=0.9, beta2=0.999):
@@ -222,7 +225,7 @@ def correction(t, beta1=0.9, beta2=0.999):
 
 
 def library_steps_are_corrected():
-    """Whether this version's CPU kernel measures the update after Adam's bias corrections: 0.50.2 does before."""
+    """Whether this CPU kernel takes the norm after Adam's bias corrections: 0.50.2 does before."""
     first = stepped(bitsandbytes.LAMB, weights(), gradients()[:1])[0]
     length = ((first - weights()).norm() / weights().norm() / RATE).item()
     assert math.isclose(length, 1, rel_tol=1e-3) or math.isclose(

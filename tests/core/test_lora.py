@@ -1,4 +1,7 @@
-"""Low-rank adapters: what trains, what they compute, merged and saved; and how a library's defaults leave a head untrained."""
+"""Low-rank adapters: what trains, what they compute, how they are merged and saved.
+
+And how a library's defaults leave a head untrained.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def wrapped(
     return get_peft_model(model, settings)
 
 
-# -- where they stand ----------------------------------------------------------------------------------------
+# -- where they stand ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_frozen_layers_get_no_adapter(model, frozen, layers):
     assert plan(recipe, "cpu").parameters == plain + a_layer * layers
 
 
-# -- what trains ---------------------------------------------------------------------------------------------
+# -- what trains -----------------------------------------------------------------------------------
 
 
 @BOTH
@@ -175,7 +178,7 @@ def test_the_adapters_and_the_head_move_and_nothing_else(model):
     ],
 )
 def test_the_trap_of_the_frozen_pooler(task_type, heads, trains):
-    """peft#2171: DeBERTa's pooler is as new as its classifier, and stays random unless it is named."""
+    """peft#2171: DeBERTa's pooler is new like its classifier, and stays random unless named."""
     model = wrapped(MINI["deberta"], task_type, heads)
     new = {
         name: value
@@ -199,7 +202,7 @@ def test_the_librarys_wrapper_gives_the_recipes_gradients(model):
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-7)
 
 
-# -- what they compute ---------------------------------------------------------------------------------------
+# -- what they compute -----------------------------------------------------------------------------
 
 
 @BOTH
@@ -277,7 +280,7 @@ def test_the_adapter_alone_is_saved_and_loaded(model, tmp_path):
     assert torch.equal(logits(fresh, recipe), logits(net, recipe))
 
 
-# -- with the other techniques -------------------------------------------------------------------------------
+# -- with the other techniques ---------------------------------------------------------------------
 
 
 @BOTH
@@ -299,8 +302,11 @@ def test_checkpointing_gives_the_same_gradients_and_loses_none(model, frozen):
 
 
 def test_the_embeddings_hook_sends_the_backward_pass_through_frozen_layers():
-    """transformers' checkpointing makes a text model's embeddings require a gradient. The non-reentrant kind needs no such
-    thing: without it the gradients are the same, and frozen layers are not computed again."""
+    """transformers' checkpointing makes a text model's embeddings require a gradient.
+
+    The non-reentrant kind does not need it: without it the gradients are the same, and frozen
+    layers are not computed again.
+    """
     recipe = replace(MINI["deberta"], frozen=2, checkpointing=True)
     hooked, free = (
         plan(recipe, "cpu", change=change).flops
@@ -355,8 +361,10 @@ def test_accumulated_gradients_are_the_full_batchs(model, sizes):
 
 @pytest.mark.parametrize("where, factor", [("base", 1), ("wrapper", 4), ("nowhere", 4)])
 def test_trainer_asks_the_base_model_how_its_loss_is_scaled(where, factor, tmp_path):
-    """transformers#47688: Trainer multiplies DeBERTa's gradient by the accumulation steps unless it is told: with peft on
-    the model inside; told on the wrapper, it does not see it."""
+    """transformers#47688: Trainer multiplies DeBERTa's gradient by the accumulation steps.
+
+    Unless it is told: with peft, on the model inside. On the wrapper it does not see it.
+    """
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     recipe = MINI["deberta"]
@@ -401,7 +409,8 @@ def test_trainer_asks_the_base_model_how_its_loss_is_scaled(where, factor, tmp_p
 
 
 def test_a_half_precision_base_is_refused():
-    """With an fp16 base, injected adapters are fp16; the wrapper's are fp32, but its head is fp16 and cannot be unscaled."""
+    """With an fp16 base, injected adapters are fp16. The wrapper's are fp32, but its head is fp16
+    and cannot be unscaled."""
     plain = replace(MINI["vit"], lora_rank=None)
     injected, theirs = (
         models.build(plain).half(),
@@ -423,8 +432,9 @@ def test_a_half_precision_base_is_refused():
         assert {value.dtype for name, value in trained.items() if "classifier" in name} == {
             torch.float16
         }
+        frozen = {name for name, _ in net.named_parameters()} - set(trained)
         with pytest.raises(RuntimeError, match="dtype=torch.float32"):
-            model_changes.check_trainable(net, {name for name, _ in net.named_parameters()} - set(trained))
+            model_changes.check_trainable(net, frozen)
         for value in trained.values():
             value.grad = torch.zeros_like(value)
         scaler = torch.amp.GradScaler("cpu")

@@ -1,4 +1,7 @@
-"""What corrupts training in silence: half-precision weights, frozen heads, missing gradients, a checkpoint half read."""
+"""What corrupts training in silence.
+
+Weights in half precision, frozen heads, missing gradients, a checkpoint that was half read.
+"""
 
 import json
 import re
@@ -20,7 +23,7 @@ MINI = {"deberta": Recipe(length=16, batch_size=4), "vit": Recipe(model="vit", b
 
 @pytest.mark.parametrize("model", MINI)
 def test_stored_in_fp16_loaded_in_fp32(model):
-    """transformers loads a checkpoint in its stored dtype unless told otherwise; ours are stored like the hub's."""
+    """transformers loads a checkpoint in its stored dtype; ours are stored like the hub's."""
     with safe_open(models.MINI / model / "model.safetensors", "pt") as file:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}
     assert {parameter.dtype for parameter in models.build(MINI[model]).parameters()} == {
@@ -39,7 +42,8 @@ def test_every_parameter_trains(model):
     batch = train.encoded(recipe)["train"].batch(range(4))
     train_step(net, make_optimizer(net, recipe), [batch], 4, recipe)
     still = [name for name, value in net.named_parameters() if torch.equal(value, before[name])]
-    # a key's bias shifts every score of a row alike, which softmax undoes: its gradient is rounding, or nothing
+    # A key's bias shifts every score of a row alike, which softmax undoes: its gradient is
+    # rounding, or nothing.
     assert [name for name in still if "key" not in name and "k_proj" not in name] == []
     net.classifier.weight.requires_grad_(False)
     with pytest.raises(RuntimeError, match="does not train"):
@@ -63,7 +67,7 @@ def test_what_is_frozen_stays_and_what_is_not_moves(model, frozen):
 
 
 def test_below_the_lowest_trained_layer_there_is_no_backward():
-    """Its FLOPs go: with all layers frozen, only the head's are left. A frozen layer keeps no activations either."""
+    """With all layers frozen only the head's FLOPs are left, and no layer keeps activations."""
     for model, head in (("deberta", 3 * 2 * 4 * 128 * (128 + 8)), ("vit", 2 * 2 * 4 * 96 * 10)):
         flops = plan(replace(MINI[model], frozen=4), "cpu").flops
         assert flops["backward"] <= head
@@ -159,7 +163,7 @@ def test_mini_and_full_have_the_same_architecture():
 
 
 def test_the_full_architecture_runs_without_a_hub(monkeypatch, tmp_path):
-    """A GPU and no internet: random weights, the mini tokenizer, the offline data; nothing else changes."""
+    """A GPU and no internet: random weights, the mini tokenizer, the offline data."""
     for name, value in {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(models.hub, "find", _refuse)

@@ -53,7 +53,7 @@ def embeddings(net):
     return {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding)}
 
 
-# -- what each keeps -------------------------------------------------------------------------------------------
+# -- what each keeps -------------------------------------------------------------------------------
 
 
 def by_dtype(optimizer):
@@ -67,7 +67,7 @@ def by_dtype(optimizer):
 
 
 def quantised(counts, moments):
-    """{dtype: bytes}: a byte for each element of a large tensor and a scale a block; fp32 for the small ones."""
+    """{dtype: bytes}: a byte per element and a scale per block, and fp32 for small tensors."""
     large = [n for n in counts if n >= SMALL]
     return {
         torch.uint8: moments * sum(large),
@@ -126,7 +126,7 @@ def test_what_is_frozen_has_no_state(name):
     assert {id(p) for p in optimizer.state} == {id(p) for p in net.parameters() if p.requires_grad}
 
 
-# -- 32-bit embeddings -----------------------------------------------------------------------------------------
+# -- 32-bit embeddings -----------------------------------------------------------------------------
 
 
 def test_embed32_keeps_exactly_the_embeddings_in_fp32():
@@ -136,7 +136,7 @@ def test_embed32_keeps_exactly_the_embeddings_in_fp32():
         for p in net.parameters()
         if p.numel() >= SMALL and optimizer.state[p]["state1"].dtype == torch.float32
     }
-    assert fp32 == {place for place in embeddings(net)} and len(fp32) == 2
+    assert fp32 == set(embeddings(net)) and len(fp32) == 2
     assert all(
         optimizer.state[p]["state2"].dtype == optimizer.state[p]["state1"].dtype
         for p in net.parameters()
@@ -196,7 +196,7 @@ def test_a_missing_bitsandbytes_is_said_in_one_sentence(monkeypatch):
         make_optimizer(net, recipe(optimizer=name))
 
 
-# -- what each computes ----------------------------------------------------------------------------------------
+# -- what each computes ----------------------------------------------------------------------------
 
 
 def paths(name, model, steps=6, reference=None):
@@ -218,7 +218,8 @@ def paths(name, model, steps=6, reference=None):
         else:
             with torch.no_grad():
                 for p, grad, state in zip(lead.parameters(), grads, memory):
-                    p.copy_(rule(p, grad, state, step, wanted.peak_learning_rate, wanted.weight_decay))
+                    peak, decay = wanted.peak_learning_rate, wanted.weight_decay
+                    p.copy_(rule(p, grad, state, step, peak, decay))
     return [
         (ours.detach(), theirs.detach(), (theirs.detach() - first).norm().item())
         for ours, theirs, first in zip(follower.parameters(), lead.parameters(), begin)
@@ -252,15 +253,14 @@ def test_32_bit_embeddings_are_adamws():
 
 
 def sgd(p, grad, state, step, rate, decay):
-    """Momentum as PyTorch writes it: the first step takes the gradient whole; weight decay is part of the "
-    "gradient."""
+    """Momentum as in PyTorch: the first step is the gradient, which includes weight decay."""
     grad = grad + decay * p
     state["b"] = 0.9 * state["b"] + grad if "b" in state else grad
     return p - rate * state["b"]
 
 
 def lion(p, grad, state, step, rate, decay):
-    """Chen et al. 2023, algorithm 2: the sign of a mix of momentum and gradient; decay is decoupled."""
+    """Chen et al. 2023, algorithm 2: the sign of momentum mixed with gradient; decoupled decay."""
     m = state.get("m", torch.zeros_like(p))
     direction = torch.sign(0.9 * m + 0.1 * grad)
     state["m"] = 0.99 * m + 0.01 * grad
@@ -268,8 +268,10 @@ def lion(p, grad, state, step, rate, decay):
 
 
 def adafactor(p, grad, state, step, rate, decay):
-    """Shazeer and Stern 2018, algorithms 4 and 5: factored second moments, clipped to d=1, relative steps; no "
-    "momentum."""
+    """Shazeer and Stern 2018, algorithms 4 and 5.
+
+    Factored second moments, clipped to d=1, relative steps, no momentum.
+    """
     beta = 1 - step**-0.8
     rho = min(rate, 1 / math.sqrt(step))
     alpha = max(1e-3, (p.norm() / p.numel() ** 0.5).item()) * rho
@@ -310,7 +312,7 @@ def test_the_update_is_the_papers(rule):
             assert (ours - theirs).norm().item() < 2e-3 * way
 
 
-# -- saved and loaded ------------------------------------------------------------------------------------------
+# -- saved and loaded ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -1,5 +1,8 @@
-"""Every field of the recipe with every other: the gradients that should agree with the plain run's do, what should train
-trains, and nothing else moves."""
+"""Every field of the recipe with every other.
+
+The gradients that should agree with the plain run's do, what should train trains, and nothing else
+moves.
+"""
 
 from functools import lru_cache
 
@@ -121,7 +124,8 @@ def test_three_steps_move_what_should_train_and_nothing_else(fields):
     assert losses[2] < losses[0]
     moved = {key for key, value in net.named_parameters() if not torch.equal(value, before[key])}
     assert not moved & frozen
-    # a key's bias shifts every score of a row alike, which softmax undoes: its gradient is rounding, or nothing
+    # A key's bias shifts every score of a row alike, which softmax undoes: its gradient is
+    # rounding, or nothing.
     assert {
         key for key in set(before) - frozen - moved if "key" not in key and "k_proj" not in key
     } == set()

@@ -1,4 +1,4 @@
-"""Panels: the static form stands by itself, the live form follows its controls, nothing leaks or is lost."""
+"""Panels: the static form stands by itself, the live form follows its controls, nothing leaks."""
 
 import base64
 import io
@@ -90,7 +90,10 @@ def test_an_error_is_one_sentence_in_the_panel_and_its_figure_is_closed(moved):
         made.controls["rows"].value = 2
         assert made._image.layout.display is None and made._html.layout.display == "none"
         made.controls["rows"].value = 3
-    said = "These settings give no picture (ValueError: accumulation=3 does not divide batch_size=<16>)."
+    said = (
+        "These settings give no picture "
+        "(ValueError: accumulation=3 does not divide batch_size=<16>)."
+    )
     assert made.view.failed and made.view.text == said and made.view.png is None
     assert "batch_size=&lt;16&gt;" in made._html.value and made._image.layout.display == "none"
     bundle, _ = made._repr_mimebundle_()
@@ -148,7 +151,7 @@ def test_short_forms_and_where_they_start():
         "Dropdown",
     ]
     assert made.values == {"whole": 32, "share": 0.5, "gpu": "T4", "rows": 1, "on": True, "own": 2}
-    assert made.line.endswith(": whole 32, share 0.5, card T4, rows 1, on yes, precision bf16")
+    assert made.line.endswith(": whole 32, share 0.5, gpu T4, rows 1, on yes, precision bf16")
     assert [type(value) for value in made.values.values()] == [int, float, str, int, bool, int]
 
 

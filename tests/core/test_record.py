@@ -43,8 +43,14 @@ def test_a_measurement_that_does_not_fit_says_what_would(monkeypatch):
 
 
 def test_the_drivers_version_is_read_from_its_own_words():
-    old = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version: gcc 12.2.0"
-    new = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 12.2.0"
+    old = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
+        "GCC version: gcc 12.2.0"
+    )
+    new = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
+        "GCC version: gcc 12.2.0"
+    )
     assert [profile.driver_version(text) for text in (old, new, "no driver")] == [
         "535.183.01",
         "580.159.04",

@@ -1,4 +1,4 @@
-"""fp16's loss scale: undone before the norm is taken, once a group; a step that overflows changes nothing."""
+"""fp16's loss scale: undone once per group, before the norm; overflowing steps change nothing."""
 
 import pytest
 import torch
@@ -50,10 +50,11 @@ def test_the_scale_is_2_to_the_16_and_only_in_fp16():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adamw8bit"])
 def test_the_scale_does_not_reach_the_weights(optimizer):
-    """The clipped step is the same whatever the scale (powers of two, nothing overflows or vanishes), and fp32's nearly.
+    """The clipped step is the same whatever the scale, and nearly fp32's.
 
-    SGD's step is proportional to the clipped gradient: had the norm been taken of scaled gradients, or the scale not
-    been undone, it would differ by powers of two.
+    The scales are powers of two with which nothing overflows or vanishes. SGD's step is
+    proportional to the clipped gradient: had the norm been taken of scaled gradients, or the scale
+    not been undone, it would differ by powers of two.
     """
     recipe = replace(
         FP16,

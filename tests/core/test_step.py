@@ -1,4 +1,4 @@
-"""Accumulated gradients equal the full batch's, whatever the lengths and however the last group falls."""
+"""Accumulated gradients equal the full batch's, whatever the lengths and the last group."""
 
 import math
 
@@ -155,7 +155,7 @@ def test_the_optimizer_is_torchs_adamw_over_every_parameter():
 
 @pytest.mark.parametrize("told", [True, False])
 def test_trainer_accumulates_rightly_when_told(told, tmp_path):
-    """huggingface/transformers#47688: otherwise it multiplies DeBERTa's gradient by the accumulation steps."""
+    """transformers#47688: otherwise it multiplies DeBERTa's gradient by the accumulation steps."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     recipe = Recipe(length=24)

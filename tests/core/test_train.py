@@ -62,7 +62,7 @@ def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_pat
     for dies_in in range(recipe.steps):
         calls = 0
 
-        def step(*arguments, **keywords):
+        def step(*arguments, dies_in=dies_in, **keywords):
             nonlocal calls
             if calls == dies_in:
                 raise KeyboardInterrupt
@@ -88,7 +88,8 @@ CHILD = """
 import sys
 from helpers import train
 from helpers.recipe import Recipe
-train.fit(Recipe.from_dict(eval(sys.argv[2])), device="cpu", checkpoint=sys.argv[1], save_every=3, progress=False)
+recipe = Recipe.from_dict(eval(sys.argv[2]))
+train.fit(recipe, device="cpu", checkpoint=sys.argv[1], save_every=3, progress=False)
 """
 
 

@@ -1,5 +1,7 @@
-"""The GELU kernels: their arithmetic emulated on a CPU, their source run as C, compiled by NVRTC, and run on a GPU; each
-where it can be."""
+"""The GELU kernels, tested in four ways, each where it can be.
+
+Their arithmetic emulated on a CPU, their source run as C, compiled by NVRTC, and run on a GPU.
+"""
 
 import importlib.util
 import shutil
@@ -38,7 +40,10 @@ static u16 narrow(float a) { return bits(a); }
 #define HIGH(a) wide((u16)((a) >> 16))
 static u32 both(double low, double high) { return (u32)bits(high) << 16 | bits(low); }
 static u32 mul2(u32 a, u32 b) { return both((double)LOW(a) * LOW(b), (double)HIGH(a) * HIGH(b)); }
-static u32 fma2(u32 a, u32 b, u32 c) { return both((double)LOW(a) * LOW(b) + LOW(c), (double)HIGH(a) * HIGH(b) + HIGH(c)); }
+static u32 fma2(u32 a, u32 b, u32 c)
+{
+    return both((double)LOW(a) * LOW(b) + LOW(c), (double)HIGH(a) * HIGH(b) + HIGH(c));
+}
 static u32 tanh2(u32 a) { return both(tanh((double)LOW(a)), tanh((double)HIGH(a))); }
 static float mul1(float a, float b) { return a * b; }
 static float fma1(float a, float b, float c) { return fmaf(a, b, c); }
@@ -49,14 +54,16 @@ int main(int argc, char** argv)
 {
     long long count = atoll(argv[2]), together = argv[1][0] == 'h' ? 1 : 0;
     int repeats = atoi(argv[3]);
-    u16* x = (u16*)aligned_alloc(16, 16 * (count / 8 + 2)); u16* y = (u16*)aligned_alloc(16, 16 * (count / 8 + 2));
+    u16* x = (u16*)aligned_alloc(16, 16 * (count / 8 + 2));
+    u16* y = (u16*)aligned_alloc(16, 16 * (count / 8 + 2));
     memset(y, 0xff, 16 * (count / 8 + 2));
     if ((long long)fread(x, 2, count, stdin) != count) return 1;
     blockDim.x = 256;
     for (blockIdx.x = 0; blockIdx.x < (count + 2047) / 2048; blockIdx.x++)
         for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++)
             together ? kernel_half2(x, y, count, repeats) : kernel_fp32(x, y, count, repeats);
-    for (long long i = count; i < 8 * (count / 8 + 2); i++) if (y[i] != 0xffff) return 2;  // wrote past the end
+    for (long long i = count; i < 8 * (count / 8 + 2); i++)
+        if (y[i] != 0xffff) return 2;  // wrote past the end
     fwrite(y, 2, count, stdout);
     return 0;
 }

@@ -24,7 +24,7 @@ MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", b
 
 @dataclass
 class Plain:
-    """The allocator's rules as its documentation tells them, in one list of segments: each a list of [bytes, used]."""
+    """The allocator's rules as documented, in a list of segments, each a list of [bytes, used]."""
 
     segments: list
 
@@ -88,7 +88,7 @@ SIZES = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(wishes=st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=60))
 def test_the_same_as_a_plain_one(wishes):
-    """Addresses decide between equal blocks: the oldest segment first, then the front of it, in both."""
+    """Addresses decide between equal blocks, in both: the oldest segment first, from its front."""
     quick, plain, alive = CachingAllocator(), Plain([]), []
     for is_free, size, which in wishes:
         if is_free and alive:
@@ -124,7 +124,7 @@ def test_by_hand():
 
 
 def test_free_memory_that_does_not_lie_together():
-    """Thirty free MiB in three segments are no room for twenty-one; then they go back to the driver."""
+    """Thirty free MiB in three segments cannot hold twenty-one, and go back to the driver."""
     cuda = CachingAllocator(capacity=60 * MIB)
     kept = [cuda.malloc(10 * MIB) for _ in range(3)]
     gone = [cuda.malloc(10 * MIB) for _ in range(3)]
@@ -140,7 +140,8 @@ def test_free_memory_that_does_not_lie_together():
 
 
 def test_a_ledger_is_repeated_until_nothing_new_is_reserved():
-    """One parameter of 4 MiB, a state as large from the first step on, and a step that needs 3 MiB and returns 512 bytes."""
+    """A parameter of 4 MiB, a state as large from the first step on, and a step that needs 3 MiB
+    and returns 512 bytes."""
     allocation_trace = AllocationTrace(
         np.array([4 * MIB, 4 * MIB, 3 * MIB, 100, 0]),
         np.array([0]),
@@ -149,7 +150,7 @@ def test_a_ledger_is_repeated_until_nothing_new_is_reserved():
         np.array([0, 0, 1, 2], dtype=np.int8),
     )
     assert replay(allocation_trace) == AllocatorPeaks(11 * MIB + 512, 22 * MIB)
-    # the workspaces leave 5 MiB in the first segment, and the state, which comes last, takes them all
+    # The workspaces leave 5 MiB in the first segment; the state, which comes last, takes them all.
     assert replay(allocation_trace, workspace=8 * MIB) == AllocatorPeaks(28 * MIB + 512, 42 * MIB)
     with pytest.raises(CapacityExceeded):
         replay(allocation_trace, capacity=21 * MIB)

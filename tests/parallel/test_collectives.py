@@ -1,4 +1,4 @@
-"""Collectives by hand against torch's own and against plain sums: any number of ranks, length and dtype."""
+"""Collectives by hand against torch's own and plain sums: any number of ranks, length, dtype."""
 
 import json
 import math
@@ -37,7 +37,11 @@ def test_sums_are_right_on_every_rank(ranks, length, dtype, seed):
     tensors = data(ranks, length, dtype, seed)
     expected = torch.stack(tensors).sum(0).to(dtype)
     for reduce in (ring_all_reduce, server_all_reduce):
-        results, _ = threads(ranks, lambda transport: reduce(transport, tensors[transport.rank]))
+
+        def work(transport, reduce=reduce):
+            return reduce(transport, tensors[transport.rank])
+
+        results, _ = threads(ranks, work)
         assert all(torch.equal(result, expected) and result.dtype == dtype for result in results)
     assert all(
         torch.equal(one, other) for one, other in zip(tensors, data(ranks, length, dtype, seed))
@@ -91,7 +95,8 @@ def test_real_numbers_are_the_same_bits_on_every_rank_and_near_the_sum(ranks, ro
 @settings(max_examples=60, deadline=None)
 @given(ranks=RANKS, length=LENGTH)
 def test_the_ring_sends_what_the_formula_says(ranks, length):
-    """2 (N-1)/N of the tensor a rank, exactly where N divides its length; else within a piece's odd element a step."""
+    """2 (N-1)/N of the tensor per rank, exactly where N divides its length; else within one
+    element per step."""
     tensors = data(ranks, length, torch.float32)
     _, transports = threads(
         ranks, lambda transport: ring_all_reduce(transport, tensors[transport.rank])
@@ -184,7 +189,7 @@ def test_a_message_that_never_comes_is_given_up(monkeypatch):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_on_real_processes_it_is_torchs_own_all_reduce(ranks):
-    """gloo's sum may add in another order: equal to rounding, and bit for bit the same on all ranks."""
+    """gloo may add in another order: equal within rounding, and bit for bit alike on all ranks."""
     texts = forked(Path(__file__).parents[1] / "ranks" / "ring.py", ranks=ranks)
     results = [json.loads(text) for text in texts]
     assert all(

@@ -137,7 +137,8 @@ def test_ranks_that_ignore_being_told_to_end_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("helpers.parallel.launcher.GRACE", 0.5)
     path = script(
         tmp_path,
-        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)",
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('deaf')\ntime.sleep(600)",
     )
     with pytest.raises(TimeoutError):
         launch(path, ranks=2, timeout=8, show=False)
@@ -149,7 +150,8 @@ def test_nothing_is_left_when_the_notebooks_process_ends(tmp_path, how):
     if how == signal.SIGKILL and sys.platform != "linux":
         pytest.skip("only Linux tells a process that its parent died")
     path = script(tmp_path, f"open(r'{tmp_path}/' + str(rank), 'w')\ntime.sleep(600)")
-    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # what runs in the background does not
+    # What runs in the background does not listen to SIGINT by itself.
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     parent = subprocess.Popen(
         [
             sys.executable,

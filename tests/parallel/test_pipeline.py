@@ -55,7 +55,7 @@ def parts(batch, sizes):
 
 
 def played(model, schedule, batches, **settings):
-    """(stages, what each rank returned, wires): the schedule run by threads on a copy of the model."""
+    """(stages, results of the ranks, transports): the schedule, by threads on a model's copy."""
     stages = cut(copy.deepcopy(model), schedule.stages)
     steps, transports = threads(
         schedule.ranks,
@@ -141,7 +141,8 @@ def test_micro_batches_of_other_lengths_travel_too():
 
 
 def test_what_travels(whole):
-    """Hidden states there and back, fp32; a byte a token for the mask; the shared gradients around a ring."""
+    """Hidden states there and back in fp32, a byte per token for the mask, and shared gradients
+    around a ring."""
     model, batch, _, _ = whole
     _, _, transports = played(model, one_f_one_b(2, 3), parts(batch, [2, 2, 2]))
     text = "input_ids" in batch

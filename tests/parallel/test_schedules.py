@@ -1,4 +1,4 @@
-"""Pipeline schedules: every dependency, every formula, and torch's own schedules action by action."""
+"""Pipeline schedules: dependencies, formulas, and torch's own schedules action by action."""
 
 from types import SimpleNamespace
 
@@ -134,7 +134,10 @@ def test_activations_held(ranks, micro):
 @settings(max_examples=60, deadline=None)
 @given(ranks=RANKS, rounds=st.integers(1, 4), chunks=st.integers(1, 4))
 def test_interleaving_holds_what_the_paper_says(ranks, rounds, chunks):
-    """K + (K-1)/v on the first rank, in K-th parts of the model (Narayanan et al. 2021: 1 + (K-1)/(Kv) times 1F1B)."""
+    """K + (K-1)/v on the first rank, in K-th parts of the model.
+
+    Narayanan et al. 2021: 1 + (K-1)/(Kv) times that of 1F1B.
+    """
     schedule = interleaved(ranks, ranks * rounds, chunks)
     if rounds > 1 and ranks > 1 and chunks > 1:
         assert schedule.held_by_rank[0] == pytest.approx(ranks + (ranks - 1) / chunks)
@@ -181,7 +184,7 @@ def test_the_versions_of_pipedream(ranks, micro, weights):
 
 
 def theirs(kind, ranks: int, micro: int, chunks: int | None = None) -> list[list[str]]:
-    """The order of actions in one of torch's schedules, which needs no more of its stages than who they are."""
+    """The order of actions in one of torch's schedules, which asks only for its stages' numbers."""
     stages = [
         SimpleNamespace(
             num_stages=ranks * (chunks or 1),
@@ -254,7 +257,8 @@ def test_torchs_schedules_of_one_stage_a_rank(ranks, micro):
     )
     if micro >= ranks:  # torch refuses fewer
         assert ours(one_f_one_b(ranks, micro)) == executed(Schedule1F1B, ranks, micro)
-        # Its printed order agrees too, except for the last rank's forward passes, which torch 2.13 counts from 1.
+        # Its printed order agrees too, except for the last rank's forward passes: torch 2.13
+        # counts them from 1.
         assert ours(one_f_one_b(ranks, micro))[:-1] == theirs(Schedule1F1B, ranks, micro)[:-1]
 
 

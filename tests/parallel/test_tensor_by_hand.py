@@ -1,4 +1,7 @@
-"""A layer cut over ranks against the whole layer: outputs, gradients, bytes; any number of ranks, uneven slices."""
+"""A layer cut over ranks against the whole layer: outputs, gradients and bytes.
+
+With any number of ranks, and uneven slices.
+"""
 
 import json
 from pathlib import Path
@@ -49,7 +52,10 @@ def numbers(*shape, dtype=torch.float64, seed=0):
 
 
 def both(ranks, dense, make, x, forward=lambda module, x, exchange: module(x)):
-    """(whole: output, gradient of x, gradients by name), (ranks: the same), wires. The loss weighs every entry apart."""
+    """(whole: output, gradient of x, gradients by name), (ranks: the same), transports.
+
+    The loss gives every entry a weight of its own.
+    """
     whole = x.clone().requires_grad_()
     y = dense(whole)
     weights = numbers(*y.shape, dtype=y.dtype, seed=7)
@@ -250,7 +256,7 @@ def test_cross_entropy_of_nothing_is_nan_as_torchs_and_wrong_labels_are_refused(
 @settings(max_examples=40, deadline=None)
 @given(ranks=RANKS, length=st.integers(1, 11), dim=st.integers(0, 2))
 def test_the_conjugates(ranks, length, dim):
-    """Whatever goes forward as a sum comes back as it is, and the other way round; slices and whole likewise."""
+    """What goes forward as a sum comes back as it is, and the other way round; slices likewise."""
     shape = [2, 3, 4]
     shape[dim] = length
     whole = numbers(*shape)
@@ -338,7 +344,7 @@ def test_columns_and_rows_alone_and_a_width_without_heads():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_on_real_processes(ranks):
-    """Ring over gloo's messages and torch's own collectives: a layer, an embedding and a loss equal to the whole."""
+    """A ring over gloo and torch's collectives: a layer, an embedding and a loss like the whole."""
     for text in forked(SCRIPT, ranks=ranks):
         found = json.loads(text)
         assert found.pop("bytes") == found.pop("expected_bytes")

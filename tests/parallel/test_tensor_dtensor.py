@@ -1,4 +1,7 @@
-"""The course's models split by DTensor: logits, all gradients, a step and the collectives, on real ranks and on none."""
+"""The course's models split by DTensor: logits, gradients, a step and the collectives.
+
+On real ranks, and on none.
+"""
 
 import json
 from pathlib import Path
@@ -37,8 +40,11 @@ def ranks():
 def test_logits_gradients_norm_and_a_step_are_the_whole_models(
     ranks, model, optimizer, accumulation, ways
 ):
-    """fp32: logits within 1e-5, each gradient within 1e-5 of the largest. AdamW turns rounding of gradients near zero into
-    a share of its rate, so weights after its step are within that; after SGD's within rounding."""
+    """fp32: logits within 1e-5, each gradient within 1e-5 of the largest.
+
+    AdamW turns rounding of gradients near zero into a part of its learning rate, so weights after
+    its step are within that; after SGD's within rounding.
+    """
     for found in (rank[f"{model} {optimizer} {accumulation} {sorted(ways)}"] for rank in ranks):
         assert found["logits"] < 1e-5 and found["gradients"] < 1e-5 and found["missing"] == []
         assert found["norm"] < 1e-4 and found["placed"] and found["bytes"]

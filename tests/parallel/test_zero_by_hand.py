@@ -97,7 +97,7 @@ def sharded(units, steps, stage, ranks):
     seed=st.integers(0, 99),
 )
 def test_the_weights_are_those_of_the_unsharded_run(ranks, stage, width, micro, dtype, seed):
-    """fp64 within 1e-9; fp32 within 1e-3: where a gradient is nearly nothing, Adam makes a step of its rounding."""
+    """fp64 within 1e-9; fp32 within 1e-3, as Adam makes a step of a tiny gradient's rounding."""
     units, steps = model(width, dtype), shares(ranks, 3, micro, seed)
     truth = alone(copy.deepcopy(units), steps)
     found = sharded(units, steps, stage, ranks)
@@ -145,7 +145,7 @@ def test_a_rank_holds_what_the_formula_says(ranks, stage, width, dtype):
 @settings(max_examples=40, deadline=None)
 @given(ranks=RANKS, stage=STAGES, width=st.integers(1, 6), micro=st.integers(1, 3))
 def test_a_rank_sends_what_the_formula_says(ranks, stage, width, micro):
-    """2, 2 and 3 times the parameters, times (N-1)/N, with one micro-batch; over all ranks together exactly."""
+    """2, 2 and 3 times the parameters, times (N-1)/N, for one micro-batch; exact over all."""
     units = model(width, torch.float32)
     length = sum(p.numel() for unit in units for p in unit.parameters())
     sent = [sent for _, _, sent in sharded(units, shares(ranks, 1, micro, 0), stage, ranks)]
@@ -178,7 +178,7 @@ def test_bad_calls_are_refused():
         threads(1, lambda transport: Zero(transport, [nn.Linear(2, 2), nn.GELU()], 3))
 
 
-# -- torch's own, between processes --------------------------------------------------------------------------
+# -- torch's own, between processes ----------------------------------------------------------------
 
 TEXT = Recipe(batch_size=16, accumulation=4, length=16, train_size=64, test_size=8, steps=3)
 STAGE = {
@@ -187,7 +187,8 @@ STAGE = {
     "fsdp": 3,
     "fsdp, offload": 3,
 }  # as to what is held from step to step
-# per parameter's bytes: DDP's all-reduce is not a reduce-scatter, so ZeroRedundancyOptimizer adds a third
+# Per parameter's bytes: DDP's all-reduce is no reduce-scatter, so ZeroRedundancyOptimizer adds a
+# third.
 SENT = {
     "zero-1": {"allreduce": 1, "broadcast": 1},
     "fsdp, kept": {"allgather_base": 1, "reduce_scatter_base": 1},

@@ -1,7 +1,8 @@
-"""What the plan for a GPU claims of CUDA's kernels, against fake CUDA tensors: torch's own dispatch, no GPU needed.
+"""What the plan for a GPU claims of CUDA's kernels, against fake CUDA tensors: no GPU is needed.
 
-Only a PyTorch built with CUDA can make these (Linux's default build; the CPU build that CI installs cannot). Without a
-driver such a PyTorch cannot run a backward pass on them, so the forward pass is compared: all that it keeps.
+The tensors are dispatched by torch itself. Only a PyTorch built with CUDA can make them (Linux's
+default build; the CPU build that CI installs cannot). Without a driver such a PyTorch cannot run a
+backward pass on them, so the forward pass is compared: all that it keeps.
 """
 
 import pytest

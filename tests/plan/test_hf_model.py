@@ -1,4 +1,4 @@
-"""The planner on models that the course never mentions, small and of random weights, against real tensors."""
+"""The planner on models that the course never mentions, small and random, against real tensors."""
 
 import gc
 import warnings
@@ -17,25 +17,25 @@ from helpers.plan.hf_plan import ModelStep, measured, plan_model, plan_model_ste
 from helpers.recipe import Recipe
 from helpers.step import train_step
 
-TEXT = dict(
-    vocab_size=99,
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=64,
-)
-NARROW = dict(
-    vocab_size=99,
-    d_model=32,
-    encoder_layers=2,
-    decoder_layers=2,
-    encoder_attention_heads=4,
-    decoder_attention_heads=4,
-    encoder_ffn_dim=64,
-    decoder_ffn_dim=64,
-    max_position_embeddings=64,
-)
+TEXT = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+NARROW = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+}
 CONFIGS = {
     "bert": lambda: library.BertConfig(**TEXT),
     "roberta": lambda: library.RobertaConfig(**{**TEXT, "max_position_embeddings": 66}),
@@ -156,7 +156,7 @@ def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
     ids=lambda config: config.model_type,
 )
 def test_updates_in_place_of_a_view_differ_for_a_moment_and_never_at_the_peak(config):
-    """Real tensors undo a view by strides, tensors without values by the view's own inverse: one more or one less."""
+    """Real tensors undo a view by strides, fake ones by its inverse: one more or one less."""
     asked = ModelStep(config, batch_size=4)
     planned, real = plan_model_step(asked, "cpu"), measured(asked)
     assert (
@@ -184,7 +184,7 @@ def test_parameters_are_the_unique_storages(name):
 
 @pytest.mark.parametrize("name", ["llama", "swin", "mixtral"])
 def test_the_cpus_own_allocator_agrees(name):
-    """An untracked step, seen from below: kernels also take scratch memory there that no tensor shows."""
+    """An untracked step by the profiler: kernels also take scratch memory that no tensor shows."""
     asked = step(name)
     net = hf_model.prepare(hf_model.make(asked), asked)
     optimizer, batch = make_optimizer(net, asked), hf_plan.batch(net, asked)
@@ -228,7 +228,7 @@ def test_published_models_have_the_published_sizes():
 
 @pytest.mark.parametrize("name, precision", [("bert", "fp32"), ("gpt2", "bf16")])
 def test_on_cuda_attention_with_dropout_keeps_no_probabilities(name, precision):
-    """A CPU has no fused attention with dropout: planned for a GPU, nothing grows with the square of the length."""
+    """A CPU has no fused attention with dropout; on a GPU nothing grows with the squared length."""
     short, long = (
         plan_model_step(
             ModelStep(CONFIGS[name](), batch_size=4, length=length, precision=precision), "cuda"
@@ -342,7 +342,7 @@ def written(folder, text):
 
 
 def test_nothing_is_left_changed_behind():
-    """The fake step must not reach what real ones use: the same answer after a refusal, and real tensors afterwards."""
+    """The fake step leaves alone what real ones use: the same after a refusal."""
     first = plan_model_step(step("bert"), "cpu")
     with pytest.raises(CannotPlan):
         plan_model_step(step("resnet", checkpointing=True), "cpu")

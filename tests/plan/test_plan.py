@@ -27,7 +27,7 @@ MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", b
 
 @pytest.mark.parametrize("fields", combinations.ALL, ids=combinations.name)
 def test_the_plan_is_what_real_tensors_take_to_the_byte(fields):
-    """Every field of the recipe, every pair of them: the whole timeline, event by event, and the FLOPs."""
+    """Every pair of the recipe's fields: the whole timeline, event by event, and the FLOPs."""
     recipe = combinations.recipe(fields)
     planned = plan(recipe, "cpu")
     real = memory.measure(recipe, train.encoded(recipe)["train"]).tracked
@@ -37,7 +37,7 @@ def test_the_plan_is_what_real_tensors_take_to_the_byte(fields):
 
 @pytest.mark.parametrize("model", MINI)
 def test_the_cpus_own_allocator_agrees_to_the_byte(model):
-    """An untracked step on real tensors, seen from below: the profiler's record of every allocation."""
+    """An untracked step on real tensors: the profiler's record of every allocation."""
     recipe = MINI[model]
     net = models.build(recipe)
     optimizer = make_optimizer(net, recipe)
@@ -85,7 +85,7 @@ def test_flops_are_torchs_own_count():
 
 
 def test_fused_attention_counts_the_flops_of_the_plain_formula():
-    """torch's counter has no formula for the CPU's attention kernel; ours must equal the matrix products written out."""
+    """torch has no formula for the CPU's attention kernel; ours equals the products written out."""
     recipe = MINI["vit"]
     shape = models.config(recipe)
     tokens = (shape.image_size // shape.patch_size) ** 2 + 1
@@ -99,7 +99,8 @@ def test_fused_attention_counts_the_flops_of_the_plain_formula():
 
 @pytest.mark.parametrize("model", MINI)
 def test_checkpointing_costs_one_more_forward_of_the_layers(model):
-    """All of each layer for DeBERTa. A ViT layer ends in a linear whose output nothing saves: torch stops before it."""
+    """All of each layer for DeBERTa. A ViT layer ends in a linear layer whose output nothing saves:
+    torch stops before it."""
     recipe = MINI[model]
     shape, rows = models.config(recipe), recipe.batch_size
     plain, again = (plan(replace(recipe, checkpointing=on), "cpu").flops for on in (False, True))
@@ -126,7 +127,7 @@ def test_checkpointing_costs_one_more_forward_of_the_layers(model):
 def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_back_through(
     model, fields
 ):
-    """transformers makes the embeddings' output ask for a gradient when checkpointing is switched on."""
+    """With checkpointing, transformers makes the embeddings' output require a gradient."""
     half, whole = (replace(MINI[model], frozen=frozen, **fields) for frozen in (2, 0))
     plain, again, all_again = (
         plan(recipe, "cpu").flops
@@ -137,7 +138,7 @@ def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_bac
 
 
 def test_accumulation_keeps_gradients_alive_in_the_next_forward_pass():
-    """One micro-batch or four of the same size: the second forward pass has the first's gradients beside it."""
+    """One micro-batch or four of its size: the second forward pass has gradients beside it."""
     recipe = Recipe(profile="full", batch_size=4)
     one, four = plan(recipe), plan(replace(recipe, batch_size=16, accumulation=4))
     gradients = 4 * one.parameters
@@ -300,7 +301,10 @@ def test_the_surface_holds_for_full_models():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_plan_needs_little_memory_and_no_network(optimizer, monkeypatch):
-    """Planning 8 GiB must not take them: the process grows by less than half of the weights alone. No socket is opened."""
+    """Planning 8 GiB must not take them: the process grows by less than half of the weights.
+
+    No socket is opened either.
+    """
     import resource
     import socket
 

@@ -111,7 +111,8 @@ def test_json_holds_the_plan(folder, capsys):
 
 
 def test_what_does_not_fit_says_what_would(folder, small, capsys):
-    """Every option that the text offers, typed as it stands, gives a step that fits; half as many micro-batches do not."""
+    """Every option that the text offers, typed as it is, gives a step that fits; half as many
+    micro-batches do not."""
     code, text = asked(capsys, "--model", folder, "--card", "Small", "--batch", 32, "--length", 128)
     assert code == 1 and "NO, it does not fit" in text
     offered = (
@@ -151,7 +152,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(folder, small, rows, parts
     room=st.integers(0, 10**6),
 )
 def test_the_search_needs_few_plans_where_bytes_jump(first, row, every, jump, room):
-    """A staircase, as the allocator's segments make one: thousands of rows are searched in a few dozen looks."""
+    """A staircase, like the allocator's segments: of thousands of sizes few are planned."""
 
     def over(change, depths=None):
         looks.append(change["batch_size"])

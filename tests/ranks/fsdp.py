@@ -1,4 +1,4 @@
-"""Run by test_zero.py as ranks: a few steps with each engine that shares out states, against one process."""
+"""Run by test_zero_by_hand.py as ranks: engines that shard states, against one process."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def held(tensors):
 
 
 def tune(make, recipe, data, ranks=1, rank=0):
-    """(weights, losses, bytes held, bytes of collectives in the last step); rank's share of each step's rows."""
+    """(weights, losses, bytes held, bytes sent in the last step), with this rank's examples."""
     bare = models.build(recipe)
     model, optimizer = make(bare, recipe)
     losses = []

@@ -1,4 +1,4 @@
-"""Run by test_pipeline.py as ranks: a model in stages on real processes, by hand and by torch's own engine."""
+"""Run by test_pipeline.py as ranks: a model in stages, by hand and by torch's own engine."""
 
 import json
 import os

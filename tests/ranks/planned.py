@@ -1,4 +1,4 @@
-"""Run by test_planned.py as ranks: a layout's rank trains a few steps and is then followed by the tracker."""
+"""Run by test_plan_ranks.py as ranks: a rank trains a few steps and is then traced."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def micro_batches(recipe: Recipe, step: int, data, share: slice | None = None):
 
 @cache
 def reference(recipe: Recipe) -> dict[str, torch.Tensor]:
-    """The weights of the single process. Kept: a rank's cases differ in their layout more than in their recipe."""
+    """The weights of the single process. Cached: the cases have more layouts than recipes."""
     data = train.encoded(recipe)["train"]
     model = without_dropout(models.build(recipe))
     optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, "cpu")

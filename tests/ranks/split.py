@@ -88,7 +88,7 @@ def compare(recipe, ways):
 
 
 def masks(ways):
-    """DeBERTa with dropout: is the part outside the pairs alike, are masks inside apart, is the state common after?"""
+    """DeBERTa with dropout: alike outside the pairs, other masks inside, a common state after."""
     recipe = Recipe("deberta", profile="mini", batch_size=4)
     torch.manual_seed(0)
     model = split(models.build(recipe), mesh, **ways)

@@ -1,4 +1,4 @@
-"""Run by test_loops.py under torchrun: the Accelerate loop with DeepSpeed at each stage, against the plain loop."""
+"""Run by test_frameworks.py under torchrun: Accelerate with DeepSpeed, against the plain loop."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The tooling behind make: executing, caching, cleaning; on small notebooks in a folder of their own."""
+"""The tooling behind make: executing, caching, cleaning, on small notebooks."""
 
 import os
 import signal
@@ -29,7 +29,8 @@ def test_chosen_takes_numbers_and_names(folder):
 def test_execute_uses_this_python_with_the_environment_given(folder, capfd):
     path = notebook(
         folder,
-        "import sys, os\nprint(sys.executable)\nprint(os.environ['TIGHT_FIT_RUNS'])\nprint(os.getcwd())",
+        "import sys, os\nprint(sys.executable)\n"
+        "print(os.environ['TIGHT_FIT_RUNS'])\nprint(os.getcwd())",
     )
     done, seconds = execute(path, {"TIGHT_FIT_RUNS": "somewhere"})
     assert done.cells[1].outputs[0].text.split() == [sys.executable, "somewhere", str(folder)]
@@ -209,10 +210,14 @@ def test_save_writes_in_place(folder, monkeypatch):
 
 def test_an_interrupted_run_keeps_nothing_and_leaves_no_kernel(folder, tmp_path):
     seen = tmp_path / "kernel"
-    source = f"import os, pathlib, time\npathlib.Path({str(seen)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    source = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(seen)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    )
     program = (
         "from pathlib import Path\nfrom tools.course.execute import execute\n"
-        f"try:\n    execute(Path({str(notebook(folder, source))!r}), {{}})\nexcept KeyboardInterrupt:\n    print('stopped')"
+        f"try:\n    execute(Path({str(notebook(folder, source))!r}), {{}})\n"
+        "except KeyboardInterrupt:\n    print('stopped')"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program],

@@ -24,7 +24,8 @@ def test_each_exercise_counts_for_itself(tmp_path, capsys):
         "answer = -1\ncheck('02.1', answer)",
         'answer = None\ncheck("02.2", answer)',
         "1 / 0",
-        "from tests.exercises.solutions import nb02\nfunction = nb02.RIGHT['02.4']\ncheck('02.4', function)",
+        "from tests.exercises.solutions import nb02\n"
+        "function = nb02.RIGHT['02.4']\ncheck('02.4', function)",
     )
     found = {one.exercise: one for one in grade(path)}
     assert {number: one.points for number, one in found.items()} == {

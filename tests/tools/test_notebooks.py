@@ -1,6 +1,7 @@
-"""What a committed notebook must be: executed, in the course's form, labelled, free of any machine's traces.
+"""What a committed notebook must be: executed, in the course's form, labelled, without traces.
 
-Each rule is a function from a notebook to what is wrong with it, itself tested on a notebook that breaks it.
+Each rule is a function from a notebook to what is wrong with it. It is tested itself, on a notebook
+that breaks it.
 """
 
 import ast
@@ -138,7 +139,7 @@ def prose(nb):
 
 
 def random_accuracy(nb):
-    """Outputs with an accuracy that do not say so, of cells that use a recipe or run with random weights."""
+    """Outputs with an accuracy that do not say that the recipe or run has random weights."""
     random, wrong = set(), []
     for cell in code(nb):
         uses = _uses_random(cell.source, random)
@@ -153,7 +154,7 @@ def random_accuracy(nb):
 
 
 def _uses_random(source, random):
-    """Whether code names weights="random" or a name bound to it before; adds the names that it binds."""
+    """Whether code names weights="random" or a name bound to it; adds the names that it binds."""
     uses = False
     for statement in ast.parse(
         re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)

@@ -1,5 +1,4 @@
-"""The bundled mini models: small, honest about themselves, reproducible, and loadable as the hub's models
-are."""
+"""The bundled mini models: small, reproducible, honest, and loadable as the hub's models are."""
 
 import hashlib
 import json
@@ -154,10 +153,16 @@ def test_no_unknown_tokens(text):
 
 
 def test_near_finds_a_changed_copy_and_spares_another_story():
-    storage_trace = "the company said its board approved a two for one split of common shares for holders in april"
-    changed = storage_trace.replace("april", "may").upper() + " 1987"
-    other = "wheat exports to the soviet union fell sharply in the first half of the year said the department"
-    assert corpus.near([changed, other, storage_trace[:60]], [storage_trace]) == [True, False, True]
+    story = (
+        "the company said its board approved a two for one split of common shares "
+        "for holders in april"
+    )
+    changed = story.replace("april", "may").upper() + " 1987"
+    other = (
+        "wheat exports to the soviet union fell sharply in the first half of the year "
+        "said the department"
+    )
+    assert corpus.near([changed, other, story[:60]], [story]) == [True, False, True]
 
 
 def test_no_test_document_in_the_corpus():

@@ -24,19 +24,23 @@ def tried(call, *given):
 server = socket.create_server(('127.0.0.1', 0))
 port = server.getsockname()[1]
 one, other = socket.socketpair()
-print(tried(socket.create_connection, ('127.0.0.1', port)), tried(socket.create_connection, ('localhost', port)),
-      tried(one.sendall, b'x'))
+print(tried(socket.create_connection, ('127.0.0.1', port)),
+      tried(socket.create_connection, ('localhost', port)), tried(one.sendall, b'x'))
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-print(tried(socket.socket().connect, ('192.0.2.1', 80)), tried(socket.socket().connect_ex, ('192.0.2.1', 80)),
-      tried(socket.create_connection, ('192.0.2.1', 80)), tried(udp.sendto, b'x', ('192.0.2.1', 53)),
+print(tried(socket.socket().connect, ('192.0.2.1', 80)),
+      tried(socket.socket().connect_ex, ('192.0.2.1', 80)),
+      tried(socket.create_connection, ('192.0.2.1', 80)),
+      tried(udp.sendto, b'x', ('192.0.2.1', 53)),
       tried(socket.getaddrinfo, 'example.com', 80), tried(socket.gethostbyname, 'example.com'),
       tried(socket.socket(socket.AF_INET6).connect, ('2001:db8::1', 80)))
 print(time.monotonic() - begun < 5)
 """
 AFTERWARDS = """
 import subprocess, sys, torch
-child = subprocess.run([sys.executable, '-c', 'import torch; print(torch.cuda.is_available())'], capture_output=True, text=True)
-assert (torch.cuda.is_available(), torch.cuda.device_count(), child.stdout) == (False, 0, 'False\\n')
+code = 'import torch; print(torch.cuda.is_available())'
+child = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+assert child.stdout == 'False\\n'
 try:
     torch.zeros(1, device='cuda')
 except (RuntimeError, AssertionError) as error:  # torch's own, which its builds word differently
@@ -81,7 +85,10 @@ def test_the_order_is_the_seed_s(folder, monkeypatch):
 
 
 def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(folder):
-    child = f"print(subprocess.run([sys.executable, '-c', {CUT!r}], capture_output=True, text=True).stdout)"
+    child = (
+        f"child = subprocess.run([sys.executable, '-c', {CUT!r}], capture_output=True, text=True)\n"
+        "print(child.stdout)"
+    )
     done, _ = execute(notebook(folder, CUT, child), stress.environment("offline"))
     for cell in done.cells[1:]:
         assert cell.outputs[0].text.split() == ["through"] * 3 + ["cut"] * 7 + ["True"]
@@ -104,7 +111,8 @@ def test_interrupted_runs_again_in_the_same_kernel(folder, tmp_path, capfd):
     seen = tmp_path / "seen"
     path = notebook(
         folder,
-        f"import os, time\nfile = open({str(seen)!r}, 'a')\nprint(os.getpid(), file=file, flush=True)",
+        f"import os, time\nfile = open({str(seen)!r}, 'a')\n"
+        "print(os.getpid(), file=file, flush=True)",
         "x = 1",
         "quick = True",
         "first = 'again' not in globals()\nagain = True\ntime.sleep(60 if first else 0)",
@@ -119,7 +127,8 @@ def test_interrupted_runs_again_in_the_same_kernel(folder, tmp_path, capfd):
 def test_interrupted_finds_a_process_left_behind_and_ends_it(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(interrupt, "GRACE", 2.0)
     seen = tmp_path / "seen"
-    child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
+    sleep = f"[{sys.executable!r}, '-c', 'import time; time.sleep(60)']"
+    child = f"subprocess.Popen({sleep}, start_new_session=True)"
     path = notebook(
         folder,
         "import pathlib, subprocess, time",
