@@ -1,4 +1,4 @@
-"""The tooling behind `make`: execute and clean notebooks, make pages and tables, keep records, write badges."""
+"""The tooling behind `make`: run and clean notebooks; write pages, tables, records and badges."""
 
 from pathlib import Path
 

@@ -1,12 +1,13 @@
 """`python -m tools.course COMMAND`, as the Makefile calls it.
 
-run [NN ...]                 execute what changed, write pages and runs under build/, print the tables
+run [NN ...]                 execute what changed, write pages and runs to build/, print the tables
 save [NN ...]                execute and save in place, cleaned, as committed
 record [NN ...] [--dry-run] [--out DIR]    full models on a GPU, runs kept in results/
 clean [NN ...]               clean without executing
 tables [NN ...]              print the tables of the last run
 grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exercises are right
-soak [NN ...] [--only KIND]  run notebooks in random order, offline, interrupted, on a GPU without kernels
+soak [NN ...] [--only KIND]  run notebooks in random order, offline, interrupted, with a GPU that
+                             has no kernels
 badges [--check]             the repository's address into notebooks and README
 """
 
@@ -22,12 +23,13 @@ from tools.course.execute import Failed, chosen
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    """The command line of all commands."""
+    whole = argparse.ArgumentParser(
         prog="python -m tools.course",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=__doc__,
     )
-    commands = made.add_subparsers(dest="command", required=True)
+    commands = whole.add_subparsers(dest="command", required=True)
     for name in ("run", "save", "record", "clean", "tables", "soak"):
         command = commands.add_parser(name)
         command.add_argument(
@@ -55,10 +57,11 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"
     )
-    return made
+    return whole
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 1 after an error, 130 after an interrupt."""
     asked = parser().parse_args(arguments)
     typed = "python -m tools.course " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     try:

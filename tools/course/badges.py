@@ -24,14 +24,18 @@ KAGGLE = (
 
 
 def badges(notebook: str, repository: str) -> str:
-    """Links that open a notebook, "00_start_here.ipynb", on Colab and Kaggle, from a GitHub address."""
+    """Links that open a notebook on Colab and Kaggle.
+
+    notebook    its file name, as "00_start_here.ipynb"
+    repository  its address on GitHub
+    """
     path = f"blob/main/notebooks/{notebook}"
     owner = repository.removeprefix("https://github.com/")
     return f"{COLAB.format(f'{owner}/{path}')} {KAGGLE.format(f'{repository}/{path}')}"
 
 
 def notebook(path: Path, repository: str) -> str:
-    """A notebook's text as it should be: badges under its title, the common first code cell."""
+    """A notebook's text as it should be: badges under its title, then the common first cell."""
     node = nbformat.read(path, as_version=4)
     for cell in node.cells:
         if cell.cell_type == "markdown":
@@ -45,17 +49,17 @@ def notebook(path: Path, repository: str) -> str:
     return nbformat.writes(node).rstrip("\n") + "\n"
 
 
-def _under_title(source: str, line: str) -> str:
-    rows = source.split("\n")
-    for number, row in enumerate(rows):
-        if row.rstrip().endswith(MARK):
-            rows[number] = line
-            return "\n".join(rows)
-    title = next((number for number, row in enumerate(rows) if row.startswith("# ")), -1)
-    rest = rows[title + 1 :]
-    return "\n".join(
-        [*rows[: title + 1], "", line, *([""] if rest and rest[0].strip() else []), *rest]
-    ).strip("\n")
+def _under_title(source: str, badge_line: str) -> str:
+    """The cell's source with its line of badges replaced, or put under its title."""
+    lines = source.split("\n")
+    for number, line in enumerate(lines):
+        if line.rstrip().endswith(MARK):
+            lines[number] = badge_line
+            return "\n".join(lines)
+    title = next((number for number, line in enumerate(lines) if line.startswith("# ")), -1)
+    rest = lines[title + 1 :]
+    gap = [""] if rest and rest[0].strip() else []
+    return "\n".join([*lines[: title + 1], "", badge_line, *gap, *rest]).strip("\n")
 
 
 def readme(text: str, repository: str, first: str) -> str:
@@ -64,7 +68,7 @@ def readme(text: str, repository: str, first: str) -> str:
     for name, content in (("badges", badges(first, repository)), ("clone", clone)):
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda found: f"{found[1]}{content}\n{found[2]}",
+            lambda match, content=content: f"{match[1]}{content}\n{match[2]}",
             text,
             flags=re.DOTALL,
         )
@@ -72,7 +76,7 @@ def readme(text: str, repository: str, first: str) -> str:
 
 
 def stale(folder: Path = NOTEBOOKS, page: Path = README) -> dict[Path, str]:
-    """{file: the text it should have} of notebooks and README with another address or first cell."""
+    """{file: the text it should have} of notebooks and README that differ from it."""
     repository = notebook_setup.repository()
     wanted = {
         path: notebook(path, repository) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))
@@ -84,12 +88,12 @@ def stale(folder: Path = NOTEBOOKS, page: Path = README) -> dict[Path, str]:
 
 
 def command(check: bool) -> int:
-    """Write what is stale, or with `check` only name it and give 1."""
-    found = stale()
-    for path, text in found.items():
+    """Write what is stale and return 0; with `check` only name it, and return 1 if there is any."""
+    files = stale()
+    for path, text in files.items():
         print(f"{path.relative_to(ROOT)}: {'stale, run `make badges`' if check else 'written'}")
         if not check:
             replace_all(path.parent, {path.name: text})
-    if not found:
+    if not files:
         print(f"All badges name {notebook_setup.repository()}.")
-    return int(check and bool(found))
+    return int(check and bool(files))

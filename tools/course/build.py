@@ -1,4 +1,4 @@
-"""`make run` and `make notebooks`: execute what changed, keep pages and runs of what ran to its end."""
+"""`make run` and `make notebooks`: execute what changed, and keep what ran to its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ VARIABLES = ("TIGHT_FIT_PROFILE", "TIGHT_FIT_MIRROR", "CUDA_VISIBLE_DEVICES")
 
 
 def run(paths: list[Path], command: str, build: Path = BUILD) -> None:
-    """Execute what is not up to date, write build/html and build/runs, print the tables. Raises Failed."""
+    """Execute what is not up to date, write build/html and build/runs, and print the tables.
+
+    Raises Failed where a notebook does not run to its end.
+    """
     os.environ.setdefault("TIGHT_FIT_PROFILE", "mini")
     for path in paths:
         key = fingerprint(path)
@@ -36,7 +39,11 @@ def run(paths: list[Path], command: str, build: Path = BUILD) -> None:
 
 
 def save(paths: list[Path], command: str) -> None:
-    """Execute and save in place, cleaned. Raises Failed, or ValueError for a path of this machine."""
+    """Execute and save in place, cleaned.
+
+    Raises Failed where a notebook does not run to its end, and ValueError where an output names a
+    path of this machine.
+    """
     os.environ.setdefault("TIGHT_FIT_PROFILE", "mini")
     for path in paths:
         notebook, _ = execute(path, {"TIGHT_FIT_RUNS": "", "TIGHT_FIT_COMMAND": command})
@@ -53,9 +60,8 @@ def _build(path: Path, key: str, command: str, build: Path) -> None:
             for file in sorted(Path(staging).glob("*.json"))
         }
     note = _note(path, build)
-    note.unlink(
-        missing_ok=True
-    )  # an interruption from here on only means that the notebook runs again
+    # After an interruption from here on, the notebook only runs again.
+    note.unlink(missing_ok=True)
     replace_all(build / "html", {f"{path.stem}.html": page})
     replace_all(build / "runs", runs, old=(build / "runs").glob(f"{path.stem}.*.json"))
     done = {"key": key, "seconds": round(seconds, 1), "runs": sorted(runs)}
@@ -67,7 +73,7 @@ def _note(path: Path, build: Path) -> Path:
 
 
 def _done(path: Path, build: Path) -> str | None:
-    """The fingerprint that the pages and runs at hand were made from, None where one of them is missing."""
+    """The fingerprint that build/ was made from, or None where a page or run is missing."""
     try:
         note = json.loads(_note(path, build).read_text(encoding="utf8"))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -80,7 +86,11 @@ def _done(path: Path, build: Path) -> str | None:
 
 
 def fingerprint(path: Path) -> str:
-    """A digest of all that decides what a notebook shows: its cells, helpers, records, versions, profile."""
+    """A digest of all that decides what a notebook shows.
+
+    These are its cells, the code that it imports, the records, the versions of the libraries, and
+    the variables that choose a profile and a device.
+    """
     digest = hashlib.sha256(json.dumps(_cells(nbformat.read(path, as_version=4))).encode())
     for file in _inputs():
         digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
@@ -95,7 +105,8 @@ def _cells(notebook: NotebookNode) -> list:
 
 
 def _inputs() -> Iterator[Path]:
-    for folder in (ROOT / "helpers", ROOT / "results"):
+    """The files beside the notebook itself that may change what it shows."""
+    for folder in (ROOT / "helpers", ROOT / "exercises", ROOT / "results"):
         yield from (
             file
             for file in sorted(folder.rglob("*"))

@@ -1,4 +1,7 @@
-"""What a notebook must not carry into the repository: this machine's traces, and widgets without a kernel."""
+"""Remove from a notebook what must not reach the repository.
+
+This is what tells of the machine that ran it, and widgets, which do nothing without a kernel.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,20 @@ from nbformat import NotebookNode
 from tools.course import ROOT
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-# What a widget says of itself as text: "HBox(children=(...))", or a progress bar "vit:   0%|    | 0/60".
+# The text form of a widget: "HBox(children=(...))", or a progress bar "vit:   0%|    | 0/60".
 REPR = re.compile(r"[A-Z]\w*\(.*\)|.*\d+%\|.*\|.*", re.DOTALL)
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-# An absolute path of any machine: folders that roots have on Linux, macOS, Colab, Kaggle; a Windows drive.
+# An absolute path of any machine starts with one of these folders (Linux, macOS, Colab, Kaggle), or
+# with the letter of a Windows drive.
 FOLDERS = (
-    "home|root|Users|tmp|usr|opt|etc|var|mnt|media|srv|private|Volumes|content|kaggle|work|workspace|data|"
-    "scratch|nix|builds?|app|github|lib|lib64|bin|boot|dev|proc|run|sbin|sys"
+    "home|root|Users|tmp|usr|opt|etc|var|mnt|media|srv|private|Volumes|content|kaggle|work|"
+    "workspace|data|scratch|nix|builds?|app|github|lib|lib64|bin|boot|dev|proc|run|sbin|sys"
 )
 PATH = re.compile(rf"(?<![\w.:/])(?:/(?:{FOLDERS})/[\w.]+|[A-Z]:\\\w+)")
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:
-    """The same notebook, changed in place: only kernel, language and tags as metadata, and no widgets."""
+    """The same notebook, changed in place: metadata has kernel, language and tags; no widgets."""
     notebook.metadata = NotebookNode(
         kernelspec=NotebookNode(KERNEL), language_info=NotebookNode(name="python")
     )
@@ -41,7 +45,7 @@ def clean(notebook: NotebookNode) -> NotebookNode:
 
 
 def _still(output: NotebookNode) -> NotebookNode | None:
-    """An output without its widget: the picture or text beside it; None where nothing of use is left."""
+    """An output without its widget, or None where nothing of use is left beside it."""
     if WIDGET not in output.get("data", {}):
         return output
     del output.data[WIDGET]
@@ -51,7 +55,7 @@ def _still(output: NotebookNode) -> NotebookNode | None:
 
 
 def texts(notebook: NotebookNode) -> Iterator[tuple[int, str, str]]:
-    """(cell, "source" or "output", text) of everything a reader can read; pictures are left out."""
+    """(cell index, "source" or "output", text) of all that a reader can read, without images."""
     for index, cell in enumerate(notebook.cells):
         yield index, "source", cell.source
         for output in cell.get("outputs", []):
@@ -66,23 +70,26 @@ def _readable(output: NotebookNode) -> list[str]:
 
 def paths(notebook: NotebookNode) -> list[str]:
     """Absolute paths in it, each with its cell: "cell 3, output: ..."."""
-    here = {str(ROOT), str(Path.home()), sys.prefix, os.path.realpath(tempfile.gettempdir())} - {
-        "/"
-    }
-    found = []
+    here = {str(ROOT), str(Path.home()), sys.prefix, os.path.realpath(tempfile.gettempdir())}
+    here.discard("/")
+    named = []
     for index, where, text in texts(notebook):
         hit = PATH.search(text)
-        if hit or any(place in text for place in here):
-            found.append(f"cell {index}, {where}: {hit[0] if hit else 'a folder of this machine'}")
-    return found
+        if hit or any(folder in text for folder in here):
+            named.append(f"cell {index}, {where}: {hit[0] if hit else 'a folder of this machine'}")
+    return named
 
 
 def write(notebook: NotebookNode, path: Path) -> None:
-    """Clean and write, whole or not at all. Raises ValueError where it names a path of a machine."""
+    """Clean and write, whole or not at all.
+
+    Raises ValueError where the notebook names an absolute path of a machine.
+    """
     named = paths(clean(notebook))
     if named:
         raise ValueError(
-            f"{path.name} names an absolute path ({named[0]}): it is not written; print another text there."
+            f"{path.name} names an absolute path ({named[0]}): it is not written; "
+            "print another text there."
         )
     nbformat.validate(notebook)
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
@@ -97,6 +104,5 @@ def rewrite(path: Path) -> None:
     """Clean a notebook in place, without executing it."""
     before = path.read_text(encoding="utf8")
     write(nbformat.reads(before, as_version=4), path)
-    print(
-        f"{path.name}: {'clean already' if path.read_text(encoding='utf8') == before else 'cleaned'}"
-    )
+    same = path.read_text(encoding="utf8") == before
+    print(f"{path.name}: {'clean already' if same else 'cleaned'}")

@@ -48,42 +48,44 @@ class _Kernel(AsyncKernelManager):
     def _this_python(self):
         return _ThisPython(parent=self)
 
-    @default(
-        "transport_encryption"
-    )  # where jupyter_client has it; without, newer kernels warn of an open port
+    # jupyter_client has this trait from release 8.7 on; without encryption newer kernels warn of an
+    # open port.
+    @default("transport_encryption")
     def _encrypted(self):
         return "auto" if zmq.has("curve") else "disabled"
 
 
 def chosen(numbers: Iterable[str] = (), folder: Path = NOTEBOOKS) -> list[Path]:
-    """Notebooks by their numbers ("2", "02") or names, in the course's order; all of them when none is named.
+    """Notebooks by their numbers ("2", "02") or names, in the course's order.
 
-    Raises ValueError for a number that no notebook has, and where there is no notebook at all.
+    Without any number these are all notebooks. Raises ValueError for a number that no notebook has,
+    and where there is no notebook at all.
     """
     every = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     if not every:
         raise ValueError(f"There is no notebook in {folder.name}/.")
     wanted = set()
     for word in numbers:
-        found = [
+        matching = [
             path for path in every if path.stem == Path(word).stem or path.name[:2] == word.zfill(2)
         ]
-        if not found:
-            raise ValueError(
-                f"There is no notebook {word!r}: choose from {', '.join(path.name[:2] for path in every)}."
-            )
-        wanted.update(found)
+        if not matching:
+            numbers_there = ", ".join(path.name[:2] for path in every)
+            raise ValueError(f"There is no notebook {word!r}: choose from {numbers_there}.")
+        wanted.update(matching)
     return [path for path in every if path in wanted or not wanted]
 
 
 def execute(
     path: Path, environment: dict[str, str], folder: Path | None = None, keep_going: bool = False
 ) -> tuple[NotebookNode, float]:
-    """(the executed notebook, seconds). `environment` is added to this process's own for the kernel, which runs in
-    `folder`, by default the notebook's own.
+    """(the executed notebook, wall-clock seconds). Prints one line of progress.
 
-    Prints one line: the name, cells done of all, seconds. Raises Failed at the first cell that fails, or with
-    `keep_going` only when one hangs or the kernel dies.
+    environment  variables of the kernel beside those of this process
+    folder       where the kernel runs; None takes the notebook's own folder
+    keep_going   run on after a cell that fails
+    Raises Failed at the first cell that fails, or with `keep_going` only when a cell hangs or the
+    kernel dies.
     """
     notebook = nbformat.read(path, as_version=4)
     line = Line(path.stem, sum(map(runs, notebook.cells)))
@@ -103,7 +105,10 @@ def execute(
 
 
 def client_for(notebook: NotebookNode, folder: Path, **more) -> nbclient.NotebookClient:
-    """What executes `notebook` in a fresh kernel of this Python in `folder`; `more` is nbclient's own."""
+    """A client that executes `notebook` in a fresh kernel of this Python, which runs in `folder`.
+
+    `more` is passed to nbclient.
+    """
     return nbclient.NotebookClient(
         notebook,
         timeout=CELL_SECONDS,
@@ -119,16 +124,17 @@ def client_for(notebook: NotebookNode, folder: Path, **more) -> nbclient.Noteboo
 
 @contextmanager
 def failures(client: nbclient.NotebookClient, path: Path, line: Line) -> Iterator[None]:
-    """Inside it a cell that raises or hangs, or a kernel that dies, raises Failed; `line` knows which."""
+    """Raise Failed for a cell that raises or hangs, and for a kernel that dies, inside the context.
+
+    `line` knows which cell runs.
+    """
     try:
         yield
     except Exception as error:
-        if getattr(
-            client, "_async_cleanup_kernel_future", None
-        ):  # nbclient took the signal and ended the kernel
-            logging.getLogger(
-                "asyncio"
-            ).disabled = True  # its other tasks then fail, and that is no news
+        if getattr(client, "_async_cleanup_kernel_future", None):
+            # nbclient took the signal and ended the kernel. Its other tasks then fail as well, and
+            # their errors would hide what happened.
+            logging.getLogger("asyncio").disabled = True
             raise KeyboardInterrupt from None
         if isinstance(error, (CellControlSignal, DeadKernelError)):
             raise Failed(_report(path, client.nb, line.index, error)) from None
@@ -144,14 +150,13 @@ def _report(path: Path, notebook: NotebookNode, index: int | None, error: Except
     if index is None:
         return f"{path.name} failed before its first cell: {error}"
     cell = notebook.cells[index]
-    source = "\n".join("    " + row for row in cell.source.splitlines())
+    source = "\n".join("    " + text for text in cell.source.splitlines())
     count = sum(map(runs, notebook.cells[: index + 1]))
-    why = [output for output in cell.get("outputs", []) if output.output_type == "error"]
-    shown = (
-        "\n".join(why[0].traceback)
-        if why
-        else f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    )
+    errors = [output for output in cell.get("outputs", []) if output.output_type == "error"]
+    if errors:
+        shown = "\n".join(errors[0].traceback)
+    else:
+        shown = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     where = f"cell {index} (code cell {count} of {sum(map(runs, notebook.cells))})"
     return (
         f"{path.name} failed in {where}:\n\n{source}\n\n"

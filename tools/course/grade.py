@@ -1,4 +1,4 @@
-"""Grading students' copies of notebooks: each is executed, and its exercises' checks say what is right."""
+"""Grade students' copies of notebooks: execute each, and let the checks say what is right."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ class Grade(NamedTuple):
 
 
 def grade(path: Path) -> list[Grade]:
-    """The grades of one notebook, an exercise of its chapter each; one without a cell that checks it has no points.
+    """The grades of one notebook, one per exercise of its chapter.
 
-    The notebook is executed whole, as `TIGHT_FIT_GRADE=1` does: a cell that fails costs its own points only. It runs in this
-    checkout, with these helpers and checks, wherever the file lies. It is a stranger's program: grade where it can do no harm.
+    An exercise that no cell checks has no points. The notebook is executed whole, with
+    `TIGHT_FIT_GRADE=1`, so a cell that fails costs only its own points. It runs in this checkout,
+    with the helpers and checks that are here, wherever the file lies. It is a program that somebody
+    else wrote: grade where it can do no harm.
     Raises ValueError for a file that is no notebook or has no exercises.
     """
     try:
@@ -67,14 +69,14 @@ def grade(path: Path) -> list[Grade]:
 
 def command(files: Sequence[Path], to: Path | None = None) -> None:
     """Grade the files, print a table of points, and write every grade to a CSV file if asked."""
-    grades = [one for path in files for one in grade(path)]
+    grades = [earned for path in files for earned in grade(path)]
     if to is not None:
         with to.open("w", newline="", encoding="utf8") as file:
             writer = csv.writer(file)
             writer.writerows([Grade._fields, *grades])
     print(
         Table(
-            [one._asdict() for one in grades],
-            f"{sum(one.points for one in grades)} of {len(grades)} points",
+            [earned._asdict() for earned in grades],
+            f"{sum(earned.points for earned in grades)} of {len(grades)} points",
         )
     )

@@ -1,4 +1,4 @@
-"""A notebook whose kernel is interrupted half way and that then runs again from its top in the same kernel."""
+"""Interrupt the kernel of a notebook half way, then run the notebook again in the same kernel."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from nbclient import NotebookClient
 from tools.course.execute import QUIET, Failed, Line, client_for, failures, runs
 
 MARK = "TIGHT_FIT_SOAK_MARK"  # in the environment of the kernel and so of all that it starts
-SOON = (
-    0.3,
-    1.5,
-)  # seconds into a cell: at some moment between these it is interrupted, if it still runs
+# A cell that still runs is interrupted at a random moment between these seconds after its start.
+SOON = (0.3, 1.5)
 GRACE = 30.0  # seconds for an interrupted cell to stop, and for the processes it had to go
 HELPERS = ("resource_tracker", "forkserver")  # Python's own, which live as long as the kernel
 
@@ -30,10 +28,11 @@ def run_interrupted(
     folder: Path | None = None,
     chance: random.Random | None = None,
 ) -> int:
-    """Run half of the code cells, interrupt the next that lasts, run all again. Gives the interrupted cell's index.
+    """Run half of the code cells, interrupt the next that lasts, then run all cells again.
 
-    The interrupt is a SIGINT, as Jupyter's stop button sends it. `environment` and `folder` as in `execute`; prints
-    its line too. Raises Failed where a cell fails before or after the interrupt, where no cell of the second half
+    Returns the index of the interrupted cell. The interrupt is a SIGINT, as Jupyter's stop button
+    sends it. `environment` and `folder` are those of `execute`, whose line of progress it prints.
+    Raises Failed where a cell fails before or after the interrupt, where no cell of the second half
     lasts long enough, where the interrupted cell does not stop, and where a process is left behind.
     """
     notebook = nbformat.read(path, as_version=4)
@@ -76,7 +75,7 @@ def run_interrupted(
 async def _interrupt_one(
     client: NotebookClient, path: Path, code: list[int], chance: random.Random
 ) -> int:
-    client.allow_errors = True  # an error is what is wanted here; it is looked at below
+    client.allow_errors = True  # an error is expected here, and is looked at below
     for index in code:
         cell = client.nb.cells[index]
         task = asyncio.ensure_future(client.async_execute_cell(cell, index))
@@ -86,7 +85,8 @@ async def _interrupt_one(
             if not (await asyncio.wait({task}, timeout=GRACE))[0]:
                 task.cancel()
                 raise Failed(
-                    f"{path.name}: cell {index} goes on {GRACE:.0f} s after the kernel was interrupted."
+                    f"{path.name}: cell {index} goes on {GRACE:.0f} s after the kernel was "
+                    "interrupted."
                 )
         await task
         errors = [output for output in cell.outputs if output.output_type == "error"]
@@ -103,16 +103,16 @@ async def _interrupt_one(
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that have this mark in their environment, but for Python's own helpers."""
-    found = []
+    """The living processes with this mark in their environment, without Python's own helpers."""
+    processes = []
     for process in psutil.process_iter():
         try:
             ours = process.environ().get(MARK) == mark
             if ours and not any(word in " ".join(process.cmdline()) for word in HELPERS):
-                found.append(process)
+                processes.append(process)
         except psutil.Error:  # it ended meanwhile, or is another user's
             continue
-    return found
+    return processes
 
 
 async def _nothing_left(path: Path, mark: str, when: str, kernel: int) -> None:

@@ -1,6 +1,7 @@
-"""HTML pages of executed notebooks, and an index of them. A page is one file, pictures and style in it.
+"""HTML pages of executed notebooks, and an index of them.
 
-Formulas alone are typeset by MathJax from the network; without it they are readable as LaTeX.
+A page is one file with its figures and its style in it. Only formulas need the network: MathJax
+typesets them, and without it they are readable as LaTeX.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 NEIGHBOUR = re.compile(r'href="(?:\./)?(\d\d_\w+)\.ipynb')  # a link from one notebook to another
 SCRIPT = re.compile(r'<script src="(?:require)?"></script>')
-STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
+STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em;
+  color: #222 }
 table { border-collapse: collapse; font-size: 14px; margin: .5em 0 }
 td, th { padding: .2em .8em; text-align: right } th { border-bottom: 1px solid #999 }
 td:first-child, th:first-child { text-align: left } .small { color: #666 }"""
@@ -69,8 +71,8 @@ def index(build: Path, tables: dict[str, list[Table]]) -> None:
         build / "html",
         {
             "index.html": (
-                f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Tight Fit</title>'
-                f"<style>{STYLE}</style></head>\n"
+                '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+                f"<title>Tight Fit</title><style>{STYLE}</style></head>\n"
                 f"<body><h1>Tight Fit</h1>\n{body}\n</body></html>\n"
             )
         },

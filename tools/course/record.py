@@ -1,6 +1,7 @@
-"""`make record`: the notebooks in the full profile on a GPU, their runs checked and kept in results/.
+"""`make record`: run the notebooks in the full profile on a GPU and keep their runs in results/.
 
-A notebook's runs arrive there together, after all of it succeeded and each file was read back, or not at all.
+The runs of a notebook are kept together, after all of it succeeded and each file was read back, or
+not at all.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ LIMIT = 60  # seconds that a notebook's record may take on a data-centre GPU
 
 
 def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None:
-    """Record notebooks, one after the other. One that fails is reported at once, keeps nothing, and does not stop the
-    others, because a GPU is rarely at hand; the whole then ends in Failed.
+    """Record notebooks, one after the other.
 
-    dry  mini profile on any device, into a folder that is thrown away unless `out` names one
+    One that fails is reported at once, keeps nothing, and does not stop the others, because a GPU
+    is rarely at hand. Failed is then raised at the end.
+
+    dry  use the mini profile on any device, and a folder that is thrown away unless `out` names one
     Raises ValueError without a GPU, Failed where a notebook failed or wrote no complete run.
     """
     if not dry:
@@ -88,9 +91,10 @@ def _one(path: Path, folder: Path, profile: str, device: str | None, command: st
 def checked(
     notebook: str, folder: Path, profile: str, device: str | None, names: set[str] | None = None
 ) -> dict[str, str]:
-    """{name in results/: text} of a notebook's runs in a folder, every one complete and what was asked for.
+    """{name in results/: text} of a notebook's runs in a folder.
 
-    Raises Failed, in one sentence, where there is none or one is not.
+    Raises Failed, in one sentence, where there is none, and where one is not complete or not what
+    was asked for.
     """
     from helpers.record import Run
 
@@ -101,7 +105,8 @@ def checked(
             run = Run.from_json(text)
         except (ValueError, KeyError, TypeError) as error:
             raise Failed(
-                f"{notebook} wrote {file.name}, which is no complete run ({error}): nothing of it was kept."
+                f"{notebook} wrote {file.name}, which is no complete run ({error}): "
+                "nothing of it was kept."
             ) from error
         wrong = _wrong(run, notebook, profile, device)
         if wrong:
@@ -109,7 +114,7 @@ def checked(
         texts[filename(run)] = text
     if not texts:
         raise Failed(
-            f"{notebook} wrote no run: give record.run(...) a name, '{notebook}/before' for example."
+            f"{notebook} wrote no run: give record.run(...) a name, as '{notebook}/before'."
         )
     return texts
 
@@ -117,9 +122,8 @@ def checked(
 def _wrong(run: Run, notebook: str, profile: str, device: str | None) -> str | None:
     if run.name.split("/")[0] != notebook:
         return f"is named {run.name!r}"
-    if (
-        profile == "mini" and run.recipe.profile != profile
-    ):  # full may fall back to mini where there is no hub
+    # The full profile may fall back to mini models where there is no hub.
+    if profile == "mini" and run.recipe.profile != profile:
         return f"ran in the {run.recipe.profile} profile, not the {profile} one"
     if device and run.environment["device"] != device:
         return f"ran on {run.environment['device']}, not on {device}"
@@ -127,7 +131,7 @@ def _wrong(run: Run, notebook: str, profile: str, device: str | None) -> str | N
 
 
 def filename(run: Run) -> str:
-    """ "<notebook>.<label>.<device>.json"; the device is the card's name, or "cpu"."""
+    """The file of a run, `<notebook>.<label>.<device>.json`; device is the GPU's name, or "cpu"."""
     device = (
         run.environment["name"]
         if run.environment["device"] == "cuda"

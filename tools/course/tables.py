@@ -12,21 +12,24 @@ if TYPE_CHECKING:
 
 
 def of(notebook: str, folder: Path) -> list[Table]:
-    """A notebook's runs: before against after where they differ in one field, and all where there are more."""
+    """A notebook's tables: before beside after where they differ in one field, and all runs.
+
+    The table of all runs is left out where it would show the same two.
+    """
     from helpers import record, tables
 
-    found = dict(sorted(record.read(notebook, folder).items(), key=lambda item: item[1].date))
-    if not found:
+    runs = dict(sorted(record.read(notebook, folder).items(), key=lambda item: item[1].date))
+    if not runs:
         return []
-    made = []
-    if {"before", "after"} <= set(found):
+    shown = []
+    if {"before", "after"} <= set(runs):
         try:
-            made.append(tables.before_after(found["before"], found["after"]))
+            shown.append(tables.before_after(runs["before"], runs["after"]))
         except ValueError:  # another comparison than one field's: the table of all shows it
             pass
-    if len(found) > 2 or not made:
-        made.append(tables.runs(found))
-    return made
+    if len(runs) > 2 or not shown:
+        shown.append(tables.runs(runs))
+    return shown
 
 
 def every(folder: Path) -> dict[str, list[Table]]:
