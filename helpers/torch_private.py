@@ -1,8 +1,8 @@
 """Every private name of PyTorch that the course uses, in one place.
 
-These are modules and attributes that PyTorch may move or rename in any release. Nothing else in
-`helpers` reaches into a module or a function whose name begins with an underscore;
-tests/test_torch_private.py names what a new release has broken.
+PyTorch may move or rename these modules and attributes in any release. No other module of `helpers`
+imports a name of torch that begins with an underscore; tests/test_torch_private.py says which names
+a new release has broken.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "fake_store",
     "forget_process_groups",
     "fsdp_param_module",
+    "load_cuda_kernel",
     "rebuild_buckets",
     "storage_key",
     "tree_leaves",
@@ -41,34 +42,61 @@ __all__ = [
 ]
 
 disable_current_modes = _disable_current_modes
-TRUNCATED_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")  # draws until all values are in bounds
+# The function that draws until all values are within the bounds.
+TRUNCATED_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 SKIPS_STEPS = "_maybe_opt_step"  # the method of GradScaler that leaves out a step that overflowed
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """An address that two tensors share exactly when they share their memory, also without values."""
+    """A number that two tensors share exactly when they share their memory.
+
+    It also holds for tensors without values, whose addresses are all 0.
+    """
     return storage._cdata
 
 
 def clear_cublas_workspaces() -> None:
-    """Give back what matrix products took of the GPU's memory (needs CUDA)."""
+    """Give back the GPU memory that matrix products took as workspace; needs CUDA."""
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
+def load_cuda_kernel(image: bytes, name: str) -> Callable:
+    """A function of compiled CUDA code, loaded on the current GPU. PyTorch has this from 2.8 on.
+
+    image  machine code ("cubin") or PTX
+    name   of an `extern "C" __global__` function in it
+
+    The result is called as kernel(grid, block, arguments), with two triples of ints and a list of
+    CUDA tensors, which become pointers, and ints, which become 32-bit ints. It runs on the current
+    stream. Raises RuntimeError in the words of the driver.
+    """
+    from torch.cuda._utils import _cuda_load_module
+
+    kernels = _cuda_load_module(image, [name])
+    assert isinstance(kernels, dict)  # as names were given
+    return kernels[name]
+
+
 def rebuild_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Lay DDP's buckets anew in the order in which gradients came, as it does after its first step."""
+    """Make DDP's buckets again, in the order in which the gradients came.
+
+    DDP does so itself after its first step.
+    """
     model.reducer._rebuild_buckets()
 
 
 def fsdp_param_module():
-    """The module of FSDP2 that cuts a parameter into shards; its `_chunk_with_empty` does so."""
+    """The module of FSDP2 that cuts parameters into shards, with its `_chunk_with_empty`."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     return _fsdp_param
 
 
 def fake_store() -> torch.distributed.Store:
-    """The store of the process group that sends nothing, and the collectives' rules of shapes."""
+    """The store of a process group that sends nothing.
+
+    It also registers what shapes the collectives give on tensors without values.
+    """
     from torch.distributed._tools import fake_collectives  # noqa: F401
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -76,15 +104,16 @@ def fake_store() -> torch.distributed.Store:
 
 
 def forget_process_groups() -> None:
-    """Empty DTensor's caches: they hold layouts together with process groups that are gone by now."""
+    """Empty the caches of DTensor, whose layouts refer to process groups that no longer exist."""
     for clear in _dtensor_caches():
         clear()
 
 
 def _dtensor_caches() -> list[Callable[[], None]]:
+    """The functions that empty a cache of DTensor, as far as its modules have been imported."""
     from torch.distributed.tensor import _redistribute, debug
 
-    found = [
+    clearers = [
         debug._clear_python_sharding_prop_cache,
         debug._clear_fast_path_sharding_prop_cache,
         getattr(_redistribute, "_planner_cache", {}).clear,
@@ -94,9 +123,9 @@ def _dtensor_caches() -> list[Callable[[], None]]:
             continue
         holders = [module, *(value for value in vars(module).values() if isinstance(value, type))]
         for holder in holders:
-            found += [
+            clearers += [
                 value.cache_clear
                 for value in vars(holder).values()
                 if not isinstance(value, type) and hasattr(value, "cache_clear")
             ]
-    return found
+    return clearers

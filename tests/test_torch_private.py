@@ -1,6 +1,8 @@
 """PyTorch's private names: each is still there, and none is used anywhere but in one module."""
 
 import ast
+import contextlib
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,9 @@ def test_the_name_is_there(name):
     )
 
 
-@pytest.mark.parametrize("place, name", [torch_private.TRUNCATED_NORMAL])
-def test_what_is_patched_is_there(place, name):
-    assert hasattr(place, name), f"PyTorch {torch.__version__} has no {place.__name__}.{name}."
+@pytest.mark.parametrize("module, name", [torch_private.TRUNCATED_NORMAL])
+def test_what_is_patched_is_there(module, name):
+    assert hasattr(module, name), f"PyTorch {torch.__version__} has no {module.__name__}.{name}."
 
 
 def test_the_scaler_skips_steps_where_we_think_it_does():
@@ -43,6 +45,35 @@ def test_two_views_share_a_storage_key_and_two_tensors_do_not():
     whole = torch.zeros(4)
     keys = [torch_private.storage_key(t.untyped_storage()) for t in (whole, whole[1:], whole + 1)]
     assert keys[0] == keys[1] != keys[2]
+
+
+class Driver:
+    """What PyTorch calls of the CUDA driver, without a GPU. Every call succeeds."""
+
+    def cuModuleLoadData(self, module, image):
+        self.image = image
+        return 0
+
+    def cuModuleGetFunction(self, function, module, name):
+        self.name = name
+        return 0
+
+    def cuLaunchKernel(self, function, *settings):
+        *self.sizes, self.shared_memory, self.stream, pointers, _ = settings
+        self.numbers = [ctypes.c_int.from_address(pointer).value for pointer in pointers]
+        return 0
+
+
+def test_a_kernel_is_loaded_and_launched_through_pytorch(monkeypatch):
+    driver = Driver()
+    stream = type("Stream", (contextlib.nullcontext,), {"_as_parameter_": 7})()
+    monkeypatch.setattr(torch.cuda._utils, "_get_gpu_runtime_library", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    kernel = torch_private.load_cuda_kernel(b"\x7fELF\0code", "kernel_half2")
+    assert (driver.image, driver.name) == (b"\x7fELF\0code", b"kernel_half2")
+    kernel((3, 1, 1), (256, 1, 1), [5, -2])
+    assert driver.sizes == [3, 1, 1, 256, 1, 1]
+    assert (driver.shared_memory, driver.stream, driver.numbers) == (0, 7, [5, -2])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.kernels import gelu_half2
+from helpers.kernels import gelu_half2, nvrtc
 
 EVERY = np.arange(2**16, dtype=np.uint16).view(np.float16)
 FINITE = EVERY[np.isfinite(EVERY)]
@@ -82,7 +82,7 @@ def on_host(tmp_path_factory):
         pytest.skip("no C compiler here")
     folder = tmp_path_factory.mktemp("half2")
     (folder / "kernels.c").write_text(gelu_half2.source(HOST).replace('extern "C"', "") + MAIN)
-    made = subprocess.run(
+    done = subprocess.run(
         [
             compiler,
             "-O1",
@@ -95,9 +95,9 @@ def on_host(tmp_path_factory):
         capture_output=True,
         text=True,
     )
-    if made.returncode and "_Float16" in made.stderr:
+    if done.returncode and "_Float16" in done.stderr:
         pytest.skip("this C compiler has no 16-bit numbers")
-    assert not made.returncode, made.stderr
+    assert not done.returncode, done.stderr
 
     def run(kind, values, repeats=1):
         done = subprocess.run(
@@ -112,16 +112,16 @@ def on_host(tmp_path_factory):
 
 
 def test_the_emulation_is_near_gelu_for_every_number():
-    found = gelu_half2.emulate(FINITE)
-    assert found.dtype == np.float16 and np.isfinite(found).all()
-    assert (np.abs(found.astype(np.float64) - EXACT) <= EMULATED).all()
-    assert (np.abs(found.astype(np.float64) - EXACT) > EMULATED / 2).any(), (
+    result = gelu_half2.emulate(FINITE)
+    assert result.dtype == np.float16 and np.isfinite(result).all()
+    assert (np.abs(result.astype(np.float64) - EXACT) <= EMULATED).all()
+    assert (np.abs(result.astype(np.float64) - EXACT) > EMULATED / 2).any(), (
         "the bound is no tighter than it could be"
     )
 
 
 def test_the_emulation_rounds_after_each_operation():
-    found, steps = gelu_half2.emulate(FINITE), torch.from_numpy(FINITE)
+    result, steps = gelu_half2.emulate(FINITE), torch.from_numpy(FINITE)
     square = (steps * steps).double()  # torch rounds an fp16 product once
     inner = torch.from_numpy(
         (square * np.float64(np.float16(gelu_half2.B)) + np.float64(np.float16(gelu_half2.A)))
@@ -131,8 +131,8 @@ def test_the_emulation_rounds_after_each_operation():
     t = torch.from_numpy(np.tanh((steps * inner).double().numpy()).astype(np.float16))
     h = steps * 0.5
     expected = (h.double() * t.double() + h.double()).numpy().astype(np.float16)
-    assert np.array_equal(bits(found), bits(expected))
-    assert not np.array_equal(bits(found), bits(EXACT.astype(np.float16))), (
+    assert np.array_equal(bits(result), bits(expected))
+    assert not np.array_equal(bits(result), bits(EXACT.astype(np.float16))), (
         "it should not be the rounded exact value"
     )
 
@@ -163,15 +163,15 @@ def body(text: str, kind: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def nvrtc():
+def compiler():
     try:
-        gelu_half2._nvrtc()
+        nvrtc.library()
     except OSError as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("capability", ["75", "80", "90"])
-def test_nvrtc_makes_of_it_what_the_names_say(nvrtc, capability):
+def test_nvrtc_makes_of_it_what_the_names_say(compiler, capability):
     text = gelu_half2.build(capability, "ptx").decode().rstrip("\0")
     pair, single = body(text, "half2"), body(text, "fp32")
     for instruction in ("fma.rn.f16x2", "mul.rn.f16x2", "tanh.approx.f16x2"):
@@ -183,11 +183,11 @@ def test_nvrtc_makes_of_it_what_the_names_say(nvrtc, capability):
     assert gelu_half2.build(capability)[:4] == b"\x7fELF", "machine code"
 
 
-def test_a_pair_of_tanh_is_two_machine_instructions(nvrtc, tmp_path):
-    found = importlib.util.find_spec("triton")
+def test_a_pair_of_tanh_is_two_machine_instructions(compiler, tmp_path):
+    triton = importlib.util.find_spec("triton")
     tool = (
-        Path(found.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        if found
+        Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if triton
         else Path("none")
     )
     if not tool.exists():
@@ -201,9 +201,34 @@ def test_a_pair_of_tanh_is_two_machine_instructions(nvrtc, tmp_path):
     assert lines > 0 and part.count("MUFU.TANH.F16") == 2 * lines
 
 
-def test_nvrtc_refuses_in_a_sentence(nvrtc):
+def test_nvrtc_refuses_in_a_sentence(compiler):
     with pytest.raises(RuntimeError, match="NVRTC does not compile for capability 12"):
         gelu_half2.build("12")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2048, 2049, 4096, 5003])
+def test_a_long_tensor_is_done_in_several_launches(length, monkeypatch):
+    monkeypatch.setattr(gelu_half2, "LAUNCH", 2048)
+    launches = []
+
+    def kernel(grid, block, arguments):
+        x, y, count, repeats = arguments
+        assert x.numel() == y.numel() == count and x.data_ptr() % 16 == 0
+        assert (grid[0] - 1) * block[0] * 8 < count <= grid[0] * block[0] * 8
+        y.copy_(x + repeats)
+        launches.append(count)
+
+    given = torch.arange(length, dtype=torch.float16) % 100
+    result = torch.zeros_like(given)
+    gelu_half2._launch(kernel, given, result, 3)
+    assert torch.equal(result, given + 3) and len(launches) == -(-length // 2048)
+
+
+def test_a_machine_without_nvrtc_is_told_what_brings_it(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_names", lambda: ["libnvrtc-that-is-not-there.so"])
+    nvrtc.library.cache_clear()
+    with pytest.raises(OSError, match="NVRTC is not installed: it comes with PyTorch's builds"):
+        nvrtc.library()
 
 
 def test_bad_input_is_refused():
@@ -229,12 +254,12 @@ def test_without_a_gpu_it_says_so():
 @pytest.mark.parametrize("kind", gelu_half2.KINDS)
 def test_on_a_gpu_it_is_gelu(kind):
     given = torch.from_numpy(FINITE.copy()).cuda()
-    found = gelu_half2.gelu(given, kind).cpu().numpy().astype(np.float64)
-    assert (np.abs(found - EXACT) <= EMULATED + TANH).all()
+    result = gelu_half2.gelu(given, kind).cpu().numpy().astype(np.float64)
+    assert (np.abs(result - EXACT) <= EMULATED + TANH).all()
     for length in LENGTHS:
         part = given[1 : 1 + length]  # an address that 16 does not divide
         assert torch.equal(
-            gelu_half2.gelu(part, kind).cpu(), torch.from_numpy(found[1 : 1 + length]).half()
+            gelu_half2.gelu(part, kind).cpu(), torch.from_numpy(result[1 : 1 + length]).half()
         )
     square = given[:4096].view(64, 64).t()
     assert (
