@@ -102,7 +102,7 @@ badges: $(NEEDS)
 	@$(COURSE) badges
 
 bench: $(NEEDS)
-	@$(PY) -m benchmarks.bench
+	@$(PY) -m benchmarks
 
 readme: $(NEEDS)
 	@$(PY) -c "from tools.course import readme; readme.write()"

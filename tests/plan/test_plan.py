@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import bench
+from benchmarks import __main__ as bench
 from benchmarks.measure_step import recorded
 from helpers import gpus, memory, models, train
 from helpers.optimizers import make_optimizer
