@@ -6,7 +6,7 @@ docstrings N is the number of ranks and S the size of the tensor in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def ring_reduce_pieces(
 
 
 def ring_all_gather(
-    transport: Transport, pieces: Sequence[Tensor], own: int | None = None
+    transport: Transport, pieces: list[Tensor], own: int | None = None
 ) -> list[Tensor]:
     """The ring's second half: every rank brings one piece and ends with all N pieces.
 
@@ -66,12 +66,12 @@ def ring_all_gather(
     """
     rank, ranks = transport.rank, transport.ranks
     own = (rank + 1) % ranks if own is None else own
-    gathered = list(pieces)
+    pieces = list(pieces)  # so that each old piece is free as soon as the new one is there
     for step in range(ranks - 1):
         outgoing, incoming = (own - step) % ranks, (own - 1 - step) % ranks
-        transport.send(gathered[outgoing], (rank + 1) % ranks)
-        gathered[incoming] = transport.receive(gathered[incoming], (rank - 1) % ranks)
-    return gathered
+        transport.send(pieces[outgoing], (rank + 1) % ranks)
+        pieces[incoming] = transport.receive(pieces[incoming], (rank - 1) % ranks)
+    return pieces
 
 
 def ring_all_reduce(transport: Transport, tensor: Tensor) -> Tensor:

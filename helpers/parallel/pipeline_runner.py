@@ -149,12 +149,6 @@ class ScheduleRunner:
         self._mail, self._batches, self._examples = mail, batches, examples
         self._recipe, self._meter = recipe, meter
         self._passed: dict[tuple[int, int], _Passed] = {}
-        self._work = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._backward_inputs,
-            "W": self._backward_weights,
-        }
         self.losses: list[Tensor] = []
         self.spans: list[Span] = []
 
@@ -166,8 +160,14 @@ class ScheduleRunner:
             arrived = self._mail.fetch(action, action.stage - 1)
         elif action.kind in "BI" and not stage.last:
             arrived = self._mail.fetch(action, action.stage + 1)
+        work = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_inputs,
+            "W": self._backward_weights,
+        }[action.kind]
         begin = _now(stage)
-        result = self._work[action.kind](stage, action.micro_batch, arrived)
+        result = work(stage, action.micro_batch, arrived)
         self.spans.append(Span(action, begin, _now(stage)))
         self._mail.post(action, result)
 
