@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -35,7 +36,10 @@ REPOS = {
     "deberta-large": "microsoft/deberta-v3-large",
     "vit": "google/vit-base-patch16-224-in21k",
 }
-CLASSES = {"text": DebertaV2ForSequenceClassification, "image": ViTForImageClassification}
+CLASSES: dict[str, Any] = {  # transformers annotates what these classes return only in part
+    "text": DebertaV2ForSequenceClassification,
+    "image": ViTForImageClassification,
+}
 TARGETS = {"text": ("query_proj", "value_proj"), "image": ("q_proj", "v_proj")}  # of LoRA adapters
 NEW_HEADS = ("classifier.", "pooler.dense.")  # parameters that a checkpoint without a head lacks
 
@@ -73,7 +77,8 @@ def build(recipe: Recipe, device: str | torch.device = "cpu") -> PreTrainedModel
         model = CLASSES[recipe.task](config(recipe))
     else:
         model = _pretrained(recipe)
-    return prepare(model, recipe).to(device)
+    # transformers decorates `to`, and the decorator has the wrong type.
+    return prepare(model, recipe).to(device)  # type: ignore[arg-type]
 
 
 def _pretrained(recipe: Recipe) -> PreTrainedModel:
@@ -116,7 +121,7 @@ def prepare(
     # The forward pass of these models accepts num_items_in_batch but ignores it. Unless it is
     # declared so, Trainer multiplies their gradients by the number of accumulation steps
     # (huggingface/transformers#47688).
-    model.accepts_loss_kwargs = False
+    model.accepts_loss_kwargs = False  # type: ignore[assignment]  # transformers declares no type
     if recipe.checkpointing:
         model_changes.enable_checkpointing(model, recompute)
     if recipe.lora_rank is not None:

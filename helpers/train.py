@@ -177,7 +177,7 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
     model.eval()
     correct = torch.zeros((), dtype=torch.long, device=device)
     with tensor_cores(recipe):
-        for rows in batching.length_sorted(split.lengths, batch_size):
+        for rows in batching.length_sorted(split.lengths.tolist(), batch_size):
             batch = split.batch(rows, device)
             labels = batch.pop("labels")
             with autocast(recipe, device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -128,8 +128,11 @@ def make(model_step: ModelStep) -> PreTrainedModel:
     Raises ValueError for a length that the model does not take.
     """
     config = _config(model_step)
+    assert model_step.task is not None, "set when the step was made"
+    kind = hf_config.class_of(config, model_step.task)
+    assert kind is not None, "else the task would have been refused"
     try:
-        model = hf_config.class_of(config, model_step.task)(config)
+        model = kind(config)
     except Exception as error:  # a missing library, sizes that do not fit: each its own type
         raise CannotPlan(
             f"transformers cannot make this {config.model_type} model: {hf_config.sentence(error)}"
@@ -188,7 +191,8 @@ def _leave_meta(model: nn.Module) -> None:
 
     with torch.no_grad():
         for module in model.modules():
-            for table in (module._parameters, module._buffers):
+            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for table in tables:
                 for name, tensor in list(table.items()):
                     if tensor is not None:
                         table[name] = replacement(tensor)
@@ -226,7 +230,7 @@ def _frozen_names(model: PreTrainedModel, model_step: ModelStep) -> set[str]:
         return set()
     count = getattr(hf_config.text_config(model.config), "num_hidden_layers", None)
     stack = model_changes.layer_stack(model, count)
-    if stack is None:
+    if count is None or stack is None:
         raise CannotPlan(
             f"frozen={model_step.frozen} counts the layers of one stack, and "
             f"{type(model).__name__} has none or several: leave frozen out."

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -74,7 +75,8 @@ def _trace(
                     lambda parameter, name=name: reached.add(name)
                 )
             elif name not in only:
-                hidden.append(parameter.requires_grad_(False))
+                parameter.requires_grad_(False)
+                hidden.append(parameter)
         return model
 
     def make_batch(model: FlatLogits, model_step: ModelStep) -> Batch:
@@ -109,7 +111,7 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
     tokens] where each token has one. Images are fp32 [examples, channels, height, width].
     """
     examples, kind = model_step.micro_batch, model_step.kind
-    config = model.model.config
+    config: Any = model.model.config
     if kind.reads == "image":
         pixels = torch.randn(examples, *hf_config.image_shape(config, model_step.side))
         return {"pixel_values": pixels, "labels": torch.randint(config.num_labels, (examples,))}
