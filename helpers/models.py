@@ -117,7 +117,7 @@ def empty(recipe: Recipe, recompute: Recompute = nullcontext) -> PreTrainedModel
 def prepare(
     model: PreTrainedModel, recipe: Recipe, recompute: Recompute = nullcontext
 ) -> PreTrainedModel:
-    """What the recipe's fields do to a model, in place."""
+    """Apply checkpointing, LoRA and freezing as the recipe says, in place; in training mode."""
     # The forward pass of these models accepts num_items_in_batch but ignores it. Unless it is
     # declared so, Trainer multiplies their gradients by the number of accumulation steps
     # (huggingface/transformers#47688).

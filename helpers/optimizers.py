@@ -21,8 +21,8 @@ def make_optimizer(model: nn.Module, recipe: StepSettings) -> torch.optim.Optimi
     sgd        with momentum 0.9, one state; its weight decay is part of the gradient
     adafactor  Shazeer and Stern 2018, torch.optim: per matrix one row and one column of second
                moments, no momentum
-    lion       Chen et al. 2023, bitsandbytes: one state, a momentum of whose update the sign is
-               taken; lion8bit keeps it in 8 bits
+    lion       Chen et al. 2023, bitsandbytes: one state, a momentum; the update is the sign of its
+               mixture with the gradient; lion8bit keeps the state in 8 bits
     Raises ModuleNotFoundError, in one sentence, where bitsandbytes is needed and missing.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

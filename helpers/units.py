@@ -1,4 +1,4 @@
-"""Bytes, counts and seconds as a reader likes them."""
+"""Bytes, counts and seconds as text for a reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def size(count: float | None) -> str:
 
 
 def number(count: float | None) -> str:
-    """A large count in three figures: 184 M, 2.48 T."""
+    """A large count in three figures: 184 M, 2.48 T; "n/a" for None."""
     if count is None:
         return "n/a"
     for unit, name in ((10**12, " T"), (10**9, " G"), (10**6, " M"), (10**3, " k")):

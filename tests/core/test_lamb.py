@@ -107,8 +107,8 @@ def numbers(tensors):
     return [tensor.double().numpy() for tensor in tensors]
 
 
-def agrees(found, truth, within=1e-6):
-    errors = [apart(one, other) for one, other in zip(found, truth, strict=True)]
+def agrees(actual, truth, within=1e-6):
+    errors = [apart(one, other) for one, other in zip(actual, truth, strict=True)]
     assert max(errors) < within, errors
 
 
@@ -161,9 +161,9 @@ def test_lars_is_the_papers(shape, settings):
 @pytest.mark.parametrize("make, reference", [(Lamb, lamb_2020), (Lars, lars_2017)])
 def test_zeros_move_and_zero_gradients_do_no_harm(make, reference):
     zeros, slopes = torch.zeros(4, 5), gradients((4, 5))
-    found = stepped(make, zeros, slopes)
-    assert found[0].abs().min() > 0
-    agrees(found, reference(zeros.double().numpy(), numbers(slopes)), 1e-5)
+    actual = stepped(make, zeros, slopes)
+    assert actual[0].abs().min() > 0
+    agrees(actual, reference(zeros.double().numpy(), numbers(slopes)), 1e-5)
     still = stepped(make, weights(1, (4, 5)), [torch.zeros(4, 5)] * 3)
     assert all(torch.equal(one, weights(1, (4, 5))) for one in still)
 

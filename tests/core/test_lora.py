@@ -105,10 +105,12 @@ def test_the_targets_exist_in_every_layer(model, profile, width, layers):
     with torch.device("meta"):
         net = models.CLASSES[recipe.task](models.config(recipe))
     for target in models.TARGETS[recipe.task]:
-        found = [module for name, module in net.named_modules() if name.split(".")[-1] == target]
-        assert [(type(module), module.in_features, module.out_features) for module in found] == [
-            (nn.Linear, width, width)
-        ] * layers
+        projections = [
+            module for name, module in net.named_modules() if name.split(".")[-1] == target
+        ]
+        assert [
+            (type(module), module.in_features, module.out_features) for module in projections
+        ] == [(nn.Linear, width, width)] * layers
 
 
 @BOTH
@@ -122,8 +124,8 @@ def test_old_tutorials_names_are_refused(model):
 
 def test_peft_knows_targets_for_deberta_and_none_for_vit():
     deberta, vit = (models.build(replace(MINI[model], lora_rank=None)) for model in MINI)
-    found = adapters(get_peft_model(deberta, LoraConfig(task_type="SEQ_CLS")))
-    assert {name.split(".")[-1] for name in found} == set(models.TARGETS["text"])
+    names = adapters(get_peft_model(deberta, LoraConfig(task_type="SEQ_CLS")))
+    assert {name.split(".")[-1] for name in names} == set(models.TARGETS["text"])
     with pytest.raises(ValueError, match="target_modules"):
         get_peft_model(vit, LoraConfig())
 
@@ -132,9 +134,9 @@ def test_peft_knows_targets_for_deberta_and_none_for_vit():
 @pytest.mark.parametrize("frozen, layers", [(None, 4), (1, 3), (3, 1)])
 def test_frozen_layers_get_no_adapter(model, frozen, layers):
     recipe = replace(MINI[model], frozen=frozen)
-    found = adapters(models.build(recipe))
-    assert len(found) == 2 * layers and not any(
-        f".{k}." in name for name in found for k in range(4 - layers)
+    names = adapters(models.build(recipe))
+    assert len(names) == 2 * layers and not any(
+        f".{k}." in name for name in names for k in range(4 - layers)
     )
     a_layer = (
         2 * 4 * 2 * {"deberta": 128, "vit": 96}[model]
@@ -233,8 +235,8 @@ def test_a_layer_by_hand_is_the_librarys():
     torch.testing.assert_close(by_hand, library)
     for output in (by_hand, library):
         output.square().sum().backward()
-    for found, expected in ((one, other), (mine[0], A), (mine[1], B)):
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)
+    for actual, expected in ((one, other), (mine[0], A), (mine[1], B)):
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(layer.get_delta_weight("default"), 2 * mine[1] @ mine[0])
 
 
@@ -289,16 +291,14 @@ def test_checkpointing_gives_the_same_gradients_and_loses_none(model, frozen):
     """The reentrant kind would: nothing that enters the first layer requires a gradient."""
     recipe = replace(MINI[model], frozen=frozen)
     plain, lean = (shaken(models.build(replace(recipe, checkpointing=on))) for on in (False, True))
-    found = []
+    seen = []
     for net in (plain, lean):
         torch.manual_seed(5)  # dropout is on, and replayed
-        found.append(gradients(net, recipe))
-    assert found[0].keys() == found[1].keys() and all(
-        value is not None for value in found[1].values()
-    )
-    assert all(value.any() for name, value in found[1].items())
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6)
+        seen.append(gradients(net, recipe))
+    assert seen[0].keys() == seen[1].keys() and all(value is not None for value in seen[1].values())
+    assert all(value.any() for name, value in seen[1].items())
+    for name, value in seen[0].items():
+        torch.testing.assert_close(seen[1][name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_embeddings_hook_sends_the_backward_pass_through_frozen_layers():
@@ -319,15 +319,15 @@ def test_the_embeddings_hook_sends_the_backward_pass_through_frozen_layers():
         hooked["recompute"] > 1.9 * free["recompute"]
         and hooked["backward"] > 1.8 * free["backward"]
     )
-    found = []
+    seen = []
     for change in (nn.Module.train, lambda net: net.disable_input_require_grads()):
         net = shaken(models.build(recipe))
         change(net)
         torch.manual_seed(5)
-        found.append(gradients(net, recipe))
-    assert found[0].keys() == found[1].keys()
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6)
+        seen.append(gradients(net, recipe))
+    assert seen[0].keys() == seen[1].keys()
+    for name, value in seen[0].items():
+        torch.testing.assert_close(seen[1][name], value, rtol=1e-4, atol=1e-6)
 
 
 @BOTH
@@ -342,7 +342,7 @@ def test_accumulated_gradients_are_the_full_batchs(model, sizes):
             )
 
     net = shaken(without_dropout(models.build(recipe)))
-    found = []
+    kept = []
     for parts in ([8], sizes):
         keep = Keep(
             [parameter for parameter in net.parameters() if parameter.requires_grad], lr=1.0
@@ -355,8 +355,8 @@ def test_accumulated_gradients_are_the_full_batchs(model, sizes):
             8,
             recipe,
         )
-        found.append(keep.kept)
-    assert (found[1] - found[0]).norm() / found[0].norm() < 1e-5
+        kept.append(keep.kept)
+    assert (kept[1] - kept[0]).norm() / kept[0].norm() < 1e-5
 
 
 @pytest.mark.parametrize("where, factor", [("base", 1), ("wrapper", 4), ("nowhere", 4)])

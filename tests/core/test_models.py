@@ -60,7 +60,7 @@ def test_what_is_frozen_stays_and_what_is_not_moves(model, frozen):
     train_step(net, optimizer, [train.encoded(recipe)["train"].batch(range(4))], 4, recipe)
     moved = {name for name, value in net.named_parameters() if not torch.equal(value, before[name])}
     still = models.frozen_names(net, recipe)
-    layers = {int(found[1]) for name in still if (found := re.search(r"layers?\.(\d+)\.", name))}
+    layers = {int(match[1]) for name in still if (match := re.search(r"layers?\.(\d+)\.", name))}
     assert layers == set(range(frozen)) and any("embeddings" in name for name in still)
     assert moved == set(before) - still
     assert len(optimizer.state) == len(moved), "what is frozen has no optimizer states"

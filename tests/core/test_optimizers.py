@@ -57,13 +57,13 @@ def embeddings(net):
 
 
 def by_dtype(optimizer):
-    found = {}
+    sizes = {}
     seen = set()
     for value in states(optimizer, make_scaler(recipe(), "cpu")):
         if id(value) not in seen:
             seen.add(id(value))
-            found[value.dtype] = found.get(value.dtype, 0) + value.nbytes
-    return found
+            sizes[value.dtype] = sizes.get(value.dtype, 0) + value.nbytes
+    return sizes
 
 
 def quantised(counts, moments):
@@ -101,8 +101,8 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
     }
     if name == "adamw8bit_embed32":
         held = sum(p.numel() for p in net.parameters() if id(p) in embeddings(net))
-        found = quantised([p.numel() for p in net.parameters() if id(p) not in embeddings(net)], 2)
-        expected[name] = {**found, fp32: found[fp32] + 8 * held}
+        rest = quantised([p.numel() for p in net.parameters() if id(p) not in embeddings(net)], 2)
+        expected[name] = {**rest, fp32: rest[fp32] + 8 * held}
     assert by_dtype(optimizer) == expected[name]
 
 

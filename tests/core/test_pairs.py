@@ -83,21 +83,21 @@ def test_every_two_values_meet():
 @pytest.mark.parametrize("fields", ALL, ids=name)
 def test_the_first_gradient_is_the_plain_runs(fields):
     """Adapters start as nothing, so loss and the head's gradient agree with LoRA, too."""
-    found, loss = gradients(recipe(fields))
+    actual, loss = gradients(recipe(fields))
     reference, expected = plain(fields["model"])
     tolerance = TOLERANCE[fields["precision"]]
     assert loss == pytest.approx(expected, rel=tolerance)
-    shared = [key for key in found if key in reference]
+    shared = [key for key in actual if key in reference]
     assert any(key.startswith("classifier") for key in shared) and (
-        fields["lora_rank"] or set(found) == set(shared)
+        fields["lora_rank"] or set(actual) == set(shared)
     )
     if fields["frozen"] is None and fields["lora_rank"] is None:
-        assert set(found) == set(reference)
+        assert set(actual) == set(reference)
     one, other = (
-        torch.cat([values[key].flatten() for key in shared]) for values in (found, reference)
+        torch.cat([values[key].flatten() for key in shared]) for values in (actual, reference)
     )
     assert (one - other).norm() / other.norm() < tolerance
-    new = {key: value for key, value in found.items() if key not in reference}
+    new = {key: value for key, value in actual.items() if key not in reference}
     assert all("lora_" in key for key in new) and all(
         value.any() for key, value in new.items() if "lora_B" in key
     )

@@ -67,8 +67,8 @@ def group(request):
 @pytest.mark.parametrize("sizes", [[12], [6, 6], [4, 4, 4], [5, 5, 2], [8, 3, 1], [1] * 12])
 def test_gradients_and_loss_are_the_full_batchs(group, sizes):
     recipe, model, batch, reference, loss = group
-    found, mean = gradients(model, batch, sizes, recipe)
-    assert (found - reference).norm() / reference.norm() < TOLERANCE
+    gradient, mean = gradients(model, batch, sizes, recipe)
+    assert (gradient - reference).norm() / reference.norm() < TOLERANCE
     assert mean.item() == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -79,16 +79,16 @@ def test_the_naive_mean_of_means_would_fail_this_test(group):
     for start, end in parts:
         part = {name: value[start:end] for name, value in batch.items()}
         (loss_sum(model, part, recipe) / (end - start) / len(parts)).backward()
-    found = parameters_to_vector([parameter.grad for parameter in model.parameters()])
+    gradient = parameters_to_vector([parameter.grad for parameter in model.parameters()])
     model.zero_grad()
-    assert (found - reference).norm() / reference.norm() > 100 * TOLERANCE
+    assert (gradient - reference).norm() / reference.norm() > 100 * TOLERANCE
 
 
 def test_checkpointing_changes_no_gradient_and_loses_none(group):
     recipe, model, batch, reference, _ = group
     again = still(replace(recipe, checkpointing=True))
-    found, _ = gradients(again, batch, [12], recipe)  # Keep asserts that no gradient is missing
-    assert (found - reference).norm() / reference.norm() < TOLERANCE
+    gradient, _ = gradients(again, batch, [12], recipe)  # Keep asserts that no gradient is missing
+    assert (gradient - reference).norm() / reference.norm() < TOLERANCE
     assert any(
         module.gradient_checkpointing
         for module in again.modules()
@@ -107,10 +107,10 @@ def test_checkpointing_replays_dropout():
 
 def test_bf16_stays_near_fp32(group):
     recipe, model, batch, reference, loss = group
-    found, mean = gradients(model, batch, [12], replace(recipe, precision="bf16"))
+    gradient, mean = gradients(model, batch, [12], replace(recipe, precision="bf16"))
     assert mean.item() == pytest.approx(loss.item(), rel=0.02)
-    assert torch.nn.functional.cosine_similarity(found, reference, dim=0) > 0.99
-    assert found.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(gradient, reference, dim=0) > 0.99
+    assert gradient.dtype == torch.float32
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,8 +153,8 @@ def test_the_optimizer_is_torchs_adamw_over_every_parameter():
     )
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_trainer_accumulates_rightly_when_told(told, tmp_path):
+@pytest.mark.parametrize("declared", [True, False])
+def test_trainer_accumulates_rightly_when_told(declared, tmp_path):
     """transformers#47688: otherwise it multiplies DeBERTa's gradient by the accumulation steps."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -172,7 +172,7 @@ def test_trainer_accumulates_rightly_when_told(told, tmp_path):
 
     for micro, steps in ((8, 1), (2, 4)):
         model = still(recipe)
-        if not told:
+        if not declared:
             del model.accepts_loss_kwargs
         arguments = TrainingArguments(
             str(tmp_path),
@@ -188,4 +188,4 @@ def test_trainer_accumulates_rightly_when_told(told, tmp_path):
             logging_strategy="no",
         )
         Trainer(model, arguments, train_dataset=rows, callbacks=[Look()]).train()
-    assert norms[4] / norms[1] == pytest.approx(1 if told else 4, rel=0.05)
+    assert norms[4] / norms[1] == pytest.approx(1 if declared else 4, rel=0.05)

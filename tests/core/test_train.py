@@ -258,12 +258,14 @@ def test_a_progress_bar_is_shown(capfd):
 
 
 def test_an_optimizer_that_no_recipe_names_can_be_given():
-    made = []
+    optimizers = []
 
     def sgd(model, recipe):
-        made.append(torch.optim.SGD(model.parameters(), lr=recipe.peak_learning_rate))
-        return made[0]
+        optimizers.append(torch.optim.SGD(model.parameters(), lr=recipe.peak_learning_rate))
+        return optimizers[0]
 
     done = train.fit(SHORT, device="cpu", progress=False, optimizer=sgd)
-    assert len(made) == 1 and made[0].param_groups[0]["lr"] == learning_rate(SHORT, SHORT.steps - 1)
+    assert len(optimizers) == 1 and optimizers[0].param_groups[0]["lr"] == learning_rate(
+        SHORT, SHORT.steps - 1
+    )
     assert done.losses != train.fit(SHORT, device="cpu", progress=False).losses

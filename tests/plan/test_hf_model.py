@@ -203,8 +203,13 @@ def test_the_cpus_own_allocator_agrees(name):
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"frozen": 2}, {"precision": "bf16", "checkpointing": True, "accumulation": 2}],
-    ids=["plain", "frozen", "bf16"],
+    [
+        {},
+        {"frozen": 2},
+        {"precision": "bf16", "checkpointing": True, "accumulation": 2},
+        {"frozen": 1, "lora_rank": 4},
+    ],
+    ids=["plain", "frozen", "bf16", "lora"],
 )
 def test_the_courses_own_models_plan_alike_by_this_way(target, fields):
     for model, length in (("deberta", 32), ("vit", None)):
@@ -264,7 +269,7 @@ def test_configurations_come_from_files_and_are_not_changed(tmp_path):
         plan_model(source, "cpu", batch_size=2, length=16)
         for source in (config, tmp_path, tmp_path / "config.json")
     ]
-    assert len({found.peak for found in plans}) == 1 and config.to_dict() == before
+    assert len({planned.peak for planned in plans}) == 1 and config.to_dict() == before
 
 
 def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch):
