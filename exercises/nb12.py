@@ -81,19 +81,19 @@ def _(answer):
 
     def draw(rng: random.Random):
         stage = rng.randint(0, 3)
-        return frameworks.zero(stage, RECIPE, stage >= 2 and rng.random() < 0.5), rng.choice(
+        return frameworks.zero_config(stage, RECIPE, stage >= 2 and rng.random() < 0.5), rng.choice(
             [1, 2, 4, 8, 64]
         )
 
-    partly = frameworks.zero(3, RECIPE)
+    partly = frameworks.zero_config(3, RECIPE)
     partly["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     agree(
         answer,
         truth,
-        [(frameworks.zero(stage, RECIPE), 4) for stage in range(4)]
+        [(frameworks.zero_config(stage, RECIPE), 4) for stage in range(4)]
         + [
-            (frameworks.zero(2, RECIPE, True), 4),
-            (frameworks.zero(3, RECIPE, True), 4),
+            (frameworks.zero_config(2, RECIPE, True), 4),
+            (frameworks.zero_config(3, RECIPE, True), 4),
             (partly, 8),
         ],
         draw,

@@ -1,9 +1,10 @@
-"""One fine-tune in four hands: bare PyTorch, Lightning Fabric, Accelerate (with DeepSpeed or without) and Trainer.
+"""One fine-tune in four training loops: PyTorch alone, Lightning Fabric, Accelerate, and Trainer.
 
-Each function is a whole training loop over the same micro-batches, with the recipe's optimizer, schedule and clipping,
-and returns (model, losses), the mean loss of each optimizer step. They run on the CPU, or where their library puts them.
-They are for fp32 and bf16: with Fabric's precision="16-mixed" the gradients are still scaled where `fabric` clips them.
-Notebooks 11 and 12 teach them; the tests hold them to the same weights.
+Each function is a whole training loop over the same micro-batches, with the optimizer, the learning
+rate schedule and the clipping of the recipe. It returns (model, losses), with the mean loss of each
+optimizer step. The loops run on the CPU, or on the device that their library chooses; Accelerate
+runs with DeepSpeed if asked to. They are for fp32 and bf16: with Fabric's precision="16-mixed" the
+gradients would still be scaled where `fabric` clips them.
 """
 
 from __future__ import annotations
@@ -26,26 +27,33 @@ from helpers.step import learning_rate, loss_sum
 from helpers.train import rows_of_step
 
 
-class Order(Sampler):
-    """A batch sampler: [(row numbers of a micro-batch, rows of its optimizer step)]. Each pass is the next epoch."""
+class MicroBatchSampler(Sampler):
+    """The micro-batches of a recipe, as a DataLoader's batch_sampler; each pass is the next epoch.
+
+    Each item is a list of one pair, (indices of the examples of a micro-batch, number of examples
+    of its optimizer step), which `MicroBatches` takes.
+    """
 
     def __init__(self, recipe: Recipe, data: Encoded):
-        self.recipe, self.rows, self.epoch = recipe, len(data), 0
+        self.recipe, self.examples, self.epoch = recipe, len(data), 0
         self.lengths = data.lengths.tolist() if recipe.padding == "uniform" else None
         self.steps = math.ceil(len(data) / recipe.batch_size)
 
     def __len__(self) -> int:
-        return math.ceil(self.rows / self.recipe.micro_batch)
+        return math.ceil(self.examples / self.recipe.micro_batch)
 
     def __iter__(self) -> Iterator[list[tuple[list[int], int]]]:
         first, self.epoch = self.epoch * self.steps, self.epoch + 1
         for step in range(first, first + self.steps):
-            parts = rows_of_step(self.recipe, self.rows, step, self.lengths)
+            parts = rows_of_step(self.recipe, self.examples, step, self.lengths)
             yield from ([(part, sum(map(len, parts)))] for part in parts)
 
 
-class Batches(Dataset):
-    """Micro-batches as `Encoded.batch` makes them, with "rows": how many rows the whole optimizer step has."""
+class MicroBatches(Dataset):
+    """Micro-batches as `Encoded.batch` makes them, with one more tensor.
+
+    "examples" is the number of examples of the whole optimizer step, int64, ().
+    """
 
     def __init__(self, data: Encoded):
         self.data = data
@@ -54,31 +62,37 @@ class Batches(Dataset):
         return len(self.data)
 
     def __getitem__(self, part: tuple[list[int], int]) -> dict[str, torch.Tensor]:
-        return self.data.batch(part[0]) | {"rows": torch.tensor(part[1])}
+        return self.data.batch(part[0]) | {"examples": torch.tensor(part[1])}
 
 
-def loader_of(recipe: Recipe, data: Encoded) -> DataLoader:
-    """A DataLoader of micro-batches: iterate over it again for the next epoch. It draws from a generator of its own, or
-    it would take numbers from dropout's."""
+def make_loader(recipe: Recipe, data: Encoded) -> DataLoader:
+    """A DataLoader of micro-batches; iterate over it again for the next epoch.
+
+    It has a random number generator of its own: without one it would draw from torch's, and so
+    change the numbers that dropout draws.
+    """
     return DataLoader(
-        Batches(data),
-        batch_sampler=Order(recipe, data),
+        MicroBatches(data),
+        batch_sampler=MicroBatchSampler(recipe, data),
         collate_fn=operator.itemgetter(0),
         generator=torch.Generator(),
     )
 
 
-def set_rate(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> None:
-    """Give every group of the optimizer the schedule's learning rate of this step."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> None:
+    """Give every parameter group of the optimizer the learning rate of this step."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(recipe, step)
 
 
-def zero(stage: int, recipe: Recipe, offload: bool = False) -> dict:
-    """DeepSpeed's configuration for ZeRO (Rajbhandari et al. 2020), with the recipe's own optimizer.
+def zero_config(stage: int, recipe: Recipe, offload: bool = False) -> dict:
+    """The configuration of DeepSpeed for ZeRO, with the optimizer of the recipe.
 
     stage    0 shards nothing, 1 the optimizer states, 2 also the gradients, 3 also the parameters
-    offload  keep optimizer states (and in stage 3 parameters) in CPU memory
+    offload  keep the optimizer states (in stage 3 also the parameters) in CPU memory
+
+    Source: Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054;
+    https://www.deepspeed.ai/docs/config-json/.
     """
     sharding: dict = {"stage": stage}
     if offload:
@@ -99,18 +113,19 @@ def plain(recipe: Recipe, data: Encoded) -> tuple[nn.Module, list[float]]:
     """Bare PyTorch."""
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
-    loader = loader_of(recipe, data)
+    loader = make_loader(recipe, data)
     torch.manual_seed(recipe.seed)
-    losses, total = [], 0.0
+    losses: list[float] = []
+    total = 0.0
     while len(losses) < recipe.steps:
-        for place, batch in enumerate(loader, start=1):
-            rows = batch.pop("rows")
-            loss = loss_sum(model, batch, recipe) / rows
+        for count, batch in enumerate(loader, start=1):
+            examples = batch.pop("examples")
+            loss = loss_sum(model, batch, recipe) / examples
             loss.backward()
             total += loss.item()
-            if place % recipe.accumulation == 0 or place == len(loader):
+            if count % recipe.accumulation == 0 or count == len(loader):
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-                set_rate(optimizer, recipe, len(losses))
+                set_learning_rate(optimizer, recipe, len(losses))
                 optimizer.step()
                 optimizer.zero_grad()
                 losses, total = [*losses, total], 0.0
@@ -127,18 +142,19 @@ def fabric(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, list[f
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
     model, optimizer = fabric.setup(model, optimizer)
-    loader = fabric.setup_dataloaders(loader_of(recipe, data))
+    loader = fabric.setup_dataloaders(make_loader(recipe, data))
     torch.manual_seed(recipe.seed)
-    losses, total = [], 0.0
+    losses: list[float] = []
+    total = 0.0
     while len(losses) < recipe.steps:
-        for place, batch in enumerate(loader, start=1):
-            rows = batch.pop("rows")
-            loss = loss_sum(model, batch, recipe) / rows
+        for count, batch in enumerate(loader, start=1):
+            examples = batch.pop("examples")
+            loss = loss_sum(model, batch, recipe) / examples
             fabric.backward(loss)
             total += loss.item()
-            if place % recipe.accumulation == 0 or place == len(loader):
+            if count % recipe.accumulation == 0 or count == len(loader):
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-                set_rate(optimizer, recipe, len(losses))
+                set_learning_rate(optimizer, recipe, len(losses))
                 optimizer.step()
                 optimizer.zero_grad()
                 losses, total = [*losses, total], 0.0
@@ -148,9 +164,9 @@ def fabric(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, list[f
 
 
 def accelerate(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, list[float]]:
-    """Hugging Face Accelerate. `settings` go to Accelerator: cpu, mixed_precision, deepspeed_plugin.
+    """Accelerate. `settings` go to Accelerator: cpu, mixed_precision, deepspeed_plugin.
 
-    With cpu=True Accelerate ignores a DeepSpeed plugin without a word: here it is set only where there is none.
+    With cpu=True Accelerate silently ignores a DeepSpeed plugin, so cpu is set only without one.
     """
     from accelerate import Accelerator
 
@@ -158,18 +174,18 @@ def accelerate(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, li
     accelerator = Accelerator(gradient_accumulation_steps=recipe.accumulation, **settings)
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader_of(recipe, data))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, make_loader(recipe, data))
     torch.manual_seed(recipe.seed)
-    losses, total = [], 0.0
+    losses: list[float] = []
+    total = 0.0
     while len(losses) < recipe.steps:
         for batch in loader:
             with accelerator.accumulate(model):
-                rows = batch.pop("rows")
-                set_rate(optimizer, recipe, len(losses))
-                loss = loss_sum(model, batch, recipe) / rows
-                accelerator.backward(
-                    loss * recipe.accumulation
-                )  # it divides by the number of micro-batches
+                examples = batch.pop("examples")
+                set_learning_rate(optimizer, recipe, len(losses))
+                loss = loss_sum(model, batch, recipe) / examples
+                # It divides by the number of micro-batches.
+                accelerator.backward(loss * recipe.accumulation)
                 total += loss.item()
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
@@ -182,25 +198,29 @@ def accelerate(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, li
     return accelerator.unwrap_model(model), losses
 
 
-def trainer(recipe: Recipe, data: Encoded, cured: bool = True) -> tuple[nn.Module, list[float]]:
-    """transformers' Trainer. cured=False leaves its own loss, which is wrong for DeBERTa with accumulation: its
-    gradient is multiplied by the number of micro-batches (huggingface/transformers#47688)."""
+def trainer(recipe: Recipe, data: Encoded, corrected: bool = True) -> tuple[nn.Module, list[float]]:
+    """transformers' Trainer.
+
+    corrected  False leaves Trainer's own loss, which is wrong for DeBERTa with accumulation: its
+               gradient is multiplied by the number of micro-batches
+               (huggingface/transformers#47688)
+    """
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     model = models.build(recipe)
     optimizer = make_optimizer(model, recipe)
-    if not cured:
+    if not corrected:
         del model.accepts_loss_kwargs  # which models.prepare sets
     losses: list[float] = []
 
-    class Look(TrainerCallback):
-        def on_log(self, arguments, state, control, logs=None, **rest):
+    class LossRecorder(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
             if "loss" in logs:
                 losses.append(logs["loss"])
 
-    class Ours(Trainer):
+    class TrainerOnMicroBatches(Trainer):
         def get_train_dataloader(self):
-            return loader_of(recipe, data)
+            return make_loader(recipe, data)
 
     def mean_loss(outputs, labels, num_items_in_batch):
         return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / num_items_in_batch
@@ -223,14 +243,14 @@ def trainer(recipe: Recipe, data: Encoded, cured: bool = True) -> tuple[nn.Modul
             remove_unused_columns=False,
             bf16=recipe.precision == "bf16",
         )
-        ours = Ours(
+        loop = TrainerOnMicroBatches(
             model,
             arguments,
-            train_dataset=Batches(data),
+            train_dataset=MicroBatches(data),
             optimizers=(optimizer, schedule),
-            callbacks=[Look()],
-            compute_loss_func=mean_loss if cured else None,
+            callbacks=[LossRecorder()],
+            compute_loss_func=mean_loss if corrected else None,
         )
-        ours.remove_callback(PrinterCallback)
-        ours.train()
+        loop.remove_callback(PrinterCallback)
+        loop.train()
     return model, losses

@@ -1,4 +1,4 @@
-"""The same fine-tune in other people's hands gives the same weights."""
+"""The same fine-tune in the training loops of other libraries gives the same weights."""
 
 import importlib.util
 import json
@@ -62,10 +62,10 @@ def test_with_dropout_the_losses_are_the_same_too(name, monkeypatch):
     )
 
 
-def test_a_trainer_without_the_cure_is_told_apart():
+def test_a_trainer_with_its_own_loss_gives_other_weights():
     data = train.encoded(TEXT)["train"]
     reference = train.fit(TEXT, data, "cpu", progress=False).model
-    assert distance(frameworks.trainer(TEXT, data, cured=False)[0], reference) > 1e-4
+    assert distance(frameworks.trainer(TEXT, data, corrected=False)[0], reference) > 1e-4
 
 
 STAGES = [1, 2, 3]

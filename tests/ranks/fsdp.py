@@ -90,7 +90,7 @@ def tune(make, recipe, data, ranks=1, rank=0):
             loss = loss_sum(model, data.batch(rows), recipe) / sum(map(len, parts))
             (loss * ranks).backward()
             nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-            frameworks.set_rate(optimizer, recipe, step)
+            frameworks.set_learning_rate(optimizer, recipe, step)
             gradients = held([parameter.grad for parameter in model.parameters()])
             optimizer.step()
         optimizer.zero_grad()

@@ -74,7 +74,7 @@ def compare(recipe, ways):
     norms = torch.nn.utils.clip_grad_norm_(dense.parameters(), 0.5), clip_(cut.parameters(), 0.5)
     found["norm"] = (norms[1] / norms[0] - 1).abs().item()
     for optimizer in optimizers:
-        frameworks.set_rate(optimizer, recipe, 0)
+        frameworks.set_learning_rate(optimizer, recipe, 0)
         optimizer.step()
     found["weights"] = max(
         (whole(ours) - truth).abs().max().item()

@@ -24,7 +24,7 @@ for stage in stages:
     AcceleratorState._reset_state(
         reset_partial_state=True
     )  # only because this process makes several
-    plugin = DeepSpeedPlugin(hf_ds_config=frameworks.zero(stage, recipe))
+    plugin = DeepSpeedPlugin(hf_ds_config=frameworks.zero_config(stage, recipe))
     model, losses = frameworks.accelerate(recipe, data, deepspeed_plugin=plugin)
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
         state = Accelerator().state
