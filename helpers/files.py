@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def replace_all(folder: Path, texts: Mapping[str, str], old: Iterable[Path] = ()) -> None:
-    """Write {name: text} to a folder and remove its `old` files; on any error the folder is as it was."""
+    """Write {file name: text} to a folder, which is made if necessary, and remove its `old` files.
+
+    After an error of any kind, which is raised again, the folder is as it was before.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as staging:
         new, kept = Path(staging, "new"), Path(staging, "kept")

@@ -1,10 +1,11 @@
-"""Panels that answer "what if": controls above a picture that follows them.
+"""Panels: controls above a figure, which is drawn again when a control is moved.
 
-    def draw(batch_size=16, length=256): ...    # returns a matplotlib Figure, or something with an HTML form
+    def draw(batch_size=16, length=256): ...  # returns a matplotlib Figure, or an HTML form
     panel(draw, batch_size=[1, 2, 4, 8, 16, 32], length=(64, 512, 64))
 
-A panel is one output with two forms: the live widget, and the picture of the first settings for readers
-without a kernel (GitHub, nbviewer, HTML pages), which ends "Run the notebook to move the sliders: ...".
+A panel is one output with two forms: the live widget, and a picture for readers without a kernel
+(GitHub, nbviewer, HTML pages). The picture shows the first settings, and below it stands "Run the
+notebook to move the sliders: ...".
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ from matplotlib.transforms import Bbox
 
 try:
     import ipywidgets
-except ImportError:  # only the picture then
-    ipywidgets = None
+except ImportError:
+    ipywidgets = None  # panels are pictures then
 
 __all__ = ["panel", "Panel"]
-PAD = 0.1  # inches around a picture
+PAD = 0.1  # inches around a figure
 
 
 @dataclass(frozen=True)
 class View:
-    """One drawn state: a PNG, or HTML, and its text. `failed` where there is only a sentence to show."""
+    """What a panel shows for one set of values.
+
+    text    its text form, for readers without pictures
+    png     the bytes of a picture, or None
+    html    its HTML form where there is no picture, or None
+    failed  whether drawing raised an error, which is then in the text and the HTML
+    """
 
     text: str
     png: bytes | None = None
@@ -42,22 +49,30 @@ class View:
 
 
 def panel(draw: Callable[..., Any], **controls: Any) -> Panel:
-    """A panel that shows `draw(**values)`; end a cell with it.
+    """A panel that shows `draw(**values)`; the last line of a cell displays it.
 
-    draw      returns a matplotlib Figure (closed after drawing), an object with `_repr_html_`, or text.
-    controls  one a parameter of `draw`: (min, max, step) for a slider, a list of choices, True or False for a
-              box, or an ipywidgets widget. A parameter's default in `draw` is where its control starts;
-              without one it starts in the middle of the range, at the first choice, at the truth value given.
+    draw      a function that returns a matplotlib Figure (which is closed after drawing), an object
+              with `_repr_html_`, or text
+    controls  one per parameter of `draw`: (min, max, step) for a slider, a list of choices, True or
+              False for a check box, or an ipywidgets widget. A control starts at the default of its
+              parameter in `draw`; without a default, in the middle of the range, at the first
+              choice, or at the truth value given.
 
-    An error in `draw` is shown in the panel as one sentence. Raises TypeError or ValueError for what is no
-    control.
+    An error in `draw` is shown in the panel, as one sentence. Raises TypeError or ValueError for
+    anything that is no control.
     """
     return Panel(draw, controls)
 
 
 class Panel:
-    """controls: {name: widget}, empty without ipywidgets; values: {name: value now}; view: what is shown now;
-    first: what readers without a kernel see."""
+    """See `panel`, which makes one.
+
+    controls  {name: widget}, empty without ipywidgets
+    view      what is shown now
+    first     what readers without a kernel see: the picture of the first settings
+    line      the line below that picture
+    widget    the whole panel as one widget, None without ipywidgets
+    """
 
     def __init__(self, draw: Callable[..., Any], controls: dict[str, Any]):
         if not callable(draw):
@@ -69,7 +84,8 @@ class Panel:
             for name, parameter in inspect.signature(draw).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        self._draw, self._box = draw, None
+        self._draw = draw
+        self._box: Bbox | None = None  # the frame of the figures so far, in inches
         self._start = {name: _start(name, given, starts) for name, given in controls.items()}
         settings = [
             f"{_name(name, given)} {_label(given, self._start[name])}"
@@ -85,6 +101,7 @@ class Panel:
 
     @property
     def values(self) -> dict[str, Any]:
+        """{name: the present value of its control}."""
         return {name: control.value for name, control in self.controls.items()} or dict(self._start)
 
     def _build(self, controls: dict[str, Any]) -> None:
@@ -102,7 +119,7 @@ class Panel:
         self.widget = ipywidgets.VBox([*self.controls.values(), self._image, self._html])
 
     def _show(self) -> None:
-        """Draw the values of now; the picture is exchanged whole, so nothing flickers."""
+        """Draw the present values. The picture is replaced as a whole, so that nothing flickers."""
         self.view = self._render(self.values)
         if self.view.png is not None:
             self._image.value = self.view.png
@@ -112,7 +129,7 @@ class Panel:
         self._html.layout.display = "none" if self.view.png is not None else None
 
     def _render(self, values: dict[str, Any], caption: str = "") -> View:
-        """Draw, turn the result into bytes or HTML, and close every figure that was opened on the way."""
+        """Draw, turn the result into bytes or HTML, and close every figure that was opened."""
         before = set(plt.get_fignums())
         try:
             drawn = self._draw(**values)
@@ -120,28 +137,28 @@ class Panel:
                 return View("", png=self._png(drawn, caption))
             if drawn is None:
                 raise TypeError("the drawing function returned nothing; let it return its figure")
-            return View(
-                str(drawn),
-                html=drawn._repr_html_()
-                if hasattr(drawn, "_repr_html_")
-                else f"<pre>{html.escape(str(drawn))}</pre>",
-            )
-        except Exception as error:  # in a widget's callback it would vanish in a log
-            said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
-            said = f"These settings give no picture ({said})."
-            return View(said, html=f"<p><b>{html.escape(said)}</b></p>", failed=True)
+            if hasattr(drawn, "_repr_html_"):
+                return View(str(drawn), html=drawn._repr_html_())
+            return View(str(drawn), html=f"<pre>{html.escape(str(drawn))}</pre>")
+        except Exception as error:  # in the callback of a widget it would only reach a log
+            reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
+            sentence = f"These settings give no picture ({reason})."
+            return View(sentence, html=f"<p><b>{html.escape(sentence)}</b></p>", failed=True)
         finally:
             for number in set(plt.get_fignums()) - before:
                 plt.close(number)
 
     def _png(self, figure: Figure, caption: str) -> bytes:
-        """The figure with everything that sticks out of it. The frame never shrinks from one state to the
-        next, so the picture keeps its place while a slider moves. The caption goes below, inside it."""
+        """The figure as a PNG, with everything that goes beyond its frame, and the caption below.
+
+        The frame never becomes smaller from one drawing to the next, so that the picture stays in
+        its place while a slider moves.
+        """
         plt.close(figure)
         width, height = figure.get_size_inches()
         figure.draw_without_rendering()
-        whole = Bbox.from_extents(0, 0, width, height)
-        box = Bbox.union([figure.get_tightbbox(), whole, *([self._box] if self._box else [])])
+        frame = Bbox.from_extents(0, 0, width, height)
+        box = Bbox.union([figure.get_tightbbox(), frame, *([self._box] if self._box else [])])
         self._box = box
         if caption:
             lines = textwrap.wrap(caption, max(20, int(width * 72 / 9 / 0.55)))
@@ -164,7 +181,7 @@ class Panel:
     def _repr_mimebundle_(
         self, include=None, exclude=None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The live widget, and beside it the picture of the first settings; the text names no widget."""
+        """The live widget and the picture of the first settings, for Jupyter to choose from."""
         text = f"{self.first.text}\n{self.line}".strip()
         bundle: dict[str, Any] = {"text/plain": text}
         if self.first.png is not None:
@@ -184,7 +201,12 @@ class Panel:
 
 
 def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:
-    """Where a control starts. Raises TypeError or ValueError, in one sentence, for what is no control."""
+    """The value at which a control starts.
+
+    starts  the defaults of the parameters of the drawing function
+
+    Raises TypeError or ValueError, in one sentence, for anything that is no control.
+    """
     if hasattr(given, "observe") and hasattr(given, "value"):
         return given.value
     if isinstance(given, bool):
@@ -219,7 +241,7 @@ def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:
 
 
 def _widget(name: str, given: Any, value: Any) -> Any:
-    """The core widget for a short form; a widget is taken as it is."""
+    """The ipywidgets widget for a control; a widget is taken as it is."""
     style = {"description": _name(name, given), "style": {"description_width": "initial"}}
     if isinstance(given, bool):
         return ipywidgets.Checkbox(value=value, indent=False, **style)
@@ -240,6 +262,7 @@ def _widget(name: str, given: Any, value: Any) -> Any:
 
 
 def _name(name: str, given: Any) -> str:
+    """What is written beside a control."""
     return getattr(given, "description", "") or name.replace("_", " ")
 
 

@@ -34,31 +34,31 @@ def two():
 
 
 def test_the_bundle_holds_the_widget_and_a_picture_that_stands_alone():
-    made = two()
-    bundle, metadata = made._repr_mimebundle_()
+    subject = two()
+    bundle, metadata = subject._repr_mimebundle_()
     assert set(bundle) == {VIEW, "image/png", "text/plain"}
-    assert bundle[VIEW]["model_id"] == made.widget.model_id
-    assert bundle["text/plain"] == LINE == metadata["image/png"]["alt"] == repr(made)
+    assert bundle[VIEW]["model_id"] == subject.widget.model_id
+    assert bundle["text/plain"] == LINE == metadata["image/png"]["alt"] == repr(subject)
     shown = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
-    live = Image.open(io.BytesIO(made.view.png))
+    live = Image.open(io.BytesIO(subject.view.png))
     assert shown.height > live.height + 8  # the line is written below the picture
     below = shown.crop((0, live.height, shown.width, shown.height)).convert("L")
     assert below.getextrema()[0] < 150 and below.getextrema()[1] == 255
-    assert repr(two()) == LINE and two().first == made.first  # the same in every run
+    assert repr(two()) == LINE and two().first == subject.first  # the same in every run
 
 
 def test_a_control_moves_the_picture_and_no_figure_stays_open():
     mine = plt.figure()
-    made = two()
-    first, start = made.view.png, made.first
-    made.controls["batch_size"].value = 32
-    second = made.view.png
-    made.controls["length"].value = 512
-    assert len({first, second, made.view.png}) == 3
-    assert made._image.value == made.view.png
-    assert made.values == {"batch_size": 32, "length": 512}
-    made.controls["batch_size"].value, made.controls["length"].value = 16, 256
-    assert made.view.png == first and made.first is start
+    subject = two()
+    first, start = subject.view.png, subject.first
+    subject.controls["batch_size"].value = 32
+    second = subject.view.png
+    subject.controls["length"].value = 512
+    assert len({first, second, subject.view.png}) == 3
+    assert subject._image.value == subject.view.png
+    assert subject.values == {"batch_size": 32, "length": 512}
+    subject.controls["batch_size"].value, subject.controls["length"].value = 16, 256
+    assert subject.view.png == first and subject.first is start
     assert plt.get_fignums() == [mine.number]  # somebody else's figure is not ours to close
     plt.close(mine)
 
@@ -69,11 +69,11 @@ def test_the_frame_never_shrinks_while_a_slider_moves():
         figure.text(0.5, 1.0, "\n".join("abc" for _ in range(lines)), va="bottom")
         return figure
 
-    made = panel(titled, lines=(1, 6, 1))
+    subject = panel(titled, lines=(1, 6, 1))
     sizes = []
     for lines in (1, 6, 2):
-        made.controls["lines"].value = lines
-        sizes.append(Image.open(io.BytesIO(made.view.png)).size)
+        subject.controls["lines"].value = lines
+        sizes.append(Image.open(io.BytesIO(subject.view.png)).size)
     assert sizes[0][1] < sizes[1][1] == sizes[2][1]
 
 
@@ -85,18 +85,20 @@ def test_an_error_is_one_sentence_in_the_panel_and_its_figure_is_closed(moved):
             raise ValueError("accumulation=3 does not divide\nbatch_size=<16>")
         return plt.gcf()
 
-    made = panel(fragile, rows=[2, 3], fine=moved)
+    subject = panel(fragile, rows=[2, 3], fine=moved)
     if moved:
-        made.controls["rows"].value = 2
-        assert made._image.layout.display is None and made._html.layout.display == "none"
-        made.controls["rows"].value = 3
+        subject.controls["rows"].value = 2
+        assert subject._image.layout.display is None and subject._html.layout.display == "none"
+        subject.controls["rows"].value = 3
     said = (
         "These settings give no picture "
         "(ValueError: accumulation=3 does not divide batch_size=<16>)."
     )
-    assert made.view.failed and made.view.text == said and made.view.png is None
-    assert "batch_size=&lt;16&gt;" in made._html.value and made._image.layout.display == "none"
-    bundle, _ = made._repr_mimebundle_()
+    assert subject.view.failed and subject.view.text == said and subject.view.png is None
+    assert (
+        "batch_size=&lt;16&gt;" in subject._html.value and subject._image.layout.display == "none"
+    )
+    bundle, _ = subject._repr_mimebundle_()
     assert bundle["text/plain"].splitlines()[0] == said and "image/png" not in bundle
     assert plt.get_fignums() == []
 
@@ -116,13 +118,13 @@ def test_objects_with_html_and_plain_text():
         def _repr_html_(self):
             return f"<table><tr><td>{self.rows}</td></tr></table>"
 
-    made = panel(lambda rows: Table(rows), rows=[1, 2])
-    bundle, _ = made._repr_mimebundle_()
+    subject = panel(lambda rows: Table(rows), rows=[1, 2])
+    bundle, _ = subject._repr_mimebundle_()
     assert set(bundle) == {VIEW, "text/html", "text/plain"}
     assert "<td>1</td>" in bundle["text/html"] and "move the sliders: rows 1" in bundle["text/html"]
     assert bundle["text/plain"] == "1 rows\nRun the notebook to move the sliders: rows 1"
-    made.controls["rows"].value = 2
-    assert "<td>2</td>" in made._html.value
+    subject.controls["rows"].value = 2
+    assert "<td>2</td>" in subject._html.value
     assert "&lt;b&gt;" in panel(lambda x: f"<b>{x}", x=[1, 2])._repr_mimebundle_()[0]["text/html"]
 
 
@@ -130,7 +132,7 @@ def test_short_forms_and_where_they_start():
     def nothing(**values):
         return str(values)
 
-    made = panel(
+    subject = panel(
         nothing,
         whole=(1, 64, 1),
         share=(0.0, 1.0, 0.25),
@@ -141,7 +143,7 @@ def test_short_forms_and_where_they_start():
             options=[("fp32", 4), ("bf16", 2)], value=2, description="precision"
         ),
     )
-    kinds = [type(control).__name__ for control in made.controls.values()]
+    kinds = [type(control).__name__ for control in subject.controls.values()]
     assert kinds == [
         "IntSlider",
         "FloatSlider",
@@ -150,9 +152,16 @@ def test_short_forms_and_where_they_start():
         "Checkbox",
         "Dropdown",
     ]
-    assert made.values == {"whole": 32, "share": 0.5, "gpu": "T4", "rows": 1, "on": True, "own": 2}
-    assert made.line.endswith(": whole 32, share 0.5, gpu T4, rows 1, on yes, precision bf16")
-    assert [type(value) for value in made.values.values()] == [int, float, str, int, bool, int]
+    assert subject.values == {
+        "whole": 32,
+        "share": 0.5,
+        "gpu": "T4",
+        "rows": 1,
+        "on": True,
+        "own": 2,
+    }
+    assert subject.line.endswith(": whole 32, share 0.5, gpu T4, rows 1, on yes, precision bf16")
+    assert [type(value) for value in subject.values.values()] == [int, float, str, int, bool, int]
 
 
 @pytest.mark.parametrize(
@@ -182,10 +191,10 @@ def test_what_cannot_draw_is_refused():
 
 def test_without_ipywidgets_there_is_the_picture(monkeypatch):
     monkeypatch.setattr(panels, "ipywidgets", None)
-    made = two()
-    bundle, _ = made._repr_mimebundle_()
+    subject = two()
+    bundle, _ = subject._repr_mimebundle_()
     assert set(bundle) == {"image/png", "text/plain"} and bundle["text/plain"] == LINE
-    assert made.values == {"batch_size": 16, "length": 256} and made.widget is None
+    assert subject.values == {"batch_size": 16, "length": 256} and subject.widget is None
 
 
 CELLS = [
@@ -199,19 +208,19 @@ def draw(batch_size=16, length=256):
     axes.bar(["a", "b"], [batch_size, length])
     return figure
 
-made = panel(draw, batch_size=[4, 8, 16, 32], length=(64, 512, 64))
-made""",
+subject = panel(draw, batch_size=[4, 8, 16, 32], length=(64, 512, 64))
+subject""",
     """
-before = made._image.value
-made.controls["length"].value = 512
-assert made._image.value != before and made._image.value[:4] == b"\\x89PNG"
+before = subject._image.value
+subject.controls["length"].value = 512
+assert subject._image.value != before and subject._image.value[:4] == b"\\x89PNG"
 """,
     """
-control = made.controls["batch_size"]   # what a browser sends when a slider is dragged
+control = subject.controls["batch_size"]   # what a browser sends when a slider is dragged
 data = {"method": "update", "state": {"index": 0}, "buffer_paths": []}
 message = {"content": {"data": data}, "buffers": []}
 control.comm.handle_msg(message)
-print(made.values, plt.get_fignums())
+print(subject.values, plt.get_fignums())
 """,
 ]
 
