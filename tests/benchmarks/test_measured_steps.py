@@ -8,7 +8,7 @@ from dataclasses import replace as changed
 import pytest
 import torch
 
-from benchmarks import measure_step, measured_steps
+from benchmarks import measure_step, measured_steps, proof
 from helpers import models
 from helpers.memory.tracker import PHASES
 from helpers.plan import plan
@@ -16,18 +16,18 @@ from helpers.recipe import Recipe, replace
 from helpers.strategy.techniques import MODELS, TECHNIQUES
 
 TEXT, IMAGE = Recipe(batch_size=4, length=16), Recipe(model="vit", batch_size=4)
-KEPT = measured_steps.read()
+KEPT = proof.read()
 
 
-def a_step(**fields) -> measured_steps.Step:
+def a_step(**fields) -> proof.Step:
     return changed(
-        measured_steps.Step("a model", "a technique", replace(TEXT, weights="random"), 1000, 1000),
+        proof.Step("a model", "a technique", replace(TEXT, weights="random"), 1000, 1000),
         **fields,
     )
 
 
-def a_proof(*steps: measured_steps.Step) -> measured_steps.Proof:
-    return measured_steps.Proof(
+def a_proof(*steps: proof.Step) -> proof.Proof:
+    return proof.Proof(
         {"device": "cpu", "name": "x86_64"}, "2026-01-01T00:00:00+00:00", "a test", list(steps)
     )
 
@@ -114,7 +114,7 @@ def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsy
         ("mini ViT", "plain", replace(IMAGE, weights="random")),
         ("mini ViT", "accumulation", replace(IMAGE, weights="random", accumulation=2)),
     ]
-    steps = list(measured_steps.prove("cpu", jobs=2, chosen=chosen))
+    steps = list(measured_steps.measure_steps("cpu", jobs=2, chosen=chosen))
     assert (
         [step.planned for step in steps]
         == [step.allocated for step in steps]
@@ -122,25 +122,25 @@ def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsy
     )
     assert all(step.accelerate and step.miss == 0 for step in steps)
     made = a_proof(*steps)
-    path = measured_steps.write(made, tmp_path)
-    assert path.name == "cpu.json" and measured_steps.read(tmp_path) == [made]
-    half = measured_steps.write(a_proof(steps[0]), tmp_path, finished=False)
-    assert measured_steps.read(tmp_path) == [made] and half.exists(), (
+    path = proof.write(made, tmp_path)
+    assert path.name == "cpu.json" and proof.read(tmp_path) == [made]
+    half = proof.write(a_proof(steps[0]), tmp_path, finished=False)
+    assert proof.read(tmp_path) == [made] and half.exists(), (
         "what was kept stays until a run is finished"
     )
-    assert measured_steps.write(made, tmp_path) == path and not half.exists()
+    assert proof.write(made, tmp_path) == path and not half.exists()
     assert json.loads(path.read_text())["steps"][1]["recipe"] == {
         "model": "vit",
         "weights": "random",
         "batch_size": 4,
         "accumulation": 2,
     }
-    assert measured_steps.table(made).frame["off"].tolist() == ["+0 bytes", "+0 bytes"]
+    assert proof.table(made).frame["off"].tolist() == ["+0 bytes", "+0 bytes"]
 
 
 def test_a_step_without_room_is_left_out_and_named(monkeypatch, capsys):
-    monkeypatch.setattr(measured_steps, "ROOM", 0.0)
-    assert list(measured_steps.prove("cpu", chosen=[("mini ViT", "plain", IMAGE)])) == []
+    monkeypatch.setattr(measured_steps, "MEMORY_FRACTION", 0.0)
+    assert list(measured_steps.measure_steps("cpu", chosen=[("mini ViT", "plain", IMAGE)])) == []
     assert "mini ViT, plain: left out" in capsys.readouterr().out
 
 
@@ -164,13 +164,13 @@ def test_without_a_gpu_one_sentence_says_so(monkeypatch, tmp_path, capsys):
 
 
 def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tmp_path, capsys):
-    def alone(recipe, device):
+    def measure_apart(recipe, device):
         if recipe.accumulation > 1:
             raise RuntimeError("A step could not be measured: it was killed")
         return {"allocated": 10, "reserved": None, "resident": None, "parameters": 2, "trained": 2}
 
-    monkeypatch.setattr(measured_steps, "alone", alone)
-    monkeypatch.setattr(measured_steps, "told", lambda *_: (None, 1))
+    monkeypatch.setattr(measured_steps, "measure_apart", measure_apart)
+    monkeypatch.setattr(measured_steps, "other_estimates", lambda *_: (None, 1))
     monkeypatch.setattr(
         measured_steps,
         "cases",
@@ -181,7 +181,7 @@ def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tm
     )
     assert measured_steps.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
     assert "1 of 2 steps failed and are missing: mini ViT, parts." in capsys.readouterr().err
-    assert [step.technique for step in measured_steps.read(tmp_path)[0].steps] == ["plain"]
+    assert [step.technique for step in proof.read(tmp_path)[0].steps] == ["plain"]
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,14 @@ def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tm
 )
 def test_what_is_no_proof_is_refused_in_a_sentence(text):
     with pytest.raises(ValueError, match="This is no file of measured steps"):
-        measured_steps.Proof.from_json(text)
+        proof.Proof.from_json(text)
 
 
 def test_steps_side_by_side_never_take_more_than_there_is():
-    room, now, most = measured_steps.Room(10), [], []
+    budget, now, most = measured_steps.MemoryBudget(10), [], []
 
     def work(need):
-        with room.taken(need):
+        with budget.taken(need):
             now.append(need)
             most.append(sum(now))
             time.sleep(0.01)
@@ -208,12 +208,12 @@ def test_steps_side_by_side_never_take_more_than_there_is():
         thread.start()
     for thread in threads:
         thread.join()
-    assert max(most) <= 10 and room.free == 10
+    assert max(most) <= 10 and budget.free == 10
 
 
 def test_a_miss_is_shown_and_a_gpus_is_of_its_allocated_peak():
     off = a_step(planned=2**30, allocated=2**31)
-    assert off.miss == -0.5 and measured_steps.table(a_proof(off)).frame["off"].item() == "-50.00%"
+    assert off.miss == -0.5 and proof.table(a_proof(off)).frame["off"].item() == "-50.00%"
     gpu = a_step(
         planned=900, planned_allocated=1010, allocated=1000, reserved=2**21, planned_reserved=2**21
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks import measured_steps, published_peaks
+from benchmarks import proof as measured
+from benchmarks import published_peaks
 from helpers import record
 from helpers.tables import Table
 from helpers.units import size
@@ -73,18 +74,20 @@ class Misses(NamedTuple):
 
 def text() -> str:
     """All paragraphs: published peaks, measured steps of each machine, records from GPUs."""
-    return of_published() + "".join(map(of_steps, measured_steps.read())) + of_records()
+    return of_published() + "".join(map(of_steps, measured.read())) + of_records()
 
 
 def of_published() -> str:
     """The plan beside steps that others measured on GPUs and published to the byte."""
     planned = published_peaks.planned()
-    seen = [(step, peaks) for step, _, peaks in planned if step.allocated]
+    allocated = [
+        peaks.allocated / step.allocated - 1 for step, _, peaks in planned if step.allocated
+    ]
     preflight = [step.preflight for step, *_ in planned if step.preflight is not None]
     return PUBLISHED.format(
         steps=len(planned),
-        seen=len(seen),
-        allocated=Misses.of([peaks.allocated / step.allocated - 1 for step, peaks in seen]),
+        seen=len(allocated),
+        allocated=Misses.of(allocated),
         reserved=Misses.of([peaks.reserved / step.reserved - 1 for step, _, peaks in planned]),
         others=len(preflight),
         preflight=Misses.of(preflight),
@@ -92,7 +95,7 @@ def of_published() -> str:
     )
 
 
-def of_steps(proof: measured_steps.Proof) -> str:
+def of_steps(proof: measured.Proof) -> str:
     """The plan beside the real steps of one machine, every technique, from results/steps/."""
     on_cpu = proof.environment["device"] == "cpu"
     return STEPS.format(
@@ -102,15 +105,15 @@ def of_steps(proof: measured_steps.Proof) -> str:
         date=proof.date[:10],
         torch=proof.environment["torch"].split("+")[0],
         result=_on_a_cpu(proof.steps) if on_cpu else _on_a_gpu(proof.steps),
-        table=measured_steps.table(proof).to_markdown(),
+        table=measured.table(proof).to_markdown(),
     )
 
 
-def _on_a_gpu(steps: Sequence[measured_steps.Step]) -> str:
+def _on_a_gpu(steps: Sequence[measured.Step]) -> str:
     return STEPS_ON_A_GPU.format(misses=Misses.of([step.miss for step in steps]))
 
 
-def _on_a_cpu(steps: Sequence[measured_steps.Step]) -> str:
+def _on_a_cpu(steps: Sequence[measured.Step]) -> str:
     far = [step for step in steps if abs(step.miss) > FAR]
     near = max((step for step in steps if step not in far), key=lambda step: abs(step.miss))
     gained = [step.resident / step.allocated - 1 for step in steps if step.resident]
@@ -124,7 +127,7 @@ def _on_a_cpu(steps: Sequence[measured_steps.Step]) -> str:
     )
 
 
-def _named(far: Sequence[measured_steps.Step]) -> str:
+def _named(far: Sequence[measured.Step]) -> str:
     """The steps that the plan misses by much, and why where that is known; empty without any."""
     if not far:
         return ""
@@ -136,7 +139,7 @@ def _named(far: Sequence[measured_steps.Step]) -> str:
     return f"{', '.join(named)}{why}, and "
 
 
-def _model(step: measured_steps.Step) -> str:
+def _model(step: measured.Step) -> str:
     return step.model.split(",")[0]
 
 

@@ -1,0 +1,158 @@
+"""Measured steps beside their plans, as they are kept in results/steps/ and shown as a table."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers import record
+from helpers.files import replace_all
+from helpers.recipe import Recipe, difference
+from helpers.tables import Table
+from helpers.units import MIB, size
+
+FOLDER = record.RESULTS / "steps"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measured step. Memory is in bytes, None where there is no such figure.
+
+    model, technique   as in the table
+    planned            peak of the tensors by plan
+    allocated          peak measured by PyTorch's allocator
+    reserved           on a GPU: most that the caching allocator held
+    planned_allocated, planned_reserved   on a GPU: `allocated` and `reserved` by plan
+    resident           on a CPU under Linux: what the process gained
+    preflight, accelerate   what the two other estimators say
+    """
+
+    model: str
+    technique: str
+    recipe: Recipe
+    planned: int
+    allocated: int
+    reserved: int | None = None
+    planned_allocated: int | None = None
+    planned_reserved: int | None = None
+    resident: int | None = None
+    preflight: int | None = None
+    accelerate: int | None = None
+
+    @property
+    def miss(self) -> float:
+        """(planned - measured) / measured of the allocated peak."""
+        return (self.planned_allocated or self.planned) / self.allocated - 1
+
+    @property
+    def off(self) -> str:
+        """Planned less measured, in words: bytes where they are few, else a fraction."""
+        bytes_off = (self.planned_allocated or self.planned) - self.allocated
+        if abs(bytes_off) < MIB:
+            return f"{bytes_off:+,} bytes"
+        return f"{self.miss:+.2%}"
+
+    @property
+    def inside_bitsandbytes(self) -> bool:
+        """Whether bitsandbytes' CPU kernel for 32-bit states takes memory that no plan sees.
+
+        See `benchmarks.measure_step`.
+        """
+        return self.reserved is None and self.recipe.optimizer == "adamw8bit_embed32"
+
+    def to_dict(self) -> dict:
+        """As kept in JSON: of the recipe the fields that are not the default."""
+        return vars(self) | {
+            "recipe": {name: new for name, (_, new) in difference(Recipe(), self.recipe).items()}
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Step:
+        """The reverse of `to_dict`."""
+        return cls(**values | {"recipe": Recipe.from_dict(values["recipe"])})
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The measured steps of one machine.
+
+    environment  the machine (`profile.environment`)
+    date         when they were measured, UTC
+    command      by which they were measured
+    """
+
+    environment: dict
+    date: str
+    command: str
+    steps: list[Step]
+
+    def to_json(self) -> str:
+        return (
+            json.dumps(
+                vars(self) | {"steps": [step.to_dict() for step in self.steps]},
+                indent=1,
+                allow_nan=False,
+            )
+            + "\n"
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Proof:
+        """The reverse of `to_json`. Raises ValueError for text that is no such file."""
+        try:
+            values = json.loads(text)
+            return cls(**values | {"steps": [Step.from_dict(step) for step in values["steps"]]})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"This is no file of measured steps ({error}): make it again with `make proof`."
+            ) from error
+
+
+def write(proof: Proof, folder: Path, finished: bool = True) -> Path:
+    """Write one file per machine, whole or not at all, and return its path.
+
+    What is not `finished` goes into a file of its own, beside what was kept earlier.
+    """
+    name = proof.environment["name"] if proof.environment["device"] == "cuda" else "cpu"
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    path, unfinished = folder / f"{slug}.json", folder / f"{slug}.unfinished"
+    if not finished:
+        replace_all(folder, {unfinished.name: proof.to_json()})
+        return unfinished
+    replace_all(folder, {path.name: proof.to_json()}, [unfinished] if unfinished.exists() else [])
+    return path
+
+
+def read(folder: Path | None = None) -> list[Proof]:
+    """What was kept, one `Proof` per machine. Raises ValueError for a file that is none."""
+    return [
+        Proof.from_json(path.read_text(encoding="utf8"))
+        for path in sorted((folder or FOLDER).glob("*.json"))
+    ]
+
+
+def table(proof: Proof) -> Table:
+    """A row per step: planned and measured peaks, and what the other estimators say."""
+    rows = []
+    for step in proof.steps:
+        row = {
+            "model": step.model,
+            "technique": step.technique,
+            "planned": size(step.planned_allocated or step.planned),
+            "allocated": size(step.allocated),
+            "off": step.off,
+        }
+        if step.reserved is not None:
+            row["reserved, planned"] = size(step.planned_reserved)
+            row["reserved"] = size(step.reserved)
+        if step.resident is not None:
+            row["resident"] = f"{size(step.resident)} ({step.resident / step.allocated - 1:+.1%})"
+        for name, estimate in (
+            ("torch-preflight", step.preflight),
+            ("accelerate estimate-memory", step.accelerate),
+        ):
+            row[name] = "-" if estimate is None else f"{estimate / step.allocated - 1:+.0%}"
+        rows.append(row)
+    return Table(rows)
