@@ -189,14 +189,16 @@ def test_tokenizer_is_reproducible(tmp_path):
 def test_first_deberta_steps_are_the_cards():
     facts = card("deberta")
     rooms = pretrain_deberta.encode(room(), trained_tokenizer())
-    _, log = pretrain_deberta.train(pretrain_deberta.Plan(**facts["plan"]), rooms, stop=3)
+    _, log = pretrain_deberta.train(
+        pretrain_deberta.TextPretraining(**facts["plan"]), rooms, stop=3
+    )
     for now, then in zip(log, facts["first_losses"]):
         assert now == pytest.approx(then, rel=OTHER_CPU)
 
 
 def test_first_vit_steps_are_the_cards():
     facts = card("vit")
-    _, log = pretrain_vit.train(pretrain_vit.Plan(**facts["plan"]), stop=5)
+    _, log = pretrain_vit.train(pretrain_vit.ImagePretraining(**facts["plan"]), stop=5)
     assert log == pytest.approx(facts["first_losses"][:5], rel=OTHER_CPU)
 
 

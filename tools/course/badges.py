@@ -66,13 +66,15 @@ def readme(text: str, repository: str, first: str) -> str:
     """README's text, its <!-- badges --> and <!-- clone --> blocks written anew."""
     clone = f"```sh\ngit clone {repository}\ncd {repository.rsplit('/', 1)[-1]}\n```"
     for name, content in (("badges", badges(first, repository)), ("clone", clone)):
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda match, content=content: f"{match[1]}{content}\n{match[2]}",
-            text,
-            flags=re.DOTALL,
-        )
+        text = with_block(text, name, content)
     return text
+
+
+def with_block(text: str, name: str, content: str) -> str:
+    """The text with `content` between `<!-- name -->` and `<!-- /name -->`, if it has these."""
+    block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
+    pattern = rf"<!-- {name} -->\n.*?<!-- /{name} -->"
+    return re.sub(pattern, lambda _: block, text, flags=re.DOTALL)
 
 
 def stale(folder: Path = NOTEBOOKS, page: Path = README) -> dict[Path, str]:

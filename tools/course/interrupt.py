@@ -81,6 +81,7 @@ async def _interrupt_one(
         task = asyncio.ensure_future(client.async_execute_cell(cell, index))
         running = not (await asyncio.wait({task}, timeout=chance.uniform(*SOON)))[0]
         if running:
+            assert client.km is not None  # as the kernel runs
             await ensure_async(client.km.interrupt_kernel())
             if not (await asyncio.wait({task}, timeout=GRACE))[0]:
                 task.cancel()

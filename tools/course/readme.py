@@ -22,6 +22,7 @@ from helpers.strategy.plan_ranks import plan_parallel
 from helpers.tables import Table
 from helpers.units import size
 from tools.course import NOTEBOOKS, ROOT, trust
+from tools.course.badges import with_block
 
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "plan.png"
@@ -153,14 +154,8 @@ def fill(text: str, but: str = "") -> str:
     """README's text with its generated blocks written anew, except the one named `but`."""
     for name, make in BLOCKS.items():
         if name != but:
-            text = _with_block(text, name, make())
+            text = with_block(text, name, make())
     return text
-
-
-def _with_block(text: str, name: str, content: str) -> str:
-    block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
-    pattern = rf"<!-- {name} -->\n.*?<!-- /{name} -->"
-    return re.sub(pattern, lambda _: block, text, flags=re.DOTALL)
 
 
 def write(path: Path = README) -> None:

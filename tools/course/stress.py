@@ -95,7 +95,7 @@ def _kind(kind: str, turns: list[list[Path]], chance: random.Random, cells: int 
 
 
 def _table(kind: str, seconds: dict[str, list[float]], wrong: dict[str, int]) -> Table:
-    rows = [
+    rows: list[dict] = [
         {
             "notebook": name,
             "rounds": len(each),

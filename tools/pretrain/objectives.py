@@ -1,14 +1,16 @@
 """Three ways to learn from text without labels, and their sums.
 
-* `mlm`: masked language model (Devlin et al., 2019): 15 % of the tokens hidden, guess them.
-* `rtd`: replaced-token detection (Clark et al., "ELECTRA", 2020; He et al., "DeBERTaV3", 2021): a small
-  generator fills the masks, the model says of every token whether it was replaced. Embeddings are not shared
-  ("NES" in DeBERTaV3).
-* `contrastive`: two crops of one document must find each other by their [CLS] vectors among the crops of the
-  whole batch (InfoNCE: van den Oord et al., 2018; crops as in Izacard et al., "Contriever", 2021).
+* `mlm`: masked language model (Devlin et al., 2019). 15 % of the tokens are hidden, and the model
+  guesses them.
+* `rtd`: replaced-token detection (Clark et al., "ELECTRA", 2020; He et al., "DeBERTaV3", 2021). A
+  small generator fills the masks, and the model says of every token whether it was replaced.
+  Embeddings are not shared ("NES" in DeBERTaV3).
+* `contrastive`: two crops of one document must find each other by their [CLS] vectors among the
+  crops of the whole batch (InfoNCE: van den Oord et al., 2018; crops as in Izacard et al.,
+  "Contriever", 2021).
 
-Shapes: rows (R, L) int64 token ids, R even, rows 2i and 2i+1 are crops of one document; losses are float32
-scalars.
+Shapes: `rows` is a matrix (R, L) of int64 token ids with an even R; rows 2i and 2i+1 are crops of
+one document. Losses are float32 scalars.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ RTD_WEIGHT = 50.0  # ELECTRA's
 
 
 def mask(rows: Tensor, vocabulary: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(rows with 15 % of the ordinary tokens hidden, which ones): of those 80 % [MASK], 10 % another token,
-    10 % kept."""
+    """(rows with 15 % of the ordinary tokens hidden, mask of these tokens), both (R, L).
+
+    Of the hidden tokens, 80 % become [MASK], 10 % another token, and 10 % stay.
+    """
     chosen = (torch.rand(rows.shape, generator=generator) < MASK_SHARE) & (rows > MASK)
     fate = torch.rand(rows.shape, generator=generator)
     other = torch.randint(MASK + 1, vocabulary, rows.shape, generator=generator)
@@ -36,8 +40,10 @@ def mask(rows: Tensor, vocabulary: int, generator: torch.Generator) -> tuple[Ten
 
 
 def guess(model: DebertaV2ForMaskedLM, states: Tensor, chosen: Tensor) -> Tensor:
-    """Logits (tokens hidden, vocabulary): the library's own head, on the hidden places only (a seventh of
-    the work)."""
+    """Logits (hidden tokens, vocabulary) of the library's own head.
+
+    The head runs only on the hidden tokens, which is a seventh of the work.
+    """
     return model.cls(states[chosen])
 
 
@@ -64,13 +70,13 @@ class Pretrainer(nn.Module):
             )
         self.model = DebertaV2ForMaskedLM(config)
         if "rtd" in self.parts:
-            small = {"num_hidden_layers": 1, "intermediate_size": config.hidden_size}
-            small = DebertaV2Config(**config.to_dict() | small)
+            changed = {"num_hidden_layers": 1, "intermediate_size": config.hidden_size}
+            small = DebertaV2Config(**config.to_dict() | changed)
             self.generator = DebertaV2ForMaskedLM(small)
             self.detector = nn.Linear(config.hidden_size, 1)
 
     def forward(self, rows: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Losses by name; their sum is what training minimises."""
+        """Losses by name, of rows (R, L) int64; training minimises their sum."""
         real = rows != PAD
         inputs = rows
         if {"mlm", "rtd"} & set(self.parts):
@@ -82,9 +88,8 @@ class Pretrainer(nn.Module):
             )
             losses["generator"] = cross_entropy(logits, rows[chosen])
             noise = torch.rand(logits.shape, generator=generator).clamp_min(1e-9)
-            drawn = (logits.detach() - (-noise.log()).log()).argmax(
-                -1
-            )  # Gumbel: a draw from the softmax
+            # The Gumbel-max trick: this draws from the softmax of the logits.
+            drawn = (logits.detach() - (-noise.log()).log()).argmax(-1)
             inputs = rows.clone()
             inputs[chosen] = drawn
         states = self.model.deberta(inputs, attention_mask=real)[0]

@@ -1,13 +1,16 @@
-"""Pretrain the mini ViT on drawn digits and write `vit/`: backbone, preprocessor, card.
+"""Pretrain the mini ViT on drawn digits and write `helpers/mini/vit/`: backbone, processor, card.
 
     python -m tools.pretrain.pretrain_vit [--out DIR] [--steps N]
 
-The architecture is that of Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020), made small, and
-pretrained as there, supervised on other pictures than those of the task: digits drawn from matplotlib's fonts
-(`fonts`), to be fine-tuned on handwriting. The head is thrown away: like google/vit-base-patch16-224-in21k,
-the checkpoint is a backbone. Three channels, though digits are grey: it costs 3,072 parameters of 453,984,
-and the mini model then takes the same RGB pictures through the same processor as the full one, CIFAR-10
-included. One thread and a fixed seed: the same weights on every run on one kind of CPU.
+The architecture is that of Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020), made small.
+As there, pretraining is supervised and uses other images than the task: digits drawn from the fonts
+of matplotlib (`fonts`), to be fine-tuned on handwriting. The head is thrown away, so the checkpoint
+is a backbone, as google/vit-base-patch16-224-in21k is.
+
+There are three channels although digits are grey. That costs 3,072 of 453,984 parameters, and the
+mini model then takes the same RGB images through the same processor as the full one, CIFAR-10
+included. With one thread and a fixed seed, the weights are the same on every run on one kind of
+CPU.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ FOLDER = MINI / "vit"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One pretraining run on `pictures` drawn digits."""
+class ImagePretraining:
+    """One pretraining run on `pictures` drawn images of digits, `batch` of them per step."""
 
     steps: int = 1000
     batch: int = 64
@@ -49,7 +52,7 @@ class Plan:
 
 
 def config() -> ViTConfig:
-    """16 x 16 pixels in 4 x 4 patches: 16 tokens and [CLS]; 4 layers, 96 wide, 4 heads."""
+    """16 x 16 pixels in 4 x 4 patches: 16 tokens and [CLS]; 4 layers, hidden size 96, 4 heads."""
     return ViTConfig(
         image_size=fonts.SIZE, patch_size=4, num_channels=3, hidden_size=96, num_hidden_layers=4,
         num_attention_heads=4, intermediate_size=384, hidden_dropout_prob=0.0,
@@ -58,18 +61,22 @@ def config() -> ViTConfig:
 
 
 def processor() -> ViTImageProcessorPil:
-    """Any picture to RGB, 16 x 16, values -1 to 1, as for google/vit-base-patch16-224-in21k. Needs no
-    torchvision."""
+    """Any image to RGB, 16 x 16 pixels, values from -1 to 1; needs no torchvision.
+
+    The processing is that of google/vit-base-patch16-224-in21k.
+    """
     size = {"height": fonts.SIZE, "width": fonts.SIZE}
     return ViTImageProcessorPil(
         size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3, do_convert_rgb=True
     )
 
 
-def train(plan: Plan, stop: int | None = None) -> tuple[ViTModel, list[float]]:
-    """(backbone, losses) after `stop` of plan.steps steps (None: all of them), fp32, cross entropy on ten
-    digits."""
-    pictures, digits = map(torch.from_numpy, fonts.sample(plan.pictures, plan.seed))
+def train(plan: ImagePretraining, stop: int | None = None) -> tuple[ViTModel, list[float]]:
+    """(backbone, losses of each step), in fp32, by cross entropy on ten digits.
+
+    stop  the number of steps to take of plan.steps; None takes all
+    """
+    images, digits = map(torch.from_numpy, fonts.sample(plan.pictures, plan.seed))
     torch.manual_seed(plan.seed)
     shape = config()
     shape.num_labels = 10
@@ -82,9 +89,9 @@ def train(plan: Plan, stop: int | None = None) -> tuple[ViTModel, list[float]]:
     )
     log, begin = [], time.perf_counter()
     for step in range(stop or plan.steps):
-        rows = torch.randint(len(pictures), (plan.batch,))
-        pixels = (pictures[rows, None].float() / 127.5 - 1).expand(-1, 3, -1, -1)
-        loss = torch.nn.functional.cross_entropy(model(pixels).logits, digits[rows])
+        numbers = torch.randint(len(images), (plan.batch,))
+        pixels = (images[numbers, None].float() / 127.5 - 1).expand(-1, 3, -1, -1)
+        loss = torch.nn.functional.cross_entropy(model(pixels).logits, digits[numbers])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), plan.max_grad_norm)
         optimizer.step()
@@ -100,49 +107,56 @@ def train(plan: Plan, stop: int | None = None) -> tuple[ViTModel, list[float]]:
 
 
 def store(backbone: ViTModel, folder: Path, half: bool = True) -> None:
-    """Backbone without a head in fp16 (fp32 with half=False), and preprocessor_config.json."""
+    """Write the backbone without a head, and preprocessor_config.json.
+
+    half  weights in fp16; False writes fp32
+    """
     backbone.config = config()
     (backbone.half() if half else backbone).save_pretrained(folder)
     processor().save_pretrained(folder)
 
 
 def describe(content: dict) -> str:
-    """The card's prose around its figures."""
+    """The model card's prose around its figures."""
     plan, half = content["plan"], content["storage"]
     return f"""
-A ViT of {content["parameters"]:,} parameters (16 x 16 pixels, patches of 4 x 4, 4 layers, 96 wide, 4
-heads), without a head, made by `python -m tools.pretrain.pretrain_vit` for lessons that
+A ViT of {content["parameters"]:,} parameters (16 x 16 pixels, patches of 4 x 4, 4 layers, hidden
+size 96, 4 heads), without a head, made by `python -m tools.pretrain.pretrain_vit` for lessons that
 must run without a GPU and without the hub.
 
 Load it as one loads google/vit-base-patch16-224-in21k; it is stored in float16, so ask for float32.
 
 ```python
-ViTForImageClassification.from_pretrained("helpers/mini/vit", num_labels=10, dtype=torch.float32)
+ViTForImageClassification.from_pretrained(
+    "helpers/mini/vit", num_labels=10, dtype=torch.float32
+)
 AutoImageProcessor.from_pretrained("helpers/mini/vit")  # with or without torchvision
 ```
 
 ## Scores
 
-Accuracy on 500 of scikit-learn's 1,797 real handwritten digits, fine-tuned on the other 1,297, mean and
-standard deviation of three seeds; batches of {score.IMAGE["batch"]}, learning rate
+Accuracy on 500 of scikit-learn's 1,797 real handwritten digits, fine-tuned on the other 1,297,
+mean and standard deviation of three seeds; batches of {score.IMAGE["batch"]}, learning rate
 {score.IMAGE["learning_rate"]}.
 
 {card.score_table(content["scores"])}
 
-From the same weights kept in float32, {score.IMAGE["steps"]} steps give {card.percent(half["float32"])}.
+From the same weights kept in float32, {score.IMAGE["steps"]} steps give
+{card.percent(half["float32"])}.
 
 ## Making of
 
 Supervised, {plan["steps"]} steps of {plan["batch"]} of {plan["pictures"]:,} digits drawn from the
 {content["fonts"]} fonts with digits that matplotlib {content["matplotlib"]} ships (`fonts.py`), in
-{content["seconds"]} s, seed {plan["seed"]}; {content["device"]}, torch {content["torch"]}, transformers
-{content["transformers"]}. No handwriting was seen.
+{content["seconds"]} s, seed {plan["seed"]}; {content["device"]}, torch {content["torch"]},
+transformers {content["transformers"]}. No handwriting was seen.
 
 {content["licence"]}
 """
 
 
 def main() -> None:
+    """Pretrain, score and write the mini ViT."""
     parser = argparse.ArgumentParser(
         description="Pretrain the mini ViT on digits drawn from fonts."
     )
@@ -150,17 +164,19 @@ def main() -> None:
         "--out", type=Path, default=FOLDER, help="folder to write (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=int, default=Plan.steps, help="how many (default: %(default)s)"
+        "--steps", type=int, default=ImagePretraining.steps, help="how many (default: %(default)s)"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
-    plan, begin = replace(Plan(), steps=args.steps), time.perf_counter()
+    plan, begin = replace(ImagePretraining(), steps=args.steps), time.perf_counter()
     args.out.mkdir(parents=True, exist_ok=True)
     backbone, log = train(plan)
     seconds = round(time.perf_counter() - begin)
-    with tempfile.TemporaryDirectory() as place:
-        store(backbone, Path(place), half=False)
-        full = score.repeat(Path(place), score.digits(Path(place)), True, **score.IMAGE)
+    with tempfile.TemporaryDirectory() as folder_of_fp32:
+        store(backbone, Path(folder_of_fp32), half=False)
+        full = score.repeat(
+            Path(folder_of_fp32), score.digits(Path(folder_of_fp32)), True, **score.IMAGE
+        )
     store(backbone, args.out)
     content = {
         "plan": asdict(plan),

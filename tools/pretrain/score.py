@@ -1,7 +1,8 @@
-"""What a mini checkpoint is worth: one short fine-tune, the same for shipped and for random weights.
+"""Score a mini checkpoint by one short fine-tune, the same for shipped and for random weights.
 
-A yardstick for pretraining only, kept apart from the course's own loop (`helpers.train`), which pretraining
-must not depend on: plain fp32 AdamW, linear warm-up, linear decay, clipping at 1, no augmentation.
+The fine-tune is plain fp32 AdamW with linear warm-up, linear decay, gradient clipping at 1 and no
+augmentation. It is kept apart from the course's own loop (`helpers.train`), on which pretraining
+must not depend.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from transformers import (
 
 from helpers.data.offline import read_tab
 
-LENGTH = 64  # tokens a row, fixed padding
-VALIDATION = (
-    1000  # of R8's training rows, for choosing objectives; test rows are for the card alone
-)
+LENGTH = 64  # tokens per example, padded to a fixed length
+# How many of R8's training examples choose objectives; test examples are for the model card alone.
+VALIDATION = 1000
 TEXT = {"steps": 60, "batch": 16, "learning_rate": 1e-3}
 SEEDS = (0, 1, 2)
 IMAGE = {"steps": 60, "batch": 32, "learning_rate": 1e-3}
@@ -35,10 +35,9 @@ Split = tuple[dict[str, Tensor], Tensor]
 
 
 def r8(folder: Path, held_out: str = "test") -> tuple[Split, Split]:
-    """(train, held out) of Reuters R8 as model inputs (rows, LENGTH) int64 and labels; held_out "test" |
-    "validation".
+    """(train, held out) of Reuters R8, as inputs (examples, LENGTH) int64 and labels (examples,).
 
-    For "validation", the held-out rows come from the training split and are taken out of it.
+    held_out  "test", or "validation": examples that are taken out of the training split
     """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     names = sorted(set(read_tab("reuters-r8-train")[0]))
@@ -58,24 +57,26 @@ def r8(folder: Path, held_out: str = "test") -> tuple[Split, Split]:
 
 
 def digits(folder: Path) -> tuple[Split, Split]:
-    """(train, test) of scikit-learn's 1,797 real digits, 1,297 and 500, as pixel_values (rows, 3, size,
-    size) and labels."""
+    """(train, test) of scikit-learn's 1,797 real digits: 1,297 and 500 examples.
+
+    Inputs are pixel_values (examples, 3, size, size) float32, labels are (examples,) int64.
+    """
     from PIL import Image
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    pictures = [Image.fromarray((x * (255 / 16)).astype("uint8")) for x in data.images]
+    images = [Image.fromarray((x * (255 / 16)).astype("uint8")) for x in data.images]
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    pixels = processor(pictures, return_tensors="pt")["pixel_values"]
+    pixels = processor(images, return_tensors="pt")["pixel_values"]
     everything = {"pixel_values": pixels}, torch.tensor(data.target)
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(pictures)))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
     return pick(everything, order[500:]), pick(everything, order[:500])
 
 
-def pick(split: Split, rows: Tensor) -> Split:
-    """Some rows of a split, in the order given."""
+def pick(split: Split, numbers: Tensor) -> Split:
+    """Some examples of a split by their numbers, in the order given."""
     inputs, labels = split
-    return {name: value[rows] for name, value in inputs.items()}, labels[rows]
+    return {name: value[numbers] for name, value in inputs.items()}, labels[numbers]
 
 
 def load(folder: Path, labels: int, pretrained: bool):
@@ -89,10 +90,10 @@ def load(folder: Path, labels: int, pretrained: bool):
 
 
 def accuracy(model, split: Split) -> float:
-    """Share of `split` that `model` labels right, in evaluation mode."""
+    """The fraction of `split` that `model` labels right, in evaluation mode."""
     model.eval()
     with torch.no_grad():
-        parts = (pick(split, rows) for rows in torch.arange(len(split[1])).split(256))
+        parts = (pick(split, numbers) for numbers in torch.arange(len(split[1])).split(256))
         right = sum(
             (model(**inputs).logits.argmax(-1) == labels).sum().item() for inputs, labels in parts
         )
@@ -100,8 +101,10 @@ def accuracy(model, split: Split) -> float:
 
 
 def tune(model, train: Split, seed: int, steps: int, batch: int, learning_rate: float) -> None:
-    """Fine-tune every parameter of `model` in place for `steps` batches drawn without replacement, epoch
-    after epoch."""
+    """Fine-tune every parameter of `model` in place for `steps` batches.
+
+    Every epoch draws the examples anew, without replacement.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, max(1, steps // 10), steps)
     generator = np.random.default_rng(seed)
@@ -110,8 +113,8 @@ def tune(model, train: Split, seed: int, steps: int, batch: int, learning_rate: 
         np.concatenate([generator.permutation(len(train[1])) for _ in range(epochs)])
     )
     model.train()
-    for rows in order[: steps * batch].split(batch):
-        inputs, labels = pick(train, rows)
+    for numbers in order[: steps * batch].split(batch):
+        inputs, labels = pick(train, numbers)
         torch.nn.functional.cross_entropy(model(**inputs).logits, labels).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -120,7 +123,10 @@ def tune(model, train: Split, seed: int, steps: int, batch: int, learning_rate: 
 
 
 def score(folder: Path, data: tuple[Split, Split], pretrained: bool, seed: int, **loop) -> float:
-    """Accuracy on the held-out rows after one fine-tune; `seed` sets head, dropout and order of rows."""
+    """Accuracy on the held-out examples after one fine-tune.
+
+    `seed` decides the new head, dropout and the order of examples.
+    """
     torch.manual_seed(seed)
     model = load(folder, int(data[0][1].max()) + 1, pretrained)
     tune(model, data[0], seed, **loop)
@@ -144,8 +150,7 @@ def repeat(folder: Path, data: tuple[Split, Split], pretrained: bool, **loop) ->
 def against_random(
     folder: Path, data: tuple[Split, Split], loop: dict, steps: tuple[int, ...]
 ) -> dict[str, dict]:
-    """{"60 steps": {"shipped": spread, "random": spread}, ...}: shipped weights against random ones, all
-    else equal."""
+    """{"60 steps": {"shipped": spread, "random": spread}, ...}, with all else equal."""
     loops = {f"{n} steps": loop | {"steps": n} for n in steps}
     return {
         name: {

@@ -1,9 +1,10 @@
 """The mini DeBERTa's own tokenizer: a Unigram vocabulary trained on the pretraining corpus.
 
-Trained as DeBERTa-v3's was, by SentencePiece (Kudo, "Subword Regularization", 2018; Kudo and Richardson,
-2018), because its trainer gives the same vocabulary on every run with one thread; the trainer in `tokenizers`
-walks hash maps in an order that changes from one process to the next, and its vocabulary with it. The result
-is kept in the format of `tokenizers`, so that loading needs neither SentencePiece nor a conversion.
+As for DeBERTa-v3, SentencePiece trains it (Kudo, "Subword Regularization", 2018; Kudo and
+Richardson, 2018), because its trainer gives the same vocabulary on every run with one thread. The
+trainer in `tokenizers` walks through hash maps in an order that changes from one process to the
+next, and the vocabulary changes with it. The result is kept in the format of `tokenizers`, so that
+loading needs neither SentencePiece nor a conversion.
 """
 
 from __future__ import annotations
@@ -16,20 +17,15 @@ import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-SPECIAL = (
-    "[PAD]",
-    "[CLS]",
-    "[SEP]",
-    "[UNK]",
-    "[MASK]",
-)  # ids 0 to 4; the first four as in DeBERTa-v3
+# Ids 0 to 4; the first four are those of DeBERTa-v3.
+SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 VOCABULARY = 8192
-LENGTH = 512  # tokens: the longest row the tokenizer promises to a model
-SCORE_DIGITS = 4  # log-probabilities are rounded: the last bits are the machine's, not the corpus's
+LENGTH = 512  # tokens of the longest example that the tokenizer promises to a model
+SCORE_DIGITS = 4  # log-probabilities are rounded, as their last bits depend on the machine
 
 
 def pieces(texts: Iterable[str], size: int = VOCABULARY) -> list[tuple[str, float]]:
-    """`size` pieces with their log-probabilities, the special tokens first.
+    """The `size` pieces with their log-probabilities, the special tokens first.
 
     Every printable ASCII character is a piece, though the corpus, all letters, hardly has digits.
     """
@@ -37,10 +33,11 @@ def pieces(texts: Iterable[str], size: int = VOCABULARY) -> list[tuple[str, floa
     pad, cls, sep, unk, mask = SPECIAL
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=out, model_type="unigram", vocab_size=size,
-        normalization_rule_name="nfkc", character_coverage=0.9999, max_sentence_length=1 << 16, num_threads=1,
-        required_chars=string.ascii_letters + string.digits + string.punctuation, minloglevel=2,
-        pad_id=0, pad_piece=pad, bos_id=1, bos_piece=cls, eos_id=2, eos_piece=sep, unk_id=3, unk_piece=unk,
-        control_symbols=[mask],
+        normalization_rule_name="nfkc", character_coverage=0.9999, max_sentence_length=1 << 16,
+        num_threads=1, minloglevel=2,
+        required_chars=string.ascii_letters + string.digits + string.punctuation,
+        pad_id=0, pad_piece=pad, bos_id=1, bos_piece=cls, eos_id=2, eos_piece=sep,
+        unk_id=3, unk_piece=unk, control_symbols=[mask],
     )  # fmt: skip
     model = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
     return [
@@ -49,7 +46,10 @@ def pieces(texts: Iterable[str], size: int = VOCABULARY) -> list[tuple[str, floa
 
 
 def build(vocabulary: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
-    """The fast tokenizer around a vocabulary: NFKC, single spaces, Metaspace, Unigram, [CLS] text [SEP]."""
+    """The fast tokenizer around a vocabulary.
+
+    NFKC, single spaces, Metaspace, Unigram, and [CLS] text [SEP].
+    """
     core = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIAL.index("[UNK]"), byte_fallback=False))
     core.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]

@@ -114,14 +114,14 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         if fullname != "torch":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None:
+        if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def then(module):
                 load(module)
                 no_kernels(module)
 
-            spec.loader.exec_module = then
+            vars(spec.loader)["exec_module"] = then  # of this loader only, not of its class
         return spec
 
 
