@@ -8,7 +8,8 @@ a new release has broken.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -32,9 +33,12 @@ __all__ = [
     "clear_cublas_workspaces",
     "disable_current_modes",
     "fake_store",
+    "foreach_mul_",
+    "foreach_norm",
     "forget_process_groups",
     "fsdp_param_module",
     "load_cuda_kernel",
+    "process_group",
     "rebuild_buckets",
     "storage_key",
     "tree_leaves",
@@ -42,6 +46,8 @@ __all__ = [
 ]
 
 disable_current_modes = _disable_current_modes
+foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place
+foreach_norm = torch._foreach_norm  # the L2 norms of a list of tensors
 # The function that draws until all values are within the bounds.
 TRUNCATED_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 SKIPS_STEPS = "_maybe_opt_step"  # the method of GradScaler that leaves out a step that overflowed
@@ -83,6 +89,17 @@ def rebuild_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
     DDP does so itself after its first step.
     """
     model.reducer._rebuild_buckets()
+
+
+def process_group(arguments: Sequence[object]) -> torch.distributed.ProcessGroup | None:
+    """The process group that an operator's arguments name, or hold as an object; None for none."""
+    names: list[Any] = [value for value in arguments if isinstance(value, str)]
+    if names:  # the group's is the last of the names
+        return torch.distributed.distributed_c10d._resolve_process_group(names[-1])
+    for value in arguments:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return torch.distributed.ProcessGroup.unbox(value)
+    return None
 
 
 def fsdp_param_module():

@@ -1,25 +1,27 @@
-"""What goes over the wire: every collective that torch starts, on real ranks and on none alike."""
+"""Counts what a rank sends: every collective that torch starts, on real ranks and without any."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from helpers.memory.tracker import WRAPPERS
-from helpers.torch_private import TorchDispatchMode, tree_leaves
+from helpers.torch_private import TorchDispatchMode, process_group, tree_leaves
 
-# What a rank sends in a ring of N, as a share of the payload; a tree or a switch may do better, none sends less than
-# half of it. Payload: the whole tensor that all ranks end with (all_gather) or begin with (reduce_scatter).
-SENT = {
+# What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
+# or a switch may need less, but none less than half of it. The payload is the whole tensor that all
+# ranks end with (all_gather) or begin with (reduce_scatter).
+SENT: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "broadcast": lambda n: (n - 1) / n,
     "send": lambda n: 1.0,
 }
+# torch's operators: the collective that each is.
 NAMES = {
     "allreduce_": "all_reduce",
     "all_reduce": "all_reduce",
@@ -38,6 +40,7 @@ NAMES = {
     "broadcast": "broadcast",
     "send": "send",
 }
+# Operators that send nothing, or whose bytes the sender counts.
 SILENT = {
     "recv_",
     "recv_any_source_",
@@ -45,12 +48,19 @@ SILENT = {
     "barrier",
     "monitored_barrier_",
     "_wrap_tensor_autograd",
-}  # the sender counts, or no bytes
+}
 
 
 @dataclass(frozen=True)
 class SentMessage:
-    """One collective, or one message: `payload` in bytes, `ranks` that take part, `axis` of the layout they lie on."""
+    """One collective, or one point-to-point message.
+
+    kind     a key of `SENT`
+    payload  bytes of the whole tensor
+    ranks    how many take part
+    axis     of the layout that these ranks lie on: "data", "pipeline", "tensor", or "" if not named
+    phase    of the step: "forward", "backward", "optimizer", or "" if not told
+    """
 
     kind: str
     payload: int
@@ -65,24 +75,29 @@ class SentMessage:
 
 
 class CommMeter(TorchDispatchMode):
-    """Lists, while active, what this rank sends. Broadcasts count their ring's average over the ranks.
+    """Lists in `sent`, while active, what this rank sends.
 
-    axes   names for process groups: {group name: axis}
-    Raises NotImplementedError for a collective that it does not know, so that nothing goes uncounted.
+    For a broadcast that is the ring's average over the ranks. Collectives of a single rank are left
+    out. Set `phase` to have it written into the messages.
+
+    axes  {name of a process group: axis of the layout}
+    Raises NotImplementedError for a collective that it does not know, so that none goes uncounted.
     """
 
     def __init__(self, axes: Mapping[str, str] | None = None):
         super().__init__()
-        self.axes, self.sent, self.phase = dict(axes or {}), [], ""
+        self.axes = dict(axes or {})
+        self.sent: list[SentMessage] = []
+        self.phase = ""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, WRAPPERS) for kind in types):
-            return NotImplemented  # its parts come by
+            return NotImplemented  # the tensors inside are dispatched again, one by one
         if function.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             self._count(function.overloadpacket.__name__, args)
         return function(*args, **(kwargs or {}))
 
-    def _count(self, name: str, args) -> None:
+    def _count(self, name: str, args: Sequence[Any]) -> None:
         if name in SILENT:
             return
         kind = NAMES.get(name)
@@ -90,34 +105,21 @@ class CommMeter(TorchDispatchMode):
             raise NotImplementedError(
                 f"The collective {name} is not counted: add it to helpers/parallel/comm_meter.py."
             )
-        group = _group(args)
-        sizes = [
+        group = process_group(args)
+        if group is None:
+            raise NotImplementedError(
+                f"The collective {name} has no process group: call it with one."
+            )
+        payload = sum(
             leaf.numel() * leaf.element_size()
             for leaf in tree_leaves(args[0])
             if isinstance(leaf, torch.Tensor)
-        ]
-        payload = sum(sizes)
-        if kind == "all_gather" and not name.endswith(
-            "_"
-        ):  # the functional ones are given the part
-            payload *= group.size()
-        if kind == "reduce_scatter" and name.endswith(
-            "_"
-        ):  # the others' first argument is the result
+        )
+        in_place = name.endswith("_")
+        # The first argument is one rank's part: the input of a functional all-gather, the result of
+        # a reduce-scatter in place.
+        if (kind == "all_gather" and not in_place) or (kind == "reduce_scatter" and in_place):
             payload *= group.size()
         if group.size() > 1:
-            self.sent.append(
-                SentMessage(
-                    kind, payload, group.size(), self.axes.get(group.group_name, ""), self.phase
-                )
-            )
-
-
-def _group(args) -> dist.ProcessGroup:
-    names = [value for value in args if isinstance(value, str)]
-    if names:  # the functional collectives name it last
-        return dist.distributed_c10d._resolve_process_group(names[-1])
-    for value in args:
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            return dist.ProcessGroup.unbox(value)
-    raise NotImplementedError("A collective without a process group cannot be counted.")
+            axis = self.axes.get(group.group_name, "")
+            self.sent.append(SentMessage(kind, payload, group.size(), axis, self.phase))

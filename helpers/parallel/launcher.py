@@ -1,11 +1,13 @@
-"""Ranks from a notebook: a script run by torchrun in a process of its own, its output shown rank by rank.
+"""Ranks started from a notebook: a script run by torchrun, its output shown rank by rank.
 
-A function defined in a notebook cannot be sent to other processes, and a process that has used its GPU cannot be forked.
-A script written by a cell (`%%writefile`) and started afresh has neither trouble, in JupyterLab, Colab and Kaggle alike.
+A function defined in a notebook cannot be sent to other processes, and a process that has used its
+GPU cannot be forked. A script that a cell writes (`%%writefile`), started in new processes, has
+neither problem, in JupyterLab, Colab and Kaggle alike.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -19,35 +21,34 @@ from pathlib import Path
 import psutil
 
 from helpers import gpus
+from helpers.values import whole
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LOOK = 0.05  # seconds between looks at the ranks' output
-GRACE = 10.0  # seconds that ranks are given to end when told to
+POLL = 0.05  # seconds between two looks at the ranks' output
+GRACE = 10.0  # seconds that torchrun has to end after SIGTERM, before it is killed
+PR_SET_PDEATHSIG = 1  # an option of Linux's prctl(2)
 
 
 class RankFailed(RuntimeError):
     """A rank ended with an error.
 
-    rank       the first rank that failed, None where torchrun itself did
-    exitcode   its exit code; negative: the signal that killed it
-    traceback  what it wrote to its error output
+    rank       the first rank that failed; None where torchrun itself did
+    exitcode   its exit code; a negative one is the signal that killed it; None where it is unknown
+    traceback  what the rank wrote to its error output, from the last traceback on
     """
 
     def __init__(self, rank: int | None, ranks: int, exitcode: int | None, traceback: str):
         self.rank, self.exitcode, self.traceback = rank, exitcode, traceback
         who = "torchrun" if rank is None else f"rank {rank} of {ranks}"
-        how = (
-            f"was killed by signal {-exitcode} ({_signal(-exitcode)})"
-            if exitcode is not None and exitcode < 0
-            else f"failed with exit code {exitcode}"
-        )
-        if exitcode == -signal.SIGABRT and traceback.startswith(
-            "Traceback"
-        ):  # gloo's threads may abort a process at its end
-            how = "failed"
-        said = traceback.strip() or "It wrote no error."
+        if exitcode == -signal.SIGABRT and traceback.startswith("Traceback"):
+            how = "failed"  # by the error of the traceback; gloo's threads may abort afterwards
+        elif exitcode is not None and exitcode < 0:
+            how = f"was killed by signal {-exitcode} ({_signal_name(-exitcode)})"
+        else:
+            how = f"failed with exit code {exitcode}"
+        written = traceback.strip() or "It wrote no error."
         super().__init__(
-            f"{who[0].upper()}{who[1:]} {how}; the others were stopped. What it wrote:\n\n{said}"
+            f"{who[0].upper()}{who[1:]} {how}; the others were stopped. What it wrote:\n\n{written}"
         )
 
 
@@ -59,25 +60,27 @@ def launch(
     env: Mapping[str, str] | None = None,
     show: bool = True,
 ) -> list[str]:
-    """Run a Python script as `ranks` processes with torchrun, show what they print, and return it, one text a rank.
+    """Run a Python script as `ranks` processes with torchrun; returns what each rank printed.
 
-    torchrun tells each process who it is by environment variables: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT, a free port. The ranks see every GPU, `helpers` can be imported, and each uses one CPU thread.
+    torchrun tells each process who it is by environment variables: RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT, a free port. The ranks see every GPU, also those that the notebook
+    hid from itself; `helpers` can be imported; each rank uses one CPU thread.
 
-    arguments  the script's own
-    timeout    seconds after which all is stopped
+    arguments  those of the script
+    timeout    seconds after which all ranks are stopped
     env        more environment variables
     show       print each line as it comes, after "[rank] "
-    Raises RankFailed with the first failing rank's traceback, TimeoutError, FileNotFoundError (no such script),
-    ValueError (no ranks). However it ends, also by an interrupt, no process is left behind.
+    Raises RankFailed with the traceback of the first rank that failed, TimeoutError after
+    `timeout`, FileNotFoundError where there is no such script, TypeError or ValueError for a number
+    of ranks that is no int or below 1. However it ends, also by an interrupt, no process is left
+    behind.
     """
     script = Path(script).resolve()
     if not script.is_file():
         raise FileNotFoundError(
             f"There is no script {script.name} here: run the cell that writes it first."
         )
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(f"ranks={ranks!r} must be a whole number from 1 on.")
+    whole("ranks", ranks, 1)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         command = [
             sys.executable,
@@ -94,12 +97,12 @@ def launch(
         with errors.open("w") as file:
             process = subprocess.Popen(
                 command,
-                env=_environment(env),
+                env=environment(env),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if _LINUX else None,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
         output = _Output(Path(folder), ranks, show)
         try:
@@ -108,7 +111,7 @@ def launch(
             _stop(process)
             output.read()
         if process.returncode:
-            rank, exitcode = _first_failure(errors.read_text(errors="replace"))
+            rank, exitcode = first_failure(errors.read_text(errors="replace"))
             raise RankFailed(
                 rank,
                 ranks,
@@ -123,18 +126,20 @@ def _wait(process: subprocess.Popen, output: _Output, timeout: float) -> None:
     while process.poll() is None:
         output.read()
         if time.monotonic() > end:
-            last = "; ".join(
-                f"rank {rank}: {text.strip().splitlines()[-1] if text.strip() else 'nothing'}"
-                for rank, text in enumerate(output.texts)
-            )
+            lines = [text.strip().splitlines() or ["nothing"] for text in output.texts]
+            last = "; ".join(f"rank {rank}: {printed[-1]}" for rank, printed in enumerate(lines))
             raise TimeoutError(
-                f"The ranks were not done after {timeout:g} seconds and were stopped. Last printed: {last}."
+                f"The ranks were not done after {timeout:g} seconds and were stopped: pass a "
+                f"longer timeout, or find what they wait for. Last printed: {last}."
             )
-        time.sleep(LOOK)
+        time.sleep(POLL)
 
 
 class _Output:
-    """What the ranks print, read from the files that torchrun redirects it to."""
+    """What the ranks print, read from the files that torchrun redirects it to.
+
+    `texts` is what each rank has printed so far, `shown` how many of its characters were shown.
+    """
 
     def __init__(self, folder: Path, ranks: int, show: bool):
         self.folder, self.show = folder, show
@@ -144,49 +149,47 @@ class _Output:
         return next(self.folder.glob(f"*/attempt_0/{rank}/{name}.log"), None)
 
     def read(self) -> None:
+        """Read all that has been printed by now, and show the lines that are complete."""
         for rank in range(len(self.texts)):
             file = self._file(rank, "stdout")
             self.texts[rank] = file.read_text(errors="replace") if file else ""
-            whole = self.texts[rank].rfind("\n") + 1
-            if self.show and whole > self.shown[rank]:
-                for line in self.texts[rank][self.shown[rank] : whole].splitlines():
+            complete = self.texts[rank].rfind("\n") + 1
+            if self.show and complete > self.shown[rank]:
+                for line in self.texts[rank][self.shown[rank] : complete].splitlines():
                     print(f"[{rank}] {line}", flush=True)
-            self.shown[rank] = max(whole, self.shown[rank])
+            self.shown[rank] = max(complete, self.shown[rank])
 
     def errors(self, rank: int) -> str:
         """The rank's error output from its last traceback on."""
         file = self._file(rank, "stderr")
         text = file.read_text(errors="replace") if file else ""
-        text = re.sub(
-            rf"^\[rank{rank}\]:? ?", "", text, flags=re.MULTILINE
-        )  # which torch puts before each line
+        # torch puts the rank before each line.
+        text = re.sub(rf"^\[rank{rank}\]:? ?", "", text, flags=re.MULTILINE)
         begin = text.rfind("Traceback (most recent call last)")
         return text[max(begin, 0) :]
 
 
-def _first_failure(report: str) -> tuple[int | None, int | None]:
-    """(rank, exit code) of the first failure in torchrun's own report, (None, None) where it has none."""
-    root = report[max(report.rfind("Root Cause"), 0) :]
-    found = re.search(r"rank\s*:\s*(\d+)\s.*?exitcode\s*:\s*(-?\d+)", root, re.DOTALL)
-    return (int(found[1]), int(found[2])) if found else (None, None)
+def first_failure(report: str) -> tuple[int | None, int | None]:
+    """(rank, exit code) of the first failure in torchrun's report, or (None, None)."""
+    cause = report[max(report.rfind("Root Cause"), 0) :]
+    match = re.search(r"rank\s*:\s*(\d+)\s.*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL)
+    return (int(match[1]), int(match[2])) if match else (None, None)
 
 
-def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
-    here["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
-    )
-    gpus.show_all(here)  # a notebook for one GPU hid the others from itself
-    return here | dict(more or {})
+def environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    """The ranks' environment variables: this process's, what `launch` promises, and `more`."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    gpus.show_all(variables)  # a notebook for one GPU hid the others from itself
+    return variables | dict(more or {})
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """End torchrun and every process that it started; told to first, then by force."""
+    """End torchrun and every process that it started: by SIGTERM, and after `GRACE` by force."""
     try:
-        family = [
-            psutil.Process(process.pid),
-            *psutil.Process(process.pid).children(recursive=True),
-        ]
+        torchrun = psutil.Process(process.pid)
+        family = [torchrun, *torchrun.children(recursive=True)]
     except psutil.NoSuchProcess:
         family = []
     if process.poll() is None:
@@ -203,18 +206,16 @@ def _stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _signal(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return "unknown"
 
 
-_LINUX = sys.platform == "linux"
-
-
 def _die_with_parent() -> None:
-    """In the child before it starts: let the kernel of Linux send it SIGTERM if the notebook's process dies."""
-    import ctypes
+    """Called in the child before torchrun starts, on Linux only.
 
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    It makes the kernel send torchrun SIGTERM when the notebook's process dies.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import gpus
 from helpers.parallel import RankFailed, launch
-from helpers.parallel.launcher import _environment, _first_failure
+from helpers.parallel.launcher import environment, first_failure
 
 HERE = Path(__file__).parents[2]
 
@@ -173,8 +173,10 @@ def test_nothing_is_left_when_the_notebooks_process_ends(tmp_path, how):
 def test_bad_calls_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="run the cell that writes it"):
         launch(tmp_path / "none.py")
-    for ranks in (0, True, "2"):
-        with pytest.raises(ValueError, match="whole number"):
+    with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
+        launch(script(tmp_path, ""), ranks=0)
+    for ranks in (True, "2"):
+        with pytest.raises(TypeError, match="must be a whole number"):
             launch(script(tmp_path, ""), ranks=ranks)
 
 
@@ -191,14 +193,14 @@ def test_the_ranks_see_the_gpus_that_the_notebook_hid_from_itself(
     if given is None:
         monkeypatch.delenv(gpus.VISIBLE)
     assert gpus.hide_all_but_first() == 2 and os.environ[gpus.VISIBLE] == "0"
-    assert _environment(None).get(gpus.VISIBLE) == seen
+    assert environment(None).get(gpus.VISIBLE) == seen
 
 
 def test_ranks_see_what_their_notebook_sees_where_nothing_was_hidden(monkeypatch):
     monkeypatch.delenv(gpus.BEFORE, raising=False)
     monkeypatch.setenv(gpus.VISIBLE, "0")
-    assert _environment(None)[gpus.VISIBLE] == "0"
+    assert environment(None)[gpus.VISIBLE] == "0"
 
 
 def test_a_report_without_ranks_names_none():
-    assert _first_failure("error: unrecognized arguments") == (None, None)
+    assert first_failure("error: unrecognized arguments") == (None, None)

@@ -89,7 +89,7 @@ def test_what_the_planner_refuses_is_left_out_with_its_reason():
         "data 2",
     } and "gradients overflow" in choice.left_out["data 2, ZeRO-1"]
     odd = choose(replace(MINI, batch_size=3), Cluster("T4", 2))
-    assert "cannot be shared evenly" in odd.left_out["data 2"] and odd.candidate("tensor 2").fit
+    assert "cannot be divided evenly" in odd.left_out["data 2"] and odd.candidate("tensor 2").fit
     with patch.object(choose_module, "layouts", lambda *_: [(MINI, Parallel(tensor=8), False)]):
         heads = choose(MINI, Cluster("T4", 8))
     assert "4 attention heads cannot be divided by 8" in heads.left_out["tensor 8"]
