@@ -1,4 +1,4 @@
-"""`python -m helpers.plan`: will this step fit that GPU?"""
+"""`python -m helpers.plan`: does this training step fit that GPU?"""
 
 from helpers.plan.command import main
 

@@ -1,194 +1,296 @@
-"""What would fit: the smallest changes of a step that a card holds, and the largest batch."""
+"""What would fit: the smallest changes of a step that a GPU holds, and the largest batch.
+
+One set of rules serves a `Recipe` and the step of any other model (`ModelStep`).
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from helpers.gpus import GPU
-from helpers.memory.timeline import Plan
-from helpers.plan.hf_config import CannotPlan
+from helpers.memory.timeline import Plan, fit_on_gpu
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.hf_plan import plan_model_step
+from helpers.plan.planner import plan
+from helpers.recipe import Recipe, StepSettings
 
-MOST_ROWS = 2**20  # nobody asks for more
-SHALLOW = 2, 3  # layers of the models that are planned first
+Change = dict[str, Any]  # {field of the step: new value}
+
+LIMIT = 2**20  # examples per micro-batch; larger ones are not searched for
+SHALLOW = 2, 3  # layers of the models that are planned before the whole one
+
+
+def target_of(gpu: GPU) -> str:
+    """What to plan for: "cuda", or "cpu" for a machine without a GPU (capability 0.0)."""
+    return "cpu" if gpu.capability == (0, 0) else "cuda"
 
 
 class Remedies:
-    """Plans around one step for one card, each made once.
+    """Plans around one step for one GPU; each is made once.
 
-    target is "cuda", but for a card without CUDA (this machine's own memory, capability 0.0).
+    `changes()` are the changes of the step that fit, `largest_batch()` its largest batch size.
     """
 
-    def __init__(self, model_step: ModelStep, gpu: GPU):
-        self.model_step, self.gpu = model_step, gpu
-        self.target = "cpu" if gpu.capability == (0, 0) else "cuda"
+    def __init__(self, step: StepSettings, gpu: GPU):
+        self.step, self.gpu, self.target = step, gpu, target_of(gpu)
         self._plans: dict[tuple, Plan] = {}
-        self._deep = self._depth()
+        self._layers = _layers_to_leave_out(step)
 
-    def plan(self, depth: int | None = None, **change) -> Plan:
-        """The plan with a change, or of the same model with fewer layers. Raises CannotPlan where the model does not take
-        the change."""
+    def plan(self, change: Change | None = None, layers: int | None = None) -> Plan:
+        """The plan of the step with a change, or of the same model with fewer layers.
+
+        Raises ValueError or TypeError where the step does not take the change, and
+        ModuleNotFoundError where a library that it needs is not installed.
+        """
         change = {
-            name: value for name, value in change.items() if value != getattr(self.model_step, name)
+            name: value
+            for name, value in (change or {}).items()
+            if value != getattr(self.step, name)
         }
-        key = depth, *sorted(change.items())
+        key = layers, *sorted(change.items())
         if key not in self._plans:
-            asked = replace(self.model_step, **change)
-            if depth is not None:
-                config = copy.deepcopy(asked.config)
-                config.num_hidden_layers = depth
-                asked = replace(asked, config=config)
-            self._plans[key] = plan_model_step(asked, self.target)
+            step = replace(self.step, **change)
+            if layers is not None and isinstance(step, ModelStep):
+                config = copy.deepcopy(step.config)
+                config.num_hidden_layers = layers
+                step = replace(step, config=config)
+            self._plans[key] = _plan_any(step, self.target)
         return self._plans[key]
 
-    def fits(self, **change) -> bool:
-        """Whether the card holds the step with a change; False where the model does not take the change."""
+    def fits(self, change: Change) -> bool:
+        """Whether the GPU holds the step with a change; False where the step does not take it."""
         try:
-            return self._over(change, SHALLOW) <= 0 and self._over(change) <= 0
-        except (CannotPlan, ModuleNotFoundError):
+            return not self._surely_too_much(change) and self._over(change) <= 0
+        except (ValueError, ModuleNotFoundError):
             return False
 
-    def _over(self, change: dict, depths: tuple[int, int] | None = None) -> float:
-        """Bytes over the card, negative where there is room; with `depths` from the line through the plans of two models
-        that deep. The peak is the largest of several lines in the depth, so such a line never asks for more than the
-        whole model's plan (which is what decides), and shallow models plan in no time. The allocator's part is no line in
-        anything: it counts where the rest leaves room for it."""
-        if depths is None or not self._deep:
-            made = self.plan(**change)
-            least = self._least(made)
-            return least if least > 0 else made.fits(self.gpu).over
-        low, high = (self._least(self.plan(depth=depth, **change)) for depth in depths)
-        return low + (high - low) / (depths[1] - depths[0]) * (self._deep - depths[0])
+    def changes(self) -> list[Change]:
+        """The changes of the step that fit, in the order of what they ask of the training.
 
-    def _least(self, made: Plan) -> int:
-        """Bytes over the card before the allocator takes its part."""
-        return made.fits(self.gpu, allocator=False).over
-
-    def _depth(self) -> int | None:
-        """Number of layers, where all are alike and can be left out; else None."""
-        config = self.model_step.config
-        layers = getattr(config, "num_hidden_layers", None)
-        lists = [
-            value
-            for value in config.to_dict().values()
-            if isinstance(value, (list, dict)) and len(value) == layers
-        ]
-        if (
-            self.model_step.reads == "texts"
-            or self.model_step.frozen is not None
-            or not isinstance(layers, int)
-            or lists
-        ):
-            return None
-        return layers if layers > 2 * SHALLOW[1] else None
-
-    def remedies(self) -> list[dict]:
-        """Changes that fit, [] if none does or none is needed: single ones; where none suffices alone, the fewest of them
-        taken in the order of what they ask of the training, the cheapest first."""
-        if self.fits():
+        These are single changes: the smallest accumulation, half precision, 8-bit AdamW,
+        checkpointing, LoRA. Where none of them suffices alone, the list holds one change of several
+        fields, none of which can be left out. It is empty if nothing fits or nothing is needed.
+        Raises what `plan` raises for the step as it is.
+        """
+        self.plan()
+        if self.fits({}):
             return []
-        singles = [change for change in self._singles() if self.fits(**change)]
-        if singles:
-            return singles
-        together: dict = {}
-        for change in self._steps():
-            if self._taken({**together, **change}):
+        single = [self._smallest_accumulation({})]
+        single += [change for change in self._other_changes() if self.fits(change)]
+        return [change for change in single if change] or self._several_changes()
+
+    def largest_batch(self) -> int | None:
+        """Examples per optimizer step of the largest batch that fits, with all else as it is.
+
+        It is a multiple of the accumulation; the next multiple was planned, too, and does not fit.
+        None where not even one example per micro-batch fits.
+        """
+        start = self.step.micro_batch
+        if self._layers:
+            start = max(1, largest_that_fits(lambda size: self._over_at(size, shallow=True), start))
+        return largest_that_fits(self._over_at, start) * self.step.accumulation or None
+
+    # -- does it fit? ------------------------------------------------------------------------------
+
+    def _over(self, change: Change) -> float:
+        """Bytes beyond the GPU's memory, negative where there is room.
+
+        The allocator's overhead counts only where the rest leaves room for it, because to simulate
+        it takes time.
+        """
+        planned = self.plan(change)
+        over = planned.fits(self.gpu, allocator=False).over
+        return over if over > 0 else planned.fits(self.gpu).over
+
+    def _over_shallow(self, change: Change) -> float:
+        """A lower bound of `_over` from the plans of two models with few layers, made in no time.
+
+        As a function of the number of layers the peak is the largest of several lines. So the line
+        through two points at small numbers never lies above it.
+        """
+        few, more = SHALLOW
+        low, high = (
+            self.plan(change, layers).fits(self.gpu, allocator=False).over for layers in SHALLOW
+        )
+        return low + (high - low) / (more - few) * ((self._layers or few) - few)
+
+    def _over_at(self, size: int, shallow: bool = False) -> float:
+        """The same for a number of examples per micro-batch."""
+        change = {"batch_size": size * self.step.accumulation}
+        return self._over_shallow(change) if shallow else self._over(change)
+
+    def _surely_too_much(self, change: Change) -> bool:
+        """True where a lower bound says that a change does not fit, without a plan of it."""
+        if self._layers:
+            return self._over_shallow(change) > 0
+        if "accumulation" in change:
+            without = {name: value for name, value in change.items() if name != "accumulation"}
+            bound = least_peak(self.plan(without), change["accumulation"])
+            return fit_on_gpu(self.gpu, bound, overhead=0).over > 0
+        return False
+
+    # -- which changes there are -------------------------------------------------------------------
+
+    def _other_changes(self) -> list[Change]:
+        """The changes of other fields than the accumulation, whether they fit or not."""
+        step = self.step
+        changes: list[Change] = []
+        if step.precision in ("fp32", "tf32") and self.target == "cuda":
+            changes.append({"precision": "bf16" if self.gpu.bf16 else "fp16"})
+        if step.optimizer == "adamw":
+            changes.append({"optimizer": "adamw8bit"})
+        if not step.checkpointing:
+            changes.append({"checkpointing": True})
+        if step.lora_rank is None:
+            changes.append({"lora_rank": 8})
+        return changes
+
+    def _accumulations(self) -> list[int]:
+        """Numbers of micro-batches above the step's own, ascending."""
+        numbers = range(self.step.accumulation + 1, self.step.batch_size + 1)
+        return [number for number in numbers if self.step.batch_size % number == 0]
+
+    def _smallest_accumulation(self, others: Change) -> Change:
+        """The fewest micro-batches that fit together with other changes; {} if none do."""
+        for number in self._accumulations():
+            if self.fits({**others, "accumulation": number}):
+                return {"accumulation": number}
+        return {}
+
+    def _several_changes(self) -> list[Change]:
+        """One change of several fields that fits, or none; no field of it can be left out."""
+        most: list[Change] = [{"accumulation": number} for number in self._accumulations()[-1:]]
+        together: Change = {}
+        for change in most + self._other_changes():
+            if self._is_taken({**together, **change}):
                 together |= change
-                if self.fits(**together):
+                if self.fits(together):
                     break
         else:
             return []
-        for name in list(together):  # what came early may no longer be needed
-            fewer = {key: value for key, value in together.items() if key != name}
-            if self.fits(**fewer):
+        for name in list(together):  # one of the first changes may not be needed any more
+            fewer = {other: value for other, value in together.items() if other != name}
+            if self.fits(fewer):
                 together = fewer
         if "accumulation" in together:
-            rest = {key: value for key, value in together.items() if key != "accumulation"}
-            together |= self._accumulation(rest) or {}
+            others = {name: value for name, value in together.items() if name != "accumulation"}
+            together |= self._smallest_accumulation(others)
         return [together]
 
-    def largest_batch(self) -> int | None:
-        """Rows a step of the largest batch that fits with all else as it is, the number of micro-batches included; None
-        where not even one row a micro-batch does. The next larger one was planned, too, and does not fit."""
-        parts = self.model_step.accumulation
-        guess = (
-            self._most_rows(self.model_step.micro_batch, SHALLOW)
-            if self._deep
-            else self.model_step.micro_batch
-        )
-        rows = self._most_rows(max(1, guess))
-        return rows * parts or None
-
-    def _most_rows(self, rows: int, depths: tuple[int, int] | None = None) -> int:
-        """Most rows a micro-batch, 0 for none, searched from `rows` on: bytes are nearly a line in rows. Where the allocator's
-        large segments make them anything but one, halving what is left (or doubling) takes turns with the line."""
-        fits: dict[int, float] = {}  # rows -> bytes over the card
-        over: dict[int, float] = {}
-        guess = rows
-        while True:
-            found = self._over({"batch_size": guess * self.model_step.accumulation}, depths)
-            (fits if found <= 0 else over)[guess] = found
-            low, high = max(fits, default=0), min(over, default=MOST_ROWS)
-            if high - low <= 1:
-                return low
-            tries = len(fits) + len(over)
-            if tries == 1:
-                guess = (
-                    guess + 1 if fits else max(1, guess - 1)
-                )  # a good first guess needs no third
-            elif tries > 4 and tries % 2:
-                guess = (low + high) // 2 if over else 2 * low
-            else:
-                near = (
-                    [max(fits), min(over)]
-                    if fits and over
-                    else sorted(fits)[-2:] or sorted(over)[:2]
-                )
-                (a, at_a), (b, at_b) = ((place, (fits | over)[place]) for place in near)
-                guess = int(a - at_a * (b - a) / (at_b - at_a)) if at_b > at_a else 2 * low
-                guess += guess in fits  # where the line ends fits: the next one?
-            guess = min(max(guess, low + 1), high - 1)
-
-    def _accumulation(self, rest: dict) -> dict | None:
-        """The fewest micro-batches that fit."""
-        for parts in _divisors(self.model_step):
-            if self.fits(**rest, accumulation=parts):
-                return {"accumulation": parts}
-        return None
-
-    def _singles(self) -> list[dict]:
-        fewest = self._accumulation({})
-        return ([fewest] if fewest else []) + [
-            change for change in self._steps() if "accumulation" not in change
-        ]
-
-    def _steps(self) -> list[dict]:
-        """Every change there is: accumulation as far as it goes, half precision, 8-bit states, checkpointing, adapters."""
-        asked, steps = self.model_step, []
-        steps += [{"accumulation": parts} for parts in _divisors(asked)[-1:]]
-        if asked.precision in ("fp32", "tf32") and self.target == "cuda":
-            steps.append({"precision": "bf16" if self.gpu.bf16 else "fp16"})
-        if asked.optimizer == "adamw":
-            steps.append({"optimizer": "adamw8bit"})
-        if not asked.checkpointing:
-            steps.append({"checkpointing": True})
-        if asked.lora_rank is None:
-            steps.append({"lora_rank": 8})
-        return steps
-
-    def _taken(self, change: dict) -> bool:
+    def _is_taken(self, change: Change) -> bool:
+        """Whether the step can be changed so at all."""
         try:
-            self.plan(**change)
-        except (CannotPlan, ModuleNotFoundError):
+            self.plan(change)
+        except (ValueError, ModuleNotFoundError):
             return False
         return True
 
 
-def _divisors(model_step: ModelStep) -> list[int]:
-    return [
-        parts
-        for parts in range(model_step.accumulation + 1, model_step.batch_size + 1)
-        if model_step.batch_size % parts == 0
-    ]
+def least_peak(planned: Plan, accumulation: int) -> int:
+    """A lower bound (bytes) of the peak of the same step with more micro-batches.
+
+    It needs no plan. At the end of a forward pass the weights, the optimizer's states and the
+    activations of one micro-batch are alive together. Activations that do not grow with the number
+    of examples only add to the bound.
+    """
+    highest = planned.highest
+    activations = highest["activations"] * planned.recipe.accumulation // accumulation
+    return highest["parameters"] + highest["optimizer states"] + activations
+
+
+def largest_that_fits(over: Callable[[int], float], start: int) -> int:
+    """The largest whole number that fits; 0 if not even 1 does, at most LIMIT - 1.
+
+    over   how far a number is beyond the limit; it fits if this is not positive. It is nearly a
+           line: bytes grow with each example, and in jumps with the allocator's segments
+    start  a first guess, at least 1; a good one needs two to four looks
+    """
+    search = _Search(over)
+    search.bracket(min(start, LIMIT - 1))
+    search.narrow()
+    return search.low
+
+
+class _Search:
+    """`low` fits (or is 0), `high` does not (or is LIMIT); every look is between the two."""
+
+    def __init__(self, over: Callable[[int], float]):
+        self.over, self.low, self.high = over, 0, LIMIT
+        self.seen: dict[int, float] = {}
+
+    def look(self, number: int) -> bool:
+        """Whether a number fits; it becomes the new `low` or `high`."""
+        self.seen[number] = self.over(number)
+        fits = self.seen[number] <= 0
+        if fits:
+            self.low = number
+        else:
+            self.high = number
+        return fits
+
+    def bracket(self, start: int) -> None:
+        """Find a number that fits and one that does not, not far from each other."""
+        upwards = self.look(start)
+        direction = 1 if upwards else -1
+        # A first guess that is right is known to be right after its neighbour.
+        if self.high - self.low <= 1 or self.look(start + direction) != upwards:
+            return
+        # The line through the two says about where the limit is. Without one, double or halve.
+        aim = self._crossing(*sorted((start, start + direction)))
+        step = 1
+        if aim is None:
+            aim = 2 * start if upwards else start // 2
+            step = max(1, abs(aim - start))
+        guess = max(aim, self.low + 1) if upwards else min(aim, self.high - 1)
+        while self.low < guess < self.high and self.look(guess) == upwards:
+            guess += direction * step
+            step *= 2
+
+    def narrow(self) -> None:
+        """Interpolate as long as this at least halves what is left; from then on, halve."""
+        line_is_good = True
+        while self.high - self.low > 1:
+            width = self.high - self.low
+            crossing = self._crossing(self.low, self.high) if line_is_good else None
+            if crossing is None:
+                self.look((self.low + self.high) // 2)
+                continue
+            guess = min(max(crossing, self.low + 1), self.high - 1)
+            neighbour = guess + (1 if self.look(guess) else -1)
+            if self.low < neighbour < self.high:
+                self.look(neighbour)
+            line_is_good = self.high - self.low <= width // 2
+
+    def _crossing(self, first: int, second: int) -> int | None:
+        """Where the line through two points reaches the limit, rounded down; None if nowhere."""
+        if first not in self.seen or second not in self.seen:
+            return None
+        at_first, at_second = self.seen[first], self.seen[second]
+        if at_second <= at_first:
+            return None
+        return int(first - at_first * (second - first) / (at_second - at_first))
+
+
+def _plan_any(step: StepSettings, target: str) -> Plan:
+    if isinstance(step, Recipe):
+        return plan(step, target)
+    assert isinstance(step, ModelStep)
+    return plan_model_step(step, target)
+
+
+def _layers_to_leave_out(step: StepSettings) -> int | None:
+    """Number of layers of a model whose layers are all alike, so that some can be left out.
+
+    None for a recipe, for models with few layers, and where something is said of single layers.
+    """
+    if not isinstance(step, ModelStep) or step.reads == "texts" or step.frozen is not None:
+        return None
+    layers = getattr(step.config, "num_hidden_layers", None)
+    if not isinstance(layers, int) or layers <= 2 * SHALLOW[1]:
+        return None
+    values = step.config.to_dict().values()
+    each_layer = any(isinstance(value, (list, dict)) and len(value) == layers for value in values)
+    return None if each_layer else layers

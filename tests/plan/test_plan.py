@@ -14,9 +14,10 @@ from benchmarks import __main__ as bench
 from benchmarks.measure_step import recorded
 from helpers import gpus, memory, models, train
 from helpers.optimizers import make_optimizer
-from helpers.plan import out_of_memory, plan, plan_at
+from helpers.plan import plan, plan_at, plan_model
 from helpers.plan.interpolate import interpolation
 from helpers.plan.planner import fake_batch, trace_recipe
+from helpers.plan.remedies import Remedies, least_peak
 from helpers.recipe import Recipe, replace
 from helpers.step import loss_sum, train_step
 from helpers.values import OPTIMIZERS
@@ -212,7 +213,7 @@ def test_on_cuda_autocast_keeps_softmax_in_fp32(precision):
         )
 
 
-def test_unknown_targets_and_cards_are_refused():
+def test_unknown_targets_and_gpus_are_refused():
     with pytest.raises(ValueError, match="cuda or cpu"):
         plan(Recipe(), "tpu")
     with pytest.raises(ValueError, match="T4"):
@@ -242,21 +243,56 @@ def test_remedies_fit_and_change_one_field():
     recipe = Recipe("vit", profile="full", batch_size=256)
     gpu = gpus.GPUS["T4"]
     assert not plan(recipe).fits(gpu)
-    found = out_of_memory.remedies(recipe, gpu)
-    assert {"accumulation"} <= {name for change in found for name in change}
-    assert all(plan(replace(recipe, **change)).fits(gpu) for change in found)
-    smallest = next(change["accumulation"] for change in found if "accumulation" in change)
+    changes = Remedies(recipe, gpu).changes()
+    assert changes and all(len(change) == 1 for change in changes)
+    assert all(plan(replace(recipe, **change)).fits(gpu) for change in changes)
+    (smallest,) = (change["accumulation"] for change in changes if "accumulation" in change)
     assert not plan(replace(recipe, accumulation=smallest // 2)).fits(gpu)
-    assert all(
-        out_of_memory.at_least(plan(recipe), n) <= plan(replace(recipe, accumulation=n)).peak
-        for n in (smallest // 2, smallest)
-    )
-    assert [change["precision"] for change in found if "precision" in change] in ([], ["fp16"]), (
-        "a T4 has no bf16 arithmetic"
-    )
-    assert (
-        out_of_memory.remedies(MINI["deberta"], gpu._replace(memory=gpus.CONTEXT + 2**24)) == []
-    ), "room for CUDA, not for the weights"
+    assert [change["precision"] for change in changes if "precision" in change] in (
+        [],
+        ["fp16"],
+    ), "a T4 has no bf16 arithmetic"
+
+
+def test_nothing_is_offered_where_nothing_helps_or_nothing_is_needed():
+    t4 = gpus.GPUS["T4"]
+    room_for_cuda_alone = t4._replace(memory=gpus.CONTEXT + 2**24)
+    assert Remedies(MINI["deberta"], room_for_cuda_alone).changes() == []
+    assert Remedies(MINI["deberta"], t4).changes() == []
+
+
+def test_several_fields_of_a_recipe_where_none_suffices_alone():
+    """None of them can be left out."""
+    recipe = MINI["deberta"]
+    fewest = replace(recipe, accumulation=8, checkpointing=True, precision="fp16", lora_rank=8)
+    gpu = gpus.GPUS["T4"]
+    gpu = gpu._replace(memory=plan(replace(fewest, optimizer="adamw8bit")).fits(gpu).need)
+    (change,) = Remedies(recipe, gpu).changes()
+    assert len(change) > 1 and plan(replace(recipe, **change)).fits(gpu)
+    for name in change:
+        fewer = {other: value for other, value in change.items() if other != name}
+        assert not plan(replace(recipe, **fewer)).fits(gpu)
+
+
+def test_the_largest_batch_of_a_recipe():
+    gpu = gpus.GPUS["T4"]
+    recipe = replace(MINI["deberta"], accumulation=2)
+    gpu = gpu._replace(memory=plan(replace(recipe, batch_size=40)).fits(gpu).need)
+    largest = Remedies(recipe, gpu).largest_batch()
+    assert largest and largest >= 40 and plan(replace(recipe, batch_size=largest)).fits(gpu)
+    assert not plan(replace(recipe, batch_size=largest + 2)).fits(gpu)
+
+
+def test_a_plan_at_another_shape_needs_a_recipe():
+    with pytest.raises(TypeError, match="plan of a Recipe"):
+        plan_at(plan_model(models.config(MINI["vit"]), batch_size=2), batch_size=4)
+
+
+def test_a_plan_whose_peak_was_read_is_copied_field_by_field():
+    planned = plan(MINI["vit"])
+    assert planned.peak_index >= 0
+    copied = type(planned)(**vars(planned))
+    assert copied.peak == planned.peak and replace(copied, flops={}).peak == planned.peak
 
 
 @pytest.mark.parametrize(
@@ -269,24 +305,24 @@ def test_remedies_fit_and_change_one_field():
     ],
     ids=str,
 )
-def test_more_micro_batches_take_at_least_what_is_said_without_a_plan(model, fields):
+def test_the_bound_for_more_micro_batches_is_a_lower_one(model, fields):
     now = plan(Recipe(model, batch_size=16, **fields))
-    for n in (4, 16):
-        assert out_of_memory.at_least(now, n) <= plan(replace(now.recipe, accumulation=n)).peak
+    for number in (4, 16):
+        assert least_peak(now, number) <= plan(replace(now.recipe, accumulation=number)).peak
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @settings(max_examples=5, deadline=None)
 @example(rows=1, length=40, accumulation=1)
 @given(rows=st.integers(1, 24), length=st.integers(3, 96), accumulation=st.sampled_from([1, 3]))
-def test_the_surface_is_the_plan(target, rows, length, accumulation):
+def test_the_interpolation_is_the_plan(target, rows, length, accumulation):
     recipe = Recipe(batch_size=rows * accumulation, length=length, accumulation=accumulation)
     direct, quick = plan(recipe, target), interpolation(recipe, target).plan(recipe)
     assert np.array_equal(direct.timeline, quick.timeline)
     assert direct.flops == quick.flops and direct.largest_tensors == quick.largest_tensors
 
 
-def test_the_surface_holds_for_full_models():
+def test_the_interpolation_holds_for_full_models():
     base = plan(Recipe(profile="full"))
     assert (
         plan_at(base, batch_size=64, length=96).peak

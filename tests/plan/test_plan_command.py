@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import transformers as library
@@ -13,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import gpus
-from helpers.plan.command import main
+from helpers.plan import hf_config
+from helpers.plan.command import TASKS, main, parser
 from helpers.plan.hf_plan import ModelStep, plan_model
-from helpers.plan.remedies import MOST_ROWS, Remedies
+from helpers.plan.remedies import LIMIT, Remedies, largest_that_fits
+from helpers.plan.report import step_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +37,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    """A card so small that a toy does not fit it with room for CUDA's context."""
+    """A GPU so small that a toy does not fit it with room for CUDA's context."""
     gpu = gpus.GPU("Small", gpus.CONTEXT + 2 * int(8.125 * 2**20) + 20 * 2**20, (7, 5))
     monkeypatch.setitem(gpus.GPUS, gpu.name, gpu)
     return gpu
@@ -61,7 +62,7 @@ def test_the_command_runs_by_itself_without_network_or_gpu(folder):
             "helpers.plan",
             "--model",
             folder,
-            "--card",
+            "--gpu",
             "T4",
             "--batch",
             "8",
@@ -92,7 +93,7 @@ def test_the_command_runs_by_itself_without_network_or_gpu(folder):
 
 def test_json_holds_the_plan(folder, capsys):
     code, text = asked(
-        capsys, "--model", folder, "--card", "T4", "--batch", 8, "--length", 64, "--json"
+        capsys, "--model", folder, "--gpu", "T4", "--batch", 8, "--length", 64, "--json"
     )
     found, planned = json.loads(text), plan_model(folder, batch_size=8, length=64)
     fit = planned.fits("T4")
@@ -113,7 +114,7 @@ def test_json_holds_the_plan(folder, capsys):
 def test_what_does_not_fit_says_what_would(folder, small, capsys):
     """Every option that the text offers, typed as it is, gives a step that fits; half as many
     micro-batches do not."""
-    code, text = asked(capsys, "--model", folder, "--card", "Small", "--batch", 32, "--length", 128)
+    code, text = asked(capsys, "--model", folder, "--gpu", "Small", "--batch", 32, "--length", 128)
     assert code == 1 and "NO, it does not fit" in text
     offered = (
         text.split("What would fit, each change alone:\n")[1].split("Largest batch")[0].splitlines()
@@ -154,23 +155,33 @@ def test_the_largest_batch_fits_and_one_more_does_not(folder, small, rows, parts
 def test_the_search_needs_few_plans_where_bytes_jump(first, row, every, jump, room):
     """A staircase, like the allocator's segments: of thousands of sizes few are planned."""
 
-    def over(change, depths=None):
-        looks.append(change["batch_size"])
-        return row * change["batch_size"] + jump * (change["batch_size"] // every) - room
+    def over(number):
+        looks.append(number)
+        return row * number + jump * (number // every) - room
 
     looks: list[int] = []
-    search = SimpleNamespace(model_step=SimpleNamespace(accumulation=1), _over=over)
-    most = Remedies._most_rows(search, first)
-    assert over({"batch_size": most}) <= 0 < over({"batch_size": most + 1}) or most == MOST_ROWS - 1
+    most = largest_that_fits(over, first)
     assert len(looks) <= 60
+    assert most == LIMIT - 1 or (over(most) if most else 0) <= 0 < over(most + 1)
+
+
+@given(first=st.integers(1, 3000), slope=st.floats(1, 100), limit=st.integers(0, 5000))
+def test_a_line_is_searched_in_a_few_looks(first, slope, limit):
+    def over(number):
+        looks.append(number)
+        return slope * (number - limit - 0.5)
+
+    looks: list[int] = []
+    assert largest_that_fits(over, first) == limit
+    assert len(looks) <= 14 and (len(looks) <= 2 or first != limit)
 
 
 def test_several_changes_together_where_none_suffices(folder, monkeypatch):
     gpu = gpus.GPU("Tiny", gpus.CONTEXT + 2 * int(8.125 * 2**20) + 8 * 2**20, (7, 5))
-    fitting = Remedies(
+    remedies = Remedies(
         ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=32, length=128), gpu
     )
-    (change,) = fitting.remedies()
+    (change,) = remedies.changes()
     assert len(change) > 1 and plan_model(folder, batch_size=32, length=128, **change).fits(gpu)
     for name in change:
         fewer = {key: value for key, value in change.items() if key != name}
@@ -179,38 +190,84 @@ def test_several_changes_together_where_none_suffices(folder, monkeypatch):
 
 def test_a_hopeless_case_ends_plainly(folder, capsys, monkeypatch):
     monkeypatch.setitem(gpus.GPUS, "None", gpus.GPU("None", gpus.CONTEXT, (7, 5)))
-    code, text = asked(capsys, "--model", folder, "--card", "None", "--batch", 2, "--length", 16)
-    assert code == 1 and "No technique planned here" in text and "not even one row" in text
+    code, text = asked(capsys, "--model", folder, "--gpu", "None", "--batch", 2, "--length", 16)
+    assert code == 1 and "No technique planned here" in text and "not even one example" in text
 
 
-def test_without_a_card_the_cards_that_hold_it(folder, capsys):
+def test_without_a_gpu_the_gpus_that_hold_it(folder, capsys):
     code, text = asked(capsys, "--model", folder, "--batch", 2, "--length", 16)
-    assert code == 0 and "Cards that hold it: GTX 1650" in text
-    code, text = asked(capsys, "--list-cards")
-    assert code == 0 and all(name in text for name in gpus.GPUS)
+    assert code == 0 and "GPUs that hold it: GTX 1650" in text
+    for option in ("--list-gpus", "--list-cards"):
+        code, text = asked(capsys, option)
+        assert code == 0 and all(name in text for name in gpus.GPUS)
+
+
+def test_every_option_of_the_step_is_a_field_of_it(folder):
+    """Also under its older name, `--card`."""
+    typed = "--model x --card T4 --batch 6 --length 9 --precision fp16 --optimizer sgd --frozen 1"
+    typed += " --checkpointing --accumulation 3 --lora-rank 2 --task causal-lm --classes 5"
+    options = parser().parse_args(typed.split())
+    assert options.gpu == "T4"
+    assert step_of(options, str(folder)) == ModelStep(
+        library.LlamaConfig.from_pretrained(folder),
+        batch_size=6,
+        length=9,
+        precision="fp16",
+        optimizer="sgd",
+        frozen=1,
+        checkpointing=True,
+        accumulation=3,
+        lora_rank=2,
+        task="causal-lm",
+        classes=5,
+    )
+    options = parser().parse_args(["--model", "x", "--image-size", "32"])
+    vit = str(ROOT / "helpers" / "mini" / "vit")
+    assert step_of(options, vit).side == 32
+
+
+def test_the_tasks_of_the_command_are_those_that_are_planned():
+    assert TASKS == tuple(hf_config.TASKS)
+
+
+@pytest.mark.parametrize("arguments, status", [("--help", 0), ("--modle x", 2), ("--list-gpus", 0)])
+def test_what_needs_no_plan_is_answered_without_pytorch(arguments, status):
+    code = f"""
+import sys
+from helpers.plan.command import main
+try:
+    status = main({arguments.split()})
+except SystemExit as ended:
+    status = ended.code
+print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == f"{status} []", done.stderr
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ([], "--model is needed"),
-        (["--model", "x/y/z", "--card", "T4"], "neither a folder"),
-        (["--model", "microsoft/deberta-v3-base", "--card", "T9000"], "T9000"),
+        (["--model", "x/y/z", "--gpu", "T4"], "neither a folder"),
+        (["--model", "microsoft/deberta-v3-base", "--gpu", "T9000"], "T9000"),
         (
-            ["--model", "microsoft/deberta-v3-base", "--card", "T4", "--length", "513"],
+            ["--model", "microsoft/deberta-v3-base", "--gpu", "T4", "--length", "513"],
             "longer than the 512 tokens",
         ),
-        (["--model", "microsoft/deberta-v3-base", "--card", "T4", "--batch", "0"], "at least 1"),
+        (["--model", "microsoft/deberta-v3-base", "--gpu", "T4", "--batch", "0"], "at least 1"),
         (
-            ["--model", "microsoft/deberta-v3-base", "--card", "T4", "--accumulation", "3"],
+            ["--model", "microsoft/deberta-v3-base", "--gpu", "T4", "--accumulation", "3"],
             "does not divide",
         ),
         (
-            ["--model", "microsoft/deberta-v3-base", "--card", "T4", "--frozen", "13"],
+            ["--model", "microsoft/deberta-v3-base", "--gpu", "T4", "--frozen", "13"],
             "more than the 12 layers",
         ),
         (
-            ["--model", "google/vit-base-patch16-224-in21k", "--card", "T4", "--length", "64"],
+            ["--model", "google/vit-base-patch16-224-in21k", "--gpu", "T4", "--length", "64"],
             "is for text",
         ),
     ],
