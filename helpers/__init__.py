@@ -4,5 +4,6 @@ import logging
 
 __version__ = "0.2.0.dev0"  # the only place of the version; CHANGELOG.md says what is in it
 
-# When bitsandbytes is imported, it warns that some CPUs lack a kernel for 4-bit products. Nothing here needs that kernel.
+# When bitsandbytes is imported, it warns that some CPUs lack a kernel for 4-bit products. Nothing
+# here needs that kernel.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
