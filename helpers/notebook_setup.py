@@ -39,16 +39,18 @@ from pathlib import Path
 
 REPOSITORY = "{repository}"
 near = [Path.cwd(), *Path.cwd().parents, Path("{name}")]
-near += [place for depth in ("*", "*/*", "*/*/*") for place in Path("../input").glob(depth)]  # on Kaggle
+near += [place for depth in ("*", "*/*", "*/*/*") \
+for place in Path("../input").glob(depth)]  # on Kaggle
 home = next((place for place in near if (place / "helpers" / "recipe.py").exists()), Path("{name}"))
 fetch = ["git", "clone", "--quiet", "--depth", "1", REPOSITORY, str(home)]
 if not home.exists() and subprocess.run(fetch).returncode:
-    raise RuntimeError(f"{{REPOSITORY}} could not be fetched: turn on the internet, or attach a copy of it.")
+    raise RuntimeError(f"{{REPOSITORY}} could not be fetched: turn on the internet, \
+or attach a copy of it.")
 sys.path.insert(0, str(home.resolve()))
 
 from helpers import notebook_setup
 
-notebook_setup.setup()"""  # noqa: E501, as it is the text of every notebook's first cell
+notebook_setup.setup()"""
 
 
 def repository() -> str:

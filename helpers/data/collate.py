@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.data.batching import batch_length
+from helpers.values import one_of
 
 IGNORE = -100  # a label per token that no loss counts: torch's cross_entropy skips it
 
@@ -49,8 +50,7 @@ def pad(
     """
     if not len(examples):
         raise ValueError("There are no examples to pad.")
-    if side not in ("right", "left"):
-        raise ValueError(f"side={side!r} is not known: use 'right' or 'left'.")
+    one_of("side", side, ("right", "left"))
     limit = max_length if length is None else length
     documents = [
         _document(index, example, classes, limit if truncate else None)

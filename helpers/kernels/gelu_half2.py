@@ -38,18 +38,24 @@ def _pair(value: float) -> str:
 
 
 # One function per line, as notebook 04 prints them.
-INSTRUCTIONS = r"""
-__device__ u32 mul2(u32 a, u32 b) { u32 d; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
-__device__ u32 fma2(u32 a, u32 b, u32 c)
-{ u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
-__device__ u32 tanh2(u32 a) { u32 d; asm("tanh.approx.f16x2 %0, %1;" : "=r"(d) : "r"(a)); return d; }
-__device__ float wide(u16 a) { float d; asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(a)); return d; }
-__device__ u16 narrow(float a) { u16 d; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(a)); return d; }
-__device__ float mul1(float a, float b) { float d; asm("mul.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b)); return d; }
-__device__ float fma1(float a, float b, float c)
-{ float d; asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c)); return d; }
-__device__ float tanh1(float a) { float d; asm("tanh.approx.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
-"""  # noqa: E501
+INSTRUCTIONS = (
+    "__device__ u32 mul2(u32 a, u32 b) "
+    '{ u32 d; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }\n'
+    "__device__ u32 fma2(u32 a, u32 b, u32 c) "
+    '{ u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }\n'
+    "__device__ u32 tanh2(u32 a) "
+    '{ u32 d; asm("tanh.approx.f16x2 %0, %1;" : "=r"(d) : "r"(a)); return d; }\n'
+    "__device__ float wide(u16 a) "
+    '{ float d; asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(a)); return d; }\n'
+    "__device__ u16 narrow(float a) "
+    '{ u16 d; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(a)); return d; }\n'
+    "__device__ float mul1(float a, float b) "
+    '{ float d; asm("mul.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b)); return d; }\n'
+    "__device__ float fma1(float a, float b, float c) "
+    '{ float d; asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c)); return d; }\n'
+    "__device__ float tanh1(float a) "
+    '{ float d; asm("tanh.approx.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }\n'
+)
 ARITHMETIC = r"""
 __device__ u32 gelu_half2(u32 x, int repeats)  // x: two fp16 values
 {
