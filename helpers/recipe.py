@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from helpers.values import DATASETS, LENGTH, MODELS, StepSettings, check_recipe
+from helpers.values import DATASETS, LENGTH, MODELS, StepSettings, check_recipe, make_plain
 
 __all__ = ["Recipe", "StepSettings", "replace", "difference", "MODELS", "DATASETS"]
 
@@ -77,6 +77,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
+        make_plain(self)
         check_recipe(self)
 
     @property

@@ -63,6 +63,22 @@ LENGTH = {"mini": 64, "full": 256}
 MAX_LENGTH = 512
 
 
+def plain(value: Any) -> Any:
+    """A NumPy or torch scalar as Python's own bool, int or float; everything else as it is.
+
+    So that what is kept, compared and written to JSON never depends on where a number came from.
+    """
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def make_plain(settings: Any) -> None:
+    """Replace the scalars of NumPy and torch in the fields of a frozen dataclass, in place."""
+    for name in settings.__dataclass_fields__:
+        value = getattr(settings, name)
+        if plain(value) is not value:
+            object.__setattr__(settings, name, plain(value))
+
+
 def one_of(name: str, value: object, known: Collection[str]) -> None:
     """Raises ValueError where `value` is not among the `known` names, which the message lists."""
     if not isinstance(value, str) or value not in known:
@@ -76,7 +92,8 @@ def true_or_false(name: str, value: object) -> None:
 
 
 def whole(name: str, value: object, least: int) -> int:
-    """Gives `value`. Raises TypeError for what is no int, ValueError for one below `least`."""
+    """Gives `value` as an int. Raises TypeError for no whole number, ValueError below `least`."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be a whole number.")
     if value < least:
@@ -87,10 +104,13 @@ def whole(name: str, value: object, least: int) -> int:
 def real(
     name: str, value: object, above: float | None = None, at_least: float | None = None
 ) -> float:
-    """Gives `value`. Raises TypeError for what is no number, ValueError for one out of bounds.
+    """Gives `value` as a number of Python's own.
+
+    Raises TypeError for what is no number, ValueError for one out of bounds.
 
     above, at_least  bounds from below, without and with the bound itself; None for no bound
     """
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} must be a number.")
     if not math.isfinite(value):

@@ -16,7 +16,7 @@ from helpers.model_changes import Recompute, as_if_real
 from helpers.plan import hf_config
 from helpers.plan.hf_config import TASKS, CannotPlan, Task
 from helpers.torch_private import disable_current_modes, storage_key
-from helpers.values import check_step, whole
+from helpers.values import check_step, make_plain, whole
 
 LENGTH = 512  # tokens per example, where nothing is said and the model takes that many
 
@@ -56,6 +56,7 @@ class ModelStep:
     peak_learning_rate: float = 2e-5
 
     def __post_init__(self):
+        make_plain(self)
         check_step(self)
         for name in ("classes", "side"):
             if getattr(self, name) is not None:

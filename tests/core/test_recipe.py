@@ -2,10 +2,13 @@
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
+import torch
 
 from helpers import data
 from helpers.recipe import DATASETS, Recipe, difference
+from helpers.values import whole
 
 WRONG = [
     ({"precision": "int3"}, ValueError, "fp32"),
@@ -89,3 +92,17 @@ def test_the_docstring_names_every_field():
 @pytest.mark.parametrize("name", ["r8", "newsgroups", "digits"])
 def test_the_number_of_classes_is_that_of_the_data(name):
     assert data.load(name)["train"].features["label"].num_classes == DATASETS[name].classes
+
+
+def test_scalars_of_numpy_and_torch_become_pythons_own():
+    steps, warmup = np.int64(3), torch.tensor(0.5)
+    recipe = Recipe(steps=steps, warmup=warmup, checkpointing=np.bool_(True))
+    assert recipe == Recipe(steps=3, warmup=0.5, checkpointing=True)
+    assert [type(value) for value in (recipe.steps, recipe.warmup, recipe.checkpointing)] == [
+        int,
+        float,
+        bool,
+    ]
+    with pytest.raises(TypeError, match="whole number"):
+        Recipe(steps=np.array([3, 4]))
+    assert whole("rows", np.int32(4), 1) == 4 and type(whole("rows", torch.tensor(4), 1)) is int
