@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow import SLOW
+from tests.slow import FAST, SLOW
 
 TESTS = Path(__file__).parent
 
@@ -20,10 +20,12 @@ for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_F
 def pytest_collection_modifyitems(items):
     """Mark the tests that tests/slow.py names: a test function, or one of its parameters."""
     for item in items:
-        if item.path.is_relative_to(TESTS):
-            names = SLOW.get(item.path.relative_to(TESTS).as_posix(), ())
-            if item.name in names or getattr(item, "originalname", None) in names:
-                item.add_marker(pytest.mark.slow)
+        if not item.path.is_relative_to(TESTS):
+            continue  # a notebook's cell
+        file = item.path.relative_to(TESTS).as_posix()
+        names = {item.name, getattr(item, "originalname", item.name)}
+        if names & set(SLOW.get(file, ())) and item.name not in FAST.get(file, ()):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

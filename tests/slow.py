@@ -1,13 +1,184 @@
-"""The tests that `make quick` leaves out: those that take more than about three seconds.
+"""The tests that `make quick` leaves out, because they take more than about three seconds.
 
-{file below tests/: the names of its slow tests, of a parametrized one with or without its
-parameters}. tests/conftest.py gives them the marker `slow`. Seconds were taken on one core, with
-everything imported.
+That is on one quiet core with everything imported; a test with many parameters counts with all of
+them together. tests/conftest.py gives them the marker `slow`, so that `pytest -m "not slow"` runs
+the others. tests/test_architecture.py asks that they exist and that every room keeps fast tests.
 """
 
+# These exercises plan full-size models: about 10 to 30 seconds each.
+_FULL_SIZE = (
+    "00.1",
+    "00.2",
+    "00.4",
+    "02.2",
+    "03.1",
+    "03.2",
+    "03.4",
+    "05.4",
+    "07.2",
+    "19.1",
+    "19.2",
+)
+
+# {file below tests/: slow tests, by their names or with one of their parameters}
 SLOW: dict[str, tuple[str, ...]] = {
+    "benchmarks/test_measured_steps.py": (
+        "test_kept_plans_are_todays",
+        "test_steps_in_processes_of_their_own_are_kept_and_read_again",
+        "test_what_is_missed_by_more_is_bitsandbytes_own",
+    ),
+    "benchmarks/test_published_peaks.py": (
+        "test_readme_says_so_too",
+        "test_the_allocated_peak_of_a_real_gpu",
+        "test_the_courses_step_planned_as_ones_own",
+        "test_the_reserved_peak_of_a_real_gpu",
+        "test_the_table_says_it",
+    ),
+    "core/test_frameworks.py": (
+        "test_deepspeeds_stages_give_the_plain_weights",
+        "test_every_loop_gives_the_weights_of_the_courses_own_bit_for_bit",
+        "test_with_dropout_the_losses_are_the_same_too",
+    ),
+    "core/test_hub.py": ("test_a_cached_model_loads_offline_without_touching_the_network",),
+    "core/test_pairs.py": ("test_three_steps_move_what_should_train_and_nothing_else",),
+    "core/test_panels.py": ("test_in_a_real_kernel",),
+    "core/test_train.py": (
+        "test_a_killed_process_resumes_to_the_same_weights",
+        "test_killed_at_any_step_and_resumed_the_weights_are_the_same",
+        "test_out_of_memory_says_what_would_fit_and_lets_go",
+    ),
+    "data/test_padding.py": (
+        "test_accuracy_is_the_same_however_the_test_rows_are_padded",
+        "test_fixed_and_dynamic_have_the_same_gradients",
+    ),
+    "data/test_tokenizers.py": (
+        "test_all_of_r8",
+        "test_every_character_that_unicode_3_2_knew",
+    ),
     "exercises/test_check.py": (
         "test_in_a_real_kernel_a_check_prints_one_line_and_no_result",
         "test_without_assertions_nothing_passes",
+        *(
+            f"{test}[{number}]"
+            for test in (
+                "test_the_right_answer_passes_and_none_is_not_answered",
+                "test_wrong_answers_fail_each_with_a_sentence",
+            )
+            for number in _FULL_SIZE
+        ),
+    ),
+    "memory/test_memory.py": ("test_release_lets_go_of_what_a_kernel_holds",),
+    "parallel/test_collectives.py": ("test_on_real_processes_it_is_torchs_own_all_reduce",),
+    "parallel/test_launch.py": (
+        "test_a_failing_rank_is_named_with_its_traceback",
+        "test_a_killed_rank_is_named_with_its_signal",
+        "test_a_port_in_use_is_no_error",
+        "test_each_rank_knows_who_it_is_and_can_talk",
+        "test_nothing_is_left_when_the_notebooks_process_ends",
+        "test_ranks_that_hang_are_stopped",
+        "test_ranks_that_ignore_being_told_to_end_are_ended",
+    ),
+    "parallel/test_pipeline.py": (
+        "test_a_killed_rank_is_named",
+        "test_full_models_without_values",
+        "test_on_real_processes_the_gradients_are_the_whole_models_by_hand_and_by_torch",
+    ),
+    "parallel/test_tensor_by_hand.py": ("test_on_real_processes",),
+    "parallel/test_tensor_dtensor.py": (
+        "test_dropout_is_alike_outside_the_pairs_and_apart_inside",
+        "test_full_models_without_values_and_without_ranks",
+        "test_logits_gradients_norm_and_a_step_are_the_whole_models",
+        "test_two_all_reduces_a_layer_each_way",
+    ),
+    "parallel/test_zero_by_hand.py": (
+        "test_a_killed_rank_is_named",
+        "test_torchs_own_give_the_unsharded_weights_and_the_formulas_bytes",
+    ),
+    "plan/test_hf_model.py": (
+        "test_published_models_have_the_published_sizes",
+        "test_the_courses_own_models_plan_alike_by_this_way",
+        "test_the_plan_is_what_real_tensors_take_to_the_byte",
+    ),
+    "plan/test_plan.py": (
+        "test_accumulation_keeps_gradients_alive_in_the_next_forward_pass",
+        "test_full_models_have_the_published_sizes",
+        "test_remedies_fit_and_change_one_field",
+        "test_several_fields_of_a_recipe_where_none_suffices_alone",
+        "test_the_bound_for_more_micro_batches_is_a_lower_one",
+        "test_the_interpolation_holds_for_full_models",
+        "test_the_interpolation_is_the_plan",
+        "test_the_largest_batch_of_a_recipe",
+        "test_the_plan_is_what_real_tensors_take_to_the_byte",
+        "test_the_plan_needs_little_memory_and_no_network",
+        "test_torchs_own_tracker_agrees_by_category",
+    ),
+    "plan/test_plan_command.py": (
+        "test_a_hopeless_case_ends_plainly",
+        "test_several_changes_together_where_none_suffices",
+        "test_the_command_runs_by_itself_without_network_or_gpu",
+        "test_the_largest_batch_fits_and_one_more_does_not",
+        "test_what_does_not_fit_says_what_would",
+        "test_without_a_gpu_the_gpus_that_hold_it",
+    ),
+    "strategy/test_choose.py": (
+        "test_a_bound_never_hides_the_best",
+        "test_nothing_fits",
+        "test_one_gpu_that_is_too_small",
+        "test_what_the_planner_refuses_is_left_out_with_its_reason",
+    ),
+    "strategy/test_ladder.py": (
+        "test_flops_of_a_micro_batch_are_a_polynomial_in_its_width",
+        "test_the_blogs_confounded_rows_are_those_whose_peak_something_else_moved",
+    ),
+    "strategy/test_plan_cache.py": ("test_kept_plans_are_those_of_today",),
+    "strategy/test_plan_ranks.py": (
+        "test_messages_are_zeros_formulas",
+        "test_one_rank_is_the_plain_plan",
+        "test_optimizer_states_are_shared_out",
+        "test_planned_ranks_are_real_ranks",
+    ),
+    "strategy/test_step_time.py": ("test_time_of_a_step",),
+    "tools/test_course.py": (
+        "test_a_dead_kernel_is_a_failure_not_a_wait",
+        "test_a_failing_cell_is_shown",
+        "test_an_interrupted_run_keeps_nothing_and_leaves_no_kernel",
+    ),
+    "tools/test_packaging.py": (
+        "test_the_installed_package_plans_and_builds_a_mini_model",
+        "test_the_wheel_holds_helpers_exercises_and_all_their_data",
+    ),
+    "tools/test_stress.py": (
+        "test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu",
+        "test_interrupted_finds_a_process_left_behind_and_ends_it",
+        "test_interrupted_finds_what_an_interrupt_breaks_and_a_notebook_too_short",
+        "test_interrupted_runs_again_in_the_same_kernel",
+        "test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine",
+        "test_offline_reports_what_needs_the_network",
+        "test_order_runs_all_every_round_and_goes_on_after_a_failure",
+        "test_silence_about_such_a_gpu_is_a_failure",
+        "test_the_order_is_the_seed_s",
+    ),
+}
+
+# {file: parameters of slow tests that are fast by themselves, and show what the test is about}
+FAST: dict[str, tuple[str, ...]] = {
+    "core/test_frameworks.py": (
+        "test_every_loop_gives_the_weights_of_the_courses_own_bit_for_bit[fabric-deberta]",
+        "test_every_loop_gives_the_weights_of_the_courses_own_bit_for_bit[plain-vit]",
+    ),
+    "core/test_pairs.py": (
+        "test_three_steps_move_what_should_train_and_nothing_else[deberta-plain]",
+        "test_three_steps_move_what_should_train_and_nothing_else[vit-plain]",
+    ),
+    "core/test_train.py": ("test_killed_at_any_step_and_resumed_the_weights_are_the_same[vit]",),
+    "plan/test_hf_model.py": (
+        "test_the_plan_is_what_real_tensors_take_to_the_byte[gpt2-plain]",
+        "test_the_plan_is_what_real_tensors_take_to_the_byte[llama-4-1]",
+        "test_the_plan_is_what_real_tensors_take_to_the_byte[resnet-plain]",
+    ),
+    "plan/test_plan.py": (
+        "test_the_plan_is_what_real_tensors_take_to_the_byte[deberta-plain]",
+        "test_the_plan_is_what_real_tensors_take_to_the_byte[vit-optimizer=adamw8bit]",
+        "test_the_plan_is_what_real_tensors_take_to_the_byte[vit-plain]",
     ),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow import SLOW
+from tests.slow import FAST, SLOW
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("helpers", "exercises", "benchmarks", "tools")
@@ -258,6 +258,8 @@ def _tests_in(path: Path) -> set[str]:
 def test_what_is_marked_slow_is_there(file):
     names = {name.partition("[")[0] for name in SLOW[file]}
     assert names and not names - _tests_in(ROOT / "tests" / file)
+    excepted = {name.partition("[") for name in FAST.get(file, ())}
+    assert all(parameter and name in SLOW[file] for name, parameter, _ in excepted)
 
 
 @pytest.mark.parametrize("folder", sorted(TESTED))
