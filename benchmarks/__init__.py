@@ -1,1 +1,1 @@
-"""Proofs and comparisons: plans beside published and own measurements, other estimators, other loops."""
+"""Plans beside published and own measurements and other estimators, and loops beside others."""

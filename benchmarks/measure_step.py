@@ -1,14 +1,22 @@
 """One real training step, measured by instruments that share no code with the planner.
 
-    cuda   torch.cuda.max_memory_allocated and max_memory_reserved
-    cpu    allocated: the record that PyTorch's allocator keeps of every allocation (torch.profiler, profile_memory=True);
-           resident: what Linux says the process gained since before the model was made (/proc/self/status, VmHWM)
+On a GPU: torch.cuda.max_memory_allocated and max_memory_reserved. On a CPU:
 
-Five things on a CPU are seen by the allocator and not by the plan: a number that autograd keeps is a tensor of eight bytes;
-checkpointing sets aside the state of the random numbers, 5,056 bytes, while it recomputes a layer; a bf16 matrix product of
-oneDNN takes memory to work in, of 1.4 MB in ViT-B/16, inside its kernel; `gather` and `scatter_add_`, by which DeBERTa picks its
-relative positions, take four bytes an element; and bitsandbytes' CPU kernel for states in 32 bits makes three copies of the tensor
-that it steps (backends/cpu/ops.py), the vocabulary for example.
+    allocated  from the record that PyTorch's allocator keeps of every allocation (torch.profiler
+               with profile_memory=True)
+    resident   what the process gained since before the model was made, according to Linux
+               (/proc/self/status, VmHWM)
+
+On a CPU the allocator sees five things that the plan does not:
+
+- a number that autograd keeps is a tensor of eight bytes;
+- checkpointing sets aside the state of the random number generator, 5,056 bytes, while it
+  recomputes a layer;
+- a bf16 matrix product of oneDNN takes working memory inside its kernel, 1.4 MB in ViT-B/16;
+- `gather` and `scatter_add_`, by which DeBERTa picks its relative positions, take four bytes per
+  element;
+- bitsandbytes' CPU kernel for states in 32 bits makes three copies of the tensor that it updates
+  (backends/cpu/ops.py), for example of the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,8 +29,10 @@ from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel
 
-from helpers import memory, models
+from helpers import models
+from helpers.memory.measurement import MEASURED, SCALES, WARM_UP
 from helpers.memory.tracker import steady_memory
 from helpers.optimizers import make_optimizer, make_scaler, states
 from helpers.plan.planner import fake_batch
@@ -33,54 +43,53 @@ T = TypeVar("T")
 
 
 def measure(recipe: Recipe, device: str) -> dict[str, int | None]:
-    """{"allocated", "reserved", "resident": bytes; "parameters", "trained": counts} of one step. To be called in a fresh process:
-    what an allocator or a kernel keeps of an earlier step would be in the figures."""
+    """Measure one optimizer step of a recipe with random weights on "cuda" or "cpu".
+
+    Returns {"allocated", "reserved", "resident": bytes, None where there is no such figure;
+    "parameters", "trained": counts}. Call it in a fresh process: what an allocator or a kernel
+    keeps of an earlier step would be in the figures. Raises RuntimeError where fp16 takes no step.
+    """
     before = _status("VmRSS")
     with tensor_cores(recipe):
         model = models.build(replace(recipe, weights="random")).to(device)
         optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
 
         def step(recipe: Recipe) -> bool:
-            """Whether it changed the weights: fp16 skips steps until the loss scale is low enough."""
+            """Whether it changed the weights: fp16 skips steps whose loss scale is too high."""
             scale = scaler.get_scale()
             batches = (real_batch(model, recipe, device) for _ in range(recipe.accumulation))
             train_step(model, optimizer, batches, recipe.batch_size, recipe, scaler=scaler)
             return scaler.get_scale() >= scale
 
+        # The first step gives the optimizer its states. On a CPU a small one does.
         first = recipe if device == "cuda" else replace(recipe, batch_size=1, accumulation=1)
         _until(lambda: step(first))
-        found = (
-            _on_a_gpu(step, recipe)
-            if device == "cuda"
-            else _on_the_cpu(
-                step,
-                recipe,
-                before,
-                [*model.parameters(), *model.buffers(), *states(optimizer, scaler)],
-            )
-        )
+        if device == "cuda":
+            peaks = _on_a_gpu(step, recipe)
+        else:
+            held = [*model.parameters(), *model.buffers(), *states(optimizer, scaler)]
+            peaks = _on_the_cpu(lambda: step(recipe), before, held)
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return found | {
+    return peaks | {
         "parameters": sum(count for count, _ in numbers),
         "trained": sum(count for count, trains in numbers if trains),
     }
 
 
 def _until(step: Callable[[], bool]) -> None:
-    for _ in range(memory.SCALES):
+    """Repeat a step until it changes the weights: fp16 lowers its loss scale until one does."""
+    for _ in range(SCALES):
         if step():
             return
-    raise RuntimeError(
-        f"None of {memory.SCALES} steps in fp16 was taken: the gradients are not finite."
-    )
+    raise RuntimeError(f"None of {SCALES} steps in fp16 was taken: the gradients are not finite.")
 
 
-def _on_a_gpu(step, recipe: Recipe) -> dict[str, int | None]:
-    for _ in range(memory.WARM_UP):
+def _on_a_gpu(step: Callable[[Recipe], bool], recipe: Recipe) -> dict[str, int | None]:
+    for _ in range(WARM_UP):
         step(recipe)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    for _ in range(memory.MEASURED):
+    for _ in range(MEASURED):
         step(recipe)
     torch.cuda.synchronize()
     return {
@@ -91,32 +100,36 @@ def _on_a_gpu(step, recipe: Recipe) -> dict[str, int | None]:
 
 
 def _on_the_cpu(
-    step, recipe: Recipe, before: int | None, there: list[torch.Tensor]
+    step: Callable[[], bool], before: int | None, held: list[torch.Tensor]
 ) -> dict[str, int | None]:
-    held = sum(
-        {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for tensor in there
-        }.values()
-    )
-    found: dict[str, int | None] = {"reserved": None}
+    """The peaks of a step on a CPU.
+
+    before  bytes resident before the model was made
+    held    the tensors that exist before the step
+    """
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in held}
+    bytes_held = sum(storage.nbytes() for storage in storages.values())
+    peaks: dict[str, int | None] = {"reserved": None}
 
     def watched() -> bool:
         gc.collect()
         forgotten = _forget_peak()
         with steady_memory():
-            taken, most = recorded(lambda: step(recipe))
+            taken, most = recorded(step)
         peak = _status("VmHWM")
-        found["resident"] = peak - before if forgotten and peak and before else None
-        found["allocated"] = held + most
+        peaks["resident"] = peak - before if forgotten and peak and before else None
+        peaks["allocated"] = bytes_held + most
         return taken
 
     _until(watched)
-    return found
+    return peaks
 
 
 def recorded(work: Callable[[], T]) -> tuple[T, int]:
-    """(what `work()` gives, the most bytes that PyTorch's CPU allocator had given out meanwhile, above those of before)."""
+    """(what `work()` returns, peak of PyTorch's CPU allocator during it).
+
+    The peak is in bytes above what was allocated before.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = work()
     events = [
@@ -129,31 +142,29 @@ def recorded(work: Callable[[], T]) -> tuple[T, int]:
     return result, most
 
 
-def real_batch(model: torch.nn.Module, recipe: Recipe, device: str) -> Batch:
-    """A micro-batch with values, in the plan's shapes: random tokens without padding, or random pictures."""
-    made = fake_batch(model, recipe)
+def real_batch(model: PreTrainedModel, recipe: Recipe, device: str) -> Batch:
+    """A micro-batch with values in the shapes of the plan: random tokens or images, no padding."""
+    batch = fake_batch(model, recipe)
     if recipe.task == "text":
-        made["input_ids"].random_(
-            5, model.config.vocab_size
-        )  # the first ones have a meaning of their own
+        first_word = 5  # the tokens before it have a meaning of their own
+        batch["input_ids"].random_(first_word, model.config.vocab_size)
     else:
-        made["pixel_values"].normal_()
-    return {name: value.to(device) for name, value in made.items()}
+        batch["pixel_values"].normal_()
+    return {name: value.to(device) for name, value in batch.items()}
 
 
 def _status(name: str) -> int | None:
-    """A line of Linux' /proc/self/status in bytes, None elsewhere."""
+    """A line of Linux' /proc/self/status in bytes, None on other systems."""
     try:
-        found = re.search(
-            rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
-        )
+        status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    line = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
 
 
 def _forget_peak() -> bool:
-    """Set VmHWM back to what is resident now (Linux)."""
+    """Set VmHWM back to what is resident now (Linux). Returns whether it was possible."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,15 +1,21 @@
-"""What other memory estimators say of the same steps, beside the plan and, where it is small enough, the truth.
+"""What other memory estimators say of the same steps, beside the plan and the truth.
 
-    accelerate estimate-memory   four times the weights; it knows no batch, length, technique or activation
-    torch-preflight              a formula of layers, width, heads and length, calibrated on some GPUs; optional
-                                 (pip install torch-preflight: pure Python, brings and replaces no torch)
+The truth, real tensors on the CPU, is known of the small steps.
 
-Both are asked by code, without their network look-ups. `python -m benchmarks.other_estimators` prints the table.
+    accelerate estimate-memory   four times the weights; it knows no batch, length, technique
+                                 or activation
+    torch-preflight              a formula of layers, hidden size, heads and length, calibrated on
+                                 some GPUs; optional (pip install torch-preflight: pure Python, it
+                                 neither brings nor replaces torch)
+
+Both are called by code, without their network look-ups. `python -m benchmarks.other_estimators`
+prints the table.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import transformers
@@ -25,13 +31,13 @@ from helpers.recipe import Recipe
 from helpers.tables import Table
 from helpers.units import size
 
-_SMALL = dict(
-    vocab_size=2000,
-    hidden_size=128,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    intermediate_size=512,
-)
+_SMALL: dict[str, Any] = {
+    "vocab_size": 2000,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+}
 
 
 def cases() -> dict[str, tuple[ModelStep, bool]]:
@@ -78,34 +84,28 @@ def cases() -> dict[str, tuple[ModelStep, bool]]:
 
 
 def estimate_memory(step: ModelStep) -> int:
-    """Bytes that `accelerate estimate-memory` prints under "Training using Adam"; it makes the bare model, without a head,
-    on the meta device, as its `create_empty_model` does."""
+    """Bytes that `accelerate estimate-memory` prints under "Training using Adam".
+
+    As its `create_empty_model` does, this makes the model without a head, on the meta device.
+    """
     with init_empty_weights(), models.quiet():
         model = AutoModel.from_config(hf_config.read(step.config), dtype=torch.float32)
     total, _ = calculate_maximum_sizes(model)
-    return int(
-        max(
-            estimate_training_usage(
-                total, "float32" if step.precision == "fp32" else "float16"
-            ).values()
-        )
-    )
+    precision = "float32" if step.precision == "fp32" else "float16"
+    return int(max(estimate_training_usage(total, precision).values()))
 
 
 def fused(step: ModelStep, target: str) -> bool:
-    """Whether the step's attention keeps no probabilities: what torch-preflight has to be told. A CPU has no such kernel with
-    dropout."""
-    dropout = next(
-        (
-            getattr(step.config, name)
-            for name in ("attention_probs_dropout_prob", "attention_dropout")
-            if hasattr(step.config, name)
-        ),
-        0,
+    """Whether the attention is fused, so that it keeps no probabilities: torch-preflight asks.
+
+    On a CPU there is no such kernel with dropout.
+    """
+    config = step.config
+    dropout = getattr(
+        config, "attention_probs_dropout_prob", getattr(config, "attention_dropout", 0)
     )
-    return bool(hf_config.class_of(step.config, step.task)._supports_sdpa) and (
-        target == "cuda" or not dropout
-    )
+    fusible = bool(hf_config.class_of(config, step.task)._supports_sdpa)
+    return fusible and (target == "cuda" or not dropout)
 
 
 # What torch-preflight calls our optimizers.
@@ -121,10 +121,13 @@ _OPTIMIZERS = {
 
 
 def preflight(step: ModelStep, target: str, frozen: float = 0.0) -> int | None:
-    """Bytes that torch-preflight expects on the GPU less its CUDA context and fragmentation, so that tensors are compared;
-    None where it is not installed, or reads no such configuration.
+    """Bytes of tensors that torch-preflight expects on the GPU.
 
-    frozen  the share of the parameters that does not train: it does not work that out itself"""
+    CUDA context and fragmentation are left out, so that tensors are compared with tensors. None
+    where it is not installed, or cannot read the configuration.
+
+    frozen  the fraction of the parameters that does not train, which it does not work out itself
+    """
     if find_spec("torch_preflight") is None:
         return None
     from torch_preflight.vram import (
@@ -168,9 +171,9 @@ def preflight(step: ModelStep, target: str, frozen: float = 0.0) -> int | None:
         accumulation_steps=step.accumulation,
         flash_attention=fused(step, target),
     )
-    found = estimate_config(profile, run).breakdown
+    breakdown = estimate_config(profile, run).breakdown
     return sum(
-        getattr(found, name)
+        getattr(breakdown, name)
         for name in (
             "weights",
             "gradients",
@@ -183,7 +186,7 @@ def preflight(step: ModelStep, target: str, frozen: float = 0.0) -> int | None:
 
 
 def table() -> Table:
-    """A row a step. Against real tensors on the CPU where they were run, else against the plan for a GPU."""
+    """A row per step, against real tensors on the CPU where the step is small, else the plan."""
     rows = []
     for name, (step, small) in cases().items():
         target = "cpu" if small else "cuda"
@@ -194,17 +197,18 @@ def table() -> Table:
             "real tensors": size(truth) if small else "n/a",
             "plan": f"{size(planned)}{_off(planned, truth, small)}",
         }
-        for rival, found in (
+        for estimator, estimate in (
             ("accelerate estimate-memory", estimate_memory(step)),
             ("torch-preflight", preflight(step, target)),
         ):
-            row[rival] = "n/a" if found is None else f"{size(found)} ({found / truth - 1:+.0%})"
+            off = "" if estimate is None else f" ({estimate / truth - 1:+.0%})"
+            row[estimator] = f"{size(estimate)}{off}"
         rows.append(row)
     missing = "" if find_spec("torch_preflight") else "; torch-preflight is not installed"
     return Table(
         rows,
-        "Peak of the tensors of one training step, and how far off; rows without real tensors are compared "
-        f"with the plan for a GPU{missing}",
+        "Peak of the tensors of one training step, and how far off; rows without real tensors are "
+        f"compared with the plan for a GPU{missing}",
     )
 
 

@@ -1,16 +1,20 @@
 """The plan against real GPUs: peaks that others measured and published to the byte, planned here.
 
-torch-preflight 0.5.0 ships what its authors measured on a Tesla T4 with PyTorch 2.11 (tests/calibration/measured_peaks.json
-of its source distribution, written by measure_cuda.py beside it; https://pypi.org/project/torch-preflight/0.5.0/): eight
-training steps with autocast and AdamW, each the second of its kind, allocated and reserved peak. Below are the figures, and the
-same steps in our words. The script takes bf16 where PyTorch says that the card can, and of a T4 it says so, since it emulates
-it; a fused attention kernel for bf16 the T4 has not, so attention is planned written out.
+torch-preflight 0.5.0 ships what its authors measured on a Tesla T4 with PyTorch 2.11
+(tests/calibration/measured_peaks.json of its source distribution, written by measure_cuda.py beside
+it; https://pypi.org/project/torch-preflight/0.5.0/): eight training steps with autocast and AdamW,
+each the second of its kind, with the allocated and the reserved peak. Below are these figures, and
+the same steps written anew. The script uses bf16 where PyTorch says that the GPU can, and PyTorch
+says so of a T4, since it emulates bf16. The T4 has no fused attention kernel for bf16, so attention
+is planned written out.
 
-optimum-benchmark keeps the reports of its own tests (https://huggingface.co/datasets/optimum-benchmark/cuda, commits 289e2d8d3939
-for DeBERTa and 947897815a55 for ViT, where we saw the reserved peak alone): transformers' Trainer, fp32, AdamW, PyTorch 2.2 to 2.4
-on an A10 (https://github.com/huggingface/optimum-benchmark, scenarios/training/config.py, .github/workflows/test_api_cuda.yaml). The
-batches are tiny, so the peak lies in the optimizer's step: weights, gradients, states and AdamW's temporaries are tried, and hardly
-an activation.
+optimum-benchmark keeps the reports of its own tests
+(https://huggingface.co/datasets/optimum-benchmark/cuda, commits 289e2d8d3939 for DeBERTa and
+947897815a55 for ViT, of which we saw the reserved peak alone): transformers' Trainer, fp32, AdamW,
+PyTorch 2.2 to 2.4 on an A10 (https://github.com/huggingface/optimum-benchmark,
+scenarios/training/config.py, .github/workflows/test_api_cuda.yaml). The batches are tiny, so the
+peak lies in the optimizer's step. It tests weights, gradients, states and AdamW's temporaries, and
+hardly any activation.
 
 `python -m benchmarks.published_peaks` prints the table.
 """
@@ -32,6 +36,7 @@ from transformers import (
     DebertaV2ForTokenClassification,
     DistilBertConfig,
     GPT2Config,
+    PretrainedConfig,
     PreTrainedModel,
     ViTForImageClassification,
 )
@@ -45,6 +50,7 @@ from helpers.recipe import Recipe
 from helpers.tables import Table
 from helpers.units import GIB, size
 
+Setup = Callable[[], tuple[list, Callable[[], None]]]
 T4, A10 = find("T4"), GPU("A10", 24 * GIB, (8, 6))
 
 
@@ -53,10 +59,10 @@ class Published:
     """A measured step.
 
     allocated, reserved  its peaks in bytes; allocated is None where we saw none
-    parameters           their number
-    preflight            the error that torch-preflight publishes of its own estimate of the same step (of reserved memory and
-                         CUDA context together), None where it gives none
-    setup                how to make it, for `plan_custom_step`
+    parameters           number of parameters
+    preflight            error that torch-preflight publishes of its own estimate of the same step
+                         (reserved memory and CUDA context together), None where it gives none
+    setup                makes the step, for `plan_custom_step`
     mixed                bf16 autocast, else fp32
     """
 
@@ -65,22 +71,28 @@ class Published:
     reserved: int
     parameters: int
     preflight: float | None
-    setup: Callable
+    setup: Setup
     gpu: GPU = T4
     mixed: bool = True
 
     def plan(self) -> CustomStepPlan:
+        """The step planned for the GPU on which it was measured."""
         return plan_custom_step(self.setup, mixed=self.mixed, fused_attention=self.gpu.bf16)
 
 
-def _text(config, rows: int, length: int, language: bool = False):
-    """A bare encoder whose loss is the mean square of its last hidden states, or a language model with its own loss."""
+def _text(
+    config: type[PretrainedConfig], examples: int, length: int, language: bool = False
+) -> Setup:
+    """A step of an encoder without a head, or of a language model with its own loss.
+
+    The loss of the encoder is the mean square of its last hidden states.
+    """
 
     def setup():
         with models.quiet():
             model = (AutoModelForCausalLM if language else AutoModel).from_config(config()).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
-        ids = torch.zeros(rows, length, dtype=torch.long)
+        ids = torch.zeros(examples, length, dtype=torch.long)
 
         def step():
             optimizer.zero_grad()
@@ -95,11 +107,13 @@ def _text(config, rows: int, length: int, language: bool = False):
     return setup
 
 
-def _pictures(rows: int):
+def _images(examples: int) -> Setup:
+    """A step of ResNet-50 on images of 224 × 224 pixels."""
+
     def setup():
         model = ResNet50().train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-        pixels, labels = torch.zeros(rows, 3, 224, 224), torch.zeros(rows, dtype=torch.long)
+        pixels, labels = torch.zeros(examples, 3, 224, 224), torch.zeros(examples, dtype=torch.long)
 
         def step():
             optimizer.zero_grad()
@@ -113,8 +127,15 @@ def _pictures(rows: int):
     return setup
 
 
-def _trainer(kind: type[PreTrainedModel], recipe: Recipe, classes: int, labels: tuple[int, ...]):
-    """A step as Trainer takes it by default: biases and norms are a group of their own, gradients are clipped, and then let go."""
+def _trainer(
+    kind: type[PreTrainedModel], recipe: Recipe, classes: int, labels: tuple[int, ...]
+) -> Setup:
+    """A step as Trainer takes it by default.
+
+    Biases and norms are a group of their own; gradients are clipped, and given up after the update.
+
+    labels  shape of the labels
+    """
 
     def setup():
         config = models.config(recipe)
@@ -143,20 +164,23 @@ def _trainer(kind: type[PreTrainedModel], recipe: Recipe, classes: int, labels: 
 
 
 class ResNet50(nn.Sequential):
-    """He et al. 2015 as torchvision has it, stride in the 3 × 3 convolution: 25,557,032 parameters."""
+    """ResNet-50 (He et al. 2015) as in torchvision, 25,557,032 parameters.
+
+    Unlike in the paper the stride is in the 3 × 3 convolution. Input: [examples, 3, 224, 224].
+    """
 
     def __init__(self):
-        stages, width = [], 64
+        blocks, width = [], 64
         for count, inner, stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
-            for place in range(count):
-                stages.append(Bottleneck(width, inner, stride if place == 0 else 1))
+            for number in range(count):
+                blocks.append(Bottleneck(width, inner, stride if number == 0 else 1))
                 width = 4 * inner
         super().__init__(
             nn.Conv2d(3, 64, 7, 2, 3, bias=False),
             nn.BatchNorm2d(64),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, 2, 1),
-            *stages,
+            *blocks,
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Linear(width, 1000),
@@ -164,34 +188,31 @@ class ResNet50(nn.Sequential):
 
 
 class Bottleneck(nn.Module):
+    """A block of ResNet-50: 1 × 1, 3 × 3 and 1 × 1 convolutions beside a shortcut.
+
+    width, inner  channels of the input and between the convolutions; the output has 4 * inner
+    """
+
     def __init__(self, width: int, inner: int, stride: int):
         super().__init__()
-        self.narrow, self.narrow_norm = (
-            nn.Conv2d(width, inner, 1, bias=False),
-            nn.BatchNorm2d(inner),
-        )
-        self.middle, self.middle_norm = (
-            nn.Conv2d(inner, inner, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(inner),
-        )
-        self.wide, self.wide_norm = (
-            nn.Conv2d(inner, 4 * inner, 1, bias=False),
-            nn.BatchNorm2d(4 * inner),
-        )
+        self.narrow = nn.Conv2d(width, inner, 1, bias=False)
+        self.narrow_norm = nn.BatchNorm2d(inner)
+        self.middle = nn.Conv2d(inner, inner, 3, stride, 1, bias=False)
+        self.middle_norm = nn.BatchNorm2d(inner)
+        self.wide = nn.Conv2d(inner, 4 * inner, 1, bias=False)
+        self.wide_norm = nn.BatchNorm2d(4 * inner)
         self.relu = nn.ReLU(inplace=True)
-        self.aside = (
-            None
-            if width == 4 * inner
-            else nn.Sequential(
+        self.shortcut = None
+        if width != 4 * inner:
+            self.shortcut = nn.Sequential(
                 nn.Conv2d(width, 4 * inner, 1, stride, bias=False), nn.BatchNorm2d(4 * inner)
             )
-        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.relu(self.narrow_norm(self.narrow(x)))
         out = self.relu(self.middle_norm(self.middle(out)))
         out = self.wide_norm(self.wide(out))
-        out += x if self.aside is None else self.aside(x)
+        out += x if self.shortcut is None else self.shortcut(x)
         return self.relu(out)
 
 
@@ -234,8 +255,8 @@ STEPS = (
         -0.004,
         _text(DistilBertConfig, 8, 256),
     ),
-    Published("ResNet-50, 16 pictures", 1119203840, 1195376640, 25557032, 0.056, _pictures(16)),
-    Published("ResNet-50, 32 pictures", 1839903232, 2000683008, 25557032, 0.014, _pictures(32)),
+    Published("ResNet-50, 16 images", 1119203840, 1195376640, 25557032, 0.056, _images(16)),
+    Published("ResNet-50, 32 images", 1839903232, 2000683008, 25557032, 0.014, _images(32)),
     Published(
         "DeBERTa-v3-base, 2 × 16",
         3702955520,
@@ -252,7 +273,7 @@ STEPS = (
         mixed=False,
     ),
     Published(
-        "ViT-B/16, 2 pictures",
+        "ViT-B/16, 2 images",
         None,
         1956642816,
         86567656,
@@ -266,46 +287,47 @@ STEPS = (
 )
 
 
-def table(done: Sequence[tuple[Published, CustomStepPlan, AllocatorPeaks]]) -> Table:
-    """A row a step with its plan: both peaks as measured and as planned, and what two other estimators miss by."""
+def table(planned: Sequence[tuple[Published, CustomStepPlan, AllocatorPeaks]]) -> Table:
+    """A row per step: both peaks measured and planned, and what two other estimators miss by."""
     rows = []
-    for step, made, found in done:
-        fixed = max(
-            estimate_training_usage(
-                4 * step.parameters, "float16" if step.mixed else "float32"
-            ).values()
-        )
+    for step, plan, peaks in planned:
+        precision = "float16" if step.mixed else "float32"
+        accelerate = max(estimate_training_usage(4 * step.parameters, precision).values())
+        allocated = size(peaks.allocated)
+        if step.allocated:
+            allocated += f" ({off(peaks.allocated, step.allocated)})"
         rows.append(
             {
                 "step": step.name,
-                "card": step.gpu.name,
+                "GPU": step.gpu.name,
                 "allocated": size(step.allocated) if step.allocated else "not seen",
-                "planned": size(found.allocated)
-                + (f" ({off(found.allocated, step.allocated)})" if step.allocated else ""),
-                "its tensors alone": off(made.peak, step.allocated),
+                "planned": allocated,
+                "its tensors alone": off(plan.peak, step.allocated),
                 "reserved": size(step.reserved),
-                "reserved, planned": f"{size(found.reserved)} ({off(found.reserved, step.reserved)})",
+                "reserved, planned": f"{size(peaks.reserved)} "
+                f"({off(peaks.reserved, step.reserved)})",
                 "torch-preflight": "-" if step.preflight is None else f"{step.preflight:+.1%}",
-                "accelerate estimate-memory": off(fixed, step.allocated),
+                "accelerate estimate-memory": off(accelerate, step.allocated),
             }
         )
     return Table(rows)
 
 
 def allocator_peaks(step: Published) -> tuple[CustomStepPlan, AllocatorPeaks]:
-    """The step planned, and what the allocator makes of it on the card."""
-    made = step.plan()
-    return made, made.allocator_peaks(step.gpu)
+    """(the plan of the step, the peaks of the allocator on its GPU by that plan)."""
+    plan = step.plan()
+    return plan, plan.allocator_peaks(step.gpu)
 
 
 @lru_cache(maxsize=1)
 def planned() -> tuple[tuple[Published, CustomStepPlan, AllocatorPeaks], ...]:
-    """All of them, planned once in this process."""
+    """All steps, planned once in this process."""
     return tuple((step, *allocator_peaks(step)) for step in STEPS)
 
 
-def off(found: int, truth: int | None) -> str:
-    return f"{found / truth - 1:+.2%}" if truth else "-"
+def off(estimate: float, truth: int | None) -> str:
+    """By how much an estimate is off, as a percentage; "-" where the truth is not known."""
+    return f"{estimate / truth - 1:+.2%}" if truth else "-"
 
 
 if __name__ == "__main__":

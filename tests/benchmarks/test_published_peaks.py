@@ -69,9 +69,9 @@ def test_the_reserved_peak_of_a_real_gpu(done):
 def test_the_table_says_it(done):
     frame = published_peaks.table(done).frame.set_index("step")
     assert len(frame) == len(published_peaks.STEPS)
-    for name in ("BERT-base, 4 × 128", "DeBERTa-v3-base, 2 × 16", "ViT-B/16, 2 pictures"):
+    for name in ("BERT-base, 4 × 128", "DeBERTa-v3-base, 2 × 16", "ViT-B/16, 2 images"):
         assert frame.loc[name, "reserved, planned"].endswith("(+0.00%)")
-    assert frame.loc["ViT-B/16, 2 pictures", "allocated"] == "not seen"
+    assert frame.loc["ViT-B/16, 2 images", "allocated"] == "not seen"
 
 
 # -- attention written out -------------------------------------------------------------------------
