@@ -31,14 +31,14 @@ class Plain:
     def malloc(self, asked: int) -> list:
         asked = max(512, (asked + 511) // 512 * 512)
         small = asked <= MIB
-        places = [
-            (block[0], number, place)
+        fitting = [
+            (block[0], number, index)
             for number, (pool, blocks) in enumerate(self.segments)
             if pool == small
-            for place, block in enumerate(blocks)
+            for index, block in enumerate(blocks)
             if not block[1] and block[0] >= asked
         ]
-        if not places:
+        if not fitting:
             whole = (
                 2 * MIB
                 if small
@@ -47,26 +47,26 @@ class Plain:
                 else (asked + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
             )
             self.segments.append((small, [[whole, False]]))
-            places = [(whole, len(self.segments) - 1, 0)]
-        _, number, place = min(places)
+            fitting = [(whole, len(self.segments) - 1, 0)]
+        _, number, index = min(fitting)
         blocks = self.segments[number][1]
-        block = blocks[place]
+        block = blocks[index]
         rest = block[0] - asked
         if (small and rest) or (not small and rest > MIB):
             block[0] = asked
-            blocks.insert(place + 1, [rest, False])
+            blocks.insert(index + 1, [rest, False])
         block[1] = True
         return block
 
     def free(self, block: list) -> None:
         block[1] = False
         for _, blocks in self.segments:
-            place = 0
-            while place + 1 < len(blocks):
-                if not blocks[place][1] and not blocks[place + 1][1]:
-                    blocks[place][0] += blocks.pop(place + 1)[0]
+            index = 0
+            while index + 1 < len(blocks):
+                if not blocks[index][1] and not blocks[index + 1][1]:
+                    blocks[index][0] += blocks.pop(index + 1)[0]
                 else:
-                    place += 1
+                    index += 1
 
     @property
     def allocated(self) -> int:
@@ -92,15 +92,15 @@ def test_the_same_as_a_plain_one(wishes):
     quick, plain, alive = CachingAllocator(), Plain([]), []
     for is_free, size, which in wishes:
         if is_free and alive:
-            one, other = alive.pop(which % len(alive))
-            quick.free(one)
-            plain.free(other)
+            block, same_block = alive.pop(which % len(alive))
+            quick.free(block)
+            plain.free(same_block)
         else:
             alive.append((quick.malloc(size), plain.malloc(size)))
         assert (quick.allocated, quick.reserved) == (plain.allocated, plain.reserved)
         assert quick.most_allocated >= quick.allocated and quick.most_reserved >= quick.reserved
-    for one, _ in alive:
-        quick.free(one)
+    for block, _ in alive:
+        quick.free(block)
     assert quick.allocated == 0
     assert all(block.previous is block.next is None for block in quick._blocks.values()), (
         "every segment is whole again"
@@ -139,7 +139,7 @@ def test_free_memory_that_does_not_lie_together():
     assert cuda.reserved == 52 * MIB and len(kept) == 3
 
 
-def test_a_ledger_is_repeated_until_nothing_new_is_reserved():
+def test_a_step_is_repeated_until_nothing_new_is_reserved():
     """A parameter of 4 MiB, a state as large from the first step on, and a step that needs 3 MiB
     and returns 512 bytes."""
     allocation_trace = AllocationTrace(
@@ -167,23 +167,23 @@ CASES = [
 @pytest.mark.parametrize(
     "recipe", CASES, ids=lambda recipe: f"{recipe.model} {recipe.profile} {recipe.precision}"
 )
-def test_a_plan_on_a_card(recipe):
-    made = plan(recipe)
-    found = made.allocator_peaks("T4")
-    assert made.peak + 2 * WORKSPACE <= found.allocated <= found.reserved
-    assert found.allocated < 1.05 * made.peak + 2 * WORKSPACE + 8 * MIB, (
+def test_a_plan_on_a_gpu(recipe):
+    planned = plan(recipe)
+    peaks = planned.allocator_peaks("T4")
+    assert planned.peak + 2 * WORKSPACE <= peaks.allocated <= peaks.reserved
+    assert peaks.allocated < 1.05 * planned.peak + 2 * WORKSPACE + 8 * MIB, (
         "blocks are little more than their tensors"
     )
-    least = made.allocation_trace.least
-    assert made.peak + 2 * WORKSPACE <= least <= found.reserved
-    assert made.allocator_peaks("T4", capacity=least).reserved <= least
+    least = planned.allocation_trace.least
+    assert planned.peak + 2 * WORKSPACE <= least <= peaks.reserved
+    assert planned.allocator_peaks("T4", capacity=least).reserved <= least
     with pytest.raises(CapacityExceeded):
-        made.allocator_peaks("T4", capacity=found.allocated - 512)
-    room = find("T4")._replace(memory=least + CONTEXT + int(MARGIN * made.peak))
+        planned.allocator_peaks("T4", capacity=peaks.allocated - 512)
+    room = find("T4")._replace(memory=least + CONTEXT + int(MARGIN * planned.peak))
     assert (
-        made.fits(room)
-        and made.fits(room).over == 0
-        and not made.fits(room._replace(memory=room.memory - KIB))
+        planned.fits(room)
+        and planned.fits(room).over == 0
+        and not planned.fits(room._replace(memory=room.memory - KIB))
     )
 
 

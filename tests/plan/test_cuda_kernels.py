@@ -47,14 +47,14 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora_rank", [None, 8])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("model, rows", [("deberta", 16), ("vit", 32)])
+@pytest.mark.parametrize("model, examples", [("deberta", 16), ("vit", 32)])
 def test_the_forward_pass_keeps_what_cuda_keeps(
-    model, rows, precision, lora_rank, checkpointing, monkeypatch
+    model, examples, precision, lora_rank, checkpointing, monkeypatch
 ):
     recipe = Recipe(
         model=model,
         profile="full",
-        batch_size=rows,
+        batch_size=examples,
         precision=precision,
         lora_rank=lora_rank,
         checkpointing=checkpointing,
@@ -80,7 +80,7 @@ def test_the_forward_pass_keeps_what_cuda_keeps(
         with steady_memory(), tracker:
             tracker.adopt([list(net.parameters()), list(net.buffers())], PARAMETERS)
             tracker.adopt(batch, ACTIVATIONS)
-            loss = loss_sum(net, batch, recipe) / rows
+            loss = loss_sum(net, batch, recipe) / examples
             events = list(tracker.storage_trace.events)
     assert loss.device.type == "cuda"
 

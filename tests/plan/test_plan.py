@@ -103,18 +103,20 @@ def test_checkpointing_costs_one_more_forward_of_the_layers(model):
     """All of each layer for DeBERTa. A ViT layer ends in a linear layer whose output nothing saves:
     torch stops before it."""
     recipe = MINI[model]
-    shape, rows = models.config(recipe), recipe.batch_size
+    shape, examples = models.config(recipe), recipe.batch_size
     plain, again = (plan(replace(recipe, checkpointing=on), "cpu").flops for on in (False, True))
     assert again["forward"] == plain["forward"] and again["backward"] == plain["backward"]
-    outside = 2 * rows * shape.hidden_size * recipe.classes  # the classifier
+    outside = 2 * examples * shape.hidden_size * recipe.classes  # the classifier
     if model == "deberta":
-        outside += 2 * rows * shape.hidden_size**2  # the pooler
+        outside += 2 * examples * shape.hidden_size**2  # the pooler
     else:
         patches = (shape.image_size // shape.patch_size) ** 2
-        outside += 2 * rows * patches * shape.hidden_size * shape.num_channels * shape.patch_size**2
+        outside += (
+            2 * examples * patches * shape.hidden_size * shape.num_channels * shape.patch_size**2
+        )
         outside += (
             2
-            * rows
+            * examples
             * (patches + 1)
             * shape.hidden_size
             * shape.intermediate_size
@@ -141,11 +143,11 @@ def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_bac
 def test_accumulation_keeps_gradients_alive_in_the_next_forward_pass():
     """One micro-batch or four of its size: the second forward pass has gradients beside it."""
     recipe = Recipe(profile="full", batch_size=4)
-    one, four = plan(recipe), plan(replace(recipe, batch_size=16, accumulation=4))
-    gradients = 4 * one.parameters
+    single, four = plan(recipe), plan(replace(recipe, batch_size=16, accumulation=4))
+    gradients = 4 * single.parameters
     assert four.at_peak["gradients"] == pytest.approx(gradients, rel=1e-3)
-    assert four.peak - one.peak == pytest.approx(gradients, rel=0.02)
-    assert sum(four.flops.values()) == 4 * sum(one.flops.values())
+    assert four.peak - single.peak == pytest.approx(gradients, rel=0.02)
+    assert sum(four.flops.values()) == 4 * sum(single.flops.values())
     assert plan(replace(recipe, batch_size=8, accumulation=2)).peak == four.peak, (
         "from the third on nothing is new"
     )
@@ -181,14 +183,14 @@ def test_the_cuda_plan_rounds_as_the_cuda_allocator_does():
 def test_on_cuda_dropout_keeps_one_byte_an_element():
     recipe = MINI["deberta"]
     storage_trace = trace_recipe(recipe, "cuda")[0]
-    rows, tokens = recipe.batch_size, recipe.tokens
+    examples, tokens = recipe.batch_size, recipe.tokens
     heads = models.config(recipe).num_attention_heads
     masks = [
         size
         for size, op in zip(storage_trace.bytes, storage_trace.made_by)
         if op == "native_dropout"
     ]
-    assert rows * heads * tokens * tokens in masks, (
+    assert examples * heads * tokens * tokens in masks, (
         "a mask of booleans over the attention probabilities"
     )
     assert plan(recipe, "cuda").peak < plan(recipe, "cpu").peak
@@ -197,7 +199,7 @@ def test_on_cuda_dropout_keeps_one_byte_an_element():
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_on_cuda_autocast_keeps_softmax_in_fp32(precision):
     recipe = replace(MINI["deberta"], precision=precision)
-    rows, tokens, heads = (
+    examples, tokens, heads = (
         recipe.batch_size,
         recipe.tokens,
         models.config(recipe).num_attention_heads,
@@ -209,7 +211,8 @@ def test_on_cuda_autocast_keeps_softmax_in_fp32(precision):
         ]
         assert (
             sizes
-            == [rows * heads * tokens * tokens * width] * models.config(recipe).num_hidden_layers
+            == [examples * heads * tokens * tokens * width]
+            * models.config(recipe).num_hidden_layers
         )
 
 
@@ -313,10 +316,10 @@ def test_the_bound_for_more_micro_batches_is_a_lower_one(model, fields):
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @settings(max_examples=5, deadline=None)
-@example(rows=1, length=40, accumulation=1)
-@given(rows=st.integers(1, 24), length=st.integers(3, 96), accumulation=st.sampled_from([1, 3]))
-def test_the_interpolation_is_the_plan(target, rows, length, accumulation):
-    recipe = Recipe(batch_size=rows * accumulation, length=length, accumulation=accumulation)
+@example(examples=1, length=40, accumulation=1)
+@given(examples=st.integers(1, 24), length=st.integers(3, 96), accumulation=st.sampled_from([1, 3]))
+def test_the_interpolation_is_the_plan(target, examples, length, accumulation):
+    recipe = Recipe(batch_size=examples * accumulation, length=length, accumulation=accumulation)
     direct, quick = plan(recipe, target), interpolation(recipe, target).plan(recipe)
     assert np.array_equal(direct.timeline, quick.timeline)
     assert direct.flops == quick.flops and direct.largest_tensors == quick.largest_tensors

@@ -95,19 +95,19 @@ def test_json_holds_the_plan(folder, capsys):
     code, text = asked(
         capsys, "--model", folder, "--gpu", "T4", "--batch", 8, "--length", 64, "--json"
     )
-    found, planned = json.loads(text), plan_model(folder, batch_size=8, length=64)
+    facts, planned = json.loads(text), plan_model(folder, batch_size=8, length=64)
     fit = planned.fits("T4")
-    assert code == 0 and found["fits"] is True
-    assert found["peak"] == planned.peak and found["at_peak"] == planned.at_peak
-    assert (found["allocated"], found["reserved"]) == (
+    assert code == 0 and facts["fits"] is True
+    assert facts["peak"] == planned.peak and facts["at_peak"] == planned.at_peak
+    assert (facts["allocated"], facts["reserved"]) == (
         planned.allocator_peaks("T4").allocated,
         planned.allocator_peaks("T4").reserved,
     )
     assert (
-        found["terms"] == fit.terms
-        and found["would_fit"] == []
-        and found["need"] == fit.need
-        and found["peak_phase"] == planned.peak_phase
+        facts["terms"] == fit.terms
+        and facts["would_fit"] == []
+        and facts["need"] == fit.need
+        and facts["peak_phase"] == planned.peak_phase
     )
 
 
@@ -134,11 +134,13 @@ def test_what_does_not_fit_says_what_would(folder, small, capsys):
     ).fits(small)
 
 
-@pytest.mark.parametrize("rows, parts", [(4, 1), (300, 2)])
-def test_the_largest_batch_fits_and_one_more_does_not(folder, small, rows, parts):
+@pytest.mark.parametrize("examples, parts", [(4, 1), (300, 2)])
+def test_the_largest_batch_fits_and_one_more_does_not(folder, small, examples, parts):
     fields = {"length": 64, "accumulation": parts}
     most = Remedies(
-        ModelStep(library.LlamaConfig.from_pretrained(folder), batch_size=rows * parts, **fields),
+        ModelStep(
+            library.LlamaConfig.from_pretrained(folder), batch_size=examples * parts, **fields
+        ),
         small,
     ).largest_batch()
     assert plan_model(folder, batch_size=most, **fields).fits(small)
