@@ -1,4 +1,4 @@
-"""Several processes on one machine: one rank per GPU where there are enough, else ranks on the CPU."""
+"""Several processes on one machine: one rank per GPU where there are enough, else on the CPU."""
 
 from helpers.parallel.launcher import RankFailed, launch
 from helpers.parallel.layout import Parallel

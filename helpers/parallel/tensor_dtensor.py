@@ -1,10 +1,11 @@
-"""Tensor parallelism for the course's ViT and DeBERTa with torch's DTensor: each rank computes some heads and some of the
-intermediate width of every layer.
+"""Tensor parallelism for the course's ViT and DeBERTa with torch's DTensor.
 
-Megatron's plan (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): query, key, value and the MLP's first matrix by
-columns, the two matrices behind them by rows; one all-reduce after each pair in the forward pass, one before it in the
-backward pass. With `sequence` (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198) each all-reduce becomes a
-reduce-scatter and an all-gather, and what lies between the pairs is done on a slice of the tokens.
+Each rank computes some of the heads and some of the intermediate size of every layer. The plan is
+Megatron's (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): query, key, value and the MLP's
+first matrix are cut by columns, the two matrices behind them by rows. There is one all-reduce after
+each such pair in the forward pass and one before it in the backward pass. With `sequence`
+(Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198) each all-reduce becomes a reduce-scatter
+and an all-gather, and what lies between the pairs is computed on a slice of the tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,9 +31,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-TOKENS = Shard(1)  # of [rows, tokens, hidden]
+from helpers.torch_private import foreach_mul_, foreach_norm
 
-# On CPU tensors each rank draws from its own generator, which is what `Apart` counts on.
+TOKENS = Shard(1)  # the layout of [examples, tokens, hidden] with slices of the tokens
+
+# On CPU tensors each rank draws from its own generator, and `OwnMask` relies on that.
 warnings.filterwarnings(
     "ignore", message="DTensor random operators may not have complete support on cpu"
 )
@@ -40,102 +44,94 @@ warnings.filterwarnings(
 def split(
     model: nn.Module, mesh: DeviceMesh, sequence: bool = False, vocabulary: bool = False
 ) -> nn.Module:
-    """Split a model of `helpers.models` over a mesh of one dimension, in place; returns it.
+    """Split a model of `helpers.models` over a mesh of one dimension, in place; returns the model.
 
-    Every rank passes the same weights (the same seed or checkpoint): each keeps its own slices and nothing is sent.
-    Afterwards the split weights are DTensors, heads and intermediate width are divided by the ranks, and everything else
-    is as before, the same on all ranks. All ranks pass the same rows; logits and gradients are those of the whole model.
+    Every rank passes the same weights (the same seed or checkpoint): each keeps its own slices and
+    nothing is sent. Afterwards the split weights are DTensors, heads and intermediate size are
+    divided by the ranks, and everything else is the same on all ranks as before. All ranks pass the
+    same examples; logits and gradients are those of the whole model.
 
-    sequence    LayerNorm, dropout and residuals between the split pairs on tokens/N tokens a rank (the last ranks may have
-                fewer)
+    sequence    LayerNorm, dropout and residual connections between the split pairs work on tokens/N
+                tokens per rank (the last ranks may have fewer)
     vocabulary  also cut DeBERTa's word embeddings by rows of the vocabulary: one more all-reduce of
-                [rows, tokens, hidden] in the forward pass, none in the backward pass
+                [examples, tokens, hidden] in the forward pass, none in the backward pass
 
-    Dropout. Outside the split pairs all ranks must draw the same: seed them alike. Inside (DeBERTa's attention
-    probabilities; with `sequence` also the dropout on slices) each must draw its own: those layers are reseeded for a
-    moment from the common state and the rank. So a split model's masks are not the whole model's.
-    Raises ValueError: another model, adapters, heads or width that the ranks do not divide, a mesh of two dimensions.
+    Dropout: outside the split pairs all ranks must draw the same masks, so seed them alike. Inside
+    (DeBERTa's attention probabilities; with `sequence` also the dropout on slices) each rank must
+    draw its own: those layers are reseeded for a moment, from the common state and the rank. So the
+    masks of a split model are not those of the whole model.
+    Raises ValueError for another model, adapters, heads or an intermediate size that the ranks do
+    not divide, and a mesh of several dimensions.
     """
     if mesh.ndim != 1:
         raise ValueError(
-            f"A mesh of {mesh.ndim} dimensions was given: pass its tensor-parallel dimension alone, "
-            "such as mesh['tensor']."
+            f"A mesh of {mesh.ndim} dimensions was given: pass its tensor-parallel dimension "
+            "alone, such as mesh['tensor']."
         )
     _check(model, mesh.size())
-    if model.config.model_type == "vit":
-        plan = _vit(model, sequence)
+    parts: Any = model
+    if parts.config.model_type == "vit":
+        plan = _vit(len(parts.vit.layers), sequence)
     else:
-        plan = _deberta(model, sequence)
+        plan = _deberta(len(parts.deberta.encoder.layer), sequence)
         if vocabulary:
             plan["deberta.embeddings.word_embeddings"] = RowwiseParallel(input_layouts=Replicate())
-        for layer in model.deberta.encoder.layer:
+        for layer in parts.deberta.encoder.layer:
             layer.attention.self.num_attention_heads //= mesh.size()
     parallelize_module(model, mesh, plan, src_data_rank=None)
     for parameter in model.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_like_its_parameter)
+            parameter.register_post_accumulate_grad_hook(_place_gradient)
     return model
 
 
-def _like_its_parameter(parameter: DTensor) -> None:
-    """With `sequence`, the gradient of what is whole on every rank is still a term of a sum: sum it. That of a cut
-    vocabulary is made whole: keep the slice."""
+def _place_gradient(parameter: Any) -> None:
+    """Give a gradient the placements of its parameter.
+
+    With `sequence`, the gradient of a parameter that is whole on every rank is still one term of a
+    sum: it is summed. That of a cut vocabulary is made whole by torch: the slice is kept.
+    """
     if parameter.grad.placements != parameter.placements:
         parameter.grad = parameter.grad.redistribute(placements=parameter.placements).clone()
 
 
-def _vit(model: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
+def _vit(layers: int, sequence: bool) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {}
-    for index, _ in enumerate(model.vit.layers):
+    for index in range(layers):
         layer = f"vit.layers.{index}"
-        plan |= _pair(
-            layer + ".attention",
-            ["q_proj", "k_proj", "v_proj"],
-            layer + ".attention.o_proj",
-            sequence,
-            2,
-        )
-        plan |= _pair(layer + ".mlp", ["fc1"], layer + ".mlp.fc2", sequence, 1)
+        attention, mlp = f"{layer}.attention", f"{layer}.mlp"
+        plan |= _pair(attention, ["q_proj", "k_proj", "v_proj"], f"{attention}.o_proj", sequence, 2)
+        plan |= _pair(mlp, ["fc1"], f"{mlp}.fc2", sequence, 1)
         if sequence:
-            plan |= {
-                f"{layer}.{name}": SequenceParallel()
-                for name in ("layernorm_before", "layernorm_after")
-            }
-            plan[layer + ".dropout"] = Apart()
+            plan[f"{layer}.layernorm_before"] = SequenceParallel()
+            plan[f"{layer}.layernorm_after"] = SequenceParallel()
+            plan[f"{layer}.dropout"] = OwnMask()
     if sequence:
         plan["vit.embeddings"] = _scatter()
         plan["vit.layernorm"] = _gather()
     return plan
 
 
-def _deberta(model: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
-    # All layers project the same relative embeddings. As a DTensor from the start, their gradient is summed over the
-    # layers first, and then once over the ranks.
+def _deberta(layers: int, sequence: bool) -> dict[str, ParallelStyle]:
+    # All layers project the same relative embeddings. As they are a DTensor from the start, their
+    # gradient is summed over the layers first, and then once over the ranks.
     plan: dict[str, ParallelStyle] = {
         "deberta.encoder.LayerNorm": PrepareModuleOutput(
             output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False
         )
     }
-    for index, _ in enumerate(model.deberta.encoder.layer):
+    for index in range(layers):
         layer = f"deberta.encoder.layer.{index}"
-        plan |= _pair(
-            layer + ".attention.self",
-            ["query_proj", "key_proj", "value_proj"],
-            layer + ".attention.output.dense",
-            sequence,
-            3,
-        )
-        plan |= _pair(layer + ".intermediate", ["dense"], layer + ".output.dense", sequence, 1)
-        plan |= {
-            layer + ".attention.self.dropout": Apart(),
-            layer + ".attention.self.pos_dropout": Alike(),
-        }
+        attention = f"{layer}.attention.self"
+        columns = ["query_proj", "key_proj", "value_proj"]
+        plan |= _pair(attention, columns, f"{layer}.attention.output.dense", sequence, 3)
+        plan |= _pair(f"{layer}.intermediate", ["dense"], f"{layer}.output.dense", sequence, 1)
+        plan[f"{attention}.dropout"] = OwnMask()
+        plan[f"{attention}.pos_dropout"] = CommonMask()
         if sequence:
-            for part in (".attention.output", ".output"):
-                plan |= {
-                    layer + part + ".LayerNorm": SequenceParallel(),
-                    layer + part + ".dropout": Apart(),
-                }
+            for output in (f"{layer}.attention.output", f"{layer}.output"):
+                plan[f"{output}.LayerNorm"] = SequenceParallel()
+                plan[f"{output}.dropout"] = OwnMask()
     if sequence:
         plan["deberta.embeddings"] = _scatter()
         plan["pooler"] = _gather()
@@ -145,17 +141,20 @@ def _deberta(model: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
 def _pair(
     entry: str, columns: list[str], rows: str, sequence: bool, inputs: int
 ) -> dict[str, ParallelStyle]:
-    """The module `entry` takes `inputs` arguments of which the first is made a DTensor there, once for all its columns:
-    else each of query, key and value would send its own all-reduce in the backward pass."""
-    come = (TOKENS if sequence else Replicate(), *[None] * (inputs - 1))
+    """The plan of matrices cut by columns and the matrix behind them, which is cut by rows.
+
+    The module `entry` takes `inputs` arguments; the first is made a DTensor there, once for all of
+    its columns. Otherwise query, key and value would each send an all-reduce in the backward pass.
+    """
+    others = [None] * (inputs - 1)
     enter = PrepareModuleInput(
-        input_layouts=come, desired_input_layouts=(Replicate(), *[None] * (inputs - 1))
+        input_layouts=(TOKENS if sequence else Replicate(), *others),
+        desired_input_layouts=(Replicate(), *others),
     )
-    leave = (
-        RowwiseParallel(output_layouts=TOKENS, use_local_output=False)
-        if sequence
-        else RowwiseParallel()
-    )
+    if sequence:
+        leave = RowwiseParallel(output_layouts=TOKENS, use_local_output=False)
+    else:
+        leave = RowwiseParallel()
     return {entry: enter, rows: leave} | {f"{entry}.{name}": ColwiseParallel() for name in columns}
 
 
@@ -171,16 +170,19 @@ def _gather() -> ParallelStyle:
     )
 
 
-class Apart(ParallelStyle):
-    """For a dropout layer: each rank draws its own mask, from the state common to all ranks and its own number; all
-    leave it with a common state again."""
+class OwnMask(ParallelStyle):
+    """For a dropout layer in which each rank draws its own mask.
+
+    Before the layer a rank is seeded with the state common to all ranks and its own number; after
+    it all ranks are seeded alike again.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if (
-            device_mesh.size() == 1 or dist.get_backend(device_mesh.get_group()) == "fake"
-        ):  # nobody to differ from
+        alone = device_mesh.size() == 1
+        if alone or dist.get_backend(device_mesh.get_group()) == "fake":  # no other rank draws
             return module
-        rank, common = device_mesh.get_local_rank(), []
+        rank = device_mesh.get_local_rank()
+        common: list[int] = []
 
         def before(layer, inputs):
             if layer.training and layer.p:
@@ -196,16 +198,22 @@ class Apart(ParallelStyle):
         return module
 
 
-class Alike(ParallelStyle):
-    """For dropout of a DTensor that is whole on every rank, where all draw one mask. DTensor's own would sum the gradient
-    over the ranks before it applies the mask, in every layer; a mask can wait for the sum."""
+class CommonMask(ParallelStyle):
+    """For dropout of a DTensor that is whole on every rank, where all ranks draw one mask.
+
+    DTensor's own dropout sums the gradient over the ranks before it applies the mask, in every
+    layer; the mask can be applied first, and the sum can wait until the gradient is complete.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.forward = lambda x: _Masked.apply(x, module.p) if module.training and module.p else x
+        layer: Any = module
+        layer.forward = lambda x: _Masked.apply(x, layer.p) if layer.training and layer.p else x
         return module
 
 
 class _Masked(torch.autograd.Function):
+    """Dropout with probability p of a DTensor, on each rank's own part of it."""
+
     @staticmethod
     def forward(ctx, x: DTensor, p: float) -> DTensor:
         out, mask = torch.native_dropout(x.to_local(), p, True)
@@ -216,46 +224,43 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: DTensor):
         (mask,) = ctx.saved_tensors
-        local = torch.ops.aten.native_dropout_backward(gradient.to_local(), mask, ctx.scale)
-        return DTensor.from_local(
-            local, gradient.device_mesh, gradient.placements, run_check=False
-        ), None
+        part = torch.ops.aten.native_dropout_backward(gradient.to_local(), mask, ctx.scale)
+        mesh, placements = gradient.device_mesh, gradient.placements
+        return DTensor.from_local(part, mesh, placements, run_check=False), None
 
 
 def _generator(tensor: torch.Tensor) -> torch.Generator:
-    device = tensor.device
-    return (
-        torch.cuda.default_generators[device.index or 0]
-        if device.type == "cuda"
-        else torch.default_generator
-    )
+    """The generator that dropout of this tensor draws from."""
+    if tensor.device.type == "cuda":
+        return torch.cuda.default_generators[tensor.device.index or 0]
+    return torch.default_generator
 
 
 def _digest(text: bytes) -> int:
+    """A seed, 0 to 2^56 - 1."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
 def regroup(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give split parameters groups of their own, in place, before the first step; returns the optimizer.
+    """Give split parameters groups of their own, in place; returns the optimizer.
 
-    torch's fused optimizers refuse a list in which some tensors are DTensors. Raises ValueError for other optimizers
-    than AdamW and SGD: Adafactor and bitsandbytes' do not work on slices.
+    torch's fused optimizers refuse a list in which only some tensors are DTensors. Call it before
+    the first step. Raises ValueError for other optimizers than AdamW and SGD: Adafactor and those
+    of bitsandbytes do not work on slices.
     """
     if not isinstance(optimizer, (torch.optim.AdamW, torch.optim.SGD)):
         raise ValueError(
             f"{type(optimizer).__name__} cannot step a split model: use optimizer='adamw' or 'sgd'."
         )
     for group in list(optimizer.param_groups):
-        cut = [parameter for parameter in group["params"] if isinstance(parameter, DTensor)]
+        slices = [parameter for parameter in group["params"] if isinstance(parameter, DTensor)]
         whole = [parameter for parameter in group["params"] if not isinstance(parameter, DTensor)]
-        if cut and whole:
+        if slices and whole:
             group["params"] = whole
-            group = {**group, "params": cut}
-            if isinstance(
-                optimizer, torch.optim.SGD
-            ):  # whose fused form knows no DTensor (torch 2.13)
-                group |= {"fused": False, "foreach": False}
-            optimizer.add_param_group(group)
+            added = {**group, "params": slices}
+            if isinstance(optimizer, torch.optim.SGD):  # its fused form knows no DTensor (2.13)
+                added |= {"fused": False, "foreach": False}
+            optimizer.add_param_group(added)
     return optimizer
 
 
@@ -266,60 +271,64 @@ def clip_(
     own: Iterable[nn.Parameter] | None = None,
     others: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.utils.clip_grad_norm_` for gradients of which each rank may hold a part: the norm is that of the whole
-    model. Scales them in place, returns the norm (fp32 scalar). Parts are summed over the ranks that share them out.
+    """`torch.nn.utils.clip_grad_norm_` for gradients of which each rank may hold a part.
 
-    own, others  in a pipeline: the parameters that count here (the copies of another stage's do not), and the stages
+    The L2 norm is that of the whole model; parts are summed over the ranks that divide a tensor.
+    Scales the gradients in place and returns the norm before, an fp32 scalar.
+
+    own     in a pipeline, the parameters that count here: copies of another stage's do not
+    others  in a pipeline, the process group of its stages
     """
     parameters = list(parameters)
-    parts: dict[tuple, list[torch.Tensor]] = {}
+    parts: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
     counted = parameters if own is None else own
     for gradient in [parameter.grad for parameter in counted if parameter.grad is not None]:
-        shared = ()
+        groups: tuple[dist.ProcessGroup, ...] = ()
         if isinstance(gradient, DTensor):
-            shared = tuple(
+            groups = tuple(
                 gradient.device_mesh.get_group(dim)
                 for dim, placement in enumerate(gradient.placements)
                 if not placement.is_replicate()
             )
-        parts.setdefault(shared, []).append(local(gradient))
+        parts.setdefault(groups, []).append(local(gradient))
     total = torch.zeros((), device=parameters[0].device)
-    for groups, some in parts.items():
-        square = torch.stack(torch._foreach_norm(some)).square().sum()
+    for groups, gradients in parts.items():
+        square = torch.stack(foreach_norm(gradients)).square().sum()
         for group in groups:
             dist.all_reduce(square, group=group)
         total = total + square
     if others is not None:
         dist.all_reduce(total, group=others)
     norm = total.sqrt()
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(
-        [local(gradient) for gradient in gradients], (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    )
+    scaled = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    foreach_mul_(scaled, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that may be split."""
+    """This rank's part of a tensor that may be a DTensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The whole gradient of every parameter that has one, by name, on every rank: for comparing and for tests."""
+    """{name: the whole gradient} of all parameters that have one, on every rank: to compare."""
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {
-        name: parameter.grad.full_tensor()
-        if isinstance(parameter.grad, DTensor)
-        else parameter.grad
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
+        name: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        for name, gradient in gradients.items()
+        if gradient is not None
     }
 
 
 class Collectives(CommDebugMode):
-    """Counts a pass's collectives, also on split models: `with Collectives() as seen: ...; seen.counts("forward")`.
+    """Counts the collectives of a pass, also of split models.
 
-    torch's CommDebugMode also follows modules, and fails on one that is called twice in a pass (torch 2.13), as ViT's
-    dropout and DeBERTa's projections are. Here it follows none.
+        with Collectives() as collectives:
+            loss_sum(model, batch, recipe).backward()
+        collectives.counts("forward")
+
+    torch's CommDebugMode also follows modules, and fails on one that is called twice in a pass
+    (torch 2.13), as ViT's dropout and DeBERTa's projections are. Here it follows none.
     """
 
     def __enter__(self):
@@ -330,41 +339,39 @@ class Collectives(CommDebugMode):
         return self
 
     def counts(self, phase: str) -> dict[str, int]:
-        """{"all_reduce": 8, ...} of "forward" or "backward"."""
-        found = self.comm_module_counts["Global"][phase]
+        """{"all_reduce": 8, ...}: collectives of the "forward" or the "backward" pass by name."""
         return {
             str(operation).rpartition(".")[2].removesuffix("_"): number
-            for operation, number in found.items()
+            for operation, number in self.comm_module_counts["Global"][phase].items()
         }
 
 
 def _check(model: nn.Module, ranks: int) -> None:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     if kind not in ("vit", "deberta-v2") or not hasattr(model, "classifier"):
         raise ValueError(
-            f"Only the course's ViT and DeBERTa classifiers can be split, not {kind}: make the model with "
-            "helpers.models.build."
+            f"Only the course's ViT and DeBERTa classifiers can be split, not {kind}: make the "
+            "model with helpers.models.build."
         )
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise ValueError("Adapters cannot be split: use a recipe with lora_rank=None.")
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise ValueError("The model is split already: build it again.")
-    for what, number in (
-        ("attention heads", config.num_attention_heads),
-        ("intermediate_size", config.intermediate_size),
-    ):
+    heads, intermediate = config.num_attention_heads, config.intermediate_size
+    for what, number in (("attention heads", heads), ("intermediate_size", intermediate)):
         if number % ranks:
             raise ValueError(
-                f"{number} {what} cannot be divided by {ranks} ranks: choose a number of ranks that divides "
-                f"{config.num_attention_heads} heads and an intermediate_size of {config.intermediate_size}."
+                f"{number} {what} cannot be divided by {ranks} ranks: choose a number of ranks "
+                f"that divides {heads} heads and an intermediate_size of {intermediate}."
             )
     if kind == "vit" and config.attention_probs_dropout_prob:
         raise ValueError(
-            "ViT draws its attention dropout inside a function, where ranks cannot be told apart: "
-            "set attention_probs_dropout_prob=0 in its configuration."
+            "ViT draws its attention dropout inside a function, where ranks cannot draw different "
+            "masks: set attention_probs_dropout_prob=0 in its configuration."
         )
     if kind == "deberta-v2" and not (config.share_att_key and "layer_norm" in config.norm_rel_ebd):
         raise ValueError(
-            "Only DeBERTa-v3's relative attention can be split: share_att_key=True and norm_rel_ebd='layer_norm'."
+            "Only DeBERTa-v3's relative attention can be split: use share_att_key=True and "
+            "norm_rel_ebd='layer_norm'."
         )
