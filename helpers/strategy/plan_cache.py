@@ -22,6 +22,7 @@ from helpers.strategy.plan_ranks import ParallelPlan, plan_stages
 from helpers.strategy.plan_summary import PlanSummary, summarize
 
 FOLDER = Path(__file__).parent / "plans"
+WIDTH = 120  # columns of a file, so that a message stands in one line
 ALONE = Parallel()
 
 Key = tuple[Recipe, Parallel]  # the recipe as `plan_key` gives it
@@ -132,18 +133,19 @@ def _changes(difference: Mapping[str, tuple]) -> dict:
     return {name: new for name, (_, new) in difference.items()}
 
 
-def pretty(value: object, indent: int = 0, width: int = 120) -> str:
-    """JSON in which everything that fits into a line of `width` columns stands in one line."""
-    line = json.dumps(value)
-    if len(line) + indent <= width or not isinstance(value, (dict, list)):
+def pretty(value: object, indent: int = 0, key: str = "") -> str:
+    """JSON in which all that fits into a line of `WIDTH` columns stands in one line.
+
+    key  what precedes the value in its first line
+    """
+    line = key + json.dumps(value)
+    if indent + len(line) < WIDTH or not isinstance(value, (dict, list)):  # a comma may follow
         return line
     if isinstance(value, dict):
         begin, end = "{}"
-        parts = [
-            f"{json.dumps(name)}: {pretty(part, indent + 1, width)}" for name, part in value.items()
-        ]
+        parts = [pretty(part, indent + 1, f"{json.dumps(name)}: ") for name, part in value.items()]
     else:
         begin, end = "[]"
-        parts = [pretty(part, indent + 1, width) for part in value]
+        parts = [pretty(part, indent + 1) for part in value]
     margin = "\n" + " " * (indent + 1)
-    return begin + margin + f",{margin}".join(parts) + "\n" + " " * indent + end
+    return key + begin + margin + f",{margin}".join(parts) + "\n" + " " * indent + end
