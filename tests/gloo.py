@@ -11,7 +11,7 @@ def among_threads(ranks: int, work: Callable[[dist.ProcessGroupGloo, int], objec
     """What `work(group, rank)` returned on each rank."""
     store = dist.HashStore()
 
-    def one(rank: int):
+    def on_rank(rank: int):
         return work(
             dist.ProcessGroupGloo(
                 dist.PrefixStore("ranks", store), rank, ranks, timedelta(seconds=30)
@@ -20,4 +20,4 @@ def among_threads(ranks: int, work: Callable[[dist.ProcessGroupGloo, int], objec
         )
 
     with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(one, range(ranks)))
+        return list(pool.map(on_rank, range(ranks)))

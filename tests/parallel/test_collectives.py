@@ -60,10 +60,10 @@ def test_torchs_own_give_the_same(ranks, length, dtype, root):
     tensors, root = data(ranks, length, dtype), root % ranks
 
     def torchs(group, rank):
-        summed, told = tensors[rank].clone(), tensors[rank].clone()
+        summed, broadcast = tensors[rank].clone(), tensors[rank].clone()
         group.allreduce([summed]).wait()
-        group.broadcast(told, root).wait()
-        return summed, told
+        group.broadcast(broadcast, root).wait()
+        return summed, broadcast
 
     by_hand, _ = threads(
         ranks,
@@ -126,14 +126,16 @@ def test_the_halves_of_the_ring(ranks, length):
         ranks, lambda transport: ring_reduce_scatter(transport, tensors[transport.rank])
     )
     mine = [(rank + 1) % ranks for rank in range(ranks)]
-    assert all(torch.equal(pieces[place], total[place]) for pieces, place in zip(scattered, mine))
+    assert all(
+        torch.equal(pieces[number], total[number]) for pieces, number in zip(scattered, mine)
+    )
     gathered, _ = threads(
         ranks,
         lambda transport: ring_all_gather(
             transport,
             [
-                piece if place == mine[transport.rank] else torch.full_like(piece, -99)
-                for place, piece in enumerate(total)
+                piece if number == mine[transport.rank] else torch.full_like(piece, -99)
+                for number, piece in enumerate(total)
             ],
         ),
     )

@@ -30,14 +30,14 @@ def script(folder: Path, body: str) -> Path:
 
 def processes(marker: str) -> list[int]:
     """Processes whose command line holds the marker."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         if (
             marker in " ".join(process.info["cmdline"] or [])
             and process.info["status"] != psutil.STATUS_ZOMBIE
         ):
-            found.append(process.info["pid"])
-    return [pid for pid in found if pid != os.getpid()]
+            pids.append(process.info["pid"])
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def gone(marker: str) -> bool:

@@ -231,8 +231,8 @@ def test_stages_are_balanced_and_keep_the_models_names():
         stages = cut(model, count)
         assert [len(stage.layers) for stage in stages] == layers
         assert [stage.first for stage in stages] == [True] + [False] * (count - 1)
-        found = [name for stage in stages for name, _ in stage.named_parameters()]
-        assert set(found) == names and len(found) == len(names) + (count - 1) * sum(
+        kept = [name for stage in stages for name, _ in stage.named_parameters()]
+        assert set(kept) == names and len(kept) == len(names) + (count - 1) * sum(
             name.startswith(SHARED) for name in names
         )
         assert (

@@ -68,12 +68,12 @@ def both(ranks, dense, make, x, forward=lambda module, x, exchange: module(x)):
         (out * weights).sum().backward()
         return out.detach(), mine.grad, {name: p.grad for name, p in module.named_parameters()}
 
-    found, transports = threads(ranks, work)
-    return (y.detach(), whole.grad), found, transports
+    results, transports = threads(ranks, work)
+    return (y.detach(), whole.grad), results, transports
 
 
-def parts(found, name, dim):
-    return torch.cat([gradients[name] for _, _, gradients in found], dim)
+def parts(results, name, dim):
+    return torch.cat([gradients[name] for _, _, gradients in results], dim)
 
 
 @settings(max_examples=40, deadline=None)
@@ -91,19 +91,19 @@ def test_an_mlp_by_columns_and_rows_is_the_whole_mlp(ranks, width, middle, dtype
         nn.Linear(middle, width, bias=bias, dtype=dtype),
     )
     dense = nn.Sequential(up, nn.GELU(), down)
-    (y, dx), found, _ = both(
+    (y, dx), results, _ = both(
         ranks, dense, lambda exchange: MLP(up, down, exchange), numbers(2, 3, width, dtype=dtype)
     )
-    for out, grad, gradients in found:
+    for out, grad, gradients in results:
         assert near(out, y) and near(grad, dx)
-        assert torch.equal(out, found[0][0]) and torch.equal(grad, found[0][1]), (
+        assert torch.equal(out, results[0][0]) and torch.equal(grad, results[0][1]), (
             "the same bits on every rank"
         )
         assert not bias or near(gradients["down.bias"], down.bias.grad)
-    assert near(parts(found, "up.weight", 0), up.weight.grad) and near(
-        parts(found, "down.weight", 1), down.weight.grad
+    assert near(parts(results, "up.weight", 0), up.weight.grad) and near(
+        parts(results, "down.weight", 1), down.weight.grad
     )
-    assert not bias or near(parts(found, "up.bias", 0), up.bias.grad)
+    assert not bias or near(parts(results, "up.bias", 0), up.bias.grad)
 
 
 @settings(max_examples=30, deadline=None)
@@ -118,16 +118,16 @@ def test_attention_by_heads_is_the_whole_attention(ranks, heads, size, dtype):
     )
     dense = ViTLayer(config).attention.to(dtype)
     linears = dense.q_proj, dense.k_proj, dense.v_proj, dense.o_proj
-    (y, dx), found, _ = both(
+    (y, dx), results, _ = both(
         ranks,
         lambda x: dense(x)[0],
         lambda exchange: Attention(*linears, heads, exchange),
         numbers(2, 5, heads * size, dtype=dtype),
     )
-    assert all(near(out, y) and near(grad, dx) for out, grad, _ in found)
+    assert all(near(out, y) and near(grad, dx) for out, grad, _ in results)
     for name, linear in zip(("query", "key", "value"), linears):
-        assert near(parts(found, name + ".weight", 0), linear.weight.grad)
-    assert near(parts(found, "output.weight", 1), linears[3].weight.grad)
+        assert near(parts(results, name + ".weight", 0), linear.weight.grad)
+    assert near(parts(results, "output.weight", 1), linears[3].weight.grad)
 
 
 @settings(max_examples=30, deadline=None)
@@ -154,14 +154,14 @@ def test_a_layer_with_and_without_slices_of_the_tokens_is_the_whole_layer(
     def forward(layer, x, exchange):
         return join(layer(cut(x, exchange)), exchange, tokens) if sequence else layer(x)
 
-    (y, dx), found, _ = both(
+    (y, dx), results, _ = both(
         ranks,
         dense,
         lambda exchange: Layer(dense, exchange, tokens=own),
         numbers(2, tokens, 12, dtype=dtype),
         forward,
     )
-    for out, grad, gradients in found:
+    for out, grad, gradients in results:
         assert near(out, y) and near(grad, dx)
         for name, parameter in (
             ("before.weight", dense.layernorm_before.weight),
@@ -170,7 +170,7 @@ def test_a_layer_with_and_without_slices_of_the_tokens_is_the_whole_layer(
             ("attention.output.bias", dense.attention.o_proj.bias),
         ):
             assert near(gradients[name], parameter.grad), name
-    assert near(parts(found, "mlp.up.weight", 0), dense.mlp.fc1.weight.grad)
+    assert near(parts(results, "mlp.up.weight", 0), dense.mlp.fc1.weight.grad)
 
 
 @settings(max_examples=40, deadline=None)
@@ -196,9 +196,9 @@ def test_an_embedding_by_rows_of_the_vocabulary(ranks, words, hidden, padding, s
         out.square().sum().backward()
         return out.detach(), None, {"weight": module.weight.grad}
 
-    found, _ = threads(ranks, work)
-    assert all(torch.equal(out, y) for out, _, _ in found)
-    assert near(parts(found, "weight", 0), dense.weight.grad)
+    results, _ = threads(ranks, work)
+    assert all(torch.equal(out, y) for out, _, _ in results)
+    assert near(parts(results, "weight", 0), dense.weight.grad)
 
 
 @settings(max_examples=60, deadline=None)
@@ -227,9 +227,9 @@ def test_cross_entropy_over_a_cut_vocabulary(ranks, words, dtype, ignored, scale
         (2 * out).backward()
         return out.detach(), mine.grad, sent == transport.bytes_sent
 
-    found, transports = threads(ranks, work)
-    assert all(near(out, loss.detach()) and silent for out, _, silent in found)
-    assert near(torch.cat([grad for _, grad, _ in found], -1), whole.grad)
+    results, transports = threads(ranks, work)
+    assert all(near(out, loss.detach()) and silent for out, _, silent in results)
+    assert near(torch.cat([grad for _, grad, _ in results], -1), whole.grad)
     item = 8 if dtype == torch.float64 else 4
     assert sum(transport.bytes_sent for transport in transports) == 3 * 6 * item * 2 * (
         ranks - 1
@@ -280,9 +280,9 @@ def test_the_conjugates(ranks, length, dim):
             out[name] = y.detach(), x.grad, middle - before, transport.bytes_sent - middle
         return out
 
-    found, _ = threads(ranks, work)
+    results, _ = threads(ranks, work)
     ring = 0
-    for rank, out in enumerate(found):
+    for rank, out in enumerate(results):
         mine = slices[rank]
         for name, y, grad in (
             ("f", whole, ranks * whole),
@@ -295,7 +295,7 @@ def test_the_conjugates(ranks, length, dim):
             assert near(out[name][0], y) and near(out[name][1], grad), name
         assert out["f"][2] == out["g"][3] == out["cut"][2] == out["join"][3] == 0
         ring += out["g"][2]
-    assert ring == sum(out["scatter"][2] + out["gather"][2] for out in found), (
+    assert ring == sum(out["scatter"][2] + out["gather"][2] for out in results), (
         "an all-reduce is the two halves"
     )
     assert ring == 2 * (ranks - 1) * whole.numel() * 8
@@ -325,19 +325,19 @@ def test_masks_are_alike_on_whole_tokens_and_differ_on_slices():
 def test_columns_and_rows_alone_and_a_width_without_heads():
     torch.manual_seed(0)
     dense, x = nn.Linear(6, 5), torch.randn(2, 3, 6)
-    found, transports = threads(
+    results, transports = threads(
         3, lambda transport: ColumnParallelLinear(dense, Ring(transport))(x)
     )
-    assert torch.allclose(torch.cat(found, -1), dense(x), atol=1e-6) and not any(
+    assert torch.allclose(torch.cat(results, -1), dense(x), atol=1e-6) and not any(
         transport.sent for transport in transports
     )
-    found, _ = threads(
+    results, _ = threads(
         4,
         lambda transport: RowParallelLinear(dense, Ring(transport))(
             x.tensor_split(4, -1)[transport.rank]
         ),
     )
-    assert all(torch.allclose(out, dense(x), atol=1e-6) for out in found)
+    assert all(torch.allclose(out, dense(x), atol=1e-6) for out in results)
     with pytest.raises(ValueError, match="A hidden size of 6 cannot be divided into 4 heads"):
         threads(1, lambda transport: Attention(*[nn.Linear(6, 6)] * 4, 4, Ring(transport)))
 
@@ -346,6 +346,6 @@ def test_columns_and_rows_alone_and_a_width_without_heads():
 def test_on_real_processes(ranks):
     """A ring over gloo and torch's collectives: a layer, an embedding and a loss like the whole."""
     for text in forked(SCRIPT, ranks=ranks):
-        found = json.loads(text)
-        assert found.pop("bytes") == found.pop("expected_bytes")
-        assert max(found.values()) < 2e-5, found
+        results = json.loads(text)
+        assert results.pop("bytes") == results.pop("expected_bytes")
+        assert max(results.values()) < 2e-5, results

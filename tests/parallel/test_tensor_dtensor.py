@@ -45,24 +45,26 @@ def test_logits_gradients_norm_and_a_step_are_the_whole_models(
     AdamW turns rounding of gradients near zero into a part of its learning rate, so weights after
     its step are within that; after SGD's within rounding.
     """
-    for found in (rank[f"{model} {optimizer} {accumulation} {sorted(ways)}"] for rank in ranks):
-        assert found["logits"] < 1e-5 and found["gradients"] < 1e-5 and found["missing"] == []
-        assert found["norm"] < 1e-4 and found["placed"] and found["bytes"]
-        assert found["weights"] < (
+    for measured in (rank[f"{model} {optimizer} {accumulation} {sorted(ways)}"] for rank in ranks):
+        assert (
+            measured["logits"] < 1e-5 and measured["gradients"] < 1e-5 and measured["missing"] == []
+        )
+        assert measured["norm"] < 1e-4 and measured["placed"] and measured["bytes"]
+        assert measured["weights"] < (
             1e-6 if optimizer == "sgd" else 2 * Recipe(model, profile="mini").peak_learning_rate
         )
 
 
 def test_two_all_reduces_a_layer_each_way(ranks):
-    found = {name: value for name, value in ranks[0].items() if name != "masks"}
+    measured = {name: value for name, value in ranks[0].items() if name != "masks"}
     for model, more in (
         ("vit", 0),
         ("deberta", 1),
     ):  # one more for the gradient of the relative embeddings
-        one = found[f"{model} adamw 1 []"]
-        assert one["forward"] == {"all_reduce": 2 * one["layers"]}
-        assert one["backward"] == {"all_reduce": 2 * one["layers"] + more}
-        cut = found[f"{model} adamw 1 ['sequence']"]
+        plain = measured[f"{model} adamw 1 []"]
+        assert plain["forward"] == {"all_reduce": 2 * plain["layers"]}
+        assert plain["backward"] == {"all_reduce": 2 * plain["layers"] + more}
+        cut = measured[f"{model} adamw 1 ['sequence']"]
         halves = {
             "all_gather_into_tensor": 2 * cut["layers"] + 1,
             "reduce_scatter_tensor": 2 * cut["layers"],
@@ -71,11 +73,11 @@ def test_two_all_reduces_a_layer_each_way(ranks):
         assert cut["backward"] == halves | {
             "all_reduce": 4 * cut["layers"] + more
         }  # small: LayerNorm's weight and bias
-    assert found["deberta adamw 1 ['vocabulary']"]["forward"] == {
-        "all_reduce": 2 * one["layers"] + 1
+    assert measured["deberta adamw 1 ['vocabulary']"]["forward"] == {
+        "all_reduce": 2 * plain["layers"] + 1
     }
-    assert found["deberta adamw 1 ['vocabulary']"]["backward"] == {
-        "all_reduce": 2 * one["layers"] + 1
+    assert measured["deberta adamw 1 ['vocabulary']"]["backward"] == {
+        "all_reduce": 2 * plain["layers"] + 1
     }
 
 
@@ -94,8 +96,8 @@ def test_dropout_is_alike_outside_the_pairs_and_apart_inside(ranks, ways):
     inside = ["deberta.encoder.layer.0.attention.self.dropout"]
     sliced = [f"deberta.encoder.layer.0.{part}.dropout" for part in ("attention.output", "output")]
     assert set(apart) == set(inside + (sliced if ways else []))
-    shares = [share for name, share, _ in one["seen"] if name in sliced]
-    assert shares and all(0.05 < share < 0.15 for share in shares)
+    fractions = [fraction for name, fraction, _ in one["seen"] if name in sliced]
+    assert fractions and all(0.05 < fraction < 0.15 for fraction in fractions)
 
 
 @pytest.fixture

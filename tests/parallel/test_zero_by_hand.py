@@ -35,33 +35,33 @@ def adam(parameters):
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
 
 
-def shares(
+def steps_of(
     ranks: int, steps: int, micro: int, seed: int
 ) -> list[list[list[tuple[torch.Tensor, torch.Tensor]]]]:
     """[step][rank][micro-batch] of (tokens, labels), a row here and two there."""
     generator = torch.Generator().manual_seed(seed)
 
     def part(rank):
-        rows = 1 + rank % 2
-        return torch.randint(7, (rows,), generator=generator), torch.randint(
-            3, (rows,), generator=generator
+        examples = 1 + rank % 2
+        return torch.randint(7, (examples,), generator=generator), torch.randint(
+            3, (examples,), generator=generator
         )
 
     return [[[part(rank) for _ in range(micro)] for rank in range(ranks)] for _ in range(steps)]
 
 
-def mean_over(rows: int):
+def mean_over(examples: int):
     return lambda logits, labels: (
-        nn.functional.cross_entropy(logits, labels, reduction="sum") / rows
+        nn.functional.cross_entropy(logits, labels, reduction="sum") / examples
     )
 
 
-def rows_of(step) -> int:
+def examples_of(step) -> int:
     return sum(len(labels) for rank in step for _, labels in rank)
 
 
 def alone(units: list[nn.Module], steps) -> torch.Tensor:
-    """One process, one batch a step: the rows of all ranks together."""
+    """One process, one batch per step: the examples of all ranks together."""
     whole = nn.Sequential(*units)
     optimizer = adam(whole.parameters())
     for step in steps:
@@ -80,7 +80,7 @@ def sharded(units, steps, stage, ranks):
     def work(transport):
         zero = Zero(transport, copy.deepcopy(units), stage, adam)
         for step in steps:
-            zero.step(step[transport.rank], mean_over(rows_of(step)))
+            zero.step(step[transport.rank], mean_over(examples_of(step)))
         sent = transport.bytes_sent
         return zero.weights(), zero, sent
 
@@ -98,13 +98,13 @@ def sharded(units, steps, stage, ranks):
 )
 def test_the_weights_are_those_of_the_unsharded_run(ranks, stage, width, micro, dtype, seed):
     """fp64 within 1e-9; fp32 within 1e-3, as Adam makes a step of a tiny gradient's rounding."""
-    units, steps = model(width, dtype), shares(ranks, 3, micro, seed)
+    units, steps = model(width, dtype), steps_of(ranks, 3, micro, seed)
     truth = alone(copy.deepcopy(units), steps)
-    found = sharded(units, steps, stage, ranks)
+    trained = sharded(units, steps, stage, ranks)
     assert all(
-        torch.equal(weights, found[0][0]) and weights.dtype == dtype for weights, _, _ in found
+        torch.equal(weights, trained[0][0]) and weights.dtype == dtype for weights, _, _ in trained
     ), "one model"
-    gap = (found[0][0] - truth).abs().max().item()
+    gap = (trained[0][0] - truth).abs().max().item()
     assert gap < (1e-9 if dtype == torch.float64 else 1e-3)
     assert (
         truth - nn.utils.parameters_to_vector(nn.Sequential(*units).parameters())
@@ -122,9 +122,9 @@ def test_a_rank_holds_what_the_formula_says(ranks, stage, width, dtype):
     """Within the odd number of each unit; over all ranks together exactly."""
     units, itemsize = model(width, dtype), dtype.itemsize
     sizes = [sum(p.numel() for p in unit.parameters()) for unit in units]
-    found = [zero for _, zero, _ in sharded(units, shares(ranks, 1, 2, 0), stage, ranks)]
+    trained = [zero for _, zero, _ in sharded(units, steps_of(ranks, 1, 2, 0), stage, ranks)]
     formula = states_bytes(sum(sizes), ranks, stage, itemsize)
-    for zero in found:
+    for zero in trained:
         held, last = (
             zero.held(),
             [moment for moment in zero.moments if moment.event in ("reduce", "drop")][-1],
@@ -139,7 +139,7 @@ def test_a_rank_holds_what_the_formula_says(ranks, stage, width, dtype):
         )
     for kind, value in formula.items():
         if kind != "gradients":
-            assert sum(zero.held()[kind] for zero in found) == pytest.approx(value * ranks)
+            assert sum(zero.held()[kind] for zero in trained) == pytest.approx(value * ranks)
 
 
 @settings(max_examples=40, deadline=None)
@@ -148,7 +148,7 @@ def test_a_rank_sends_what_the_formula_says(ranks, stage, width, micro):
     """2, 2 and 3 times the parameters, times (N-1)/N, for one micro-batch; exact over all."""
     units = model(width, torch.float32)
     length = sum(p.numel() for unit in units for p in unit.parameters())
-    sent = [sent for _, _, sent in sharded(units, shares(ranks, 1, micro, 0), stage, ranks)]
+    sent = [sent for _, _, sent in sharded(units, steps_of(ranks, 1, micro, 0), stage, ranks)]
     formula = sent_bytes(length, ranks, stage, micro)
     assert sum(sent) == round(ranks * formula)
     assert all(abs(one - formula) <= 4 * len(units) * 3 * micro for one in sent)
@@ -157,7 +157,7 @@ def test_a_rank_sends_what_the_formula_says(ranks, stage, width, micro):
 
 
 def test_stage_3_gathers_each_layer_twice_and_drops_it():
-    zero = sharded(model(4, torch.float32), shares(2, 1, 1, 0), 3, 2)[0][1]
+    zero = sharded(model(4, torch.float32), steps_of(2, 1, 1, 0), 3, 2)[0][1]
     events = [(moment.event, moment.unit) for moment in zero.moments]
     forward = [(event, unit) for unit in (0, 1, 2) for event in ("gather", "forward", "drop")]
     backward = [
@@ -211,19 +211,19 @@ def test_torchs_own_give_the_unsharded_weights_and_the_formulas_bytes(ranks, mod
     for name, stage in STAGE.items():
         each = [result["engines"][name] for result in results]
         formula = states_bytes(results[0]["parameters"], ranks, stage)
-        for found in each:
-            assert found["losses"] == pytest.approx(results[0]["expected"], rel=1e-5)
-            assert found["distance"] < 1e-5
+        for engine in each:
+            assert engine["losses"] == pytest.approx(results[0]["expected"], rel=1e-5)
+            assert engine["distance"] < 1e-5
             for operation, times in SENT[name].items():  # FSDP2 pads what the ranks do not divide
-                assert found["sent"][operation] == pytest.approx(times * size, rel=0.03)
+                assert engine["sent"][operation] == pytest.approx(times * size, rel=0.03)
             for kind in ("parameters", "gradients") if stage == 1 else formula:
-                assert found["held"][kind] == pytest.approx(formula[kind], rel=0.04)
-        states = sum(found["held"]["optimizer states"] for found in each)
+                assert engine["held"][kind] == pytest.approx(formula[kind], rel=0.04)
+        states = sum(engine["held"]["optimizer states"] for engine in each)
         assert states == pytest.approx(2 * size, rel=1e-3), "shared out, none twice"
         least = max(
             2 * size / ranks, 8 * results[0]["largest"] if stage == 1 else 0
         )  # it deals out whole tensors
-        assert max(found["held"]["optimizer states"] for found in each) == pytest.approx(
+        assert max(engine["held"]["optimizer states"] for engine in each) == pytest.approx(
             least, rel=0.04
         )
 

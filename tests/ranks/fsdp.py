@@ -129,10 +129,10 @@ if __name__ == "__main__":
     )
     if sys.argv[2:] == ["dies"] and rank == ranks - 1:
         os.kill(os.getpid(), 9)
-    found = {}
+    engines = {}
     for name, make in ENGINES.items():
         weights, losses, bytes_, sent = tune(make, recipe, data, ranks, rank)
-        found[name] = {
+        engines[name] = {
             "losses": losses,
             "held": bytes_,
             "sent": sent,
@@ -144,7 +144,7 @@ if __name__ == "__main__":
             {
                 "expected": expected,
                 "parameters": truth.numel(),
-                "engines": found,
+                "engines": engines,
                 "largest": max(value.numel() for value in models.build(recipe).parameters()),
             }
         ),

@@ -29,15 +29,15 @@ def without_dropout(model):
 
 
 def apart(stages, truth):
-    found = torch.cat([value.grad.flatten() for stage in stages for value in stage.parameters()])
+    ours = torch.cat([value.grad.flatten() for stage in stages for value in stage.parameters()])
     right = torch.cat(
         [truth[name].flatten() for stage in stages for name, _ in stage.named_parameters()]
     )
-    return ((found - right).norm() / right.norm()).item()
+    return ((ours - right).norm() / right.norm()).item()
 
 
 dist.init_process_group("gloo")
-transport, found = PipelineTransport(), {}
+transport, errors = PipelineTransport(), {}
 if "killed" in sys.argv and transport.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 for name in ("vit", "deberta"):
@@ -59,7 +59,7 @@ for name in ("vit", "deberta"):
         model.zero_grad()
         mine = cut(model, schedule.stages)[transport.rank :: transport.ranks]
         step = run(schedule, mine, transport, micro_batches)
-        found[f"{name} {schedule.name}"] = [
+        errors[f"{name} {schedule.name}"] = [
             apart(mine, truth),
             abs(sum(step.losses) - loss).item() if step.losses else 0.0,
         ]
@@ -77,11 +77,11 @@ for name in ("vit", "deberta"):
             engine.step(target=batch["labels"], losses=losses)
         else:
             engine.step(batch["pixel_values"])
-        found["vit torch"] = [
+        errors["vit torch"] = [
             apart([stage], truth),
             abs(sum(losses) - loss).item() if losses else 0.0,
         ]
-print(json.dumps(found))
+print(json.dumps(errors))
 sys.stdout.flush()
 dist.barrier()
 os._exit(0)  # gloo's threads now and then abort while Python is taken down

@@ -67,15 +67,15 @@ def run(recipe: Recipe, parallel: Parallel) -> dict:
     rows = list(range(size))
     storage_trace, sent = trace_rank(rank, lambda: data.batch(rows, "cpu"))
     followed = to_plan((storage_trace, 0), recipe, "cpu")
-    transport: dict[str, int] = {}
+    sent_bytes: dict[str, int] = {}
     for message in sent:
-        transport[message.kind] = transport.get(message.kind, 0) + message.bytes
+        sent_bytes[message.kind] = sent_bytes.get(message.kind, 0) + message.bytes
     return {
         "distance": distance,
         "peak": followed.peak,
         "at_peak": followed.at_peak,
         "flops": followed.flops,
-        "wire": transport,
+        "wire": sent_bytes,
         "messages": len(sent),
     }
 

@@ -47,7 +47,7 @@ def compare(recipe, ways):
     rows = [batch(recipe) for _ in range(recipe.accumulation)]
     inputs = {name: value for name, value in rows[0].items() if name != "labels"}
     with torch.no_grad():
-        found = {"logits": (dense(**inputs).logits - cut(**inputs).logits).abs().max().item()}
+        measured = {"logits": (dense(**inputs).logits - cut(**inputs).logits).abs().max().item()}
     optimizers = [make_optimizer(dense, recipe), regroup(make_optimizer(cut, recipe))]
     for each in rows:
         loss_sum(dense, each, recipe).backward()
@@ -59,28 +59,28 @@ def compare(recipe, ways):
         gather(cut),
     )
     scale = max(gradient.norm() for gradient in truth.values())
-    found["missing"] = sorted(truth.keys() ^ ours.keys())
-    found["gradients"] = max(
+    measured["missing"] = sorted(truth.keys() ^ ours.keys())
+    measured["gradients"] = max(
         ((ours[name] - gradient).norm() / scale).item() for name, gradient in truth.items()
     )
-    found["placed"] = all(
+    measured["placed"] = all(
         p.grad.placements == p.placements for p in cut.parameters() if isinstance(p, DTensor)
     )
-    found["bytes"] = all(
+    measured["bytes"] = all(
         p.grad.to_local().untyped_storage().nbytes() == p.to_local().nbytes
         for p in cut.parameters()
         if isinstance(p, DTensor)
     )
     norms = torch.nn.utils.clip_grad_norm_(dense.parameters(), 0.5), clip_(cut.parameters(), 0.5)
-    found["norm"] = (norms[1] / norms[0] - 1).abs().item()
+    measured["norm"] = (norms[1] / norms[0] - 1).abs().item()
     for optimizer in optimizers:
         frameworks.set_learning_rate(optimizer, recipe, 0)
         optimizer.step()
-    found["weights"] = max(
+    measured["weights"] = max(
         (whole(ours) - truth).abs().max().item()
         for ours, truth in zip(cut.parameters(), dense.parameters())
     )
-    return found | {
+    return measured | {
         "forward": seen.counts("forward"),
         "backward": seen.counts("backward"),
         "layers": recipe.layers,
@@ -130,7 +130,7 @@ def masks(ways):
     }
 
 
-found = {"masks": {str(ways): masks(ways) for ways in ({}, {"sequence": True})}}
+measured = {"masks": {str(ways): masks(ways) for ways in ({}, {"sequence": True})}}
 for model, optimizer, accumulation, ways in json.loads(sys.argv[1]):
     recipe = Recipe(
         model,
@@ -139,8 +139,8 @@ for model, optimizer, accumulation, ways in json.loads(sys.argv[1]):
         accumulation=accumulation,
         optimizer=optimizer,
     )
-    found[f"{model} {optimizer} {accumulation} {sorted(ways)}"] = compare(recipe, ways)
-print(json.dumps(found))
+    measured[f"{model} {optimizer} {accumulation} {sorted(ways)}"] = compare(recipe, ways)
+print(json.dumps(measured))
 dist.barrier()
 sys.stdout.flush()
 os._exit(0)  # gloo's threads now and then abort while Python is taken down

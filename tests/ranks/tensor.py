@@ -29,7 +29,7 @@ embedding, head = torch.nn.Embedding(31, 12), torch.nn.Linear(12, 31)
 ids = torch.randint(0, 31, (2, 7))
 loss = F.cross_entropy(head(dense(embedding(ids))).flatten(0, 1), ids.roll(1).flatten())
 loss.backward()
-transport, found = ProcessGroupTransport(), {}
+transport, errors = ProcessGroupTransport(), {}
 
 
 def off(one, other):
@@ -48,10 +48,10 @@ for kind, exchange in (("ring", Ring(transport)), ("torch", Group())):
         before = transport.bytes_sent
         mine = vocabulary_cross_entropy(out(f(x, exchange)), ids.roll(1), 31, exchange)
         if kind == "ring":
-            found["bytes"] = transport.bytes_sent - before
+            errors["bytes"] = transport.bytes_sent - before
         mine.backward()
         begin, end = exchange.bounds(31)
-        found |= {
+        errors |= {
             f"{kind} {tokens} loss": off(mine, loss),
             f"{kind} {tokens} words": off(words.weight.grad, embedding.weight.grad[begin:end]),
             f"{kind} {tokens} head": off(out.weight.grad, head.weight.grad[begin:end]),
@@ -64,7 +64,7 @@ sizes = [
     [len(piece) for piece in torch.arange(length).tensor_split(transport.ranks)]
     for length in (14, 28)
 ]
-found["expected_bytes"] = (
+errors["expected_bytes"] = (
     sum(
         4 * (2 * length - mine[transport.rank] - mine[(transport.rank + 1) % transport.ranks])
         for length, mine in zip((14, 28), sizes)
@@ -72,7 +72,7 @@ found["expected_bytes"] = (
     if transport.ranks > 1
     else 0
 )
-print(json.dumps(found))
+print(json.dumps(errors))
 dist.barrier()
 sys.stdout.flush()
 os._exit(0)  # gloo's threads now and then abort while Python is taken down
