@@ -40,6 +40,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_with_dropout_the_losses_are_the_same_too",
     ),
     "core/test_hub.py": ("test_a_cached_model_loads_offline_without_touching_the_network",),
+    "core/test_notebook_setup.py": ("test_a_gpu_that_cannot_be_used_is_named_and_hidden",),
     "core/test_pairs.py": ("test_three_steps_move_what_should_train_and_nothing_else",),
     "core/test_panels.py": ("test_in_a_real_kernel",),
     "core/test_train.py": (
@@ -102,6 +103,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "plan/test_plan.py": (
         "test_accumulation_keeps_gradients_alive_in_the_next_forward_pass",
         "test_full_models_have_the_published_sizes",
+        "test_nothing_is_offered_where_nothing_helps_or_nothing_is_needed",
         "test_remedies_fit_and_change_one_field",
         "test_several_fields_of_a_recipe_where_none_suffices_alone",
         "test_the_bound_for_more_micro_batches_is_a_lower_one",
@@ -114,6 +116,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "plan/test_plan_command.py": (
         "test_a_hopeless_case_ends_plainly",
+        "test_json_holds_the_plan",
         "test_several_changes_together_where_none_suffices",
         "test_the_command_runs_by_itself_without_network_or_gpu",
         "test_the_largest_batch_fits_and_one_more_does_not",
@@ -143,9 +146,16 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_failing_cell_is_shown",
         "test_an_interrupted_run_keeps_nothing_and_leaves_no_kernel",
     ),
+    "tools/test_grade.py": ("test_each_exercise_counts_for_itself",),
     "tools/test_packaging.py": (
         "test_the_installed_package_plans_and_builds_a_mini_model",
         "test_the_wheel_holds_helpers_exercises_and_all_their_data",
+    ),
+    "tools/test_pretrain.py": (
+        "test_first_deberta_steps_are_the_cards",
+        "test_first_vit_steps_are_the_cards",
+        "test_no_test_document_in_the_corpus",
+        "test_tokenizer_is_reproducible",
     ),
     "tools/test_stress.py": (
         "test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu",
