@@ -176,12 +176,12 @@ def test_no_file_is_too_long_to_read():
 
 
 def test_no_line_is_too_long_to_read():
-    """As ruff has it, and no line is excused from it."""
+    """As ruff has it: no line is excused but one with a URL, which cannot be broken."""
     too_long = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in [*sources().values(), *sorted((ROOT / "tests").rglob("*.py"))]
         for number, line in enumerate(path.read_text(encoding="utf8").splitlines(), 1)
-        if len(line) > WIDTH
+        if len(line) > WIDTH and "://" not in line
     ]
     assert not too_long, f"{len(too_long)} lines: {', '.join(too_long[:20])}"
 
