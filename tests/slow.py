@@ -157,6 +157,10 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_no_test_document_in_the_corpus",
         "test_tokenizer_is_reproducible",
     ),
+    "tools/test_readme.py": (
+        "test_the_kept_plans_of_the_notebooks_table_are_fresh_and_it_marks_its_rows",
+        "test_the_tables_are_fresh",
+    ),
     "tools/test_stress.py": (
         "test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu",
         "test_interrupted_finds_a_process_left_behind_and_ends_it",
