@@ -24,7 +24,7 @@ os.environ.setdefault("TIMM_FUSED_ATTN", "0")
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from helpers.on_cuda import OnCuda
 from helpers.timing.trace_ops import TracedOps, TraceOps
@@ -55,11 +55,13 @@ def import_timm():
 def trace(name: str, length: int, batch: int) -> tuple[TracedOps, int]:
     """(operations of one step of timm's benchmark, number of parameters); pictures are length × length."""
     timm = import_timm()
-    with FakeTensorMode(allow_non_fake_inputs=True), Valueless(), OnCuda(SimpleNamespace(precision="fp16")):
-        try:
-            model = timm.create_model(name, img_size=length).train()
-        except TypeError:
-            model = timm.create_model(name).train()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with fake, Valueless():
+            model = _made(timm, name, length)
+    except (RuntimeError, DynamicOutputShapeException):  # it looks at values while it is made
+        model = _without_values(_made(timm, name, length), fake)
+    with fake, Valueless(), OnCuda(SimpleNamespace(precision="fp16")):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -76,6 +78,33 @@ def trace(name: str, length: int, batch: int) -> tuple[TracedOps, int]:
             ops.phase("optimizer")
             optimizer.step()
         return ops.traced, sum(parameter.numel() for parameter in model.parameters())
+
+
+def _made(timm, name: str, length: int) -> nn.Module:
+    made = timm.models.get_pretrained_cfg(name) if timm.is_model(name) else None
+    usual = made is not None and length in (made.input_size[-1], (made.test_input_size or made.input_size)[-1])
+    try:
+        return timm.create_model(name, **({} if usual and made.input_size[-1] == length else {"img_size": length})).train()
+    except TypeError:  # a model of convolutions takes pictures of any size
+        return timm.create_model(name).train()
+
+
+def _without_values(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    empty = fake.from_tensor(tensor.detach())
+                    table[name] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+    return model
+
+
+def channels_last(traced: TracedOps) -> TracedOps:
+    """The same step with pictures kept channels last."""
+    def turned(op):
+        layout = op.layout or ("nchw" if op.kind == "batch_norm" else "")
+        return op._replace(layout=layout.replace("nchw", "nhwc"))
+    return TracedOps([tuple(map(turned, ops)) for ops in traced.ops], traced.order)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ VIEWS = {"_unsafe_view", "detach", "detach_", "alias", "lift_fresh", "_reshape_a
          "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_chunk", "is_same_size", "as_strided_"}
 NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_nested_tensor_size",
            "_record_function_enter_new", "_record_function_exit",
-           "sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "record_stream", "device"}
+           "sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "record_stream"}
 WAITS = {"_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero", "masked_select"}
 FILLS = {"zero_", "fill_", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
          "arange", "scalar_tensor", "random_", "normal_", "uniform_", "bernoulli_", "randint", "rand", "randn", "eye"}
@@ -221,9 +221,11 @@ def _batch_norm(name, args, kwargs, out) -> list[Op]:
     back = "backward" in name
     source = args[1] if back else args[0]
     large = touched(source) * (2 if back else 1)
+    last = source.dim() == 4 and source.shape[1] > 1 and source.is_contiguous(memory_format=torch.channels_last)
     training = True if back else bool(next((value for value in args if isinstance(value, bool)), True))
     return [Op(name, "batch_norm", arithmetic(source), 0, large * (2 if training else 1), touched(source),
-               (source.shape[1] if source.dim() > 1 else 1, source.numel() // max(1, source.shape[1] if source.dim() > 1 else 1)))]
+               (source.shape[1] if source.dim() > 1 else 1, source.numel() // max(1, source.shape[1] if source.dim() > 1 else 1)),
+               "nhwc" if last else "nchw")]
 
 
 def _gather(name, args, kwargs, out) -> list[Op]:

@@ -21,7 +21,7 @@ from helpers.timing.op import Op
 from helpers.timing.specs import Gpu
 
 TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (32, 32))
-TENSOR_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+TENSOR_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (32, 32))
 PARTS = (1, 2, 4, 8, 16)
 STEP = 8  # a sum is walked through in steps of so many terms
 SIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
@@ -33,11 +33,6 @@ PRODUCTS = ("matmul", "convolution", "attention")
 def constants() -> dict:
     """What benchmarks/fit_gpu_times.py wrote, with where it comes from."""
     return json.loads((Path(__file__).parent / "constants.json").read_text())
-
-
-def fitted(gpu: Gpu) -> dict:
-    """The constants of the measured GPU that stands for `gpu`."""
-    return constants()["gpus"][gpu.like]
 
 
 def tiled_seconds(shape, size: int, sms: int, peak: float, bandwidth: float, efficiency: float, small_tile: float,
@@ -74,50 +69,92 @@ def moving_seconds(moved, bandwidth: float, share: float, l2: int, faster: float
     return moved * (1 - hit * (1 - 1 / faster)) / (bandwidth * share)
 
 
-def arithmetic_of(op: Op, gpu: Gpu, tf32: bool) -> str:
-    """The arithmetic in which a product runs; raises ValueError where the GPU has none."""
-    return "tf32" if op.arithmetic == "fp32" and tf32 and gpu.tf32 else op.arithmetic
-
-
-def kernel_seconds(ops: Sequence[Op], gpu: Gpu, tf32: bool = False) -> np.ndarray:
+def kernel_seconds(ops: Sequence[Op], gpu: Gpu, tf32: bool = False, known: dict | None = None) -> np.ndarray:
     """Seconds of each kernel on the GPU, float64 [kernels], without waiting for its launch.
 
-    tf32  matrix products of fp32 numbers run on tensor cores where the GPU has TF32
+    tf32   matrix products of fp32 numbers run on tensor cores where the GPU has TF32
+    known  constants to use instead of those of constants.json
     Raises ValueError where a product is in an arithmetic that the GPU lacks.
     """
-    found = fitted(gpu)
-    shared = constants()["shared"]
-    gap = shared["gap"]
-    return np.array([_product(op, gpu, found, shared, tf32) if op.kind in PRODUCTS else _moving(op, gpu, found, shared)
-                     for op in ops]) + np.array([0.0 if op.kind == "wait" else gap * op.kernels for op in ops])
+    known = known or constants()
+    groups: dict[tuple, list[int]] = {}
+    for place, op in enumerate(ops):
+        groups.setdefault(_group(op, tf32 and bool(gpu.tf32)), []).append(place)
+    found = np.zeros(len(ops))
+    for (kind, arithmetic, flavour), places in groups.items():
+        some = [ops[place] for place in places]
+        if kind == "wait":
+            continue
+        moved = np.array([op.read + op.written for op in some], dtype=float)
+        rule = _RULES.get(kind, _moving)
+        found[places] = rule(some, moved, kind, arithmetic, flavour, gpu, known) + known["shared"]["gap"] * np.array(
+            [op.kernels for op in some])
+    return found
 
 
-def _product(op: Op, gpu: Gpu, found: dict, shared: dict, tf32: bool) -> float:
-    kind = arithmetic_of(op, gpu, tf32)
-    peak, size = gpu.peak(kind if kind != "fp64" else "fp32"), SIZE[kind]
-    share = found["moving"]["elementwise"]
-    if op.kind == "attention":
-        rule = shared["tensor" if kind != "fp32" else "attention"]
-        busy = op.flops / (peak * (shared["attention"] if kind != "fp32" else found["linear"]["efficiency"] * 0.6))
-        return max(busy, (op.read + op.written) / (gpu.bandwidth * share))
-    tensor = kind != "fp32" and kind != "fp64"
-    if tensor:
-        rule = shared["tensor"]
-    else:
-        rule = found["batched" if op.shape[0] > 1 else "linear"]
-    seconds = float(tiled_seconds(op.shape, size, gpu.sms, peak, gpu.bandwidth * share, **rule,
-                                  tiles=TENSOR_TILES if tensor else TILES))
-    if op.kind == "convolution":
-        seconds = max(seconds / shared["convolution"], (op.read + op.written) / (gpu.bandwidth * share))
-        if tensor and op.layout.startswith("nchw"):  # tensor cores want channels last: both sides are turned
-            seconds += 2 * (op.read + op.written) / (gpu.bandwidth * share)
+def _group(op: Op, tf32: bool) -> tuple[str, str, str]:
+    """(kind, arithmetic, flavour): operations of a group differ in their sizes only."""
+    if op.kind not in PRODUCTS:
+        return ("wide_softmax" if op.kind == "softmax" and op.shape and op.shape[1] > WIDE else op.kind), "", op.layout
+    arithmetic = {"fp32": "tf32" if tf32 else "fp32", "fp64": "fp32"}.get(op.arithmetic, op.arithmetic)
+    return op.kind, arithmetic, "batched" if op.kind == "matmul" and op.shape[0] > 1 else "" if op.kind == "matmul" else op.layout
+
+
+def _rule(known: dict, gpu: Gpu, arithmetic: str, batched: bool) -> dict:
+    if arithmetic == "fp32":
+        return known["gpus"][gpu.like]["batched" if batched else "linear"] | {"tiles": TILES}
+    return known["shared"]["tensor"] | {"tiles": TENSOR_TILES}
+
+
+def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    return tiled_seconds(np.array([op.shape for op in ops]).T, SIZE[arithmetic], gpu.sms, gpu.peak(arithmetic), bandwidth,
+                         **_rule(known, gpu, arithmetic, flavour == "batched"))
+
+
+def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """A product of pixels and taps whose operands are read once, not once a tap. In tensor cores channels come last:
+    pictures in the other order are turned before and after."""
+    own = known["shared"]["convolution"]
+    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    rule = _rule(known, gpu, arithmetic, False) | ({"small_tile": own["small_tile"]} if arithmetic != "fp32" else {})
+    busy = tiled_seconds(np.array([op.shape for op in ops]).T, SIZE[arithmetic], gpu.sms, gpu.peak(arithmetic), np.inf, **rule)
+    busy = busy / own["weights" if flavour.endswith("/weights") else "pixels"]
+    if arithmetic != "fp32" and flavour.startswith("nhwc"):
+        slow = np.array([_slow_groups(op) for op in ops])
+        busy = np.where(slow, np.array([op.flops for op in ops]) / (gpu.fp32 * own["slow_groups"]), busy)
+    seconds = np.maximum(busy, moved / (bandwidth * own["moving"]))
+    if arithmetic != "fp32" and flavour.startswith("nchw"):
+        seconds += own["turning"] * moved / bandwidth
     return seconds
 
 
-def _moving(op: Op, gpu: Gpu, found: dict, shared: dict) -> float:
-    shares, derived = found["moving"], shared["moving"]
-    kind = op.kind
-    if kind == "softmax" and op.shape and op.shape[1] > WIDE:
-        kind = "wide_softmax"
-    share = shares[kind] if kind in shares else shares["elementwise"] * derived.get(kind, 1.0)
-    return float(moving_seconds(op.read + op.written, gpu.bandwidth, share, gpu.l2, shared["l2"]))
+def _slow_groups(op: Op) -> bool:
+    """Whether cuDNN of 2022 has no tensor-core kernel for a grouped convolution with channels last: it has one for 8, 12, 16
+    ... groups of 4, 8, 16 or 32 channels."""
+    groups, width = op.shape[0], op.shape[1 if op.layout.endswith("/weights") else 2]
+    return groups > 1 and (groups < 8 or groups % 4 > 0 or width not in (4, 8, 16, 32))
+
+
+def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """A convolution of each channel by itself: no product of matrices, so its taps are multiplied outside tensor cores."""
+    own = known["shared"]["depthwise"]
+    share = known["gpus"][gpu.like]["moving"]["elementwise"] * own["moving"]
+    return np.maximum(moved / (gpu.bandwidth * share), np.array([op.flops for op in ops]) / (gpu.fp32 * own[flavour]))
+
+
+def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """Fused attention: its products never leave the chip. It is taken to reach a share of what a large product does."""
+    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    efficiency = _rule(known, gpu, arithmetic, True)["efficiency"] * known["shared"]["attention"]
+    return np.maximum(np.array([op.flops for op in ops]) / (gpu.peak(arithmetic) * efficiency), moved / bandwidth)
+
+
+def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    shares = known["gpus"][gpu.like]["moving"]
+    name = f"{kind} {flavour}" if kind == "batch_norm" and flavour else kind
+    share = shares[kind] if kind in shares else shares["elementwise"] * known["shared"]["moving"].get(name, 1.0)
+    return moving_seconds(moved, gpu.bandwidth, share, gpu.l2, known["shared"]["l2"])
+
+
+_RULES = {"matmul": _matmul, "depthwise": _depthwise, "convolution": _convolution, "attention": _attention}

@@ -75,16 +75,15 @@ class Seconds:
                 f"{parts}{waits}{lent}")
 
 
-def seconds(traced: TracedOps, gpu: str | Gpu, tf32: bool = False) -> Seconds:
+def seconds(traced: TracedOps, gpu: str | Gpu) -> Seconds:
     """The time of a traced step on a GPU.
 
-    tf32  fp32 products run on tensor cores where the GPU has TF32 (precision="tf32")
     Raises ValueError for an unknown GPU, or one without an arithmetic that the step uses; TypeError for no GPU at all.
     """
     gpu = find_gpu(gpu)
     host = constants()["shared"]["dispatch"]
     flat = [op for ops in traced.ops for op in ops]
-    each = kernel_seconds(flat, gpu, tf32)
+    each = kernel_seconds(flat, gpu, traced.tf32)
     place, on_gpu, launched, waits = 0, np.zeros(len(traced.ops)), np.zeros(len(traced.ops)), np.zeros(len(traced.ops), bool)
     for index, ops in enumerate(traced.ops):
         on_gpu[index] = each[place:place + len(ops)].sum()

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.timing.op import FORWARD, RECOMPUTE, PHASES, Op
 from helpers.timing.describe import describe
+from helpers.timing.op import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, Op
 
+ASKS_DEVICE = torch.ops.prim.device.default  # tensors without values ask for it where real ones do not dispatch
 KEPT_KINDS = (int, float, bool, str, torch.dtype, type(None))
 
 
@@ -28,9 +28,11 @@ class TracedOps:
 
     ops    the distinct operations; each is a tuple of kernels (`Op`), empty where no kernel runs (a view)
     order  (index into `ops`, index into `PHASES`) of each operation issued
+    tf32   whether its fp32 products run on tensor cores where a GPU has TF32
     """
     ops: list[tuple[Op, ...]] = field(default_factory=list)
     order: list[tuple[int, int]] = field(default_factory=list)
+    tf32: bool = False
 
     def counted(self) -> Counter:
         """{(Op, phase name): times it is run} over the step."""
@@ -72,6 +74,8 @@ class Recorder:
 
     def see(self, function, args, kwargs, out, phase: int) -> None:
         """Note one dispatched operation and its result. `phase` is an index into `PHASES`."""
+        if function is ASKS_DEVICE:
+            return
         key = (function, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
         index = self._known.get(key)
         if index is None:
@@ -84,13 +88,18 @@ class Recorder:
 
 
 class TraceOps(TorchDispatchMode):
-    """A mode that records every operation dispatched while it is active, in the phase last named."""
+    """A mode that records every operation dispatched while it is active.
 
-    def __init__(self):
+    What autograd runs is told from the rest by itself: "backward", and "recompute" where gradients are switched on inside.
+    The rest belongs to the phase last named by `phase`; with `automatic`, what runs without gradients is the optimizer.
+    """
+
+    def __init__(self, automatic: bool = False):
         super().__init__()
         self.recorder = Recorder()
-        self._phase = FORWARD
         self.looking = True
+        self._automatic = automatic
+        self._phase = FORWARD
 
     @property
     def traced(self) -> TracedOps:
@@ -104,9 +113,15 @@ class TraceOps(TorchDispatchMode):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         if self.looking:
-            again = PHASES[self._phase] == "backward" and torch.is_grad_enabled()  # only a recomputed forward pass does that
-            self.recorder.see(function, args, kwargs, out, RECOMPUTE if again else self._phase)
+            self.recorder.see(function, args, kwargs, out, self._now())
         return out
+
+    def _now(self) -> int:
+        if torch._C._current_graph_task_id() != -1:  # autograd is running: no public name tells it
+            return RECOMPUTE if torch.is_grad_enabled() else BACKWARD
+        if self._automatic:
+            return FORWARD if torch.is_grad_enabled() else OPTIMIZER
+        return self._phase
 
 
 def _key(values):
