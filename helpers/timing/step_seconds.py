@@ -1,9 +1,12 @@
-"""How long an optimizer step takes: its kernels one after another, as fast as the CPU can launch them.
+"""How long an optimizer step takes: its kernels one after another, as fast as the CPU can launch
+them.
 
-Two clocks run. The CPU issues operation after operation, each taking its dispatch time; the GPU runs a kernel when it has been
-issued and the kernel before it has ended. Where kernels are long the CPU runs ahead and its time is hidden; where they are
-short the GPU waits for it (launch-bound). Asking for a value, as `.item()` does, makes the CPU wait for the GPU instead.
+Two clocks run. The CPU issues operation after operation, each taking its dispatch time; the GPU
+runs a kernel when it has been issued and the kernel before it has ended. Where kernels are long the
+CPU runs ahead and its time is hidden; where they are short the GPU waits for it (launch-bound).
+Asking for a value, as `.item()` does, makes the CPU wait for the GPU instead.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from helpers.timing.trace_ops import TracedOps
 @dataclass(frozen=True)
 class KernelShare:
     """One distinct kernel of a step: `seconds` of all its `times` runs in `phase`."""
+
     op: Op
     phase: str
     times: int
@@ -29,14 +33,18 @@ class KernelShare:
 class Seconds:
     """The planned time of one optimizer step on a GPU.
 
-    phases    seconds of "forward", "backward", "recompute" and "optimizer", waits included; their sum is the step
+    phases    seconds of "forward", "backward", "recompute" and "optimizer", waits included; their
+              sum is the step
     waiting   seconds in which the GPU has nothing to do because the CPU has not launched it yet
     launches  kernels launched
     flops     floating-point operations of products, attention and convolutions
     kernels   every distinct kernel, the one that takes most time first
-    error     the share by which published steps of such GPUs were missed in nine cases of ten; see `low` and `high`
-    measured  whether kernels of this very GPU were fitted; if not, its efficiencies are those of `gpu.like`
+    error     the share by which published steps of such GPUs were missed in nine cases of ten; see
+              `low` and `high`
+    measured  whether kernels of this very GPU were fitted; if not, its efficiencies are those of
+              `gpu.like`
     """
+
     gpu: Gpu
     phases: dict[str, float]
     waiting: float
@@ -64,50 +72,86 @@ class Seconds:
         return self.kernels[:count]
 
     def mfu(self, arithmetic: str) -> float:
-        """Share of the GPU's peak in `arithmetic` that the step's products reach. Raises ValueError where it has none."""
+        """Share of the GPU's peak in `arithmetic` that the step's products reach. Raises ValueError
+        where it has none."""
         return self.flops / self.total / self.gpu.peak(arithmetic)
 
     def __str__(self) -> str:
-        parts = " + ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in self.phases.items() if seconds)
-        waits = f", of it {self.waiting * 1e3:.1f} ms waiting for launches" if self.waiting > 0.01 * self.total else ""
-        lent = "" if self.measured else f"; no kernels of it were measured, those of the {self.gpu.like} stand for them"
-        return (f"{self.total * 1e3:.1f} ms a step on the {self.gpu.name} ({self.low * 1e3:.0f} to {self.high * 1e3:.0f}): "
-                f"{parts}{waits}{lent}")
+        parts = " + ".join(
+            f"{name} {seconds * 1e3:.1f}" for name, seconds in self.phases.items() if seconds
+        )
+        waits = (
+            f", of it {self.waiting * 1e3:.1f} ms waiting for launches"
+            if self.waiting > 0.01 * self.total
+            else ""
+        )
+        lent = (
+            ""
+            if self.measured
+            else f"; no kernels of it were measured, those of the {self.gpu.like} stand for them"
+        )
+        return (
+            f"{self.total * 1e3:.1f} ms a step on the {self.gpu.name} "
+            f"({self.low * 1e3:.0f} to {self.high * 1e3:.0f}): "
+            f"{parts}{waits}{lent}"
+        )
 
 
 def seconds(traced: TracedOps, gpu: str | Gpu) -> Seconds:
     """The time of a traced step on a GPU.
 
-    Raises ValueError for an unknown GPU, or one without an arithmetic that the step uses; TypeError for no GPU at all.
+    Raises ValueError for an unknown GPU, or one without an arithmetic that the step uses; TypeError
+    for no GPU at all.
     """
     gpu = find_gpu(gpu)
     host = constants()["shared"]["dispatch"]
     flat = [op for ops in traced.ops for op in ops]
     each = kernel_seconds(flat, gpu, traced.tf32)
-    place, on_gpu, launched, waits = 0, np.zeros(len(traced.ops)), np.zeros(len(traced.ops)), np.zeros(len(traced.ops), bool)
+    place, on_gpu, launched, waits = (
+        0,
+        np.zeros(len(traced.ops)),
+        np.zeros(len(traced.ops)),
+        np.zeros(len(traced.ops), bool),
+    )
     for index, ops in enumerate(traced.ops):
-        on_gpu[index] = each[place:place + len(ops)].sum()
+        on_gpu[index] = each[place : place + len(ops)].sum()
         launched[index] = sum(op.kernels for op in ops if op.kind != "wait")
         waits[index] = any(op.kind == "wait" for op in ops)
         place += len(ops)
     order = np.array(traced.order, dtype=np.int64).reshape(-1, 2)
     index, phase = order.T
-    on_cpu = np.where(launched > 0, host["kernel"] + host["further"] * np.maximum(launched - 1, 0), host["view"])
+    on_cpu = np.where(
+        launched > 0, host["kernel"] + host["further"] * np.maximum(launched - 1, 0), host["view"]
+    )
     ends = _two_clocks(on_cpu[index], on_gpu[index], waits[index])
     spent = np.diff(ends, prepend=0.0)
     phases = {name: float(spent[phase == number].sum()) for number, name in enumerate(PHASES)}
     times = dict(zip(flat, each))
-    kernels = sorted((KernelShare(op, name, count, float(times[op]) * count)
-                      for (op, name), count in traced.counted().items()), key=lambda share: -share.seconds)
+    kernels = sorted(
+        (
+            KernelShare(op, name, count, float(times[op]) * count)
+            for (op, name), count in traced.counted().items()
+        ),
+        key=lambda share: -share.seconds,
+    )
     error = constants()["shared"]["error"]["measured" if gpu.measured else "derived"]
-    return Seconds(gpu, phases, float(sum(phases.values()) - on_gpu[index].sum()), int(launched[index].sum()),
-                   sum(traced.flops.values()), tuple(kernels), error, gpu.measured)
+    return Seconds(
+        gpu,
+        phases,
+        float(sum(phases.values()) - on_gpu[index].sum()),
+        int(launched[index].sum()),
+        sum(traced.flops.values()),
+        tuple(kernels),
+        error,
+        gpu.measured,
+    )
 
 
 def _two_clocks(on_cpu: np.ndarray, on_gpu: np.ndarray, waits: np.ndarray) -> np.ndarray:
     """When the GPU has ended each operation, seconds from the step's begin, float64 [operations].
 
-    The GPU ends operation i at max over j <= i of (issue of j + kernels j to i): whichever issue held it up last.
+    The GPU ends operation i at max over j <= i of (issue of j + kernels j to i): whichever issue
+    held it up last.
     """
     ends = np.zeros(len(on_cpu))
     clock = free = 0.0

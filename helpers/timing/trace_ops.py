@@ -1,12 +1,16 @@
-"""The kernels of a training step, read off the operations that torch runs on tensors without values.
+"""The kernels of a training step, read off the operations that torch runs on tensors without
+values.
 
-`Recorder.see` is told of each operation as it is dispatched and notes what a GPU would run for it: the kind of kernel,
-the floating-point operations, the bytes read and written, the shape that decides its speed. It never touches a tensor's
-values, and looks at each distinct operation once, so that a traced step takes little longer with it than without.
+`Recorder.see` is told of each operation as it is dispatched and notes what a GPU would run for it:
+the kind of kernel, the floating-point operations, the bytes read and written, the shape that
+decides its speed. It never touches a tensor's values, and looks at each distinct operation once, so
+that a traced step takes little longer with it than without.
 
-The point of integration is `Recorder`: whatever already sees every operation (a `TorchDispatchMode`) calls
-`recorder.see(function, args, kwargs, out, phase)`. `TraceOps` is such a mode by itself.
+The point of integration is `Recorder`: whatever already sees every operation (a
+`TorchDispatchMode`) calls `recorder.see(function, args, kwargs, out, phase)`. `TraceOps` is such a
+mode by itself.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -18,7 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.timing.describe import describe
 from helpers.timing.op import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, Op
 
-ASKS_DEVICE = torch.ops.prim.device.default  # tensors without values ask for it where real ones do not dispatch
+# What is dispatched and is no work: tensors without values ask for their device, the profiler
+# marks a range.
+NO_WORK = {
+    torch.ops.prim.device.default,
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+}
 KEPT_KINDS = (int, float, bool, str, torch.dtype, type(None))
 
 
@@ -26,10 +36,12 @@ KEPT_KINDS = (int, float, bool, str, torch.dtype, type(None))
 class TracedOps:
     """The operations of one optimizer step in the order in which the CPU issues them.
 
-    ops    the distinct operations; each is a tuple of kernels (`Op`), empty where no kernel runs (a view)
+    ops    the distinct operations; each is a tuple of kernels (`Op`), empty where no kernel runs (a
+           view)
     order  (index into `ops`, index into `PHASES`) of each operation issued
     tf32   whether its fp32 products run on tensor cores where a GPU has TF32
     """
+
     ops: list[tuple[Op, ...]] = field(default_factory=list)
     order: list[tuple[int, int]] = field(default_factory=list)
     tf32: bool = False
@@ -59,7 +71,8 @@ class TracedOps:
         return total
 
     def repeat(self, begin: int, end: int, times: int) -> None:
-        """Insert operations `begin` to `end` of the order `times` more times after `end`: the micro-batches that are not
+        """Insert operations `begin` to `end` of the order `times` more times after `end`: the
+        micro-batches that are not
         traced because they do what an earlier one did."""
         self.order[end:end] = self.order[begin:end] * times
 
@@ -74,7 +87,7 @@ class Recorder:
 
     def see(self, function, args, kwargs, out, phase: int) -> None:
         """Note one dispatched operation and its result. `phase` is an index into `PHASES`."""
-        if function is ASKS_DEVICE:
+        if function in NO_WORK:
             return
         key = (function, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
         index = self._known.get(key)
@@ -90,8 +103,10 @@ class Recorder:
 class TraceOps(TorchDispatchMode):
     """A mode that records every operation dispatched while it is active.
 
-    What autograd runs is told from the rest by itself: "backward", and "recompute" where gradients are switched on inside.
-    The rest belongs to the phase last named by `phase`; with `automatic`, what runs without gradients is the optimizer.
+    What autograd runs is told from the rest by itself: "backward", and "recompute" where gradients
+    are switched on inside.
+    The rest belongs to the phase last named by `phase`; with `automatic`, what
+    runs without gradients after a backward pass is the optimizer.
     """
 
     def __init__(self, automatic: bool = False):
@@ -100,6 +115,9 @@ class TraceOps(TorchDispatchMode):
         self.looking = True
         self._automatic = automatic
         self._phase = FORWARD
+        self._updates = (
+            False  # whether a backward pass has ended and nothing has needed gradients since
+        )
 
     @property
     def traced(self) -> TracedOps:
@@ -118,14 +136,17 @@ class TraceOps(TorchDispatchMode):
 
     def _now(self) -> int:
         if torch._C._current_graph_task_id() != -1:  # autograd is running: no public name tells it
+            self._updates = True
             return RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         if self._automatic:
-            return FORWARD if torch.is_grad_enabled() else OPTIMIZER
+            self._updates = self._updates and not torch.is_grad_enabled()
+            return OPTIMIZER if self._updates else FORWARD
         return self._phase
 
 
 def _key(values):
-    """What of an operation's arguments decides its kernels, hashable: sizes, strides and types, not values."""
+    """What of an operation's arguments decides its kernels, hashable: sizes, strides and types, not
+    values."""
     parts = []
     for value in values:
         if isinstance(value, torch.Tensor):
