@@ -130,7 +130,7 @@ class TraceOps(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
-        if self.looking:
+        if self.looking and function not in NO_WORK:
             self.recorder.see(function, args, kwargs, out, self._now())
         return out
 
