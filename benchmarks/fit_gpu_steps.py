@@ -142,11 +142,14 @@ def fit(steps: Steps, chosen: np.ndarray, evaluations: int) -> dict:
 
 
 def dispatch(kernels: pd.DataFrame) -> dict:
-    """Seconds the CPU takes for an operation: `kernel` is what it was measured to take from an
-    event to the start of an
-    elementwise kernel (`benchmarks.fit_gpu_times`, median over the hosts); `view` has no kernel and
-    takes the share of it that
-    a view takes of an addition on this machine's CPU."""
+    """Seconds the CPU takes for an operation.
+
+    kernel   what it was measured to take from an event to the start of an elementwise kernel
+             (`benchmarks.fit_gpu_times`), the median over the hosts; half of it is taken to be the
+             launch, half the dispatch
+    further  each further kernel of the same operation is a launch alone
+    view     has no kernel: the dispatch alone, times what a view takes of an addition on a CPU
+    """
     import timeit
 
     import torch

@@ -16,6 +16,7 @@ from helpers.timing.sizes import arithmetic, tensors, touched
 # 65,536 elements (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh).
 TENSORS_A_LAUNCH = (110, 64, 48, 36, 30)
 BLOCKS_A_LAUNCH, BLOCK = 320, 65536
+MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # collectives
 
 
 def describe(function, args, kwargs, out) -> list[Op]:
@@ -24,6 +25,8 @@ def describe(function, args, kwargs, out) -> list[Op]:
     name = function.overloadpacket.__name__
     if name in names.VIEWS or name in names.NOTHING or _is_view(function):
         return []
+    if function.namespace in MESSAGES:
+        return [Op(name, "message", "fp32", 0, 0, sum(map(touched, tensors(out))))]
     if name in names.WAITS:
         return [Op(name, "wait", "fp32", 0, 0, 0)]
     for known, rule in RULES:
@@ -74,7 +77,8 @@ def _simple(function, name, args, kwargs, out) -> Op:
     """One kernel limited by memory: element by element, a reduction, a softmax, a copy."""
     read, written = _traffic(function, args, kwargs, out)
     first = next(iter(tensors(args)), None)
-    kind, shape = "elementwise", ()
+    kind = "elementwise"
+    shape: tuple[int, ...] = ()
     if name in names.SOFTMAXES:
         kind, width = (
             "softmax",

@@ -126,7 +126,7 @@ def kernel_seconds(
     found = np.zeros(len(ops))
     for (kind, arithmetic, flavour), places in groups.items():
         some = [ops[place] for place in places]
-        if kind == "wait":
+        if kind in ("wait", "message"):  # the model of links charges messages
             continue
         moved = np.array([op.read + op.written for op in some], dtype=float)
         rule = _RULES.get(kind, _moving)

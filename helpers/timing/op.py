@@ -14,8 +14,8 @@ class Op(NamedTuple):
     name        torch's operation
     kind        "matmul", "attention", "convolution", "depthwise", "softmax", "norm", "batch_norm",
                 "reduction", "elementwise", "transpose" (a copy between layouts), "gather",
-                "scatter", "multi_tensor" (foreach, fused and 8-bit optimizers) or "wait" (the CPU
-                asks for a value)
+                "scatter", "multi_tensor" (foreach, fused and 8-bit optimizers) "message" (a
+                collective: it takes no time here) or "wait" (the CPU asks for a value)
     arithmetic  type of the numbers that are multiplied: "fp32", "fp16", "bf16" or "fp64"
     flops       multiplications and additions of matrix products, attention and convolutions; 0 for
                 all others

@@ -188,4 +188,5 @@ def described(
             raise ValueError(f"{word}={value} must be positive.")
     if like not in MEASURED:
         raise ValueError(f"like={like!r} was not measured: use one of {', '.join(MEASURED)}.")
-    return Gpu(name, **figures, like=like, source="described by its user")
+    source = "described by its user"
+    return Gpu(name, sms, lanes, clock, bandwidth, l2, tf32, fp16, bf16, like, source)

@@ -107,23 +107,19 @@ def seconds(traced: TracedOps, gpu: str | Gpu) -> Seconds:
     host = constants()["shared"]["dispatch"]
     flat = [op for ops in traced.ops for op in ops]
     each = kernel_seconds(flat, gpu, traced.tf32)
-    place, on_gpu, launched, waits = (
-        0,
-        np.zeros(len(traced.ops)),
-        np.zeros(len(traced.ops)),
-        np.zeros(len(traced.ops), bool),
-    )
+    place = 0
+    on_gpu, launched, waits = (np.zeros(len(traced.ops), kind) for kind in (float, float, bool))
     for index, ops in enumerate(traced.ops):
         on_gpu[index] = each[place : place + len(ops)].sum()
-        launched[index] = sum(op.kernels for op in ops if op.kind != "wait")
+        launched[index] = sum(op.kernels for op in ops if op.kind not in ("wait", "message"))
         waits[index] = any(op.kind == "wait" for op in ops)
         place += len(ops)
     order = np.array(traced.order, dtype=np.int64).reshape(-1, 2)
-    index, phase = order.T
+    which, phase = order.T
     on_cpu = np.where(
         launched > 0, host["kernel"] + host["further"] * np.maximum(launched - 1, 0), host["view"]
     )
-    ends = _two_clocks(on_cpu[index], on_gpu[index], waits[index])
+    ends = _two_clocks(on_cpu[which], on_gpu[which], waits[which])
     spent = np.diff(ends, prepend=0.0)
     phases = {name: float(spent[phase == number].sum()) for number, name in enumerate(PHASES)}
     times = dict(zip(flat, each))
@@ -138,8 +134,8 @@ def seconds(traced: TracedOps, gpu: str | Gpu) -> Seconds:
     return Seconds(
         gpu,
         phases,
-        float(sum(phases.values()) - on_gpu[index].sum()),
-        int(launched[index].sum()),
+        float(sum(phases.values()) - on_gpu[which].sum()),
+        int(launched[which].sum()),
         sum(traced.flops.values()),
         tuple(kernels),
         error,

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.timing.describe import describe
 from helpers.timing.op import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, Op
+from helpers.tracker import WRAPPERS
 
 # What is dispatched and is no work: tensors without values ask for their device, the profiler
 # marks a range.
@@ -128,6 +129,8 @@ class TraceOps(TorchDispatchMode):
         self._phase = PHASES.index(name)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the operations on what it wraps come by
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         if self.looking and function not in NO_WORK:
@@ -147,7 +150,7 @@ class TraceOps(TorchDispatchMode):
 def _key(values):
     """What of an operation's arguments decides its kernels, hashable: sizes, strides and types, not
     values."""
-    parts = []
+    parts: list[object] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             parts.append((tuple(value.shape), value.stride(), value.dtype))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ def trace_own_ops(
     `own.plan_own`."""
     if steps < 1:
         raise ValueError(f"steps={steps} must be 1 or more.")
-    precision = SimpleNamespace(precision="bf16" if mixed else "fp32")
+    precision: Any = SimpleNamespace(precision="bf16" if mixed else "fp32")
     with (
         _as_if_real(),
         FakeTensorMode(allow_non_fake_inputs=True),

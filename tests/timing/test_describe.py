@@ -1,5 +1,7 @@
 """What a GPU runs for an operation: FLOPs and bytes against arithmetic done by hand."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -145,14 +147,17 @@ RECIPES = {
 }
 
 
+once = cache(trace_recipe_ops)
+
+
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_a_recipes_flops_are_the_plans(recipe):
-    traced, planned = trace_recipe_ops(recipe).flops, plan(recipe).flops
+    traced, planned = once(recipe).flops, plan(recipe).flops
     assert {name: traced[name] for name in planned} == planned and traced["optimizer"] == 0
 
 
 def test_a_recomputed_forward_pass_is_told_from_the_backward_pass():
-    traced = trace_recipe_ops(RECIPES["deberta"])
+    traced = once(RECIPES["deberta"])
     assert 0.5 < traced.bytes["recompute"] / traced.bytes["forward"] <= 1
 
 
