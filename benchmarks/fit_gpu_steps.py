@@ -30,7 +30,7 @@ from benchmarks.timm_steps import channels_last
 from helpers.timing import kernel_time
 from helpers.timing.kernel_time import constants, kernel_seconds
 from helpers.timing.op import Op
-from helpers.timing.specs import GPUS
+from helpers.timing.specs import SPECS
 
 PREFIX = re.compile(r"^(tf|gluon|ssl|swsl|ig|jx|legacy|adv|ens|tv|gc|gcr|dm|ese|seresnextaa)_")
 # (where in constants.json's "shared", guess, most it may become)
@@ -104,7 +104,7 @@ def read(steps: Path, folder: Path) -> Steps:
 def predicted(steps: Steps, known: dict) -> np.ndarray:
     """Seconds of each step: its kernels one after another (none of these steps waits for the
     CPU)."""
-    each = kernel_seconds(steps.ops, GPUS[GPU], known=known)
+    each = kernel_seconds(steps.ops, SPECS[GPU], known=known)
     return np.bincount(steps.step, each[steps.place] * steps.times, len(steps.rows))
 
 

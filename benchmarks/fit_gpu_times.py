@@ -25,9 +25,9 @@ from scipy.optimize import minimize
 
 from helpers.timing import kernel_time
 from helpers.timing.kernel_time import moving_seconds, tiled_seconds
-from helpers.timing.specs import GPUS, MEASURED
+from helpers.timing.specs import MEASURED, SPECS
 
-CARDS = {
+NAMES = {
     "Tesla T4": "T4",
     "Tesla P4": "P4",
     "Tesla P100-PCIE-16GB": "P100",
@@ -59,7 +59,7 @@ ROWS = 4000  # of each class and GPU that are fitted: more changes nothing but t
 
 def rows(kernels: pd.DataFrame, kind: str, gpu: str) -> pd.DataFrame:
     """The rows of a class of the model on a GPU, with `moved` (bytes) and `seconds`."""
-    card = next(card for card, name in CARDS.items() if name == gpu)
+    card = next(card for card, name in NAMES.items() if name == gpu)
     some = kernels[kernels.card == card]
     if kind in ("linear", "batched"):
         return some[some.op == {"linear": "linear", "batched": "bmm"}[kind]].assign(
@@ -78,7 +78,7 @@ def rows(kernels: pd.DataFrame, kind: str, gpu: str) -> pd.DataFrame:
 
 def predicted(kind: str, some: pd.DataFrame, gpu: str, values: dict) -> np.ndarray:
     """Seconds of the rows: the longer of the floor, and the delay plus the kernel."""
-    spec = GPUS[gpu]
+    spec = SPECS[gpu]
     if kind in ("linear", "batched"):
         shape = tuple(
             some[name].to_numpy(float) for name in ("b", "m", "k", "n")

@@ -23,7 +23,7 @@ from benchmarks.published_times import DATA, Row, by_flops, neusight, qwen, roof
 from benchmarks.timm_steps import channels_last
 from helpers.timing import kernel_time
 from helpers.timing.kernel_time import constants
-from helpers.timing.specs import GPUS
+from helpers.timing.specs import SPECS
 from helpers.timing.step_seconds import seconds
 from helpers.timing.trace_ops import TracedOps
 
@@ -65,7 +65,7 @@ def constants_mark() -> str:
 
 def write_timm(steps: Path, folder: Path) -> None:
     """Plan timm's steps anew and keep them in benchmarks/data/timm_rtx3090.csv."""
-    gpu, fitted = GPUS["RTX 3090"], set(constants()["fitted families"])
+    gpu, fitted = SPECS["RTX 3090"], set(constants()["fitted families"])
     with (DATA / "timm_rtx3090.csv").open("w") as out:
         out.write(SOURCE + f"# constants: {constants_mark()}\n")
         table = csv.writer(out, lineterminator="\n")
@@ -113,7 +113,7 @@ def write_intervals(rows: list[Row]) -> None:
         missed = [
             abs(row.planned / row.measured - 1)
             for row in clean
-            if GPUS[row.gpu].measured == measured
+            if SPECS[row.gpu].measured == measured
         ]
         kept["shared"]["error"][name] = round(float(np.quantile(missed, 0.9)), 2)
     path.write_text(json.dumps(kept, indent=1) + "\n")

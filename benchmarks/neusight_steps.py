@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 import transformers
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AttentionInterface
+from transformers.initialization import no_init_weights
 
-from helpers.models import no_init_weights
-from helpers.on_cuda import OnCuda
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.fake_tensors import FakeValues
 from helpers.timing.trace_ops import TracedOps, TraceOps
-from helpers.valueless import Valueless
+from helpers.torch_private import FakeTensorMode
 
 
 def _gpt(vocabulary: int, width: int, layers: int, heads: int, positions: int):
@@ -101,8 +101,8 @@ def trace(name: str, mode: str, length: int, batch: int) -> TracedOps:
     """Forward and, for mode "train", backward pass of NeuSight's model `name`."""
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        Valueless(),
-        OnCuda(SimpleNamespace(precision="fp32")),
+        FakeValues(),
+        CudaKernels(SimpleNamespace(precision="fp32")),
     ):
         kind, config = MODELS[name](mode)
         config._attn_implementation = "attention_of_2024"

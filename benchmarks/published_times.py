@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.timing.kernel_time import SIZE
-from helpers.timing.specs import GPUS, Gpu
+from helpers.timing.specs import SPECS, GpuSpecs
 from helpers.timing.step_seconds import seconds
 from helpers.timing.trace_ops import TracedOps
 
 DATA = Path(__file__).parent / "data"
-CARDS = {
+NAMES = {
     "Tesla T4": "T4",
     "Tesla P4": "P4",
     "Tesla P100-PCIE-16GB": "P100",
@@ -69,7 +69,7 @@ def by_flops(flops: int, peak: float) -> float:
     return flops / (0.4 * peak)
 
 
-def roofline(traced: TracedOps, gpu: Gpu, phases: Iterable[str]) -> float:
+def roofline(traced: TracedOps, gpu: GpuSpecs, phases: Iterable[str]) -> float:
     """Seconds if every kernel ran at the peak of its arithmetic or of the memory, whichever ends
     later."""
     return sum(
@@ -99,9 +99,9 @@ def neusight(modes: tuple[str, ...] = ("train", "inf"), lent: bool = False) -> l
 
     found = []
     for row in records("neusight_steps.csv"):
-        if row["model"] not in MODELS or row["mode"] not in modes or row["card"] not in CARDS:
+        if row["model"] not in MODELS or row["mode"] not in modes or row["card"] not in NAMES:
             continue
-        gpu = GPUS[CARDS[row["card"]]]
+        gpu = SPECS[NAMES[row["card"]]]
         traced = _pass(row["model"], row["mode"], int(row["length"]), int(row["batch"]))
         planned = seconds(traced, gpu._replace(like=NEAREST[gpu.name]) if lent else gpu)
         forward, backward = ("forward",), ("backward", "recompute")
@@ -139,7 +139,7 @@ def qwen() -> list[Row]:
     """Qwen-7B's LoRA steps, traced now (half a minute)."""
     from benchmarks.qwen_steps import FITTED, trace
 
-    gpu, found = GPUS["A100-80GB"], []
+    gpu, found = SPECS["A100-80GB"], []
     for row in records("qwen_steps.csv"):
         length = int(row["length"])
         traced = trace(length)

@@ -9,18 +9,18 @@ planned here.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.initialization import no_init_weights
 
-from helpers.models import no_init_weights
-from helpers.on_cuda import OnCuda
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.custom_step import plan_custom_step
+from helpers.recipe import Recipe
 from helpers.timing.op import OPTIMIZER
 from helpers.timing.trace_ops import TracedOps
-from helpers.timing.trace_steps import trace_own_ops
 
 VOCABULARY = 151936
 MICRO_BATCHES = 8
@@ -49,7 +49,10 @@ def trace(length: int, layers: int = 32) -> TracedOps:
         model.gradient_checkpointing_enable(
             {
                 "use_reentrant": False,
-                "context_fn": lambda: (nullcontext(), OnCuda(SimpleNamespace(precision="bf16"))),
+                "context_fn": lambda: (
+                    nullcontext(),
+                    CudaKernels(Recipe(precision="bf16")),
+                ),
             }
         )
         inject_adapter_in_model(
@@ -80,7 +83,7 @@ def trace(length: int, layers: int = 32) -> TracedOps:
 
         return [model], step
 
-    traced = trace_own_ops(setup, mixed=True)
+    traced = plan_custom_step(setup, mixed=True).operations
     end = next(place for place, (_, phase) in enumerate(traced.order) if phase == OPTIMIZER)
     traced.repeat(0, end, MICRO_BATCHES - 1)
     return traced

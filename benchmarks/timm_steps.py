@@ -24,11 +24,11 @@ from unittest.mock import MagicMock
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
-from helpers.on_cuda import OnCuda
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.fake_tensors import FakeValues
 from helpers.timing.trace_ops import TracedOps, TraceOps
-from helpers.valueless import Valueless
+from helpers.torch_private import DynamicOutputShapeException, FakeTensorMode
 
 
 def import_timm():
@@ -68,27 +68,27 @@ def import_timm():
 
 
 def trace(name: str, length: int, batch: int) -> tuple[TracedOps, int]:
-    """(operations of one step of timm's benchmark, number of parameters); pictures are length ×
+    """(operations of one step of timm's benchmark, number of parameters); images are length ×
     length."""
     timm = import_timm()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with fake, Valueless():
+        with fake, FakeValues():
             model = _made(timm, name, length)
     except (RuntimeError, DynamicOutputShapeException):  # it looks at values while it is made
         model = _without_values(_made(timm, name, length), fake)
-    with fake, Valueless(), OnCuda(SimpleNamespace(precision="fp16")):
+    with fake, FakeValues(), CudaKernels(SimpleNamespace(precision="fp16")):
         optimizer = torch.optim.SGD(
             model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False
         )
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
-        pictures = torch.zeros(batch, 3, length, length)
+        images = torch.zeros(batch, 3, length, length)
         with TraceOps() as ops:
             with torch.autocast("cpu", torch.float16):
                 ops.phase("forward")
-                output = model(pictures)
+                output = model(images)
                 output = output[0] if isinstance(output, tuple) else output
                 loss = F.cross_entropy(output, torch.zeros(output.shape[0], dtype=torch.long))
                 ops.phase("backward")
@@ -108,7 +108,7 @@ def _made(timm, name: str, length: int) -> nn.Module:
         return timm.create_model(
             name, **({} if usual and made.input_size[-1] == length else {"img_size": length})
         ).train()
-    except TypeError:  # a model of convolutions takes pictures of any size
+    except TypeError:  # a model of convolutions takes images of any size
         return timm.create_model(name).train()
 
 
@@ -123,7 +123,7 @@ def _without_values(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
 
 
 def channels_last(traced: TracedOps) -> TracedOps:
-    """The same step with pictures kept channels last."""
+    """The same step with images kept channels last."""
 
     def turned(op):
         layout = op.layout or ("nchw" if op.kind == "batch_norm" else "")

@@ -3,7 +3,6 @@ alone."""
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from helpers.timing import names, products
 from helpers.timing.op import Op
 from helpers.timing.sizes import arithmetic, tensors, touched
+from helpers.torch_private import is_view, written_arguments
 
 # A multi-tensor kernel takes so many tensors a launch by lists of tensors, and 320 blocks of
 # 65,536 elements (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh).
@@ -23,7 +23,7 @@ def describe(function, args, kwargs, out) -> list[Op]:
     """The kernels of one dispatched operation; an empty list where no kernel runs. Sizes come from
     `args` and `out`."""
     name = function.overloadpacket.__name__
-    if name in names.VIEWS or name in names.NOTHING or _is_view(function):
+    if name in names.VIEWS or name in names.NOTHING or is_view(function):
         return []
     if function.namespace in MESSAGES:
         return [Op(name, "message", "fp32", 0, 0, sum(map(touched, tensors(out))))]
@@ -39,31 +39,13 @@ def describe(function, args, kwargs, out) -> list[Op]:
     return [_simple(function, name, args, kwargs, out)]
 
 
-@cache
-def _is_view(function) -> bool:
-    returns = function._schema.returns
-    return bool(returns) and all(
-        part.alias_info is not None and not part.alias_info.is_write for part in returns
-    )
-
-
-@cache
-def _written_arguments(function) -> tuple[tuple[int, str], ...]:
-    """(position, name) of the arguments that an operation changes in place."""
-    return tuple(
-        (place, argument.name)
-        for place, argument in enumerate(function._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
 def _traffic(function, args, kwargs, out) -> tuple[int, int]:
     """(bytes read, bytes written) of an operation that reads every operand and writes every result
     once."""
     name = function.overloadpacket.__name__
     changed = [
         args[place] if place < len(args) else kwargs.get(word)
-        for place, word in _written_arguments(function)
+        for place, word in written_arguments(function)
     ]
     changed = tensors(changed)
     written = sum(map(touched, changed)) if changed else sum(map(touched, tensors(out)))
@@ -127,7 +109,7 @@ def _multi_tensor(function, name, args, kwargs, out) -> Op:
     read, written = _traffic(function, args, kwargs, out)
     count = len(lists[0]) if lists else 1
     depth = min(
-        len(lists) + (0 if _written_arguments(function) or not tensors(out) else 1),
+        len(lists) + (0 if written_arguments(function) or not tensors(out) else 1),
         len(TENSORS_A_LAUNCH),
     )
     blocks = sum(-(-tensor.numel() // BLOCK) for tensor in tensors(lists[:1]))

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers.timing.op import Op
-from helpers.timing.specs import Gpu
+from helpers.timing.specs import GpuSpecs
 
 TILES = (
     (128, 128),
@@ -111,7 +111,7 @@ def moving_seconds(moved, bandwidth: float, share: float, l2: int, faster: float
 
 
 def kernel_seconds(
-    ops: Sequence[Op], gpu: Gpu, tf32: bool = False, known: dict | None = None
+    ops: Sequence[Op], gpu: GpuSpecs, tf32: bool = False, known: dict | None = None
 ) -> np.ndarray:
     """Seconds of each kernel on the GPU, float64 [kernels], without waiting for its launch.
 
@@ -162,7 +162,7 @@ def _group(op: Op, tf32: bool) -> tuple[str, str, str]:
     )
 
 
-def _rule(known: dict, gpu: Gpu, arithmetic: str, batched: bool) -> dict:
+def _rule(known: dict, gpu: GpuSpecs, arithmetic: str, batched: bool) -> dict:
     """The constants of a product for `tiled_seconds`. Those of tensor cores were fitted on an RTX
     3090, whose multiprocessors do
     512 operations a clock; faster ones are harder to feed with numbers. A GPU that reaches less of
@@ -199,7 +199,7 @@ def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
 def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     """A product of pixels and taps whose operands are read once, not once a tap. In tensor cores
     channels come last:
-    pictures in the other order are turned before and after."""
+    images in the other order are turned before and after."""
     own = known["shared"]["convolution"]
     bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
     rule = _rule(known, gpu, arithmetic, False) | (

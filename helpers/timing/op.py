@@ -22,8 +22,8 @@ class Op(NamedTuple):
     read        bytes read from memory, each operand once
     written     bytes written to memory
     shape       (batch, m, n, k) of matrix products: m × k by k × n. Convolutions as such products:
-                batch counts groups, m output pixels of all pictures, n and k channels and taps.
-                Attention: (heads of all rows, queries, keys, width). Norms and softmax: (rows,
+                batch counts groups, m output pixels of all images, n and k channels and taps.
+                Attention: (heads of all examples, queries, keys, width). Norms and softmax: (rows,
                 width). Others: ()
     layout      matmul: "tn", "nn", "nt", "tt" as cuBLAS names it; convolution: "nchw" or "nhwc",
                 with "/weights" where it is the weights' gradient; "" otherwise

@@ -11,6 +11,7 @@ from helpers.timing.sizes import arithmetic, tensors, touched
 
 
 def product(name, args, kwargs, out) -> list[Op] | None:
+    """A matrix product, also with a sum; None where an operand is a vector, which is no product."""
     left, right = (args[1], args[2]) if name.startswith(("add", "badd")) else (args[0], args[1])
     if left.dim() < 2 or right.dim() < 1:
         return None
@@ -67,6 +68,7 @@ def attention(name, args, kwargs, out) -> list[Op] | None:
 
 
 def convolution(name, args, kwargs, out) -> list[Op]:
+    """A convolution, or the kernels of its backward pass: one for each gradient that is asked."""
     if name == "convolution_backward":
         return _convolution_backward(args)
     return [

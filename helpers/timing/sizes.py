@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from helpers.torch_private import tree_leaves
 
 ARITHMETIC = {
     torch.float32: "fp32",
@@ -16,6 +17,7 @@ ARITHMETIC = {
 
 
 def tensors(values) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
     return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
@@ -28,4 +30,5 @@ def touched(tensor: torch.Tensor) -> int:
 
 
 def arithmetic(tensor: torch.Tensor) -> str:
+    """The arithmetic of a tensor's numbers, as in `Op`; that of whole numbers counts as fp32."""
     return ARITHMETIC.get(tensor.dtype, "fp32")

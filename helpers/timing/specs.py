@@ -11,6 +11,8 @@ import difflib
 from types import MappingProxyType
 from typing import NamedTuple
 
+from helpers.gpus import GPU
+
 ARITHMETICS = ("fp32", "tf32", "fp16", "bf16")
 MEASURED = (
     "T4",
@@ -21,10 +23,10 @@ MEASURED = (
 )  # the GPUs whose kernel times are fitted (constants.json)
 
 
-class Gpu(NamedTuple):
+class GpuSpecs(NamedTuple):
     """A GPU for timing.
 
-    name       as `helpers.cards` names it, where it does
+    name       as `helpers.gpus` names it, where it does
     sms        streaming multiprocessors
     lanes      fp32 multiply-adds a clock of one multiprocessor
     clock      boost clock, Hz
@@ -87,56 +89,60 @@ _HOPPER = "NVIDIA H100 Tensor Core GPU data sheet and NVIDIA H100 Tensor Core GP
 _TABLE = (
     # name, multiprocessors, lanes, clock, bandwidth, level-2 cache, tf32, fp16, bf16,
     #     the measured GPU that it is like, source
-    Gpu("GTX 1650", 14, 64, 1.665e9, 128e9, 1 << 20, 0, 2 * 14 * 64 * 2 * 1.665e9, 0,
+    GpuSpecs("GTX 1650", 14, 64, 1.665e9, 128e9, 1 << 20, 0, 2 * 14 * 64 * 2 * 1.665e9, 0,
         "T4", "GeForce GTX 1650 specifications"),
-    Gpu("P4", 20, 128, 1.063e9, 192e9, 2 << 20, 0, 0, 0,
+    GpuSpecs("P4", 20, 128, 1.063e9, 192e9, 2 << 20, 0, 0, 0,
         "P4", "NVIDIA Tesla P4 data sheet"),
-    Gpu("T4", 40, 64, 1.59e9, 320e9, 4 << 20, 0, 65e12, 0,
+    GpuSpecs("T4", 40, 64, 1.59e9, 320e9, 4 << 20, 0, 65e12, 0,
         "T4", "NVIDIA T4 data sheet; " + _TURING),
-    Gpu("P100", 56, 64, 1.303e9, 732e9, 4 << 20, 0, 18.7e12, 0,
+    GpuSpecs("P100", 56, 64, 1.303e9, 732e9, 4 << 20, 0, 18.7e12, 0,
         "P100", "NVIDIA Tesla P100 PCIe data sheet; " + _PASCAL),
-    Gpu("V100-16GB", 80, 64, 1.38e9, 900e9, 6 << 20, 0, 112e12, 0,
+    GpuSpecs("V100-16GB", 80, 64, 1.38e9, 900e9, 6 << 20, 0, 112e12, 0,
         "V100-32GB", _VOLTA),
-    Gpu("V100-32GB", 80, 64, 1.38e9, 900e9, 6 << 20, 0, 112e12, 0,
+    GpuSpecs("V100-32GB", 80, 64, 1.38e9, 900e9, 6 << 20, 0, 112e12, 0,
         "V100-32GB", _VOLTA),
-    Gpu("A100-40GB", 108, 64, 1.41e9, 1555e9, 40 << 20, 156e12, 312e12, 312e12,
+    GpuSpecs("A100-40GB", 108, 64, 1.41e9, 1555e9, 40 << 20, 156e12, 312e12, 312e12,
         "A100-40GB", _AMPERE),
-    Gpu("A100-80GB", 108, 64, 1.41e9, 2039e9, 40 << 20, 156e12, 312e12, 312e12,
+    GpuSpecs("A100-80GB", 108, 64, 1.41e9, 2039e9, 40 << 20, 156e12, 312e12, 312e12,
         "A100-40GB", _AMPERE),
-    Gpu("A100-80GB-PCIe", 108, 64, 1.41e9, 1935e9, 40 << 20, 156e12, 312e12, 312e12,
+    GpuSpecs("A100-80GB-PCIe", 108, 64, 1.41e9, 1935e9, 40 << 20, 156e12, 312e12, 312e12,
         "A100-40GB", _AMPERE),
-    Gpu("RTX 3060", 28, 128, 1.777e9, 360e9, 3 << 20, 12.7e12, 25.5e12, 25.5e12,
+    GpuSpecs("RTX 3060", 28, 128, 1.777e9, 360e9, 3 << 20, 12.7e12, 25.5e12, 25.5e12,
         "A100-40GB", _GA102),
-    Gpu("RTX 3090", 82, 128, 1.695e9, 936e9, 6 << 20, 35.6e12, 71e12, 71e12,
+    GpuSpecs("RTX 3090", 82, 128, 1.695e9, 936e9, 6 << 20, 35.6e12, 71e12, 71e12,
         "A100-40GB", _GA102),
-    Gpu("L4", 58, 128, 2.04e9, 300e9, 48 << 20, 60e12, 121e12, 121e12,
+    GpuSpecs("L4", 58, 128, 2.04e9, 300e9, 48 << 20, 60e12, 121e12, 121e12,
         "T4", "NVIDIA L4 data sheet; " + _ADA),
-    Gpu("RTX 4060 Laptop", 24, 128, 1.89e9, 256e9, 32 << 20, 11.6e12, 23.2e12, 23.2e12,
+    GpuSpecs("RTX 4060 Laptop", 24, 128, 1.89e9, 256e9, 32 << 20, 11.6e12, 23.2e12, 23.2e12,
         "A100-40GB", _ADA),
-    Gpu("RTX 4090", 128, 128, 2.52e9, 1008e9, 72 << 20, 82.6e12, 165.2e12, 165.2e12,
+    GpuSpecs("RTX 4090", 128, 128, 2.52e9, 1008e9, 72 << 20, 82.6e12, 165.2e12, 165.2e12,
         "A100-40GB", _ADA),
-    Gpu("H100", 132, 128, 1.98e9, 3352e9, 50 << 20, 494.7e12, 989.4e12, 989.4e12,
+    GpuSpecs("H100", 132, 128, 1.98e9, 3352e9, 50 << 20, 494.7e12, 989.4e12, 989.4e12,
         "A100-40GB", _HOPPER),
-    Gpu("H100-PCIe", 114, 128, 1.755e9, 2039e9, 50 << 20, 378e12, 756e12, 756e12,
+    GpuSpecs("H100-PCIe", 114, 128, 1.755e9, 2039e9, 50 << 20, 378e12, 756e12, 756e12,
         "A100-40GB", _HOPPER),
-    Gpu("H200", 132, 128, 1.98e9, 4800e9, 50 << 20, 494.7e12, 989.4e12, 989.4e12,
+    GpuSpecs("H200", 132, 128, 1.98e9, 4800e9, 50 << 20, 494.7e12, 989.4e12, 989.4e12,
         "A100-40GB", "NVIDIA H200 Tensor Core GPU data sheet"),
 )
 # fmt: on
-GPUS = MappingProxyType({gpu.name: gpu for gpu in _TABLE})
+SPECS = MappingProxyType({gpu.name: gpu for gpu in _TABLE})
 
 
-def find_gpu(gpu: str | Gpu) -> Gpu:
-    """The GPU of that name. Raises ValueError that names the nearest and says how to describe one's
-    own, TypeError for
-    anything but a name or a `Gpu`."""
-    if isinstance(gpu, Gpu):
+def find_gpu(gpu: str | GPU | GpuSpecs) -> GpuSpecs:
+    """The GPU of that name, or of the name of a `GPU`.
+
+    Raises ValueError that names the nearest and says how to describe one's own, TypeError for
+    anything but a name, a `GPU` or a `GpuSpecs`.
+    """
+    if isinstance(gpu, GpuSpecs):
         return gpu
+    if isinstance(gpu, GPU):
+        gpu = gpu.name
     if not isinstance(gpu, str):
-        raise TypeError(f"gpu={gpu!r} must be a name or a Gpu.")
-    if gpu in GPUS:
-        return GPUS[gpu]
-    plain = {_plain(name): name for name in GPUS}
+        raise TypeError(f"gpu={gpu!r} must be a name, a GPU or a GpuSpecs.")
+    if gpu in SPECS:
+        return SPECS[gpu]
+    plain = {_plain(name): name for name in SPECS}
     asked = _plain(gpu)
     near = (
         [name for name in plain if asked and (asked in name or name in asked)]
@@ -164,9 +170,10 @@ def described(
     fp16: float = 0.0,
     bf16: float = 0.0,
     like: str = "A100-40GB",
-) -> Gpu:
-    """A GPU of one's own from a few figures of its data sheet (units as in `Gpu`); efficiencies are
-    those of `like`.
+) -> GpuSpecs:
+    """A GPU of one's own from a few figures of its data sheet, in the units of `GpuSpecs`.
+
+    Its efficiencies are those of `like`.
 
     Raises ValueError for a figure that is not positive or a `like` that was not measured, TypeError
     for one that is no number.
@@ -189,4 +196,4 @@ def described(
     if like not in MEASURED:
         raise ValueError(f"like={like!r} was not measured: use one of {', '.join(MEASURED)}.")
     source = "described by its user"
-    return Gpu(name, sms, lanes, clock, bandwidth, l2, tf32, fp16, bf16, like, source)
+    return GpuSpecs(name, sms, lanes, clock, bandwidth, l2, tf32, fp16, bf16, like, source)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from helpers.gpus import GPU
 from helpers.timing.kernel_time import constants, kernel_seconds
 from helpers.timing.op import PHASES, Op
-from helpers.timing.specs import Gpu, find_gpu
+from helpers.timing.specs import GpuSpecs, find_gpu
 from helpers.timing.trace_ops import TracedOps
 
 
@@ -38,6 +39,7 @@ class Seconds:
     waiting   seconds in which the GPU has nothing to do because the CPU has not launched it yet
     launches  kernels launched
     flops     floating-point operations of products, attention and convolutions
+    again     of them those that only repeat the forward pass (gradient checkpointing)
     kernels   every distinct kernel, the one that takes most time first
     error     the share by which published steps of such GPUs were missed in nine cases of ten; see
               `low` and `high`
@@ -45,11 +47,12 @@ class Seconds:
               `gpu.like`
     """
 
-    gpu: Gpu
+    gpu: GpuSpecs
     phases: dict[str, float]
     waiting: float
     launches: int
     flops: int
+    again: int
     kernels: tuple[KernelShare, ...]
     error: float
     measured: bool
@@ -72,9 +75,12 @@ class Seconds:
         return self.kernels[:count]
 
     def mfu(self, arithmetic: str) -> float:
-        """Share of the GPU's peak in `arithmetic` that the step's products reach. Raises ValueError
-        where it has none."""
-        return self.flops / self.total / self.gpu.peak(arithmetic)
+        """Model FLOPs utilization: the share of the GPU's peak in `arithmetic` that the step uses.
+
+        What is recomputed does not count (Chowdhery et al. 2022, PaLM, appendix B). Raises
+        ValueError where the GPU has no such arithmetic.
+        """
+        return (self.flops - self.again) / self.total / self.gpu.peak(arithmetic)
 
     def __str__(self) -> str:
         parts = " + ".join(
@@ -97,16 +103,18 @@ class Seconds:
         )
 
 
-def seconds(traced: TracedOps, gpu: str | Gpu) -> Seconds:
+def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     """The time of a traced step on a GPU.
 
-    Raises ValueError for an unknown GPU, or one without an arithmetic that the step uses; TypeError
-    for no GPU at all.
+    Raises ValueError for an unknown GPU, one without an arithmetic that the step uses, or a step
+    with an operation that could not be described; TypeError for no GPU at all.
     """
-    gpu = find_gpu(gpu)
+    specs, flops = find_gpu(gpu), traced.flops
+    if traced.unknown:
+        raise ValueError(traced.unknown)
     host = constants()["shared"]["dispatch"]
     flat = [op for ops in traced.ops for op in ops]
-    each = kernel_seconds(flat, gpu, traced.tf32)
+    each = kernel_seconds(flat, specs, traced.tf32)
     place = 0
     on_gpu, launched, waits = (np.zeros(len(traced.ops), kind) for kind in (float, float, bool))
     for index, ops in enumerate(traced.ops):
@@ -114,8 +122,7 @@ def seconds(traced: TracedOps, gpu: str | Gpu) -> Seconds:
         launched[index] = sum(op.kernels for op in ops if op.kind not in ("wait", "message"))
         waits[index] = any(op.kind == "wait" for op in ops)
         place += len(ops)
-    order = np.array(traced.order, dtype=np.int64).reshape(-1, 2)
-    which, phase = order.T
+    which, phase = traced.issued().T
     on_cpu = np.where(
         launched > 0, host["kernel"] + host["further"] * np.maximum(launched - 1, 0), host["view"]
     )
@@ -130,16 +137,17 @@ def seconds(traced: TracedOps, gpu: str | Gpu) -> Seconds:
         ),
         key=lambda share: -share.seconds,
     )
-    error = constants()["shared"]["error"]["measured" if gpu.measured else "derived"]
+    error = constants()["shared"]["error"]["measured" if specs.measured else "derived"]
     return Seconds(
-        gpu,
+        specs,
         phases,
         float(sum(phases.values()) - on_gpu[which].sum()),
         int(launched[which].sum()),
-        sum(traced.flops.values()),
+        sum(flops.values()),
+        flops["recompute"],
         tuple(kernels),
         error,
-        gpu.measured,
+        specs.measured,
     )
 
 

@@ -1,16 +1,18 @@
 """What a GPU runs for an operation: FLOPs and bytes against arithmetic done by hand."""
 
-from functools import cache
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.plan import plan
+from helpers import models
+from helpers.optimizers import make_optimizer
+from helpers.plan import plan, plan_at, plan_custom_step
+from helpers.plan.cuda_kernels import CudaKernels
 from helpers.recipe import Recipe
+from helpers.step import train_step
+from helpers.timing import trace_ops
 from helpers.timing.op import PHASES
 from helpers.timing.trace_ops import TraceOps
-from helpers.timing.trace_steps import trace_own_ops, trace_recipe_ops
 
 HALF, SINGLE = 2, 4
 
@@ -54,9 +56,9 @@ def test_batched_product_counts_every_batch():
 @pytest.mark.parametrize("groups", (1, 2))
 def test_convolution_is_a_product_of_pixels_and_taps(groups):
     layer = torch.nn.Conv2d(4, 6, 3, padding=1, groups=groups, bias=False)
-    pictures = torch.randn(2, 4, 8, 8, requires_grad=True)
+    images = torch.randn(2, 4, 8, 8, requires_grad=True)
     found = [
-        op for op in kernels(lambda: layer(pictures).sum().backward()) if op.kind == "convolution"
+        op for op in kernels(lambda: layer(images).sum().backward()) if op.kind == "convolution"
     ]
     flops = 2 * 2 * 8 * 8 * 6 * 4 // groups * 9
     assert [op.flops for op in found] == [flops] * 3
@@ -147,17 +149,14 @@ RECIPES = {
 }
 
 
-once = cache(trace_recipe_ops)
-
-
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_a_recipes_flops_are_the_plans(recipe):
-    traced, planned = once(recipe).flops, plan(recipe).flops
+    traced, planned = plan(recipe).operations.flops, plan(recipe).flops
     assert {name: traced[name] for name in planned} == planned and traced["optimizer"] == 0
 
 
 def test_a_recomputed_forward_pass_is_told_from_the_backward_pass():
-    traced = once(RECIPES["deberta"])
+    traced = plan(RECIPES["deberta"]).operations
     assert 0.5 < traced.bytes["recompute"] / traced.bytes["forward"] <= 1
 
 
@@ -173,7 +172,9 @@ def test_a_step_of_ones_own_has_phases():
 
         return [model], step
 
-    traced = trace_own_ops(setup)
+    planned = plan_custom_step(setup)
+    traced = planned.operations
+    assert planned.seconds("T4").total > 0
     assert traced.flops["forward"] == traced.flops["backward"] == 2 * 16 * 32 * 8
     assert traced.bytes["optimizer"] > 0 and {PHASES[phase] for _, phase in traced.order} == {
         "forward",
@@ -182,7 +183,42 @@ def test_a_step_of_ones_own_has_phases():
     }
 
 
-@pytest.mark.parametrize("setup, error", ((lambda: None, TypeError), (lambda: ([], 3), TypeError)))
-def test_a_setup_that_gives_something_else_is_refused(setup, error):
-    with pytest.raises(error, match="two things"):
-        trace_own_ops(setup)
+def test_the_plans_operations_are_those_of_a_real_step():
+    """Of all micro-batches, by phase: on real tensors every one is run, of the plan two."""
+    recipe = Recipe(model="vit", batch_size=6, accumulation=3, precision="bf16")
+
+    ops = TraceOps()
+    with CudaKernels(recipe):
+        model = models.build(recipe)
+        optimizer = make_optimizer(model, recipe)
+        config = model.config
+        side = config.image_size
+        batch = {
+            "pixel_values": torch.randn(2, config.num_channels, side, side),
+            "labels": torch.zeros(2, dtype=torch.long),
+        }
+        train_step(model, optimizer, [batch] * 3, 6, recipe)
+        with ops:
+            train_step(model, optimizer, [batch] * 3, 6, recipe, ops.phase)
+    real, planned = ops.traced, plan(recipe).operations
+    assert planned.again[2] == 1 and len(planned.issued()) == len(real.issued())
+    assert planned.flops == real.flops and planned.bytes == real.bytes
+    assert planned.counted() == real.counted()
+
+
+def test_a_plan_without_operations_says_so():
+    planned = plan(Recipe(model="vit", batch_size=8))
+    for other in (plan(planned.recipe, "cpu"), plan_at(planned, batch_size=16)):
+        with pytest.raises(ValueError, match="has no seconds"):
+            other.seconds("T4")
+
+
+def test_an_operation_that_cannot_be_described_stops_no_plan_of_memory(monkeypatch):
+    def fails(*arguments):
+        raise IndexError
+
+    monkeypatch.setattr(trace_ops, "describe", fails)
+    planned = plan(Recipe(model="vit", batch_size=4), change=lambda model: None)
+    assert planned.peak == plan(Recipe(model="vit", batch_size=4)).peak
+    with pytest.raises(ValueError, match="The time of the operation aten.* is not known"):
+        planned.seconds("T4")

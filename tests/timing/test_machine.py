@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helpers.timing.kernel_time import SIZE, kernel_seconds, moving_seconds, tiled_seconds
 from helpers.timing.op import Op
-from helpers.timing.specs import GPUS
+from helpers.timing.specs import SPECS
 from helpers.timing.step_seconds import _two_clocks, seconds
 from helpers.timing.trace_ops import TracedOps
 
@@ -59,7 +59,7 @@ def test_what_fits_the_cache_moves_faster():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(sorted(GPUS)),
+    st.sampled_from(sorted(SPECS)),
     st.integers(1, 5000),
     st.integers(1, 5000),
     st.integers(1, 5000),
@@ -68,7 +68,7 @@ def test_what_fits_the_cache_moves_faster():
 def test_no_product_beats_the_machine(name, m, n, k, batch):
     """Nothing is faster than the peak allows; the one GPU above its advertised clock may be by a
     tenth."""
-    gpu = GPUS[name]
+    gpu = SPECS[name]
     for arithmetic in ("fp32", "fp16"):
         if getattr(gpu, arithmetic):
             op = product(m, n, k, batch, arithmetic)
@@ -78,7 +78,7 @@ def test_no_product_beats_the_machine(name, m, n, k, batch):
 def test_a_large_product_reaches_most_of_the_peak():
     op = product(8192, 8192, 8192)
     for name, share in (("A100-40GB", 0.75), ("V100-32GB", 0.8)):
-        assert op.flops / float(kernel_seconds([op], GPUS[name])[0]) > share * GPUS[name].fp32
+        assert op.flops / float(kernel_seconds([op], SPECS[name])[0]) > share * SPECS[name].fp32
 
 
 def by_hand(on_cpu, on_gpu, waits):
@@ -133,7 +133,11 @@ def test_the_parts_are_the_whole():
 def test_micro_batches_that_are_not_traced_are_repeated():
     step = TracedOps([(product(8, 8, 8),)], [(0, 0), (0, 1), (0, 3)])
     step.repeat(0, 2, 3)
-    assert step.order == [(0, 0), (0, 1)] * 4 + [(0, 3)]
+    assert step.issued().tolist() == [[0, 0], [0, 1]] * 4 + [[0, 3]]
+    flops = product(8, 8, 8).flops
+    assert step.flops == {"forward": 4 * flops, "backward": 4 * flops, "recompute": 0} | {
+        "optimizer": flops
+    }
 
 
 def test_tf32_runs_on_tensor_cores_where_there_are_any():

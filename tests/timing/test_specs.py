@@ -2,10 +2,11 @@
 
 import pytest
 
+from helpers.gpus import GPUS, find
+from helpers.plan import plan
 from helpers.recipe import Recipe
-from helpers.timing.specs import GPUS, MEASURED, described, find_gpu
+from helpers.timing.specs import MEASURED, SPECS, described, find_gpu
 from helpers.timing.step_seconds import seconds
-from helpers.timing.trace_steps import trace_recipe_ops
 
 SHEETS = {
     "T4": 8.1,
@@ -26,12 +27,12 @@ SHEETS = {
 
 @pytest.mark.parametrize("name, sheet", SHEETS.items())
 def test_lanes_and_clock_give_the_data_sheets_peak(name, sheet):
-    assert GPUS[name].fp32 / 1e12 == pytest.approx(sheet, rel=0.015)
+    assert SPECS[name].fp32 / 1e12 == pytest.approx(sheet, rel=0.015)
 
 
 def test_every_gpu_has_a_source_and_measurements_to_stand_on():
-    for gpu in GPUS.values():
-        assert gpu.source and gpu.like in MEASURED and GPUS[gpu.like].measured
+    for gpu in SPECS.values():
+        assert gpu.source and gpu.like in MEASURED and SPECS[gpu.like].measured
 
 
 @pytest.mark.parametrize(
@@ -46,15 +47,20 @@ def test_an_unknown_gpu_is_told_the_nearest_and_how_to_describe_its_own(name, ne
 
 @pytest.mark.parametrize("gpu", (None, 3, 1.5, ["T4"]))
 def test_what_is_no_gpu_is_refused(gpu):
-    with pytest.raises(TypeError, match="must be a name or a Gpu"):
+    with pytest.raises(TypeError, match="must be a name, a GPU or a GpuSpecs"):
         find_gpu(gpu)
+
+
+def test_a_gpu_that_memory_is_planned_for():
+    assert find_gpu(find("T4")) is SPECS["T4"]
+    assert set(GPUS) <= set(SPECS)
 
 
 def test_a_gpu_of_ones_own():
     own = described(
         "mine", sms=40, lanes=64, clock=1.59e9, bandwidth=320e9, l2=4 << 20, fp16=65e12, like="T4"
     )
-    step = trace_recipe_ops(Recipe(model="vit", batch_size=8))
+    step = plan(Recipe(model="vit", batch_size=8)).operations
     assert (
         seconds(step, own).total == pytest.approx(seconds(step, "T4").total)
         and not seconds(step, own).measured
@@ -90,9 +96,9 @@ def test_figures_that_make_no_gpu(change, error, said):
 @pytest.mark.parametrize("gpu", ("T4", "V100-16GB", "P100", "GTX 1650"))
 def test_bf16_where_there_is_none(gpu):
     with pytest.raises(ValueError, match=f"The {gpu} has no bf16 arithmetic: use fp32 or fp16."):
-        seconds(trace_recipe_ops(Recipe(model="vit", batch_size=8, precision="bf16")), gpu)
+        plan(Recipe(model="vit", batch_size=8, precision="bf16")).seconds(gpu)
 
 
 def test_an_arithmetic_nobody_has():
     with pytest.raises(ValueError, match="is not known"):
-        GPUS["T4"].peak("int3")
+        SPECS["T4"].peak("int3")
