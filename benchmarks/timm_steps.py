@@ -17,6 +17,7 @@ import pickle
 import random
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -35,9 +36,9 @@ def import_timm():
     """timm, with its few uses of torchvision replaced where that is not installed: none is part of
     a model's step."""
     os.environ["TIMM_FUSED_ATTN"] = "0"
-    try:
-        import torchvision  # noqa: F401
-    except ModuleNotFoundError:
+    if find_spec("timm") is None:
+        raise ModuleNotFoundError("timm is needed to trace its steps: pip install timm.")
+    if find_spec("torchvision") is None:
 
         class FrozenBatchNorm2d(nn.Module):
             pass

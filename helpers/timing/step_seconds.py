@@ -38,7 +38,8 @@ class Seconds:
               sum is the step
     waiting   seconds in which the GPU has nothing to do because the CPU has not launched it yet
     launches  kernels launched
-    flops     floating-point operations of products, attention and convolutions
+    flops     floating-point operations of products, attention (half of them where it is causal)
+              and convolutions
     again     of them those that only repeat the forward pass (gradient checkpointing)
     kernels   every distinct kernel, the one that takes most time first
     error     the share by which published steps of such GPUs were missed in nine cases of ten; see
