@@ -38,8 +38,7 @@ def test_plans_are_nearer_than_the_simpler_estimates(passes):
 
 
 def test_the_kept_steps_were_planned_by_these_constants():
-    """Else write them anew: python -m benchmarks.published_times --steps STEPS --timm FOLDER
-    --write"""
+    """Else write them anew: python -m benchmarks.keep_times STEPS.csv FOLDER."""
     lines = (published_times.DATA / "timm_rtx3090.csv").read_text().splitlines()
     assert f"# constants: {constants_mark()}" in lines[:5]
 
