@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "WRAPPERS",
     "AsyncCollectiveTensor",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -37,15 +40,20 @@ __all__ = [
     "foreach_norm",
     "forget_process_groups",
     "fsdp_param_module",
+    "in_backward",
+    "is_view",
     "load_cuda_kernel",
+    "no_work",
     "process_group",
     "rebuild_buckets",
     "storage_key",
     "tree_leaves",
     "unset_fake_temporarily",
+    "written_arguments",
 ]
 
 disable_current_modes = _disable_current_modes
+WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
 foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place
 foreach_norm = torch._foreach_norm  # the L2 norms of a list of tensors
 # The function that draws until all values are within the bounds.
@@ -59,6 +67,42 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     It also holds for tensors without values, whose addresses are all 0.
     """
     return storage._cdata
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+@cache
+def is_view(function: torch._ops.OpOverload) -> bool:
+    """Whether every result of a dispatched operation shares memory with an argument unchanged."""
+    returns = function._schema.returns
+    return bool(returns) and all(
+        part.alias_info is not None and not part.alias_info.is_write for part in returns
+    )
+
+
+@cache
+def written_arguments(function: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the arguments that a dispatched operation changes in place."""
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(function._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def no_work() -> set[Callable]:
+    """The operations that are dispatched and do nothing.
+
+    Tensors without values ask for their device, and the profiler marks a range.
+    """
+    return {
+        torch.ops.prim.device.default,
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
 
 
 def clear_cublas_workspaces() -> None:

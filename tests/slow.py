@@ -141,6 +141,16 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_planned_ranks_are_real_ranks",
     ),
     "strategy/test_step_time.py": ("test_time_of_a_step",),
+    "timing/test_describe.py": (
+        "test_a_plan_without_operations_says_so",
+        "test_a_recipes_flops_are_the_plans",
+        "test_the_plans_operations_are_those_of_a_real_step",
+    ),
+    "timing/test_published_times.py": (
+        "test_backward_passes_are_missed_by_less_than_8_percent_in_the_mean",
+        "test_plans_are_nearer_than_the_simpler_estimates",
+        "test_whole_passes_are_missed_by_less_than_10_percent_in_the_mean",
+    ),
     "tools/test_course.py": (
         "test_a_dead_kernel_is_a_failure_not_a_wait",
         "test_a_failing_cell_is_shown",
@@ -195,4 +205,5 @@ FAST: dict[str, tuple[str, ...]] = {
         "test_the_plan_is_what_real_tensors_take_to_the_byte[vit-optimizer=adamw8bit]",
         "test_the_plan_is_what_real_tensors_take_to_the_byte[vit-plain]",
     ),
+    "timing/test_describe.py": ("test_a_recipes_flops_are_the_plans[vit]",),
 }

@@ -18,7 +18,7 @@ from tests.slow import FAST, SLOW
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("helpers", "exercises", "benchmarks", "tools")
-ROOMS = ("data", "memory", "plan", "parallel", "strategy", "kernels", "mini")
+ROOMS = ("data", "timing", "memory", "plan", "parallel", "strategy", "kernels", "mini")
 WIDTH, LENGTH = 100, 420  # of a line in columns, of a file in lines
 
 # The folders of tests/ that mirror rooms; tests of the flat modules of helpers/ are in core.
@@ -29,7 +29,7 @@ TESTED = {*ROOMS, *PACKAGES} - {"helpers", "mini"} | {"core"}
 FLOORS = (
     {"units", "values", "files", "torch_private"},
     {"gpus", "recipe", "hub"},
-    {"data", "kernels"},
+    {"data", "kernels", "timing"},
     {"model_changes"},
     {"models", "optimizers"},
     {"step", "profile"},

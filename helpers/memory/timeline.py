@@ -15,6 +15,9 @@ from helpers.gpus import CONTEXT, GPU, MALLOC, MARGIN, WORKSPACE, cublas_workspa
 from helpers.memory.allocator import UNIT, AllocationTrace, AllocatorPeaks, replay
 from helpers.memory.tracker import BORN, CATEGORIES, DIES, MOVES, OPTIMIZER, PHASES, StorageTrace
 from helpers.recipe import StepSettings
+from helpers.timing.specs import GpuSpecs
+from helpers.timing.step_seconds import Seconds, seconds
+from helpers.timing.trace_ops import TracedOps
 from helpers.units import GIB
 
 BLOCK = {"cuda": UNIT, "cpu": 1}  # bytes that sizes are rounded up to
@@ -35,6 +38,7 @@ class Plan:
     largest_tensors   (bytes, category, operation that made it) of every storage alive at the peak,
                       largest first
     allocation_trace  births and deaths of the same events, for `allocator_peaks` and `overhead`
+    operations        what a GPU runs in the step, for `seconds`; None where it was not traced
     """
 
     recipe: StepSettings
@@ -45,6 +49,7 @@ class Plan:
     parameters: int
     largest_tensors: list[tuple[int, str, str]]
     allocation_trace: AllocationTrace
+    operations: TracedOps | None
 
     @property
     def peak_index(self) -> int:
@@ -97,6 +102,21 @@ class Plan:
         if self.target == "cuda":
             return self.allocation_trace.least - self.peak - 2 * WORKSPACE
         return int(self.peak * MALLOC)
+
+    def seconds(self, gpu: str | GPU | GpuSpecs) -> Seconds:
+        """How long the step takes on a GPU, with its phases, its kernels and an interval.
+
+        It is a model of the machine, with constants fitted from published measurements
+        (docs/gpu-time.md), and not exact as bytes are. Raises ValueError for an unknown GPU, one
+        without an arithmetic that the step uses, and a plan whose operations were not traced: for a
+        CPU, of real tensors, of a rank of a layout, or by interpolation.
+        """
+        if self.operations is None:
+            raise ValueError(
+                'This plan has no seconds: only plan() and plan_model() for target="cuda" trace '
+                "what a GPU runs."
+            )
+        return seconds(self.operations, gpu)
 
     def fits(self, gpu: str | GPU, allocator: bool = True) -> Fit:
         """Whether the step fits a GPU, with every term that decides it.
@@ -201,6 +221,7 @@ def to_plan(
         parameters,
         largest_tensors,
         _allocation_trace(storage_trace, asked),
+        storage_trace.operations if sizes is None else None,
     )
 
 

@@ -19,8 +19,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from helpers.timing.trace_ops import Recorder, TracedOps
 from helpers.torch_private import (
-    AsyncCollectiveTensor,
+    WRAPPERS,
     TorchDispatchMode,
     storage_key,
     tree_leaves,
@@ -30,7 +31,6 @@ PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(5)
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 PHASES = ("forward", "backward", "optimizer")
 BORN, DIES, MOVES = range(3)
-WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
 REDUCE_SCATTER = "_reduce_scatter_base_"  # by which FSDP gets this rank's shard of a gradient
 
 aten = torch.ops.aten
@@ -48,6 +48,7 @@ class StorageTrace:
              does), and storage is an index into `bytes` and `made_by`
     begin    number of events before the step, which tell what existed already
     flops    {phase: floating-point operations}; "recompute" counts as a phase of its own
+    operations  what a GPU would run, where the tracker had a recorder; None elsewhere
     """
 
     bytes: list[int] = field(default_factory=list)
@@ -57,6 +58,7 @@ class StorageTrace:
     flops: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("forward", "recompute", "backward"), 0)
     )
+    operations: TracedOps | None = field(default=None, compare=False)
 
 
 class Tracker(TorchDispatchMode):
@@ -66,10 +68,13 @@ class Tracker(TorchDispatchMode):
     backward pass (where gradients are then switched on). Any other counts as temporary until it
     becomes a parameter's gradient. FLOPs are counted by PyTorch's own formulas
     (`torch.utils.flop_counter`).
+
+    recorder  is told of each operation, for plans of time; None where nobody asks for them
     """
 
-    def __init__(self):
+    def __init__(self, recorder: Recorder | None = None):
         super().__init__()
+        self.recorder = recorder
         self.storage_trace = StorageTrace()
         self._phase = 0
         self._alive: dict[int, tuple[int, int]] = {}  # storage address -> (index, category)
@@ -80,6 +85,8 @@ class Tracker(TorchDispatchMode):
     def phase(self, name: str) -> None:
         """Say that a phase begins: "forward", "backward" or "optimizer"."""
         self._phase = PHASES.index(name)
+        if self.recorder is not None:
+            self.recorder.phase(name)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -130,6 +137,8 @@ class Tracker(TorchDispatchMode):
         out = function(*args, **kwargs)
         if self._paused:
             return out
+        if self.recorder is not None:
+            self.recorder.see(function, args, kwargs, out)
         name = function.overloadpacket.__name__
         recompute = self._phase == 1 and torch.is_grad_enabled()
         formula = FLOPS.get(function.overloadpacket)

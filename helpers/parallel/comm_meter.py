@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from helpers.memory.tracker import WRAPPERS
-from helpers.torch_private import TorchDispatchMode, process_group, tree_leaves
+from helpers.torch_private import WRAPPERS, TorchDispatchMode, process_group, tree_leaves
 
 # What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
 # or a switch may need less, but none less than half of it. The payload is the whole tensor that all

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from math import inf, nan
 
 from helpers.gpus import GPUS
 from helpers.units import GIB
@@ -34,15 +35,27 @@ def parser() -> argparse.ArgumentParser:
     """The options. Those of the step have the names of the fields of `ModelStep` as `dest`."""
     options = argparse.ArgumentParser(
         prog="python -m helpers.plan",
-        description="Plan the memory of one training step of a Hugging Face model from its "
-        "configuration: what it takes on a GPU, by category, and whether a GPU holds it. "
-        "Reads no weights and needs no GPU.",
+        description="Plan the memory and the time of one training step of a Hugging Face model "
+        "from its configuration: what it takes on a GPU, by category, whether a GPU holds it, and "
+        "how long it takes there. Reads no weights and needs no GPU.",
     )
     add = options.add_argument
     add("--model", help="a name on the hub, a folder, or a config.json")
     add("--gpu", "--card", help="the GPU (--list-gpus); without it: every GPU that holds the step")
     add("--json", action="store_true", help="print one JSON object")
     add("--list-gpus", "--list-cards", action="store_true", help="print the GPUs that are known")
+    add(
+        "--examples",
+        metavar="N",
+        type=_examples,
+        help="examples of an epoch, to print its hours on --gpu",
+    )
+    add(
+        "--price",
+        metavar="P",
+        type=_price,
+        help="price of the GPU per hour, in any currency, to print that of the epoch of --examples",
+    )
     add = options.add_argument_group("the step").add_argument
     add(
         "--batch",
@@ -96,6 +109,26 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
+def _examples(typed: str) -> int:
+    try:
+        count = int(typed)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{typed} must be a whole number of at least 1.")
+    return count
+
+
+def _price(typed: str) -> float:
+    try:
+        price = float(typed)
+    except ValueError:
+        price = nan
+    if not 0 <= price < inf:
+        raise argparse.ArgumentTypeError(f"{typed} must be a number of at least 0.")
+    return price
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; argparse itself exits with 2."""
     options = parser()
@@ -106,6 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not asked.model:
         options.error("--model is needed: a name on the hub, a folder, or a config.json.")
+    if asked.examples is not None and not asked.gpu:
+        options.error("--examples asks for hours, which depend on the GPU: name one with --gpu.")
+    if asked.price is not None and asked.examples is None:
+        options.error("--price asks for the price of an epoch: say with --examples how long it is.")
     from helpers.plan.report import report  # takes seconds
 
     try:

@@ -15,7 +15,8 @@ from helpers.recipe import StepSettings
 
 DROPOUT = {F.dropout, torch.dropout}
 # Operations that autocast runs in fp32 on CUDA and in the dtype of their input on a CPU; only those
-# that models use ("CUDA Ops that can autocast to float32", https://docs.pytorch.org/docs/stable/amp.html).
+# that models use ("CUDA Ops that can autocast to float32",
+# https://docs.pytorch.org/docs/stable/amp.html).
 FP32 = {
     F.layer_norm,
     torch.layer_norm,

@@ -45,6 +45,9 @@ from helpers.model_changes import as_if_real
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
 from helpers.recipe import Recipe
+from helpers.timing.specs import GpuSpecs
+from helpers.timing.step_seconds import Seconds, seconds
+from helpers.timing.trace_ops import Recorder, TracedOps
 from helpers.torch_private import FakeTensorMode
 from helpers.units import GIB
 
@@ -59,11 +62,13 @@ class CustomStepPlan:
     peak           bytes of tensors at the peak of the last step
     storage_trace  every birth and death from before the first step on
     last           index of the event with which the last step begins
+    operations     what a GPU runs in the last step, for `seconds`
     """
 
     peak: int
     storage_trace: StorageTrace
     last: int
+    operations: TracedOps
 
     def allocator_peaks(self, gpu: str | GPU) -> AllocatorPeaks:
         """The last step's allocated and reserved peak (bytes) in PyTorch's CUDA allocator.
@@ -86,6 +91,14 @@ class CustomStepPlan:
             elif kind == DIES and storage in addresses:
                 allocator.free(addresses.pop(storage))
         return AllocatorPeaks(allocator.most_allocated, allocator.most_reserved)
+
+    def seconds(self, gpu: str | GPU | GpuSpecs) -> Seconds:
+        """How long the last step takes on a GPU (`Plan.seconds`), fp32 products without TF32.
+
+        What runs without gradients after a backward pass counts as the optimizer's. Raises
+        ValueError for an unknown GPU, and one without an arithmetic that the step uses.
+        """
+        return seconds(self.operations, gpu)
 
     def __str__(self) -> str:
         return f"{self.peak / GIB:.2f} GiB of tensors at the peak"
@@ -115,7 +128,7 @@ def plan_custom_step(
         CudaKernels(precision, fused=fused_attention),
     ):
         on_gpu, step = _checked(setup())
-        tracker = Tracker()
+        tracker, recorder = Tracker(), Recorder(automatic=True)
         with steady_memory(), tracker:
             for item in on_gpu:
                 if isinstance(item, nn.Module):
@@ -123,10 +136,13 @@ def plan_custom_step(
                 else:
                     tracker.adopt(item, ACTIVATIONS)
             tracker.storage_trace.begin = len(tracker.storage_trace.events)
-            for _ in range(steps):
+            for number in range(steps):
+                if number == steps - 1:
+                    tracker.recorder = recorder
                 last = len(tracker.storage_trace.events)
                 step()
-    return CustomStepPlan(_peak(tracker.storage_trace, last), tracker.storage_trace, last)
+    trace = tracker.storage_trace
+    return CustomStepPlan(_peak(trace, last), trace, last, recorder.traced)
 
 
 def _checked(returned: object) -> tuple[OnGPU, Callable[[], object]]:

@@ -28,6 +28,7 @@ from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues, NeverSkipScaler
 from helpers.recipe import Recipe, StepSettings
 from helpers.step import Batch
+from helpers.timing.trace_ops import Recorder
 from helpers.torch_private import FakeTensorMode
 
 
@@ -122,7 +123,8 @@ def trace_recipe(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         scaler.scale(torch.zeros(()))  # the scaler makes its tensors when it is first used
+        recorder = Recorder() if target == "cuda" else None
         storage_trace = trace_step(
-            model, optimizer, lambda: make_batch(model, recipe), recipe, scaler
+            model, optimizer, lambda: make_batch(model, recipe), recipe, scaler, recorder
         )
     return storage_trace, sum(parameter.numel() for parameter in model.parameters())

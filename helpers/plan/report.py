@@ -6,7 +6,9 @@ import argparse
 import json
 import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import fields
+from math import ceil
 from typing import Any
 
 from helpers import models
@@ -15,7 +17,7 @@ from helpers.memory.timeline import Fit, Plan
 from helpers.plan import hf_config
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.remedies import Change, Remedies
-from helpers.units import number, size
+from helpers.units import duration, number, size
 
 
 def report(asked: argparse.Namespace) -> int:
@@ -43,16 +45,94 @@ def _report(asked: argparse.Namespace) -> int:
         )
         return 0
     fit = plan.fits(gpu)
+    time = time_of(step, plan, gpu, asked.examples, asked.price)
     if not asked.json:
         print(f"{_plan(name, step, plan)}\n{_fit(fit)}", flush=True)  # the rest takes seconds
+        print("\n".join(_time(time, gpu)), flush=True)
         print(f"With room to spare PyTorch would report {plan.allocator_peaks(gpu)}.", flush=True)
     changes, largest = remedies.changes(), remedies.largest_batch()
     if asked.json:
-        print(_json(name, step, plan, fit, changes, largest))
+        print(_json(name, step, plan, fit, changes, largest, time))
     else:
         print("\n".join(_what_fits(fit, changes, largest, step)))
         print("\n".join(f"Note: {note}" for note in notes(step, gpu)))
     return 0 if fit else 1
+
+
+def time_of(
+    step: ModelStep, plan: Plan, gpu: GPU, examples: int | None, price: float | None
+) -> dict[str, Any]:
+    """How long the step takes on a GPU, and what an epoch costs; the keys that JSON has, too.
+
+    examples  of an epoch; None leaves out its hours
+    price     of the GPU per hour; None leaves out the epoch's cost
+
+    seconds, seconds_low, seconds_high  of a step, with the interval
+    seconds_by_phase                    {phase: seconds}
+    examples_per_second, tokens_per_second, mfu, epoch_hours, epoch_cost
+    kernels_measured_on                 the GPU whose measured kernels stand for those of this one
+    no_time                             why there are no seconds; then only this and "seconds", None
+    Raises ValueError where an epoch was asked for and there are no seconds.
+    """
+    try:
+        took = plan.seconds(gpu)
+        tf32_missing = step.precision == "tf32" and not took.gpu.tf32
+        mfu = took.mfu("fp32" if tf32_missing else step.precision)
+    except ValueError as error:
+        if examples is not None:
+            raise
+        return {"seconds": None, "no_time": str(error)}
+    rate = step.batch_size / took.total
+    facts = {
+        "seconds": took.total,
+        "seconds_low": took.low,
+        "seconds_high": took.high,
+        "seconds_by_phase": took.phases,
+        "examples_per_second": rate,
+        "tokens_per_second": rate * step.tokens if step.tokens else None,
+        "mfu": mfu,
+        "kernels_measured_on": took.gpu.like,
+    }
+    if examples is not None:
+        hours = ceil(examples / step.batch_size) * took.total / 3600
+        facts |= {"examples": examples, "epoch_hours": hours}
+        if price is not None:
+            facts |= {"price_per_hour": price, "epoch_cost": hours * price}
+    return facts
+
+
+def _time(time: Mapping[str, Any], gpu: GPU) -> list[str]:
+    """The lines on time."""
+    if time["seconds"] is None:
+        return [f"The time of a step is not planned: {time['no_time']}"]
+    took = f"A step takes {duration(time['seconds'])}"
+    lines = [
+        f"{took} ({duration(time['seconds_low'])} to {duration(time['seconds_high'])}): "
+        + ", ".join(
+            [f"{three_figures(time['examples_per_second'])} examples per second"]
+            + [f"{three_figures(time['tokens_per_second'])} tokens per second"]
+            * bool(time["tokens_per_second"])
+            + [f"MFU {time['mfu']:.0%}"]
+        )
+        + "."
+    ]
+    if time["kernels_measured_on"] != gpu.name:
+        lines.append(
+            f"No kernels of the {gpu.name} were measured: those of the "
+            f"{time['kernels_measured_on']} stand for them."
+        )
+    if "epoch_hours" in time:
+        cost = ""
+        if "epoch_cost" in time:
+            cost = f" and costs {time['epoch_cost']:,.2f} at {time['price_per_hour']:g} per hour"
+        hours = f"{three_figures(time['epoch_hours'])} hours"
+        lines.append(f"An epoch of {time['examples']:,} examples takes {hours}{cost}.")
+    return lines
+
+
+def three_figures(count: float) -> str:
+    """A number in three figures or all its whole ones: 0.0123, 4.56, 12,345."""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def step_of(asked: argparse.Namespace, model: str) -> ModelStep:
@@ -181,8 +261,9 @@ def _json(
     fit: Fit | None = None,
     changes: list[Change] | None = None,
     largest: int | None = None,
+    time: Mapping[str, Any] | None = None,
 ) -> str:
-    """Everything as one JSON object; sizes in bytes."""
+    """Everything as one JSON object; sizes in bytes, times in seconds."""
     facts: dict[str, Any] = {
         "model": name,
         "class": _class_name(step),
@@ -215,5 +296,6 @@ def _json(
             "would_fit": changes,
             "largest_batch": largest,
             "notes": notes(step, fit.gpu),
+            **(time or {}),
         }
     return json.dumps(facts, indent=1)

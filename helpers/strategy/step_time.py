@@ -15,6 +15,7 @@ from helpers.gpus import GPU, find
 from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe
+from helpers.timing.specs import ARITHMETICS, SPECS
 from helpers.values import one_of
 
 
@@ -43,29 +44,12 @@ LINKS = {
     )
 }
 
-# Peaks in TFLOP/s, dense, accumulated in fp32: fp32, tf32, bf16, fp16. They are the figures of
-# NVIDIA's data sheets, from memory; 0 where the GPU has no such arithmetic. GeForce GPUs run their
-# tensor cores at half the speed when they accumulate in fp32.
-_TERAFLOPS = {
-    "GTX 1650": (3.0, 0, 0, 6.0),
-    "RTX 4060 Laptop": (11.6, 11.6, 23.2, 23.2),
-    "RTX 3060": (12.7, 12.7, 25.5, 25.5),
-    "T4": (8.1, 0, 0, 65),
-    "P100": (9.3, 0, 0, 18.7),
-    "V100-16GB": (15.7, 0, 0, 125),
-    "V100-32GB": (15.7, 0, 0, 125),
-    "L4": (30.3, 60, 121, 121),
-    "RTX 3090": (35.6, 35.6, 71, 71),
-    "RTX 4090": (82.6, 82.6, 165, 165),
-    "A100-40GB": (19.5, 156, 312, 312),
-    "A100-80GB": (19.5, 156, 312, 312),
-    "H100": (67, 495, 989, 989),
-    "H200": (67, 495, 989, 989),
-}
+# FLOPs per second by arithmetic, {GPU: {arithmetic: peak}}: those of the data sheets that
+# timing/specs.py names; 0 where the GPU has no such arithmetic.
 PEAKS = {
-    gpu: dict(zip(("fp32", "tf32", "bf16", "fp16"), (peak * 1e12 for peak in peaks)))
-    for gpu, peaks in _TERAFLOPS.items()
-}  # FLOPs per second
+    name: {arithmetic: getattr(specs, arithmetic) for arithmetic in ARITHMETICS}
+    for name, specs in SPECS.items()
+}
 # The fraction of the peak that a training step of a transformer reaches: an assumption. 0.3 to 0.5
 # is usual (Chowdhery et al. 2022, PaLM, table 3, report 0.21 to 0.46 of four language models).
 UTILIZATION = 0.4

@@ -111,6 +111,50 @@ def test_json_holds_the_plan(folder, capsys):
     )
 
 
+@pytest.fixture
+def no_search(monkeypatch):
+    """What would fit is not searched for: it takes seconds."""
+    monkeypatch.setattr(Remedies, "changes", lambda remedies: [])
+    monkeypatch.setattr(Remedies, "largest_batch", lambda remedies: None)
+
+
+def test_seconds_of_a_step_and_the_price_of_an_epoch(folder, no_search, capsys):
+    """The figures of JSON from the plan's seconds, and the text with the same."""
+    step = ("--model", folder, "--gpu", "T4", "--batch", 8, "--length", 64, "--precision", "fp16")
+    epoch = ("--examples", 1001, "--price", "0.35")
+    facts = json.loads(asked(capsys, *step, *epoch, "--json")[1])
+    took = plan_model(folder, batch_size=8, length=64, precision="fp16").seconds("T4")
+    assert facts["seconds"] == took.total and facts["seconds_by_phase"] == took.phases
+    assert facts["seconds_low"] < facts["seconds"] < facts["seconds_high"]
+    assert facts["examples_per_second"] == pytest.approx(8 / took.total)
+    assert facts["tokens_per_second"] == pytest.approx(8 * 64 / took.total)
+    every = sum(facts["flops"].values()) / took.total / 65e12  # also of what causal attention masks
+    assert 0.8 * every < facts["mfu"] == took.mfu("fp16") < every
+    assert facts["epoch_hours"] == pytest.approx(126 * took.total / 3600)  # the last step is short
+    assert facts["epoch_cost"] == pytest.approx(0.35 * facts["epoch_hours"])
+    text = asked(capsys, *step, *epoch)[1]
+    for words in ("A step takes", "examples per second", "tokens per second, MFU", "per hour"):
+        assert words in text
+    assert "An epoch of 1,001 examples takes" in text and "No kernels" not in text
+
+
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_a_gpu_without_the_arithmetic_has_no_time(folder, no_search, capsys, extra):
+    """Memory is planned all the same; an epoch of such steps is refused."""
+    step = ("--model", folder, "--gpu", "T4", "--batch", 2, "--length", 16, "--precision", "bf16")
+    code, text = asked(capsys, *step, *extra)
+    assert code == 0 and "The T4 has no bf16 arithmetic: use fp32 or fp16." in text
+    with pytest.raises(SystemExit) as ended:
+        asked(capsys, *step, "--examples", 10)
+    assert ended.value.code == 2
+    assert "The T4 has no bf16 arithmetic" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_gpu_whose_kernels_nobody_measured_says_so(folder, no_search, capsys):
+    code, text = asked(capsys, "--model", folder, "--gpu", "H100", "--batch", 2, "--length", 16)
+    assert code == 0 and "No kernels of the H100 were measured: those of the A100-40GB" in text
+
+
 def test_what_does_not_fit_says_what_would(folder, small, capsys):
     """Every option that the text offers, typed as it is, gives a step that fits; half as many
     micro-batches do not."""
@@ -254,6 +298,13 @@ print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
     [
         ([], "--model is needed"),
         (["--model", "x/y/z", "--gpu", "T4"], "neither a folder"),
+        (["--model", "x", "--gpu", "T4", "--examples", "0"], "a whole number of at least 1"),
+        (["--model", "x", "--gpu", "T4", "--examples", "1.5"], "a whole number of at least 1"),
+        (["--model", "x", "--examples", "10"], "name one with --gpu"),
+        (["--model", "x", "--gpu", "T4", "--price", "1"], "how long it is"),
+        (["--model", "x", "--gpu", "T4", "--examples", "1", "--price", "free"], "a number of at"),
+        (["--model", "x", "--gpu", "T4", "--examples", "1", "--price", "nan"], "a number of at"),
+        (["--model", "x", "--gpu", "T4", "--examples", "1", "--price", "-1"], "a number of at"),
         (["--model", "microsoft/deberta-v3-base", "--gpu", "T9000"], "T9000"),
         (
             ["--model", "microsoft/deberta-v3-base", "--gpu", "T4", "--length", "513"],

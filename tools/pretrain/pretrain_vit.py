@@ -127,9 +127,7 @@ must run without a GPU and without the hub.
 Load it as one loads google/vit-base-patch16-224-in21k; it is stored in float16, so ask for float32.
 
 ```python
-ViTForImageClassification.from_pretrained(
-    "helpers/mini/vit", num_labels=10, dtype=torch.float32
-)
+ViTForImageClassification.from_pretrained("helpers/mini/vit", num_labels=10, dtype=torch.float32)
 AutoImageProcessor.from_pretrained("helpers/mini/vit")  # with or without torchvision
 ```
 

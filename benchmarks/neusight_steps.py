@@ -1,0 +1,126 @@
+"""The whole passes that NeuSight published, traced without values as they were timed.
+
+NeuSight (github sitar-lab/NeuSight, neusight/Tracing/trace.py, MIT): fp32 without TF32, PyTorch
+2.1, attention written out by transformers of 2024, no mask given, dropout on in training, gradients
+kept from pass to pass (so the backward pass adds to them), the loss computed between the two timed
+passes.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+import transformers
+from transformers import AttentionInterface
+from transformers.initialization import no_init_weights
+
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.fake_tensors import FakeValues
+from helpers.timing.trace_ops import TracedOps, TraceOps
+from helpers.torch_private import FakeTensorMode
+
+
+def _gpt(vocabulary: int, width: int, layers: int, heads: int, positions: int):
+    return transformers.GPT2LMHeadModel, transformers.GPT2Config(
+        vocab_size=vocabulary,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        n_positions=positions,
+        use_cache=False,
+    )
+
+
+def _bert(kind: str):
+    config = transformers.BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    )
+    return (
+        transformers.BertForPreTraining
+        if kind == "train"
+        else transformers.BertForSequenceClassification
+    ), config
+
+
+def _opt():
+    return transformers.OPTForCausalLM, transformers.OPTConfig(
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        ffn_dim=8192,
+        vocab_size=50272,
+        word_embed_proj_dim=2048,
+        use_cache=False,
+    )
+
+
+MODELS = {
+    "bert_large": _bert,
+    "gpt2_large": lambda mode: _gpt(50257, 1280, 36, 20, 1024),
+    "gpt3_xl": lambda mode: _gpt(50257, 3072, 24, 24, 2048),
+    "gpt3_27": lambda mode: _gpt(50257, 2560, 32, 32, 2048),
+    "opt_13": lambda mode: _opt(),
+}
+
+
+def attention_of_2024(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **rest):
+    """What transformers 4.3x and 4.4x wrote out, operation by operation.
+
+    BERT divides by √d and adds a mask of zeros; GPT-2 divides, and sets what lies ahead by
+    `torch.where`; OPT scales the
+    queries, adds a mask and takes the maximum with the least number.
+    """
+    family = type(module).__name__
+    rows, length = query.shape[0], query.shape[-2]
+    if family.startswith("OPT"):
+        scores = torch.bmm(
+            query.reshape(-1, *query.shape[2:]), key.reshape(-1, *key.shape[2:]).transpose(1, 2)
+        )
+        scores = scores.view(rows, -1, length, length) + query.new_zeros(rows, 1, length, length)
+        scores = torch.max(scores, torch.zeros(()))
+    else:
+        scores = torch.matmul(query, key.transpose(-1, -2))
+        if family.startswith("GPT2"):
+            scores = scores / torch.full([], 8.0)
+            scores = torch.where(
+                torch.ones(1, 1, length, length, dtype=torch.bool), scores, torch.full([], -1e9)
+            )
+        else:
+            scores = scores / 8.0
+            scores = scores + query.new_zeros(rows, 1, 1, length)
+    weights = F.dropout(torch.softmax(scores, -1), p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("attention_of_2024", attention_of_2024)
+
+
+def trace(name: str, mode: str, length: int, batch: int) -> TracedOps:
+    """Forward and, for mode "train", backward pass of NeuSight's model `name`."""
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        FakeValues(),
+        CudaKernels(SimpleNamespace(precision="fp32")),
+    ):
+        kind, config = MODELS[name](mode)
+        config._attn_implementation = "attention_of_2024"
+        with no_init_weights():
+            model = kind(config)
+        model.train(mode == "train")
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        ids = torch.zeros(batch, length, dtype=torch.long)
+        with TraceOps() as ops, torch.set_grad_enabled(mode == "train"):
+            found = model(input_ids=ids)
+            if mode == "train":
+                logits = (
+                    found["prediction_logits"] if "prediction_logits" in found else found["logits"]
+                )
+                ops.looking = False  # the loss is not timed
+                loss = F.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
+                ops.looking = True
+                ops.phase("backward")
+                loss.backward()
+        return ops.traced

@@ -1,0 +1,259 @@
+"""Planned against published times of whole steps that no constant was fitted to, beside two simpler
+estimates.
+
+    python -m benchmarks.published_times
+
+NeuSight's and Qwen's steps are traced now, timm's are as `benchmarks.keep_times` kept them.
+
+Three sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
+in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, and Qwen-7B's LoRA
+steps in bf16 on an A100. The tensor-core constants were fitted to every third family of timm's
+models (`benchmarks.fit_gpu_steps`); those are marked and left out of the means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.timing.kernel_time import SIZE
+from helpers.timing.specs import SPECS, GpuSpecs
+from helpers.timing.step_seconds import seconds
+from helpers.timing.trace_ops import TracedOps
+
+DATA = Path(__file__).parent / "data"
+NAMES = {
+    "Tesla T4": "T4",
+    "Tesla P4": "P4",
+    "Tesla P100-PCIE-16GB": "P100",
+    "Tesla V100-PCIE-32GB": "V100-32GB",
+    "NVIDIA A100-PCIE-40GB": "A100-40GB",
+    "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
+    "NVIDIA GeForce RTX 3090": "RTX 3090",
+}
+# Whose constants stand in for a GPU's own when its kernels count as never fitted.
+NEAREST = {
+    "T4": "V100-32GB",
+    "P4": "T4",
+    "P100": "V100-32GB",
+    "V100-32GB": "A100-40GB",
+    "A100-40GB": "V100-32GB",
+    "A100-80GB-PCIe": "V100-32GB",
+}
+
+
+class Row(NamedTuple):
+    """One published time with what is planned for it; times in seconds. `part` is "backward",
+    "forward", "both" or "step"."""
+
+    source: str
+    gpu: str
+    model: str
+    kind: str
+    part: str
+    measured: float
+    planned: float
+    by_flops: float
+    roofline: float
+    held_out: bool
+
+
+def by_flops(flops: int, peak: float) -> float:
+    """Seconds by the usual rule: 40 % of the peak."""
+    return flops / (0.4 * peak)
+
+
+def roofline(traced: TracedOps, gpu: GpuSpecs, phases: Iterable[str]) -> float:
+    """Seconds if every kernel ran at the peak of its arithmetic or of the memory, whichever ends
+    later."""
+    return sum(
+        times
+        * max(
+            op.flops / gpu.peak(op.arithmetic if op.arithmetic in SIZE and op.flops else "fp32"),
+            (op.read + op.written) / gpu.bandwidth,
+        )
+        for (op, phase), times in traced.counted().items()
+        if phase in phases
+    )
+
+
+def records(name: str) -> list[dict]:
+    """The rows of a file of benchmarks/data; lines that begin with # name its source and
+    licence."""
+    with (DATA / name).open() as lines:
+        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def neusight(modes: tuple[str, ...] = ("train", "inf"), lent: bool = False) -> list[Row]:
+    """NeuSight's passes, traced now (half a minute).
+
+    lent  plan each GPU by the constants of the nearest other one, as if never measured
+    """
+    from benchmarks.neusight_steps import MODELS
+
+    found = []
+    for row in records("neusight_steps.csv"):
+        if row["model"] not in MODELS or row["mode"] not in modes or row["card"] not in NAMES:
+            continue
+        gpu = SPECS[NAMES[row["card"]]]
+        traced = _pass(row["model"], row["mode"], int(row["length"]), int(row["batch"]))
+        planned = seconds(traced, gpu._replace(like=NEAREST[gpu.name]) if lent else gpu)
+        forward, backward = ("forward",), ("backward", "recompute")
+        parts = {"forward": (forward, "forward_ms")}
+        if row["mode"] == "train":
+            parts["backward"] = backward, "backward_ms"
+            parts["both"] = forward + backward, "total_ms"
+        for part, (phases, column) in parts.items():
+            flops = sum(traced.flops[phase] for phase in phases)
+            found.append(
+                Row(
+                    "NeuSight by another GPU's constants" if lent else "NeuSight",
+                    gpu.name,
+                    f"{row['model']} {row['batch']} × {row['length']}",
+                    "training" if row["mode"] == "train" else "inference",
+                    part,
+                    float(row[column]) / 1e3,
+                    sum(planned.phases[phase] for phase in phases),
+                    by_flops(flops, gpu.fp32),
+                    roofline(traced, gpu, phases),
+                    True,
+                )
+            )
+    return found
+
+
+@cache
+def _pass(model: str, mode: str, length: int, batch: int) -> TracedOps:
+    from benchmarks.neusight_steps import trace
+
+    return trace(model, mode, length, batch)
+
+
+def qwen() -> list[Row]:
+    """Qwen-7B's LoRA steps, traced now (half a minute)."""
+    from benchmarks.qwen_steps import FITTED, trace
+
+    gpu, found = SPECS["A100-80GB"], []
+    for row in records("qwen_steps.csv"):
+        length = int(row["length"])
+        traced = trace(length)
+        found.append(
+            Row(
+                "Qwen",
+                gpu.name,
+                f"Qwen-7B LoRA 8 × {length}",
+                "language model",
+                "step",
+                float(row["seconds"]),
+                seconds(traced, gpu).total,
+                by_flops(sum(traced.flops.values()), gpu.bf16),
+                roofline(traced, gpu, traced.flops),
+                length != FITTED,
+            )
+        )
+    return found
+
+
+def timm() -> list[Row]:
+    """timm's steps, planned when benchmarks/data/timm_rtx3090.csv was written."""
+    return [
+        Row(
+            "timm",
+            "RTX 3090",
+            f"{row['model']} {row['batch']} × {row['length']} {row['layout']}",
+            row["class"],
+            "step",
+            *(
+                float(row[name]) / 1e3
+                for name in ("measured_ms", "planned_ms", "by_flops_ms", "roofline_ms")
+            ),
+            row["fitted"] == "no",
+        )
+        for row in records("timm_rtx3090.csv")
+    ]
+
+
+def summary(rows: Iterable[Row]) -> dict[str, float]:
+    """Mean absolute, mean and worst error of plans, and the mean absolute errors of the two simpler
+    estimates."""
+    rows = list(rows)
+    planned, flops, roof = (
+        np.array([getattr(row, name) / row.measured - 1 for row in rows])
+        for name in ("planned", "by_flops", "roofline")
+    )
+    return {
+        "rows": len(rows),
+        "planned": float(np.abs(planned).mean()),
+        "mean": float(planned.mean()),
+        "worst": float(planned[np.abs(planned).argmax()]),
+        "FLOPs / 0.4 peak": float(np.abs(flops).mean()),
+        "roofline": float(np.abs(roof).mean()),
+    }
+
+
+def table(groups: dict[str, list[Row]]) -> str:
+    """A Markdown table, a row a group that has any."""
+    lines = [
+        "| | times | planned, mean error | signed | worst | FLOPs / 0.4 peak | roofline |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in groups.items():
+        found = summary(rows)
+        cells = [f"{found['rows']}", f"{found['planned']:.1%}", f"{found['mean']:+.1%}"]
+        cells += [f"{found['worst']:+.1%}", f"{found['FLOPs / 0.4 peak']:.0%}"]
+        lines.append(f"| {name} | {' | '.join(cells)} | {found['roofline']:.0%} |")
+    return "\n".join(lines)
+
+
+def groups(rows: list[Row]) -> dict[str, list[Row]]:
+    """The groups of the published table, by source, GPU and class of model."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        for name in _groups_of(row):
+            found.setdefault(name, []).append(row)
+    return dict(sorted(found.items()))
+
+
+def _groups_of(row: Row) -> list[str]:
+    seen = "held out" if row.held_out else "fitted"
+    if row.source == "timm":
+        where = "channels last" if row.model.endswith("nhwc") else "channels first"
+        names = ["timm, all", f"timm, {seen}"]
+        if row.held_out:
+            names += [f"timm, {seen}, {row.kind}", f"timm, {seen}, {row.kind}, {where}"]
+        return names
+    if row.source == "Qwen":
+        return [f"Qwen, {seen}"]
+    parts = {"forward": "forward pass", "backward": "backward pass", "both": "both passes"}
+    part = "inference" if row.kind == "inference" else parts[row.part]
+    if row.source != "NeuSight":  # forward passes in training hold allocations
+        return [row.source, f"{row.source}, {row.gpu}"] if part in CLEAN else []
+    return [f"NeuSight, {part}", *([f"NeuSight, {part}, {row.gpu}"] if row.part != "both" else [])]
+
+
+CLEAN = ("inference", "backward pass")  # labels that hold no allocation of memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--each", action="store_true", help="print every step, too")
+    given = parser.parse_args()
+    rows = neusight() + neusight(lent=True) + timm() + qwen()
+    if given.each:
+        for row in rows:
+            print(
+                f"{row.source:9s}{row.gpu:16s}{row.model:45s}{row.part:9s}"
+                f"{row.measured * 1e3:9.1f} ms "
+                f"{row.planned / row.measured - 1:+.1%}{'' if row.held_out else ' fitted'}"
+            )
+    print(table(groups(rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The training step of timm's published benchmark, traced without values.
+
+timm's benchmark.py of 2022 (github huggingface/pytorch-image-models, commit 066e490, Apache-2.0)
+times forward, loss, backward and optimizer together: autocast fp16 without a loss scaler, gradients
+set to zero and kept, SGD with Nesterov momentum 0.9 as a loop over parameters (PyTorch 1.12 had no
+foreach default), attention written out (PyTorch 1.12 had no fused attention).
+
+    python -m benchmarks.timm_steps STEPS.csv FOLDER      traces every model once into FOLDER (half
+                                                          an hour)
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import random
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.fake_tensors import FakeValues
+from helpers.timing.trace_ops import TracedOps, TraceOps
+from helpers.torch_private import DynamicOutputShapeException, FakeTensorMode
+
+
+def import_timm():
+    """timm, with its few uses of torchvision replaced where that is not installed: none is part of
+    a model's step."""
+    os.environ["TIMM_FUSED_ATTN"] = "0"
+    if find_spec("timm") is None:
+        raise ModuleNotFoundError("timm is needed to trace its steps: pip install timm.")
+    if find_spec("torchvision") is None:
+
+        class FrozenBatchNorm2d(nn.Module):
+            pass
+
+        class Stand(MagicMock):
+            __spec__ = None
+            __path__: list = []
+
+        for name in (
+            "torchvision",
+            "torchvision.ops",
+            "torchvision.ops.misc",
+            "torchvision.transforms",
+            "torchvision.datasets",
+            "torchvision.transforms.functional",
+            "torchvision.models",
+            "torchvision.models.feature_extraction",
+            "torchvision.transforms.v2",
+            "torchvision.utils",
+            "torchvision.transforms.autoaugment",
+        ):
+            sys.modules[name] = Stand(name=name)
+        sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = FrozenBatchNorm2d
+        sys.modules["torchvision.transforms"].__all__ = []
+    import timm
+
+    return timm
+
+
+def trace(name: str, length: int, batch: int) -> tuple[TracedOps, int]:
+    """(operations of one step of timm's benchmark, number of parameters); images are length ×
+    length."""
+    timm = import_timm()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with fake, FakeValues():
+            model = _made(timm, name, length)
+    except (RuntimeError, DynamicOutputShapeException):  # it looks at values while it is made
+        model = _without_values(_made(timm, name, length), fake)
+    with fake, FakeValues(), CudaKernels(SimpleNamespace(precision="fp16")):
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False
+        )
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        images = torch.zeros(batch, 3, length, length)
+        with TraceOps() as ops:
+            with torch.autocast("cpu", torch.float16):
+                ops.phase("forward")
+                output = model(images)
+                output = output[0] if isinstance(output, tuple) else output
+                loss = F.cross_entropy(output, torch.zeros(output.shape[0], dtype=torch.long))
+                ops.phase("backward")
+                loss.backward()
+            ops.phase("optimizer")
+            optimizer.step()
+        return ops.traced, sum(parameter.numel() for parameter in model.parameters())
+
+
+def _made(timm, name: str, length: int) -> nn.Module:
+    made = timm.models.get_pretrained_cfg(name) if timm.is_model(name) else None
+    usual = made is not None and length in (
+        made.input_size[-1],
+        (made.test_input_size or made.input_size)[-1],
+    )
+    try:
+        return timm.create_model(
+            name, **({} if usual and made.input_size[-1] == length else {"img_size": length})
+        ).train()
+    except TypeError:  # a model of convolutions takes images of any size
+        return timm.create_model(name).train()
+
+
+def _without_values(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    empty = fake.from_tensor(tensor.detach())
+                    table[name] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+    return model
+
+
+def channels_last(traced: TracedOps) -> TracedOps:
+    """The same step with images kept channels last."""
+
+    def turned(op):
+        layout = op.layout or ("nchw" if op.kind == "batch_norm" else "")
+        return op._replace(layout=layout.replace("nchw", "nhwc"))
+
+    return TracedOps([tuple(map(turned, ops)) for ops in traced.ops], traced.order)
+
+
+def main() -> None:
+    rows = [row for row in csv.DictReader(open(sys.argv[1])) if row["source"] == "timm"]
+    folder = Path(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    todo = sorted({(row["model"], int(row["length"]), int(row["batch"])) for row in rows})
+    random.Random(0).shuffle(todo)
+    for name, length, batch in todo:
+        path = folder / f"{name}-{length}-{batch}.pkl"
+        if path.exists():
+            continue
+        begin = time.perf_counter()
+        try:
+            found = trace(name, length, batch)
+        except Exception as error:  # a model that timm has no more, or that needs its values
+            found = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        pickle.dump(found, open(path, "wb"))
+        print(
+            name,
+            length,
+            batch,
+            found if isinstance(found, str) else len(found[0].order),
+            f"{time.perf_counter() - begin:.1f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
