@@ -143,22 +143,19 @@ def plan_custom_step(
     setup: Callable[[], tuple[OnGPU, Callable[[], object]]],
     mixed: bool = False,
     fused_attention: bool = True,
-    steps: int = 2,
+    steps: int | None = 2,
 ) -> CustomStepPlan:
-    """Plan a steady step on a GPU: the first one after which no more memory is reserved.
-
-    In the first step optimizers make their states. As a rule nothing new is reserved from the third
-    one on; after six the plan is that of the last.
+    """Plan the last of `steps` steps on a GPU; in the first one optimizers make their states.
 
     setup            returns (modules and tensors that are on the GPU before the first step, step)
     mixed            no longer needed: whether operations run in fp32 follows from autocast itself
     fused_attention  False where the GPU has no fused attention kernel for the dtype: bf16 on GPUs
                      before Ampere
-    steps            at least so many; 1 plans the first step alone
+    steps            how many; None goes on until one reserves nothing new, six at most
     Raises ValueError for a number of steps below 1, TypeError where setup returns something else,
     NotImplementedError for weights of 4 or 8 bits of bitsandbytes.
     """
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise ValueError(f"steps={steps} must be 1 or more.")
     places = Places()
     with (
@@ -180,24 +177,23 @@ def plan_custom_step(
                 tracker.adopt(tensors, PARAMETERS if isinstance(item, nn.Module) else ACTIVATIONS)
             tracker.adopt_rest()
             tracker.storage_trace.begin = len(tracker.storage_trace.events)
-            last = _run_until_settled(tracker, step, steps)
+            last = _run(tracker, step, steps)
     trace, (last,) = tracker.counted([last])
     return CustomStepPlan(_peak(trace, last), trace, last)
 
 
-def _run_until_settled(tracker: _GPUTracker, step: Callable[[], object], steps: int) -> int:
-    """Run steps until one reserves nothing new, and return the event with which it began."""
+def _run(tracker: _GPUTracker, step: Callable[[], object], steps: int | None) -> int:
+    """Run steps, and return the event with which the last one began."""
     begins: list[int] = []
-    for number in range(1, max(steps, MAX_STEPS) + 1):
+    for _ in range(steps or MAX_STEPS):
         begins.append(len(tracker.storage_trace.events))
         step()
-        if number < steps:
-            continue
-        trace, ends = tracker.counted([*begins[1:], len(tracker.storage_trace.events)])
-        replay = _Replay(WORKSPACE)
-        reserved = [replay.run(trace, end).reserved for end in ends]
-        if steps == 1 or reserved[-2:] == reserved[-1:] * 2:
-            break
+        if steps is None:
+            trace, ends = tracker.counted([*begins[1:], len(tracker.storage_trace.events)])
+            replay = _Replay(WORKSPACE)
+            reserved = [replay.run(trace, end).reserved for end in ends]
+            if reserved[-2:] == reserved[-1:] * 2:
+                break
     return begins[-1]
 
 

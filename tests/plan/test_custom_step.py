@@ -502,7 +502,7 @@ def test_steps_go_on_until_nothing_new_is_reserved():
 
         return [model], step
 
-    planned = plan_custom_step(setup)
+    planned = plan_custom_step(setup, steps=None)
     assert next(sizes_of_steps) == 4  # five steps were taken
     assert planned.peak >= 2 * 4 * 40_000_000
 
