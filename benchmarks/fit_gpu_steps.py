@@ -17,7 +17,6 @@ import argparse
 import copy
 import csv
 import json
-import pickle
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from benchmarks.timm_steps import channels_last
+from benchmarks.timm_steps import read_trace
 from helpers.timing import kernel_time
 from helpers.timing.kernel_time import constants, kernel_seconds
 from helpers.timing.op import Op
@@ -80,13 +79,9 @@ def read(steps: Path, folder: Path) -> Steps:
     """The steps of timm's benchmark that could be traced."""
     rows, known, parts = [], {}, []
     for row in csv.DictReader(steps.open()):
-        path = folder / f"{row['model']}-{row['length']}-{row['batch']}.pkl"
-        if row["source"] != "timm" or not path.exists():
+        traced = read_trace(folder, row)
+        if traced is None:
             continue
-        found = pickle.loads(path.read_bytes())
-        if isinstance(found, str):
-            continue
-        traced = channels_last(found[0]) if row["layout"] else found[0]
         for (op, _), times in traced.counted().items():
             parts.append((known.setdefault(op, len(known)), len(rows), times))
         rows.append(row)

@@ -13,14 +13,13 @@ import argparse
 import csv
 import hashlib
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.fit_gpu_steps import family
 from benchmarks.published_times import DATA, Row, by_flops, neusight, qwen, roofline, timm
-from benchmarks.timm_steps import channels_last
+from benchmarks.timm_steps import read_trace
 from helpers.timing import kernel_time
 from helpers.timing.kernel_time import constants
 from helpers.timing.specs import SPECS
@@ -71,13 +70,9 @@ def write_timm(steps: Path, folder: Path) -> None:
         table = csv.writer(out, lineterminator="\n")
         table.writerow(COLUMNS)
         for row in csv.DictReader(steps.open()):
-            path = folder / f"{row['model']}-{row['length']}-{row['batch']}.pkl"
-            found = (
-                pickle.loads(path.read_bytes()) if row["source"] == "timm" and path.exists() else ""
-            )
-            if isinstance(found, str):
+            traced = read_trace(folder, row)
+            if traced is None:
                 continue
-            traced = channels_last(found[0]) if row["layout"] else found[0]
             name, every = family(row["model"]), tuple(traced.flops)
             times = (
                 float(row["total_ms"]) / 1e3,

@@ -12,11 +12,12 @@ foreach default), attention written out (PyTorch 1.12 had no fused attention).
 from __future__ import annotations
 
 import csv
+import json
 import os
-import pickle
 import random
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from torch import nn
 
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
+from helpers.timing.op import Op
 from helpers.timing.trace_ops import TracedOps, TraceOps
 from helpers.torch_private import DynamicOutputShapeException, FakeTensorMode
 
@@ -133,6 +135,29 @@ def channels_last(traced: TracedOps) -> TracedOps:
     return TracedOps([tuple(map(turned, ops)) for ops in traced.ops], traced.order)
 
 
+def trace_path(folder: Path, model: str, length: int | str, batch: int | str) -> Path:
+    """Where the trace of one of timm's steps is kept."""
+    return folder / f"{model}-{length}-{batch}.json"
+
+
+def read_trace(folder: Path, row: Mapping[str, str]) -> TracedOps | None:
+    """The trace of a row of the published steps; None where there is none."""
+    path = trace_path(folder, row["model"], row["length"], row["batch"])
+    if row["source"] != "timm" or not path.exists():
+        return None
+    kept = json.loads(path.read_text(encoding="utf8"))
+    if "failed" in kept:
+        return None
+    kernels = [tuple(_op(values) for values in ops) for ops in kept["ops"]]
+    traced = TracedOps(kernels, [(index, phase) for index, phase in kept["order"]])
+    return channels_last(traced) if row["layout"] else traced
+
+
+def _op(values: list) -> Op:
+    op = Op(*values)
+    return op._replace(shape=tuple(op.shape))
+
+
 def main() -> None:
     rows = [row for row in csv.DictReader(open(sys.argv[1])) if row["source"] == "timm"]
     folder = Path(sys.argv[2])
@@ -140,20 +165,21 @@ def main() -> None:
     todo = sorted({(row["model"], int(row["length"]), int(row["batch"])) for row in rows})
     random.Random(0).shuffle(todo)
     for name, length, batch in todo:
-        path = folder / f"{name}-{length}-{batch}.pkl"
+        path = trace_path(folder, name, length, batch)
         if path.exists():
             continue
         begin = time.perf_counter()
         try:
-            found = trace(name, length, batch)
+            traced = trace(name, length, batch)[0]
+            kept = {"ops": traced.ops, "order": traced.order}
         except Exception as error:  # a model that timm has no more, or that needs its values
-            found = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        pickle.dump(found, open(path, "wb"))
+            kept = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        path.write_text(json.dumps(kept), encoding="utf8")
         print(
             name,
             length,
             batch,
-            found if isinstance(found, str) else len(found[0].order),
+            kept.get("failed") or len(kept["order"]),
             f"{time.perf_counter() - begin:.1f} s",
             flush=True,
         )

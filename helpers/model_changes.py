@@ -122,7 +122,7 @@ def check_trainable(model: nn.Module, frozen: Collection[str] = ()) -> None:
 
 
 @contextmanager
-def as_if_real() -> Iterator[None]:
+def as_if_real(convert: bool = False) -> Iterator[None]:
     """Inside, the libraries treat tensors without values (`FakeTensor`) as they treat real ones.
 
     `nn.Module.to` does nothing. peft calls it to move new adapters to the device and dtype of their
@@ -133,9 +133,37 @@ def as_if_real() -> Iterator[None]:
 
     transformers asks `is_fake_tensor` to avoid code that reads values. It is told False, so that
     the operations are those of the real step.
+
+    convert  True: `nn.Module.to`, `.bfloat16()`, `.half()`, `.float()`, `.double()` and `.cuda()`
+             convert and move. Each parameter stays the same object and gets new data, as on real
+             tensors, so that tied weights and an optimizer that was made before stay right.
     """
+    changed = {"_apply": _apply} if convert else {"to": lambda module, *args, **kwargs: module}
     with (
-        patch.object(nn.Module, "to", lambda module, *args, **kwargs: module),
+        patch.multiple(nn.Module, **changed),
         patch.object(import_utils, "is_fake_tensor", lambda tensor: False),
     ):
         yield
+
+
+def _apply(module: nn.Module, function: Callable, recurse: bool = True) -> nn.Module:
+    """What `nn.Module._apply` does to real tensors: new data for every parameter and gradient."""
+    if recurse:
+        for child in module.children():
+            child._apply(function, recurse)  # as RNNs have one of their own
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            applied = function(parameter)
+            gradient = parameter.grad
+            if gradient is not None:
+                parameter.grad = None  # a gradient has the dtype of its parameter
+                gradient = function(gradient)
+            if applied is not parameter:
+                parameter.data = applied
+            parameter.grad = gradient
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ __all__ = [
     "is_view",
     "load_cuda_kernel",
     "no_work",
+    "parse_to",
     "process_group",
     "rebuild_buckets",
     "storage_key",
@@ -55,10 +57,16 @@ __all__ = [
 disable_current_modes = _disable_current_modes
 WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
 foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place
+parse_to = torch._C._nn._parse_to  # reads the arguments of `nn.Module.to`
 foreach_norm = torch._foreach_norm  # the L2 norms of a list of tensors
 # The function that draws until all values are within the bounds.
 TRUNCATED_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 SKIPS_STEPS = "_maybe_opt_step"  # the method of GradScaler that leaves out a step that overflowed
+# (module, name) of what decides whether an optimizer updates many tensors by one kernel: functions
+# that list devices, and lists of the types of tensors.
+_FOREACH = (import_module("torch.optim.optimizer"), import_module("torch.utils._foreach_utils"))
+FOREACH_DEVICES = tuple((module, "_get_foreach_kernels_supported_devices") for module in _FOREACH)
+FOREACH_TYPES = tuple((module, "_foreach_supported_types") for module in _FOREACH)
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

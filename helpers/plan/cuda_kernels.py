@@ -7,63 +7,64 @@ GPU kernels keep other tensors for the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from helpers.recipe import StepSettings
 
+Function = Callable[..., Any]
+OWNERS = (torch, torch.Tensor, F, torch.special, torch.linalg)
 DROPOUT = {F.dropout, torch.dropout}
-# Operations that autocast runs in fp32 on CUDA and in the dtype of their input on a CPU; only those
-# that models use ("CUDA Ops that can autocast to float32",
-# https://docs.pytorch.org/docs/stable/amp.html).
-FP32 = {
-    F.layer_norm,
-    torch.layer_norm,
-    F.softmax,
-    torch.softmax,
-    torch.Tensor.softmax,
-    F.log_softmax,
-    torch.log_softmax,
-    torch.Tensor.log_softmax,
-    F.cross_entropy,
-    F.nll_loss,
-    F.group_norm,
-    torch.group_norm,
-    F.softplus,
-    torch.Tensor.__pow__,
-} | {
-    getattr(owner, name)
-    for owner in (torch, torch.Tensor)
-    for name in (
-        "exp",
-        "expm1",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "pow",
-        "reciprocal",
-        "rsqrt",
-        "logsumexp",
-        "cumsum",
-        "cumprod",
-    )
-}
+
+
+def _named(names: str) -> frozenset[Function]:
+    """Every public function and Tensor method of PyTorch with one of these names."""
+    owned = ((owner, name) for name in names.split() for owner in OWNERS)
+    return frozenset(getattr(owner, name) for owner, name in owned if hasattr(owner, name))
+
+
+# What autocast runs in fp32 on CUDA ("CUDA Ops that can autocast to float32",
+# https://docs.pytorch.org/docs/stable/amp.html, and AT_FORALL_FP32 of ATen/autocast_mode.h), most
+# of it in the dtype of its input on a CPU. With PyTorch's other names for the same operations, and
+# with those that it computes by one of them.
+FP32 = _named(
+    "acos arccos asin arcsin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan "
+    "pow square softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm "
+    "nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss cross_entropy "
+    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
+    "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
+    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp interpolate upsample "
+    "__pow__ __rpow__ __rdiv__ __rtruediv__"
+)
+# Those to which autocast gives dtype=torch.float32 and the input as it is, so that the kernel casts
+# (AT_FORALL_FP32_SET_OPT_DTYPE).
+DTYPE_FP32 = _named("softmax log_softmax cumsum cumprod sum prod norm vector_norm matrix_norm")
+# What only a CPU's autocast runs in fp32; on a GPU it runs in the dtype of its input.
+AS_GIVEN = _named("avg_pool3d max_pool3d adaptive_avg_pool3d adaptive_max_pool3d pad")
+# What autocast runs in 16 bits on CUDA, and in the dtype of its input on a CPU.
+LOW = _named("mv addmv addr prelu")
+REFUSED = _named("binary_cross_entropy")
 
 
 class CudaKernels(TorchFunctionMode):
     """While active, a step on CPU tensors keeps the tensors that it would keep on a GPU.
 
     Dropout is the fused kernel, whose mask takes one byte per element (a CPU keeps four). Attention
-    with dropout is a fused kernel, too. Under autocast the operations in `FP32` run in fp32.
-    PyTorch switches such a mode off during `backward`, so a model that recomputes activations there
-    has to enter it again (`models.empty(recipe, recompute=...)`).
+    with dropout is a fused kernel, too. Under autocast the operations in `FP32` and `DTYPE_FP32`
+    run in fp32. PyTorch switches such a mode off inside its own functions, such as `backward`, so a
+    model that recomputes activations there has to enter it again
+    (`models.empty(recipe, recompute=...)`). Those in `OPENED` run with the mode on.
 
     settings  only the precision is read: "bf16" and "fp16" mean autocast
     active    False changes nothing
     fused     False: the GPU has no fused attention kernel for the dtype (bf16 before Ampere), and
               PyTorch computes attention as separate operations
+    Raises RuntimeError for binary_cross_entropy under autocast, as CUDA does.
     """
 
     def __init__(self, settings: StepSettings, active: bool = True, fused: bool = True):
@@ -74,16 +75,72 @@ class CudaKernels(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.active and function in DROPOUT:
+        if not self.active:
+            return function(*args, **kwargs)
+        if function in OPENED:
+            with self:
+                return OPENED[function](*args, **kwargs)
+        if function in DROPOUT:
             return _dropout(*args, **kwargs)
-        if self.active and function is F.scaled_dot_product_attention:
+        if function is F.scaled_dot_product_attention:
             return self.attention(*args, **kwargs)
-        if self.active and self.mixed and function in FP32 and torch.is_autocast_enabled("cpu"):
-            args = [_to_fp32(value) for value in args]
-            kwargs = {name: _to_fp32(value) for name, value in kwargs.items()}
-            with torch.autocast("cpu", enabled=False):
-                return function(*args, **kwargs)
+        if self.mixed and function in AUTOCAST and torch.is_autocast_enabled("cpu"):
+            return _as_cuda_autocasts(function, args, kwargs)
         return function(*args, **kwargs)
+
+
+def _as_cuda_autocasts(function: Function, args: tuple, kwargs: dict) -> Any:
+    """The result of an operation of `AUTOCAST`, in the dtype that autocast gives it on CUDA."""
+    if function in REFUSED:
+        raise RuntimeError(
+            "torch.nn.functional.binary_cross_entropy is refused under autocast on a GPU: use "
+            "binary_cross_entropy_with_logits."
+        )
+    dtype = torch.get_autocast_dtype("cpu")
+    with torch.autocast("cpu", enabled=False):
+        if function in DTYPE_FP32:
+            given = [value for value in (*args, kwargs.get("dtype")) if type(value) is torch.dtype]
+            if not given and _is_low(args[0] if args else kwargs.get("input", kwargs.get("x"))):
+                kwargs = kwargs | {"dtype": torch.float32}
+        elif function in LOW:
+            args = tuple(_to_low(value, dtype) for value in args)
+            kwargs = {name: _to_low(value, dtype) for name, value in kwargs.items()}
+        elif function in FP32 and "area" not in (*_strings(args), *_strings(kwargs.values())):
+            args = tuple(_to_fp32(value) for value in args)
+            kwargs = {name: _to_fp32(value) for name, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+
+def opened(function: Function) -> Function:
+    """A copy of a Python function of PyTorch's that function modes see through.
+
+    As a rule such a function hands itself to the modes, which are then off in its body: what it
+    calls there escapes them. The copy does not ask for modes, so it runs with those that are on.
+    """
+    source: Any = function
+    asks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**source.__globals__, **dict.fromkeys(asks, lambda *tensors: False)}
+    copy = FunctionType(
+        source.__code__, names, source.__name__, source.__defaults__, source.__closure__
+    )
+    copy.__kwdefaults__ = source.__kwdefaults__
+    return copy
+
+
+AUTOCAST = FP32 | DTYPE_FP32 | AS_GIVEN | LOW | REFUSED
+# They call dropout, attention, or operations that autocast runs in fp32. nn.MultiheadAttention and
+# the layers of nn.Transformer are built on the first.
+OPENED: dict[Function, Function] = {
+    function: opened(function)
+    for function in (
+        F.multi_head_attention_forward,
+        F.normalize,
+        F.gumbel_softmax,
+        F.softmin,
+        F.gaussian_nll_loss,
+        F.triplet_margin_with_distance_loss,
+    )
+}
 
 
 def _dropout(input, p=0.5, training=True, inplace=False, train=None):
@@ -112,18 +169,16 @@ def _written_out(
 
     16-bit inputs are computed in fp32, since
     `torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp` is off by default. The probabilities
-    are kept for the backward pass. Raises NotImplementedError for grouped queries.
+    are kept for the backward pass. With grouped queries, keys and values are repeated first.
     """
-    if enable_gqa:
-        raise NotImplementedError(
-            "Grouped queries are not planned without a fused kernel: repeat keys and values first."
-        )
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     with torch.autocast("cpu", enabled=False):
         query, key, value = (tensor.to(dtype).float() for tensor in (query, key, value))
         # Half of the scale goes to each side, so that the products stay small.
         factor = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
         query = query * factor
+        if enable_gqa:
+            key, value = (_repeated(tensor, query.shape[-3]) for tensor in (key, value))
         if is_causal:
             shape = query.shape[-2], key.shape[-2]
             attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
@@ -142,7 +197,26 @@ def _written_out(
         return output
 
 
+def _repeated(tensor, heads):
+    """Keys or values [..., fewer heads, tokens, width], each head as often as queries have it."""
+    times = heads // tensor.shape[-3]
+    return tensor if times == 1 else tensor.repeat_interleave(times, -3)
+
+
+def _strings(values: Iterable[object]) -> list[str]:
+    return [value for value in values if isinstance(value, str)]
+
+
+def _is_low(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
 def _to_fp32(value):
     """A 16-bit tensor in fp32; anything else as it is."""
-    low = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if low else value
+    return value.float() if _is_low(value) else value
+
+
+def _to_low(value, dtype):
+    """A tensor of 16 or 32 bits in autocast's dtype; anything else as it is."""
+    eligible = _is_low(value) or (isinstance(value, torch.Tensor) and value.dtype == torch.float32)
+    return value.to(dtype) if eligible else value

@@ -1,37 +1,44 @@
 """A plan of your own training step: any model, any loop, with or without a GPU.
 
-You write what you would write for a GPU, in a function, and leave out `.cuda()`:
+You write what you would write for a GPU, in a function:
 
     def setup():
-        model = MyModel().train()
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)  # the default on a GPU
-        batch = torch.zeros(32, 3, 224, 224)
+        model = MyModel().cuda().train()
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.zeros(32, 3, 224, 224, device="cuda")
 
         def step():
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):  # "cpu" here, "cuda" there
+            with torch.autocast("cuda", torch.bfloat16):
                 loss = model(batch).square().mean()
             loss.backward()
             optimizer.step()
 
         return [model, batch], step
 
-    print(plan_custom_step(setup, mixed=True).allocator_peaks("T4"))
+    print(plan_custom_step(setup).allocator_peaks("T4"))
 
 `setup` returns what is on the GPU before the first step, and the step. Both are run on fake
 tensors, which have no values, so the step must not depend on any; nothing is computed or allocated.
+
+Where the set-up or the step names CUDA as a device, only what is on the GPU counts: what was moved
+there, made there, or computed from such. Where neither does, everything counts, and "cpu" may stand
+wherever "cuda" would.
+
+DistributedDataParallel's buckets are not planned here, as it needs a process group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from helpers.gpus import GPU, cublas_workspace, find
-from helpers.memory.allocator import AllocatorPeaks, CachingAllocator
+from helpers.gpus import GPU, WORKSPACE, cublas_workspace, find
+from helpers.memory.allocator import MAX_STEPS, AllocatorPeaks, CachingAllocator
 from helpers.memory.tracker import (
     ACTIVATIONS,
     BORN,
@@ -42,13 +49,12 @@ from helpers.memory.tracker import (
     steady_memory,
 )
 from helpers.model_changes import as_if_real
-from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
-from helpers.recipe import Recipe
+from helpers.plan.gpu_calls import GPUCalls, Places, as_on_gpu
 from helpers.timing.specs import GpuSpecs
 from helpers.timing.step_seconds import Seconds, seconds
 from helpers.timing.trace_ops import Recorder, TracedOps
-from helpers.torch_private import FakeTensorMode
+from helpers.torch_private import FakeTensorMode, storage_key, tree_leaves
 from helpers.units import GIB
 
 OnGPU = Sequence[nn.Module | torch.Tensor]
@@ -77,20 +83,9 @@ class CustomStepPlan:
         for an unknown GPU.
         """
         gpu = find(gpu) if isinstance(gpu, str) else gpu
-        workspaces = [cublas_workspace(gpu) // 2] * 2
-        trace, allocator = self.storage_trace, CachingAllocator()
-        addresses: dict[int, int] = {}  # storage -> address
-        for event, (kind, storage, _, _) in enumerate(trace.events):
-            if event == self.last:
-                allocator.reset_peaks()
-            if kind == BORN and trace.bytes[storage]:
-                if event >= trace.begin and trace.made_by[storage] in MATMULS:
-                    while workspaces:
-                        allocator.malloc(workspaces.pop())
-                addresses[storage] = allocator.malloc(trace.bytes[storage])
-            elif kind == DIES and storage in addresses:
-                allocator.free(addresses.pop(storage))
-        return AllocatorPeaks(allocator.most_allocated, allocator.most_reserved)
+        replay = _Replay(cublas_workspace(gpu) // 2)
+        replay.run(self.storage_trace, self.last)
+        return replay.run(self.storage_trace, len(self.storage_trace.events))
 
     def seconds(self, gpu: str | GPU | GpuSpecs) -> Seconds:
         """How long the last step takes on a GPU (`Plan.seconds`), fp32 products without TF32.
@@ -104,45 +99,153 @@ class CustomStepPlan:
         return f"{self.peak / GIB:.2f} GiB of tensors at the peak"
 
 
+class _Replay:
+    """The allocator during the events of a trace. `workspace` is the bytes of each of cuBLAS's."""
+
+    def __init__(self, workspace: int):
+        self.allocator, self.workspaces = CachingAllocator(), [workspace] * 2
+        self.addresses: dict[int, int] = {}  # storage -> address
+        self.done = 0  # events
+
+    def run(self, trace: StorageTrace, end: int) -> AllocatorPeaks:
+        """The peaks from where the last call ended up to an event, that one left out."""
+        self.allocator.reset_peaks()
+        for event in range(self.done, end):
+            kind, storage, _, _ = trace.events[event]
+            if kind == BORN and trace.bytes[storage]:
+                if event >= trace.begin and trace.made_by[storage] in MATMULS:
+                    while self.workspaces:
+                        self.allocator.malloc(self.workspaces.pop())
+                self.addresses[storage] = self.allocator.malloc(trace.bytes[storage])
+            elif kind == DIES and storage in self.addresses:
+                self.allocator.free(self.addresses.pop(storage))
+        self.done = end
+        return AllocatorPeaks(self.allocator.most_allocated, self.allocator.most_reserved)
+
+
+class _GPUTracker(Tracker):
+    """A tracker that knows which of its storages are not on the GPU."""
+
+    def __init__(self, places: Places):
+        super().__init__()
+        self.places = places
+        self.host: set[int] = set()  # storages
+
+    def adopt_rest(self) -> None:
+        """Count what else is on the GPU already."""
+        for storage in self.places.storages_on_gpu():
+            if storage_key(storage) not in self._alive:
+                self._born(storage, ACTIVATIONS, "given")
+
+    def _born(self, storage: torch.UntypedStorage, category: int, made_by: str) -> None:
+        if not self.places.on_gpu(storage):
+            self.host.add(len(self.storage_trace.bytes))
+        super()._born(storage, category, made_by)
+
+    def counted(self, marks: Sequence[int]) -> tuple[StorageTrace, list[int]]:
+        """(the trace as far as it counts, numbers of events as numbers of events that count)."""
+        trace = self.storage_trace
+        host = self.host if self.places.named else set()
+        counts = [event[1] not in host for event in trace.events]
+        events = [event for event, count in zip(trace.events, counts) if count]
+        begin, *marks = (sum(counts[:mark]) for mark in (trace.begin, *marks))
+        return replace(trace, events=events, begin=begin), marks
+
+
 def plan_custom_step(
     setup: Callable[[], tuple[OnGPU, Callable[[], object]]],
     mixed: bool = False,
     fused_attention: bool = True,
-    steps: int = 2,
+    steps: int | None = 2,
 ) -> CustomStepPlan:
     """Plan the last of `steps` steps on a GPU; in the first one optimizers make their states.
 
     setup            returns (modules and tensors that are on the GPU before the first step, step)
-    mixed            whether the step uses autocast: on a GPU it keeps other operations in fp32
+    mixed            no longer needed: whether operations run in fp32 follows from autocast itself
     fused_attention  False where the GPU has no fused attention kernel for the dtype: bf16 on GPUs
                      before Ampere
-    Raises ValueError for a number of steps below 1, TypeError where setup returns something else.
+    steps            how many; None goes on until one reserves nothing new, six at most
+    Raises ValueError for a number of steps below 1, TypeError where setup returns something else,
+    NotImplementedError for weights of 4 or 8 bits of bitsandbytes.
     """
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise ValueError(f"steps={steps} must be 1 or more.")
-    precision = Recipe(precision="bf16" if mixed else "fp32")
+    places = Places()
     with (
-        as_if_real(),
+        as_if_real(convert=True),
+        as_on_gpu(places),
         FakeTensorMode(allow_non_fake_inputs=True),
         FakeValues(),
-        CudaKernels(precision, fused=fused_attention),
+        places,
+        GPUCalls(places, fused=fused_attention),
+        _quantized_weights_refused(),
     ):
         on_gpu, step = _checked(setup())
-        tracker, recorder = Tracker(), Recorder(automatic=True)
+        tracker = _GPUTracker(places)
         with steady_memory(), tracker:
             for item in on_gpu:
-                if isinstance(item, nn.Module):
-                    tracker.adopt(_tensors_as_moved(item), PARAMETERS)
-                else:
-                    tracker.adopt(item, ACTIVATIONS)
+                tensors = _tensors_as_moved(item) if isinstance(item, nn.Module) else item
+                if not places.named:
+                    places.put_on_gpu(_tensors_in(tensors))
+                tracker.adopt(tensors, PARAMETERS if isinstance(item, nn.Module) else ACTIVATIONS)
+            tracker.adopt_rest()
             tracker.storage_trace.begin = len(tracker.storage_trace.events)
-            for number in range(steps):
-                if number == steps - 1:
-                    tracker.recorder = recorder
-                last = len(tracker.storage_trace.events)
-                step()
-    trace = tracker.storage_trace
-    return CustomStepPlan(_peak(trace, last), trace, last, recorder.traced)
+            last, operations = _run(tracker, step, steps)
+    trace, (last,) = tracker.counted([last])
+    return CustomStepPlan(_peak(trace, last), trace, last, operations)
+
+
+class _GPURecorder(Recorder):
+    """Notes what runs on tensors that are on the GPU; the rest takes none of its time."""
+
+    def __init__(self, places: Places):
+        super().__init__(automatic=True)
+        self.places = places
+
+    def see(self, function, args, kwargs, out) -> None:
+        """Note one operation, unless CUDA was named and all of its results are on the host."""
+        results = _tensors_in(out)
+        on_host = [not self.places.on_gpu(result.untyped_storage()) for result in results]
+        if not (self.places.named and results and all(on_host)):
+            super().see(function, args, kwargs, out)
+
+
+def _run(
+    tracker: _GPUTracker, step: Callable[[], object], steps: int | None
+) -> tuple[int, TracedOps]:
+    """Run steps; return the event with which the last one began, and its operations."""
+    begins: list[int] = []
+    recorder = _GPURecorder(tracker.places)
+    for number in range(steps or MAX_STEPS):
+        if steps is None or number == steps - 1:  # the last one, or one that may be the last
+            recorder = tracker.recorder = _GPURecorder(tracker.places)
+        begins.append(len(tracker.storage_trace.events))
+        step()
+        if steps is None:
+            trace, ends = tracker.counted([*begins[1:], len(tracker.storage_trace.events)])
+            replay = _Replay(WORKSPACE)
+            reserved = [replay.run(trace, end).reserved for end in ends]
+            if reserved[-2:] == reserved[-1:] * 2:
+                break
+    return begins[-1], recorder.traced
+
+
+@contextmanager
+def _quantized_weights_refused() -> Iterator[None]:
+    """Inside, the error of a tensor class that cannot be without values is a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Creating a new Tensor subclass" not in str(error):
+            raise
+        raise NotImplementedError(
+            "Weights of 4 or 8 bits (Linear4bit, Linear8bitLt) are not planned in a step of one's "
+            "own: plan the model with nn.Linear in bf16, which is an upper bound."
+        ) from error
+
+
+def _tensors_in(tensors: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
 
 
 def _checked(returned: object) -> tuple[OnGPU, Callable[[], object]]:

@@ -1,12 +1,15 @@
 """Plans against published times that no constant was fitted to: the means hold."""
 
+import json
 from itertools import groupby
 
 import pytest
 
 from benchmarks import published_times
 from benchmarks.keep_times import constants_mark
+from benchmarks.timm_steps import read_trace, trace_path
 from helpers.timing.kernel_time import constants
+from helpers.timing.op import Op
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +64,14 @@ def test_no_family_of_models_is_both_fitted_and_held_out():
     fitted = set(constants()["fitted families"])
     for name, some in groupby(rows, key=lambda row: family(row["model"])):
         assert {row["fitted"] for row in some} == {"yes" if name in fitted else "no"}
+
+
+def test_a_kept_trace_is_read_as_it_was(tmp_path):
+    ops = [(Op("mm", "matmul", "fp16", 8, 4, 2, (1, 2, 2, 2), "tn"),), ()]
+    row = {"source": "timm", "model": "vit", "length": "224", "batch": "2", "layout": ""}
+    kept = json.dumps({"ops": ops, "order": [(0, 0), (1, 1)]})
+    trace_path(tmp_path, "vit", 224, 2).write_text(kept, encoding="utf8")
+    traced = read_trace(tmp_path, row)
+    assert (traced.ops, traced.order) == (ops, [(0, 0), (1, 1)])
+    trace_path(tmp_path, "vit", 224, 2).write_text('{"failed": "no such model"}', encoding="utf8")
+    assert read_trace(tmp_path, row) is None
