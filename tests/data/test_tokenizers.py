@@ -179,7 +179,7 @@ def test_a_tokenizer_converted_from_debertas_own_files(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    ["best[start] + score >", "else -math.inf", 'normalize("NFKC"', "if not one == before"],
+    ["best[start] + score >", "else -math.inf", 'normalize("NFKC"', "if not current == before"],
 )
 def test_the_test_finds_what_is_changed(change):
     """Each part of the by-hand tokenizer matters: without it some text comes out otherwise."""
@@ -187,7 +187,7 @@ def test_the_test_finds_what_is_changed(change):
         "best[start] + score >": "best[start] + score >=",
         "else -math.inf": "else unknown",
         'normalize("NFKC"': 'normalize("NFC"',
-        "if not one == before": "if True or one == before",
+        "if not current == before": "if True or current == before",
     }[change]
     assert change in cells()
     names = {**LIBRARIES, "tokenizer": tokenizer()}
