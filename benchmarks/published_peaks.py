@@ -2,11 +2,10 @@
 
 torch-preflight 0.5.0 ships what its authors measured on a Tesla T4 with PyTorch 2.11
 (tests/calibration/measured_peaks.json of its source distribution, written by measure_cuda.py beside
-it): eight training steps with autocast and AdamW,
-each the second of its kind, with the allocated and the reserved peak. Below are these figures, and
-the same steps written anew. The script uses bf16 where PyTorch says that the GPU can, and PyTorch
-says so of a T4, since it emulates bf16. The T4 has no fused attention kernel for bf16, so attention
-is planned written out.
+it): eight training steps with autocast and AdamW, each the second of its kind, with the allocated
+and the reserved peak. Below are these figures, and the same steps written anew. The script uses
+bf16 where PyTorch says that the GPU can, and PyTorch says so of a T4, since it emulates bf16. The
+T4 has no fused attention kernel for bf16, so attention is planned written out.
 
 optimum-benchmark keeps the reports of its own tests
 (https://huggingface.co/datasets/optimum-benchmark/cuda, commits 289e2d8d3939 for DeBERTa and
