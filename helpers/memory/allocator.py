@@ -9,8 +9,9 @@ for the next tensor, so "reserved" is more than allocated. Both follow from the 
 tensors are made and freed, which a plan knows.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings (no expandable
-segments, no rounding to powers of two), for one stream. What a second stream holds, such as the one
-on which FSDP gathers parameters, is counted as if it were the first's. The real GPU whose peaks the
+segments, no rounding to powers of two), for one stream. Each stream has pools of its own, so that
+what another one holds, such as the one on which FSDP gathers parameters, is replayed by itself
+(`AllocationTrace.only`). The real GPU whose peaks the
 simulation is compared with (benchmarks/published_peaks.py) ran PyTorch 2.11.
 """
 
@@ -58,6 +59,17 @@ class AllocationTrace:
     states: np.ndarray
     moves: np.ndarray
     phases: np.ndarray
+
+    def only(self, storages: np.ndarray) -> AllocationTrace:
+        """The calls for some storages, such as those of one stream; bool [storages]."""
+        moved = storages[np.abs(self.moves) - 1]
+        return AllocationTrace(
+            self.sizes,
+            self.given[storages[self.given]],
+            self.states[storages[self.states]],
+            self.moves[moved],
+            self.phases[moved],
+        )
 
     @cached_property
     def least(self) -> int:
@@ -242,7 +254,7 @@ class CachingAllocator:
         else:
             segment = _round_up(size, ROUND)
         if self.capacity is not None and self.reserved + segment > self.capacity:
-            self._give_back()
+            self.give_back()
             if self.reserved + segment > self.capacity:
                 raise CapacityExceeded(
                     f"{segment} bytes more than the {self.capacity} that there are, "
@@ -262,8 +274,11 @@ class CachingAllocator:
         if taken.next is not None:
             self._blocks[taken.next].previous = address
 
-    def _give_back(self) -> None:
-        """Give every wholly free segment back to the driver, as PyTorch does before it fails."""
+    def give_back(self) -> None:
+        """Give every wholly free segment back to the driver: `torch.cuda.empty_cache`.
+
+        PyTorch does so as well before it fails.
+        """
         for pool in self._free.values():
             kept = []
             for size, address in pool:

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.gpus import find
-from helpers.memory.timeline import Plan
+from helpers.gpus import GPU, as_gpu
+from helpers.memory.timeline import Fit, Plan
 from helpers.memory.tracker import CATEGORIES, PHASES
 from helpers.units import GIB, MIB
+from helpers.units import size as size_of
+from helpers.values import each_of_type, whole
 
 # Colours that most readers with a colour vision deficiency tell apart (Okabe and Ito 2008).
 COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#999999")))
+# What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
+OVERHEAD = "context, workspace,\nallocator, margin"
+# Beside colours, so that a print in one grey tells the categories apart.
+HATCHES = dict(zip(CATEGORIES, ("", "////", "--", "", "....")))
+EDGE = "#3A3A3A"  # of areas and hatches: 3:1 against white and against every colour of an area
 POINTS = 1500  # a timeline is thinned to about this many points; every peak stays
+
+
+class DescribedFigure(Figure):
+    """A matplotlib figure with a text for those who cannot see it.
+
+    alt  the text; notebooks and their pages carry it with the picture
+    """
+
+    alt = ""
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(type(self).__name__, "Figure")
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+        """Only the metadata: Jupyter draws the picture as that of any figure."""
+        return {}, {"image/png": {"alt": self.alt}} if self.alt else {}
 
 
 def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> Figure:
@@ -24,17 +48,23 @@ def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> F
 
     capacity  of a GPU in bytes, drawn as a line
     """
-    named = {"": plans} if isinstance(plans, Plan) else dict(plans)
+    named = {"": plans} if isinstance(plans, Plan) else plans
+    each_of_type("plans", named, Plan)
+    if capacity is not None:
+        whole("capacity", capacity, 1, 2**50)
     top = max(plan.peak for plan in named.values())
     unit, name = _unit(top)
     size = 3 + 4 * len(named), 3.6
-    figure, axes = plt.subplots(1, len(named), figsize=size, sharey=True, squeeze=False)
+    shared: dict[str, Any] = {"sharey": True, "squeeze": False, "FigureClass": DescribedFigure}
+    figure, axes = plt.subplots(1, len(named), figsize=size, **shared)
     for axis, (label, plan) in zip(axes[0], named.items()):
         starts = [0, *(np.flatnonzero(np.diff(plan.phases)) + 1), len(plan.phases)]
         points = _thinned(plan, starts)
         colours = [COLOURS[category] for category in CATEGORIES]
         stack = plan.timeline[points].T / unit
-        axis.stackplot(points, stack, labels=CATEGORIES, linewidth=0, colors=colours)
+        areas = axis.stackplot(points, stack, labels=CATEGORIES, colors=colours)
+        for area, category in zip(areas, CATEGORIES):
+            area.set(hatch=HATCHES[category], edgecolor=EDGE, linewidth=0.3)
         _mark_phases(axis, plan, starts)
         peak = plan.peak_index, plan.peak / unit
         axis.plot(*peak, "kv", markersize=5)
@@ -42,6 +72,15 @@ def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> F
         axis.annotate(f"{peak[1]:.2f} {name}", peak, **above)
         if capacity:
             axis.axhline(capacity / unit, color="black", linestyle="--", linewidth=1)
+            axis.text(
+                0.99,
+                capacity / unit,
+                f"memory of the GPU: {capacity / unit:.1f} {name}",
+                transform=axis.get_yaxis_transform(),
+                ha="right",
+                va="bottom",
+                fontsize=8,
+            )
         axis.set(
             title=label,
             xlabel="one optimizer step, event by event",
@@ -51,7 +90,21 @@ def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> F
         )
     axes[0][0].set_ylabel(name)
     axes[0][-1].legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
-    return closed(figure)
+    limit = f" The GPU has {size_of(capacity)}." if capacity else ""
+    return closed(
+        figure, f"Bytes alive over one optimizer step, by category. {_said(named)}{limit}"
+    )
+
+
+def _said(named: Mapping[str, PlanAtPeak]) -> str:
+    """The peak of each plan and what is in it, in words."""
+    sentences = []
+    for label, plan in named.items():
+        parts = ", ".join(f"{name} {size_of(count)}" for name, count in plan.at_peak.items())
+        where = f"{label}: peak" if label else "Peak"
+        phase = f" in the {plan.peak_phase} phase" if isinstance(plan, Plan) else ""
+        sentences.append(f"{where} of {size_of(plan.peak)}{phase}: {parts}.")
+    return " ".join(sentences)
 
 
 def _unit(most: int) -> tuple[int, str]:
@@ -81,24 +134,57 @@ def _mark_phases(axis: Axes, plan: Plan, starts: Sequence[int]) -> None:
             )
 
 
-def categories(plans: Mapping[str, Plan], gpu: str | None = None) -> Figure:
+@runtime_checkable
+class PlanAtPeak(Protocol):
+    """What `categories` draws of a plan: a `Plan`, or a kept one that has no timeline."""
+
+    @property
+    def at_peak(self) -> dict[str, int]: ...
+
+    @property
+    def peak(self) -> int: ...
+
+    def fits(self, gpu: str | GPU) -> Fit: ...
+
+
+def categories(plans: Mapping[str, PlanAtPeak], gpu: str | None = None) -> Figure:
     """One horizontal bar per plan: the bytes at its peak, by category.
 
-    gpu  name of a GPU, whose memory is drawn as a line. Raises ValueError for an unknown one
+    gpu  name of a GPU, whose memory is drawn as a line. The bar then ends with what the GPU needs
+         beside tensors (CUDA context, workspace, allocator, margin), so that a bar that crosses
+         the line does not fit. Raises ValueError for an unknown one
     """
-    limit = find(gpu).memory if gpu else 0
-    top = max(max(plan.peak for plan in plans.values()), limit)
+    if not isinstance(plans, Mapping) or not plans:
+        each_of_type("plans", plans, Plan)
+    others = {name: plan for name, plan in plans.items() if not isinstance(plan, PlanAtPeak)}
+    each_of_type("plans", others, Plan, least=0)
+    limit = as_gpu(gpu).memory if gpu is not None else 0
+    beside = [plan.fits(gpu).need - plan.peak if gpu else 0 for plan in plans.values()]
+    needs = [plan.peak + more for plan, more in zip(plans.values(), beside)]
+    top = max(*needs, limit)
     unit, name = _unit(top)
-    figure, axis = plt.subplots(figsize=(8.5, 0.9 + 0.42 * len(plans)))
+    # Never lower than its legend.
+    size = (8.5, max(0.9 + 0.42 * len(plans), 2.0))
+    figure, axis = plt.subplots(figsize=size, FigureClass=DescribedFigure)
     left = np.zeros(len(plans))
     for category in CATEGORIES:
         values = np.array([plan.at_peak[category] / unit for plan in plans.values()])
-        colour = COLOURS[category]
-        axis.barh(list(plans), values, left=left, color=colour, label=category, height=0.65)
+        look: dict[str, Any] = {"color": COLOURS[category], "hatch": HATCHES[category]}
+        look |= {"edgecolor": EDGE, "linewidth": 0.4, "label": category}
+        axis.barh(list(plans), values, left=left, height=0.65, **look)
         left += values
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
+    if gpu:
+        widths = [more / unit for more in beside]
+        style: dict[str, Any] = {
+            "color": "white",
+            "edgecolor": "#777777",
+            "hatch": "////",
+            "linewidth": 0.5,
+        }
+        axis.barh(list(plans), widths, left=left, height=0.65, label=OVERHEAD, **style)
+        left += widths
     for row, total in enumerate(left):
-        axis.text(total, row, f" {total:.2f}", va="center", fontsize=9, zorder=3, bbox=box)
+        axis.text(total, row, f" {total:.2f}", va="center", fontsize=9, zorder=3)
     if gpu:
         label = f"{gpu}: {limit / unit:.1f} {name}"
         axis.axvline(limit / unit, color="black", linestyle="--", linewidth=1, label=label)
@@ -106,10 +192,18 @@ def categories(plans: Mapping[str, Plan], gpu: str | None = None) -> Figure:
     axis.grid(axis="y", visible=False)
     axis.set(xlabel=f"{name} at the peak", xlim=(0, top / unit * 1.12))
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return closed(figure)
+    verdicts = " ".join(
+        f"{label or 'The step'}: {plan.fits(gpu)}." for label, plan in plans.items() if gpu
+    )
+    return closed(figure, f"Bytes at the peak, by category. {_said(plans)} {verdicts}".strip())
 
 
-def closed(figure: Figure) -> Figure:
-    """Closed, so that a notebook shows it once, as the cell's value, and keeps no reference."""
+def closed(figure: Figure, alt: str = "") -> Figure:
+    """Closed, so that a notebook shows it once, as the cell's value, and keeps no reference.
+
+    alt  its alternative text, kept where it is a `DescribedFigure`
+    """
+    if isinstance(figure, DescribedFigure) and alt:
+        figure.alt = alt
     plt.close(figure)
     return figure

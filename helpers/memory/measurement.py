@@ -8,6 +8,7 @@ import torch
 
 from helpers import models
 from helpers.data import Encoded
+from helpers.language import four_bits
 from helpers.memory.cleanup import release
 from helpers.memory.timeline import Plan, to_plan
 from helpers.memory.trace import trace_step
@@ -97,4 +98,4 @@ def _train_a_few_steps(
             total - free,
         )
     trace = trace_step(model, optimizer, batch, recipe, scaler)
-    return trace, sum(parameter.numel() for parameter in model.parameters()), peaks
+    return trace, four_bits.count_parameters(model), peaks

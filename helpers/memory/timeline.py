@@ -11,14 +11,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers.gpus import CONTEXT, GPU, MALLOC, MARGIN, WORKSPACE, cublas_workspace, find
+from helpers.gpus import CONTEXT, GPU, MALLOC, MARGIN, WORKSPACE, as_gpu, cublas_workspace
 from helpers.memory.allocator import UNIT, AllocationTrace, AllocatorPeaks, replay
-from helpers.memory.tracker import BORN, CATEGORIES, DIES, MOVES, OPTIMIZER, PHASES, StorageTrace
+from helpers.memory.tracker import (
+    BORN,
+    CATEGORIES,
+    DIES,
+    HOST,
+    MOVES,
+    OPTIMIZER,
+    PHASES,
+    StorageTrace,
+)
 from helpers.recipe import StepSettings
 from helpers.timing.specs import GpuSpecs
 from helpers.timing.step_seconds import Seconds, seconds
 from helpers.timing.trace_ops import TracedOps
 from helpers.units import GIB
+from helpers.values import shown
 
 BLOCK = {"cuda": UNIT, "cpu": 1}  # bytes that sizes are rounded up to
 
@@ -39,6 +49,8 @@ class Plan:
                       largest first
     allocation_trace  births and deaths of the same events, for `allocator_peaks` and `overhead`
     operations        what a GPU runs in the step, for `seconds`; None where it was not traced
+    host              most bytes in the host's memory at once: offloaded activations, optimizer
+                      states and their copy of the weights, paged states; in no other figure
     """
 
     recipe: StepSettings
@@ -50,6 +62,7 @@ class Plan:
     largest_tensors: list[tuple[int, str, str]]
     allocation_trace: AllocationTrace
     operations: TracedOps | None
+    host: int = 0
 
     @property
     def peak_index(self) -> int:
@@ -88,7 +101,7 @@ class Plan:
         """
         if self.target != "cuda":
             raise ValueError('A CPU has no caching allocator: plan for target="cuda".')
-        gpu = find(gpu) if isinstance(gpu, str) else gpu
+        gpu = as_gpu(gpu)
         return replay(self.allocation_trace, cublas_workspace(gpu) // 2, capacity)
 
     @property
@@ -107,9 +120,10 @@ class Plan:
         """How long the step takes on a GPU, with its phases, its kernels and an interval.
 
         It is a model of the machine, with constants fitted from published measurements
-        (docs/gpu-time.md), and not exact as bytes are. Raises ValueError for an unknown GPU, one
-        without an arithmetic that the step uses, and a plan whose operations were not traced: for a
-        CPU, of real tensors, of a rank of a layout, or by interpolation.
+        (docs/gpu-time.md), and not exact as bytes are. Of a rank of a layout it is its own work,
+        without its messages (`ParallelPlan.seconds` has them). Raises ValueError for an unknown
+        GPU, one without an arithmetic that the step uses, and a plan whose operations were not
+        traced: for a CPU, of real tensors, or by interpolation.
         """
         if self.operations is None:
             raise ValueError(
@@ -167,7 +181,7 @@ def fit_on_gpu(gpu: str | GPU, peak: int, overhead: int) -> Fit:
     overhead  bytes that the allocator needs in addition (`Plan.overhead`), 0 to leave it out
     Raises ValueError for an unknown GPU.
     """
-    gpu = find(gpu) if isinstance(gpu, str) else gpu
+    gpu = as_gpu(gpu)
     return Fit(
         gpu,
         {
@@ -182,8 +196,8 @@ def fit_on_gpu(gpu: str | GPU, peak: int, overhead: int) -> Fit:
 
 def check_target(target: str) -> None:
     """Raises ValueError for a target that cannot be planned for."""
-    if target not in BLOCK:
-        raise ValueError(f"target={target!r} is not known: use cuda or cpu.")
+    if not isinstance(target, str) or target not in BLOCK:
+        raise ValueError(f"target={shown(target)} is not known: use cuda or cpu.")
 
 
 def to_plan(
@@ -202,13 +216,15 @@ def to_plan(
     rounded = -(-asked // BLOCK[target]) * BLOCK[target]
     # Everything that existed before the step is counted in the first row of the timeline.
     first = storage_trace.begin - 1
-    timeline = _changes(storage_trace, rounded).cumsum(axis=0)[first:]
+    everywhere = _changes(storage_trace, rounded).cumsum(axis=0)[first:]
+    timeline, on_host = everywhere[:, :HOST].copy(), everywhere[:, HOST]
     phases = np.array([phase for _, _, _, phase in storage_trace.events], dtype=np.int8)[first:]
     alive = _alive_after(storage_trace, first + _peak_index(timeline))
     largest_tensors = sorted(
         (
             (int(rounded[storage]), CATEGORIES[category], storage_trace.made_by[storage])
             for storage, category in alive.items()
+            if category != HOST
         ),
         reverse=True,
     )
@@ -222,6 +238,7 @@ def to_plan(
         largest_tensors,
         _allocation_trace(storage_trace, asked),
         storage_trace.operations if sizes is None else None,
+        int(on_host.max()),
     )
 
 
@@ -230,8 +247,8 @@ def _peak_index(timeline: np.ndarray) -> int:
 
 
 def _changes(storage_trace: StorageTrace, sizes: np.ndarray) -> np.ndarray:
-    """int64 [events, 5], bytes that each event adds to each category."""
-    changes = np.zeros((len(storage_trace.events), len(CATEGORIES)), dtype=np.int64)
+    """int64 [events, 6], bytes that each event adds to each category, the host's last."""
+    changes = np.zeros((len(storage_trace.events), HOST + 1), dtype=np.int64)
     category_of: dict[int, int] = {}
     for event, (kind, storage, category, _) in enumerate(storage_trace.events):
         if kind == BORN:
@@ -262,12 +279,16 @@ def _allocation_trace(storage_trace: StorageTrace, sizes: np.ndarray) -> Allocat
     step = storage_trace.events[storage_trace.begin :]
     moves = [
         (storage + 1 if kind == BORN else -storage - 1, phase)
-        for kind, storage, _, phase in step
-        if kind != MOVES
+        for kind, storage, category, phase in step
+        if kind != MOVES and category != HOST
     ]
     signed, phases = np.array(moves, dtype=np.int32).reshape(-1, 2).T
     given, states = (
-        [storage for _, storage, category, _ in before if (category == OPTIMIZER) == are_states]
+        [
+            storage
+            for _, storage, category, _ in before
+            if category != HOST and (category == OPTIMIZER) == are_states
+        ]
         for are_states in (False, True)
     )
     return AllocationTrace(

@@ -1,6 +1,6 @@
-"""`python -m helpers.plan`: does this training step fit that GPU?"""
+"""`python -m helpers.plan`: does this training step fit that GPU? The same as `tight-fit`."""
 
-from helpers.plan.command import main
+from helpers.plan.command import entry
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(entry("python -m helpers.plan"))

@@ -25,40 +25,45 @@ Where the set-up or the step names CUDA as a device, only what is on the GPU cou
 there, made there, or computed from such. Where neither does, everything counts, and "cpu" may stand
 wherever "cuda" would.
 
-DistributedDataParallel's buckets are not planned here, as it needs a process group.
+DistributedDataParallel is planned for one of `ranks` ranks, with its buckets
+(`helpers.plan.data_parallel`), layers of bitsandbytes with 4 and 8 bits by
+`helpers.plan.quantized`, and what older releases of PyTorch do by `helpers.plan.releases`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from helpers.gpus import GPU, WORKSPACE, cublas_workspace, find
+from helpers.gpus import GPU, WORKSPACE, as_gpu, cublas_workspace
 from helpers.memory.allocator import MAX_STEPS, AllocatorPeaks, CachingAllocator
 from helpers.memory.tracker import (
     ACTIVATIONS,
     BORN,
     DIES,
     PARAMETERS,
+    PRODUCTS,
     StorageTrace,
     Tracker,
     steady_memory,
 )
 from helpers.model_changes import as_if_real
+from helpers.plan.data_parallel import data_parallel
 from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.gpu_calls import GPUCalls, Places, as_on_gpu
+from helpers.plan.quantized import quantize, quantized_layers, state_tensors
+from helpers.plan.releases import as_in, parse
 from helpers.timing.specs import GpuSpecs
 from helpers.timing.step_seconds import Seconds, seconds
 from helpers.timing.trace_ops import Recorder, TracedOps
 from helpers.torch_private import FakeTensorMode, storage_key, tree_leaves
 from helpers.units import GIB
+from helpers.values import function, true_or_false, whole
 
 OnGPU = Sequence[nn.Module | torch.Tensor]
-MATMULS = {"mm", "addmm", "bmm", "baddbmm"}  # the operations that call cuBLAS
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,14 @@ class CustomStepPlan:
     storage_trace  every birth and death from before the first step on
     last           index of the event with which the last step begins
     operations     what a GPU runs in the last step, for `seconds`
+    release        (major, minor) of the PyTorch that is planned
     """
 
     peak: int
     storage_trace: StorageTrace
     last: int
     operations: TracedOps
+    release: tuple[int, int]
 
     def allocator_peaks(self, gpu: str | GPU) -> AllocatorPeaks:
         """The last step's allocated and reserved peak (bytes) in PyTorch's CUDA allocator.
@@ -82,8 +89,8 @@ class CustomStepPlan:
         cuBLAS's two workspaces are allocated with the first two matrix products. Raises ValueError
         for an unknown GPU.
         """
-        gpu = find(gpu) if isinstance(gpu, str) else gpu
-        replay = _Replay(cublas_workspace(gpu) // 2)
+        gpu = as_gpu(gpu)
+        replay = Replay(cublas_workspace(gpu) // 2 if self.release >= (2, 0) else 0)
         replay.run(self.storage_trace, self.last)
         return replay.run(self.storage_trace, len(self.storage_trace.events))
 
@@ -99,21 +106,29 @@ class CustomStepPlan:
         return f"{self.peak / GIB:.2f} GiB of tensors at the peak"
 
 
-class _Replay:
-    """The allocator during the events of a trace. `workspace` is the bytes of each of cuBLAS's."""
+class Replay:
+    """The allocator during the events of a trace.
 
-    def __init__(self, workspace: int):
-        self.allocator, self.workspaces = CachingAllocator(), [workspace] * 2
+    workspace  bytes of each of cuBLAS's two workspaces, 0 for none
+    capacity   bytes that the allocator may reserve, None for no limit
+    """
+
+    def __init__(self, workspace: int, capacity: int | None = None):
+        self.allocator = CachingAllocator(capacity)
+        self.workspaces = [workspace] * 2 if workspace else []
         self.addresses: dict[int, int] = {}  # storage -> address
         self.done = 0  # events
 
     def run(self, trace: StorageTrace, end: int) -> AllocatorPeaks:
-        """The peaks from where the last call ended up to an event, that one left out."""
+        """The peaks from where the last call ended up to an event, that one left out.
+
+        Raises allocator.CapacityExceeded where the capacity does not suffice.
+        """
         self.allocator.reset_peaks()
         for event in range(self.done, end):
             kind, storage, _, _ = trace.events[event]
             if kind == BORN and trace.bytes[storage]:
-                if event >= trace.begin and trace.made_by[storage] in MATMULS:
+                if event >= trace.begin and trace.made_by[storage] in PRODUCTS:
                     while self.workspaces:
                         self.allocator.malloc(self.workspaces.pop())
                 self.addresses[storage] = self.allocator.malloc(trace.bytes[storage])
@@ -123,11 +138,11 @@ class _Replay:
         return AllocatorPeaks(self.allocator.most_allocated, self.allocator.most_reserved)
 
 
-class _GPUTracker(Tracker):
+class GPUTracker(Tracker):
     """A tracker that knows which of its storages are not on the GPU."""
 
     def __init__(self, places: Places):
-        super().__init__()
+        super().__init__(on_gpu=True)
         self.places = places
         self.host: set[int] = set()  # storages
 
@@ -156,35 +171,52 @@ def plan_custom_step(
     setup: Callable[[], tuple[OnGPU, Callable[[], object]]],
     mixed: bool = False,
     fused_attention: bool = True,
-    steps: int | None = 2,
+    steps: int | None = None,
+    torch_version: str | None = None,
+    ranks: int | None = None,
 ) -> CustomStepPlan:
     """Plan the last of `steps` steps on a GPU; in the first one optimizers make their states.
+
+    By default steps go on until one reserves nothing new, as in a long run: where states are made
+    between freed activations, the third step may reserve more than the second
+    (benchmarks/peaks has points measured after two steps, and points measured after many).
 
     setup            returns (modules and tensors that are on the GPU before the first step, step)
     mixed            no longer needed: whether operations run in fp32 follows from autocast itself
     fused_attention  False where the GPU has no fused attention kernel for the dtype: bf16 on GPUs
                      before Ampere
-    steps            how many; None goes on until one reserves nothing new, six at most
-    Raises ValueError for a number of steps below 1, TypeError where setup returns something else,
-    NotImplementedError for weights of 4 or 8 bits of bitsandbytes.
+    steps            how many; None goes on as said, six at most
+    torch_version    a release such as "2.0", whose optimizers and workspaces are planned as far as
+                     they are known (`helpers.plan.releases`); None for the installed one
+    ranks            number of ranks that DistributedDataParallel works on; None without it
+    Raises ValueError for a number of steps or ranks below 1 and an unknown release, TypeError where
+    setup returns something else, NotImplementedError for what cannot be planned.
     """
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps={steps} must be 1 or more.")
-    places = Places()
+    function("setup", setup)
+    true_or_false("fused_attention", fused_attention)
+    for name, number, most in (("steps", steps, 1000), ("ranks", ranks, 2**20)):
+        if number is not None:
+            whole(name, number, 1, most)
+    places, release = Places(), parse(torch_version)
     with (
+        data_parallel(ranks, places),
         as_if_real(convert=True),
-        as_on_gpu(places),
+        as_on_gpu(places, foreach=release >= (2, 0)),
+        as_in(release),
         FakeTensorMode(allow_non_fake_inputs=True),
         FakeValues(),
         places,
         GPUCalls(places, fused=fused_attention),
-        _quantized_weights_refused(),
+        quantized_layers(places),
     ):
         on_gpu, step = _checked(setup())
-        tracker = _GPUTracker(places)
+        for item in on_gpu:
+            if isinstance(item, nn.Module):
+                quantize(item)
+        tracker = GPUTracker(places)
         with steady_memory(), tracker:
             for item in on_gpu:
-                tensors = _tensors_as_moved(item) if isinstance(item, nn.Module) else item
+                tensors = _tensors_of(item) if isinstance(item, nn.Module) else item
                 if not places.named:
                     places.put_on_gpu(_tensors_in(tensors))
                 tracker.adopt(tensors, PARAMETERS if isinstance(item, nn.Module) else ACTIVATIONS)
@@ -192,56 +224,42 @@ def plan_custom_step(
             tracker.storage_trace.begin = len(tracker.storage_trace.events)
             last, operations = _run(tracker, step, steps)
     trace, (last,) = tracker.counted([last])
-    return CustomStepPlan(_peak(trace, last), trace, last, operations)
+    return CustomStepPlan(peak_of(trace, last), trace, last, operations, release)
 
 
-class _GPURecorder(Recorder):
+class GPURecorder(Recorder):
     """Notes what runs on tensors that are on the GPU; the rest takes none of its time."""
 
     def __init__(self, places: Places):
         super().__init__(automatic=True)
         self.places = places
 
-    def see(self, function, args, kwargs, out) -> None:
+    def see(self, function, args, kwargs, out, way: str = "") -> None:
         """Note one operation, unless CUDA was named and all of its results are on the host."""
         results = _tensors_in(out)
         on_host = [not self.places.on_gpu(result.untyped_storage()) for result in results]
         if not (self.places.named and results and all(on_host)):
-            super().see(function, args, kwargs, out)
+            super().see(function, args, kwargs, out, way)
 
 
 def _run(
-    tracker: _GPUTracker, step: Callable[[], object], steps: int | None
+    tracker: GPUTracker, step: Callable[[], object], steps: int | None
 ) -> tuple[int, TracedOps]:
     """Run steps; return the event with which the last one began, and its operations."""
     begins: list[int] = []
-    recorder = _GPURecorder(tracker.places)
+    recorder = GPURecorder(tracker.places)
     for number in range(steps or MAX_STEPS):
         if steps is None or number == steps - 1:  # the last one, or one that may be the last
-            recorder = tracker.recorder = _GPURecorder(tracker.places)
+            recorder = tracker.recorder = GPURecorder(tracker.places)
         begins.append(len(tracker.storage_trace.events))
         step()
         if steps is None:
             trace, ends = tracker.counted([*begins[1:], len(tracker.storage_trace.events)])
-            replay = _Replay(WORKSPACE)
+            replay = Replay(WORKSPACE)
             reserved = [replay.run(trace, end).reserved for end in ends]
             if reserved[-2:] == reserved[-1:] * 2:
                 break
     return begins[-1], recorder.traced
-
-
-@contextmanager
-def _quantized_weights_refused() -> Iterator[None]:
-    """Inside, the error of a tensor class that cannot be without values is a sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "Creating a new Tensor subclass" not in str(error):
-            raise
-        raise NotImplementedError(
-            "Weights of 4 or 8 bits (Linear4bit, Linear8bitLt) are not planned in a step of one's "
-            "own: plan the model with nn.Linear in bf16, which is an upper bound."
-        ) from error
 
 
 def _tensors_in(tensors: object) -> list[torch.Tensor]:
@@ -256,6 +274,10 @@ def _checked(returned: object) -> tuple[OnGPU, Callable[[], object]]:
     return returned
 
 
+def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    return _tensors_as_moved(module) + state_tensors(module)
+
+
 def _tensors_as_moved(module: nn.Module) -> list[torch.Tensor]:
     """A module's tensors in the order in which `.to("cuda")` moves them: children first."""
     tensors = [tensor for child in module.children() for tensor in _tensors_as_moved(child)]
@@ -263,7 +285,7 @@ def _tensors_as_moved(module: nn.Module) -> list[torch.Tensor]:
     return tensors + [tensor for tensor in own if tensor is not None]
 
 
-def _peak(storage_trace: StorageTrace, last: int) -> int:
+def peak_of(storage_trace: StorageTrace, last: int) -> int:
     """Most bytes alive after any event from `last` on."""
     alive = peak = 0
     for event, (kind, storage, _, _) in enumerate(storage_trace.events):

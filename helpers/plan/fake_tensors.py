@@ -6,17 +6,23 @@ answer, and follow the real kernels where PyTorch's rules of shapes differ from 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from helpers.torch_private import (
+    DEVICE_OF,
     TRUNCATED_NORMAL,
     FakeTensor,
+    PlainDispatchMode,
     TorchDispatchMode,
+    storage_key,
     tree_leaves,
     unset_fake_temporarily,
 )
@@ -35,7 +41,7 @@ WEIGHT_POSITION = {  # normalization -> which of its arguments is the weight
 ALIGNMENT = 16  # bytes; each row in the result of a grouped product begins at a multiple of it
 
 
-class FakeValues(TorchDispatchMode):
+class FakeValues(PlainDispatchMode):
     """Lets code run on fake tensors that asks for values.
 
     A request for one value (`.item()`) is answered with 1. Such a value is a learning rate, the
@@ -53,6 +59,8 @@ class FakeValues(TorchDispatchMode):
         return super().__exit__(*exception)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is DEVICE_OF and isinstance(args[0], FakeTensor):
+            return args[0].device
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # the operations on the local tensor arrive here by themselves
         if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
@@ -142,3 +150,43 @@ class Indices(TorchDispatchMode):
 
 def _is_real_index(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and not tensor.is_floating_point()
+
+
+def leave_meta(model: nn.Module, widen: bool) -> None:
+    """Replace each parameter and buffer on the meta device by a fake tensor of its shape, in place.
+
+    Tensors that shared a storage share one again.
+
+    widen  half-precision ones become fp32
+    """
+    replaced: dict[int, torch.Tensor] = {}  # by the tensor's id: tied ones are replaced once
+    storages: dict[int, torch.Tensor] = {}
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    sharing = Counter(storage_key(tensor.untyped_storage()) for tensor in tensors.values())
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        key, size = storage_key(tensor.untyped_storage()), tensor.untyped_storage().nbytes()
+        if widen and tensor.dtype in (torch.float16, torch.bfloat16):
+            return torch.empty(tensor.shape, dtype=torch.float32)
+        if sharing[key] == 1 and tensor.is_contiguous() and size == tensor.nbytes:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        if key not in storages:
+            storages[key] = torch.empty(size, dtype=torch.uint8)
+        view = storages[key].view(tensor.dtype)
+        return view.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def replacement(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in replaced:
+            new = fake(tensor)
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            replaced[id(tensor)] = new
+        return replaced[id(tensor)]
+
+    with torch.no_grad():
+        for module in model.modules():
+            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for table in tables:
+                for name, tensor in list(table.items()):
+                    if tensor is not None:
+                        table[name] = replacement(tensor)

@@ -18,10 +18,12 @@ import torch
 from helpers.plan.cuda_kernels import OPENED, CudaKernels, Function, opened
 from helpers.recipe import Recipe
 from helpers.torch_private import (
+    CHECKPOINT_CHECKS,
     FOREACH_DEVICES,
     FOREACH_TYPES,
     SKIPS_STEPS,
     FakeTensor,
+    OpOverload,
     TorchDispatchMode,
     parse_to,
     storage_key,
@@ -84,6 +86,11 @@ class Places(TorchDispatchMode):
         alive = [self._storages[key]() for key, on_gpu in self._on_gpu.items() if on_gpu]
         return [storage for storage in alive if storage is not None]
 
+    @property
+    def all_on_gpu(self) -> bool:
+        """Whether whatever is made now is on the GPU."""
+        return bool(self._forced)
+
     @contextmanager
     def forced(self, on_gpu: bool) -> Iterator[None]:
         """Inside, what is made is on the GPU, or is not, whatever it is computed from."""
@@ -98,6 +105,8 @@ class Places(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with self.inside_torch():
             result = function(*args, **kwargs)
+        if function is torch.ops.aten.as_strided.default and self._forced:
+            self.put_on_gpu(given)  # a bucket of DDP, which C++ has made unseen
         known = {storage_key(tensor.untyped_storage()) for tensor in given}
         place = self._forced
         for tensor in tree_leaves(result):
@@ -134,9 +143,12 @@ class GPUCalls(CudaKernels):
     def __init__(self, places: Places, fused: bool = True):
         super().__init__(Recipe(precision="bf16"), fused=fused)
         self.places = places
+        self._backward_on_gpu = False  # what the last operation of a backward pass worked on
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        if isinstance(function, OpOverload):
+            return self._in_backward(function, types, args, kwargs)
         if function in BACKWARD:
             with self:
                 return BACKWARD[function](*args, **kwargs)
@@ -144,6 +156,20 @@ class GPUCalls(CudaKernels):
             return super().__torch_function__(function, types, args, kwargs)
         with self.places.inside_torch():
             return self._answer(function, types, args, kwargs)
+
+    def _in_backward(self, function, types, args, kwargs):
+        """An operation of autograd, which takes all tensors for a CPU's and may name that device.
+
+        What it makes is where its operands are: the gradient of a cast weight stays on the GPU.
+        """
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if given:
+            self._backward_on_gpu = any(map(self.places.on_gpu, given))
+        with self.places.inside_torch():
+            if kwargs.get("device") is None:
+                return super().__torch_function__(function, types, args, kwargs)
+            with self.places.forced(self._backward_on_gpu):
+                return super().__torch_function__(function, types, args, kwargs)
 
     def _answer(self, function, types, args, kwargs):
         if function in (IS_CUDA, IS_CPU, torch.Tensor.get_device):
@@ -171,7 +197,7 @@ class GPUCalls(CudaKernels):
         on_gpu = self._is_gpu(device)
         if on_gpu:
             kwargs["device"] = torch.device("cpu")
-        with self.places.forced(on_gpu):
+        with self.places.forced(on_gpu or self.places.all_on_gpu):
             return super().__torch_function__(function, types, args, kwargs)
 
     def _is_gpu(self, device: str | int | torch.device) -> bool:
@@ -216,13 +242,14 @@ class GPUCalls(CudaKernels):
 
 
 @contextmanager
-def as_on_gpu(places: Places) -> Iterator[None]:
+def as_on_gpu(places: Places, foreach: bool = True) -> Iterator[None]:
     """Inside, what looks for a GPU and finds none behaves as on one.
 
     Autocast for "cuda" is on, with fp16 unless told otherwise. A gradient scaler is enabled, and
     never skips a step, as gradients without values do not overflow. Optimizers and clipping update
-    many tensors by one kernel unless told otherwise (`foreach`). A tensor that is on the GPU by
-    `places` says so.
+    many tensors by one kernel unless told otherwise; `foreach=False` leaves that out. A tensor that
+    is on the GPU by `places` says so. Checkpointing does not compare devices: PyTorch is told of
+    the CPU where it saves a tensor, and a user of the GPU where it is compared.
     """
 
     def device_of(tensor):
@@ -249,8 +276,10 @@ def as_on_gpu(places: Places) -> Iterator[None]:
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
             (torch.cuda, "synchronize", lambda device=None: None),
             (FakeTensor, "device", property(device_of, told.fset)),
-            *((*place, lambda: ["cpu", "cuda"]) for place in FOREACH_DEVICES),
-            *((*place, [*getattr(*place), FakeTensor]) for place in FOREACH_TYPES),
+            *((*place, lambda: ["cpu", "cuda"]) for place in FOREACH_DEVICES if foreach),
+            *((*place, [*getattr(*place), FakeTensor]) for place in FOREACH_TYPES if foreach),
         ):
             patches.enter_context(patch.object(owner, name, value))
+        shape_and_dtype = {"default": lambda tensor: (tensor.shape, tensor.dtype)}
+        patches.enter_context(patch.dict(CHECKPOINT_CHECKS, shape_and_dtype))
         yield

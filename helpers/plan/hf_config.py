@@ -7,16 +7,16 @@ Nothing here reads weights or runs code that a repository carries. What cannot b
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto as auto
 
-from helpers import hub, models
-from helpers.values import one_of
+from helpers import hub
+from helpers.plan import model_names
+from helpers.values import one_of, shown
 
 
 class CannotPlan(ValueError):
@@ -27,85 +27,58 @@ class Task(NamedTuple):
     """What a model may be trained for."""
 
     mapping: str  # transformers' table of the classes for it
-    reads: str  # "text", "texts" (of an encoder and a decoder) or "image"
-    each: str  # what one label belongs to: "example" or "token"
-
-    @property
-    def classifies(self) -> bool:
-        """Whether labels are classes, so that the head is new; else they are tokens."""
-        return "CLASSIFICATION" in self.mapping
+    reads: str  # "text", "texts" (of an encoder and a decoder), "image", or "pair" (image and text)
+    each: str  # what one label belongs to: "example", "token" or "pixel"
+    classifies: bool = False  # whether labels are classes, so that the head is new
 
 
 TASKS = {
-    "sequence-classification": Task("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "text", "example"),
-    "token-classification": Task("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "text", "token"),
+    "sequence-classification": Task(
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "text", "example", True
+    ),
+    "token-classification": Task("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "text", "token", True),
     "masked-lm": Task("MODEL_FOR_MASKED_LM_MAPPING", "text", "token"),
     "causal-lm": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
     "seq2seq-lm": Task("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "texts", "token"),
-    "image-classification": Task("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "image", "example"),
+    "image-classification": Task(
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "image", "example", True
+    ),
+    "semantic-segmentation": Task(
+        "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING", "image", "pixel", True
+    ),
+    "contrastive": Task("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING", "pair", "example"),
 }
 IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
-PUBLISHED = {repo: models.CONFIGS / name for name, repo in models.REPOS.items()}
-# How weights are stored: left aside, because the step trains fp32 ones.
-WEIGHTS_ONLY = ("quantization_config", "dtype", "torch_dtype")
+WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
     """A copy of a configuration, from an object, a folder, a config.json, or a name on the hub.
 
-    A name is looked up among the configurations that the course ships, in TIGHT_FIT_MIRROR, in the
-    hub's cache, and on the hub, of which only config.json is fetched. Raises hub.HubUnavailable,
-    FileNotFoundError, CannotPlan.
+    A name is looked up among the configurations that come with the package, in TIGHT_FIT_MIRROR, in
+    the hub's cache, and on the hub, of which only config.json is fetched. Raises
+    hub.HubUnavailable, FileNotFoundError, CannotPlan.
     """
     if isinstance(source, PretrainedConfig):
         return copy.deepcopy(source)
-    path = Path(source).expanduser()
-    if path.is_dir() or path.suffix == ".json":
-        return _from_file(path / "config.json" if path.is_dir() else path)
-    name = str(source)
-    if name in PUBLISHED:
-        return _from_file(PUBLISHED[name] / "config.json")
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
-        raise FileNotFoundError(
-            f"model={name!r} is neither a folder, nor a config.json, nor a name of the hub's form "
-            "owner/name."
-        )
-    return _from_file(_on_the_hub(name) / "config.json")
-
-
-def _on_the_hub(name: str) -> Path:
-    """The folder with the config.json of a repository, from the mirror, the cache or the hub."""
-    repo = hub.Repo(name, "model", ("main",), ("config.json",), (("config.json",),))
-    copy_here = hub.in_mirror(repo) or hub.in_cache(repo)
-    if copy_here:
-        return copy_here.path
-    problem = hub.unreachable(repo)
-    if problem is None:
-        problem, fetched = hub.download(repo)
-        if fetched:
-            return fetched.path
-    raise hub.HubUnavailable(
-        f"The configuration of {name} cannot be had ({problem}; neither {hub.MIRROR} nor the cache "
-        "has it): connect to the internet, give a folder or a config.json instead of the name, or "
-        f"one of {', '.join(PUBLISHED)}."
-    )
-
-
-def _from_file(path: Path) -> PretrainedConfig:
-    """The configuration in a config.json. Raises FileNotFoundError, CannotPlan."""
     try:
-        values = json.loads(path.read_text(encoding="utf8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"There is no file {path}: give the folder or the config.json of a model."
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CannotPlan(f"{path} is not JSON ({error}).") from None
-    kind = values.get("model_type") if isinstance(values, dict) else None
-    if kind is None:
-        raise CannotPlan(
-            f"{path} has no model_type: it is not the configuration of a transformers model."
-        )
+        values = dict(model_names.values_of(source))
+    except ValueError as error:
+        raise CannotPlan(str(error)) from None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | hub.HubUnavailable):
+            raise
+        why = error.strerror or str(error)
+        raise CannotPlan(f"{shown(str(source))} cannot be read: {why}.") from None
+    return from_values(values, str(source))
+
+
+def from_values(values: dict[str, Any], source: str) -> PretrainedConfig:
+    """The configuration that the values of a config.json describe; `source` is its name in errors.
+
+    Raises CannotPlan.
+    """
+    kind = values["model_type"]
     if kind not in CONFIG_MAPPING:
         why = (
             "its code lives in its repository, which is never run here"
@@ -113,14 +86,16 @@ def _from_file(path: Path) -> PretrainedConfig:
             else "it may be newer, or misspelt"
         )
         raise CannotPlan(f"model_type={kind!r} is not known to the installed transformers: {why}.")
-    for name in WEIGHTS_ONLY:
-        values.pop(name, None)
+    values = dict(values)
+    quantized = values.pop("quantization_config", None)
     try:
-        return CONFIG_MAPPING[kind].from_dict(values)
+        config = CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # each configuration class checks in its own way
         raise CannotPlan(
-            f"{path} is refused by transformers' {kind} configuration: {sentence(error)}"
+            f"{source} is refused by transformers' {kind} configuration: {sentence(error)}"
         ) from error
+    config.stored_quantized = isinstance(quantized, dict)
+    return config
 
 
 def task_of(config: PretrainedConfig, task: str | None = None) -> str:
@@ -143,7 +118,8 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
     for name, kind in able.items():
         if kind.__name__ in named and name != "masked-lm":
             return name
-    usual = ["image-classification", "sequence-classification", "causal-lm", "token-classification"]
+    usual = ["contrastive", "image-classification", "sequence-classification", "causal-lm"]
+    usual += ["token-classification"]
     if config.is_encoder_decoder:
         usual = ["seq2seq-lm"]
     elif "causal-lm" in able and ("masked-lm" not in able or getattr(config, "is_decoder", False)):
@@ -155,6 +131,23 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
         f"{config.model_type} models are no text encoder, decoder or encoder-decoder and no image "
         "classifier that transformers has a class for: those are what can be planned."
     )
+
+
+def named_task(config: PretrainedConfig) -> str | None:
+    """The task of `TASKS` whose class config.architectures names; None where it names none."""
+    named = set(config.architectures or ())
+    for name in TASKS:
+        kind = class_of(config, name)
+        if kind is not None and kind.__name__ in named:
+            return name
+    return None
+
+
+def weights_of(config: PretrainedConfig) -> str:
+    """The dtype in which the configuration says that weights are stored: a key of `WEIGHTS`."""
+    dtype = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
+    names = {str(kind): name for name, kind in WEIGHTS.items()}
+    return names.get(f"torch.{str(dtype).removeprefix('torch.')}", "fp32")
 
 
 def class_of(config: PretrainedConfig, task: str) -> type | None:
@@ -176,6 +169,7 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 def image_shape(config: PretrainedConfig, side: int | None = None) -> tuple[int, int, int]:
     """(channels, height, width) of an image; `side` in pixels replaces the configuration's."""
+    config = getattr(config, "vision_config", config)
     size = side or getattr(config, "image_size", None) or IMAGE_SIDE
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return getattr(config, "num_channels", 3), height, width
@@ -193,40 +187,6 @@ def most_positions(model: torch.nn.Module, config: PretrainedConfig) -> int | No
         ):
             most = min(most, module.num_embeddings - module.padding_idx - 1)
     return most if isinstance(most, int) and most > 0 else None
-
-
-# The query and value projections by the names that libraries give them, fused ones last.
-QUERY_VALUE = (
-    ("query_proj", "value_proj"),
-    ("q_proj", "v_proj"),
-    ("query", "value"),
-    ("q", "v"),
-    ("q_lin", "v_lin"),
-    ("Wqkv",),
-    ("query_key_value",),
-    ("qkv_proj",),
-    ("qkv",),
-    ("c_attn",),
-)
-
-
-def adapted(model: torch.nn.Module) -> list[str]:
-    """Last parts of the names of the query and value projections, beside which adapters stand.
-
-    Raises CannotPlan where no known name is among the model's.
-    """
-    there = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
-    }
-    for names in QUERY_VALUE:
-        if there.issuperset(names):
-            return list(names)
-    raise CannotPlan(
-        f"LoRA stands beside the query and value projections, and {type(model).__name__} has none "
-        "whose name is known: leave lora_rank out."
-    )
 
 
 def sentence(error: BaseException) -> str:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from helpers import model_changes, models
+from helpers.fields.techniques import check_techniques
+from helpers.language import four_bits, targets
+from helpers.language.chunked_loss import HeadInChunks, put_in_chunks
+from helpers.language.targets import QUERY_VALUE
 from helpers.model_changes import Recompute, as_if_real
-from helpers.plan import hf_config
+from helpers.packages import needs
+from helpers.plan import config_bounds, hf_config
+from helpers.plan.fake_tensors import leave_meta
 from helpers.plan.hf_config import TASKS, CannotPlan, Task
-from helpers.torch_private import disable_current_modes, storage_key
-from helpers.values import check_step, make_plain, whole
+from helpers.step import AUTOCAST
+from helpers.torch_private import disable_current_modes
+from helpers.values import check_step, make_plain, one_of, whole
 
 LENGTH = 512  # tokens per example, where nothing is said and the model takes that many
 
@@ -27,8 +37,20 @@ class ModelStep:
 
     The fields of `Recipe` mean what they mean there; the others are:
 
-    config   transformers' configuration; the dtype and the quantization that it asks for are
-             ignored: weights are fp32
+    config   transformers' configuration; the quantization that it asks for is left aside
+    weights  dtype of the weights, "fp32", "bf16" or "fp16"; None takes the configuration's, or fp32
+             where that is fp16 and all weights train. Adapters of LoRA are fp32, as peft makes them
+    base     "nf4" keeps the linear layers in 4 bits with double quantization, frozen beside
+             adapters (`language.four_bits`), and the rest in the dtype of `weights`, by default
+             bf16, or fp16 with fp16's autocast; "fp32" and "bf16" are another word for `weights`
+    lora_targets  layers that get adapters: "query-value", "all-linear", or names with commas
+    lora_alpha, lora_scale  adapters are scaled by α / r or, with "alpha/sqrt(r)", by α / √r; α is
+             2 r where it is None
+    attention  "eager" or "sdpa"; None takes the library's own choice
+    loss     "chunked": cross entropy a chunk of tokens at a time (`language.chunked_loss`)
+    compile  changes nothing here: the plan is that of the step without it
+    offload, optimizer_in_backward, max_grad_norm  as in `Recipe`
+    precision  autocast, as in `Recipe`; with "fp32" operations run in the dtype of the weights
     task     a key of `TASKS`; None takes the usual one (`hf_config.task_of`)
     length   tokens per example (text; of encoder and decoder alike); None takes 512, or fewer if
              the model takes fewer
@@ -51,25 +73,90 @@ class ModelStep:
     task: str | None = None
     classes: int | None = None
     side: int | None = None
+    weights: str | None = None
+    base: str | None = None
+    lora_targets: str = QUERY_VALUE
+    lora_alpha: float | None = None
+    lora_scale: str = "alpha/r"
+    attention: str | None = None
+    loss: str = "full"
+    compile: bool = False
+    offload: str | None = None
+    optimizer_in_backward: bool = False
     weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
+    max_grad_norm: float | None = 1.0
     peak_learning_rate: float = 2e-5
 
     def __post_init__(self):
         make_plain(self)
         check_step(self)
+        check_techniques(self)
         for name in ("classes", "side"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
+        config_bounds.check_sizes(self.config, self.classes)
         object.__setattr__(self, "task", hf_config.task_of(self.config, self.task))
+        targets.check_targets(self.lora_targets)
+        object.__setattr__(self, "weights", self._weights())
+        if self.loss == "chunked" and self.task != "causal-lm":
+            raise ValueError(
+                f"loss='chunked' is for the next token (causal-lm), and the task is {self.task}: "
+                "use loss='full'."
+            )
+        if self.classes is not None and not self.kind.classifies:
+            raise ValueError(
+                f"classes={self.classes} is for a classifier, and the task is {self.task}: leave "
+                "classes out, or name such a task."
+            )
+        self._check_adapters()
         if self.length is not None and self.reads == "image":
             raise ValueError(
                 f"length={self.length} is for text; an image's size is side: leave length out."
             )
-        if self.side is not None and self.reads != "image":
+        if self.side is not None and self.reads not in ("image", "pair"):
             raise ValueError(
                 f"side={self.side} is for images; a text's size is length: leave side out."
             )
+
+    def _check_adapters(self) -> None:
+        """Raises ValueError for a rank above the width, and where all layers are frozen."""
+        text = hf_config.text_config(self.config)
+        width = getattr(text, "hidden_size", None)
+        if self.lora_rank is None or not isinstance(width, int):
+            return
+        if self.lora_rank > width:
+            raise ValueError(
+                f"lora_rank={self.lora_rank} is more than the {width} columns of the matrices it "
+                "adapts: choose a rank far below."
+            )
+        if self.frozen is not None and self.frozen == getattr(text, "num_hidden_layers", None):
+            raise ValueError(
+                f"lora_rank={self.lora_rank} has nothing to adapt with frozen={self.frozen}: all "
+                "layers are frozen; lower frozen, or leave lora_rank out."
+            )
+
+    def _weights(self) -> str:
+        """The dtype of the weights. Raises ValueError for fp16 weights that train."""
+        trained = self.lora_rank is None
+        if self.base == "nf4" and self.weights is None:
+            return "fp16" if self.precision == "fp16" else "bf16"
+        if self.base in hf_config.WEIGHTS:
+            if self.weights not in (None, self.base):
+                raise ValueError(
+                    f"base={self.base!r} and weights={self.weights!r} are two dtypes for the same "
+                    "weights: leave one out."
+                )
+            return self.base
+        if self.weights is None:
+            stored = hf_config.weights_of(self.config)
+            return "fp32" if stored == "fp16" and trained else stored
+        one_of("weights", self.weights, hf_config.WEIGHTS)
+        if self.weights == "fp16" and trained:
+            raise ValueError(
+                "weights='fp16' cannot be trained, since their gradients overflow or vanish: use "
+                "fp32 weights with precision fp16, bf16 weights, or LoRA beside fp16 weights."
+            )
+        return self.weights
 
     @property
     def kind(self) -> Task:
@@ -79,7 +166,7 @@ class ModelStep:
 
     @property
     def reads(self) -> str:
-        """What the model reads: "text", "texts" or "image"."""
+        """What the model reads: "text", "texts", "image" or "pair"."""
         return self.kind.reads
 
     @property
@@ -103,14 +190,30 @@ class Logits(NamedTuple):
 
 
 class FlatLogits(nn.Module):
-    """A model whose logits come as [labels, classes], one row per label, for the course's step."""
+    """A model whose logits have one row per label, [labels, classes], for the course's step.
 
-    def __init__(self, model: PreTrainedModel):
+    Of a segmentation they are [examples, classes, height, width], at the size of the images; of
+    pairs the similarities of each image with all texts, and of each text with all images.
+    """
+
+    def __init__(self, model: PreTrainedModel, task: str):
         super().__init__()
-        self.model = model
+        self.model, self.task = model, task
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output layer of a language model."""
+        return self.model.get_output_embeddings()
 
     def forward(self, **inputs) -> Logits:
-        return Logits(self.model(**inputs).logits.flatten(0, -2))
+        answer = self.model(**inputs)
+        if isinstance(self.get_output_embeddings(), HeadInChunks):
+            return Logits(answer.logits)
+        if self.task == "contrastive":
+            return Logits(torch.cat([answer.logits_per_image, answer.logits_per_text]))
+        if self.task == "semantic-segmentation":
+            size = inputs["pixel_values"].shape[-2:]
+            return Logits(F.interpolate(answer.logits, size, mode="bilinear", align_corners=False))
+        return Logits(answer.logits.flatten(0, -2))
 
 
 def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogits:
@@ -118,7 +221,7 @@ def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogi
     with disable_current_modes(), torch.device("meta"), no_init_weights(), models.quiet():
         model = make(model_step)
         model.tie_weights()
-    _leave_meta(model)
+    leave_meta(model, model_step.weights == "fp32")
     with as_if_real():
         return prepare(model, model_step, recompute)
 
@@ -132,8 +235,11 @@ def make(model_step: ModelStep) -> PreTrainedModel:
     assert model_step.task is not None, "set when the step was made"
     kind = hf_config.class_of(config, model_step.task)
     assert kind is not None, "else the task would have been refused"
+    if model_step.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
+        raise CannotPlan(f"{kind.__name__} has attention='eager' alone: leave attention out.")
     try:
-        model = kind(config)
+        with _default_dtype(hf_config.WEIGHTS[model_step.weights or "fp32"]):
+            model = kind(config)
     except Exception as error:  # a missing library, sizes that do not fit: each its own type
         raise CannotPlan(
             f"transformers cannot make this {config.model_type} model: {hf_config.sentence(error)}"
@@ -143,13 +249,36 @@ def make(model_step: ModelStep) -> PreTrainedModel:
         raise ValueError(
             f"length={model_step.tokens} is longer than the {most} tokens this model takes."
         )
+    _keep_in_fp32(model, model_step.weights)
     return model
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, modules are made in this dtype, as transformers' `from_pretrained` makes them."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _keep_in_fp32(model: PreTrainedModel, weights: str | None) -> None:
+    """Make those parameters fp32 that transformers keeps so whatever dtype is asked for."""
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if weights == "fp16":
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters() if weights != "fp32" else ():
+        if any(re.search(rf"(^|\.){re.escape(part)}($|\.)", name) for part in kept):
+            parameter.data = parameter.data.float()
 
 
 def _config(model_step: ModelStep) -> PretrainedConfig:
     """The step's configuration as it is trained."""
     config = hf_config.read(model_step.config)
-    config._attn_implementation = None  # the library's own choice, whatever the file asks for
+    # None is the library's own choice, whatever the file asks for.
+    config._attn_implementation = model_step.attention
     if model_step.classes is not None:
         config.num_labels = model_step.classes
     # The library would otherwise guess it from the labels' dtype.
@@ -163,40 +292,6 @@ def _config(model_step: ModelStep) -> PretrainedConfig:
         # Decoders classify by the last token that is not padding, so they must know its id.
         text.pad_token_id = config.pad_token_id = 0
     return config
-
-
-def _leave_meta(model: nn.Module) -> None:
-    """Replace each parameter and buffer on the meta device by a fake tensor of its shape, in place.
-
-    Tensors that shared a storage share one again. Half-precision ones become fp32.
-    """
-    replaced: dict[int, torch.Tensor] = {}  # by the tensor's id: tied ones are replaced once
-    storages: dict[int, torch.Tensor] = {}
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        key = storage_key(tensor.untyped_storage())
-        if key not in storages:
-            storages[key] = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8)
-        if tensor.dtype in (torch.float16, torch.bfloat16):
-            return torch.empty(tensor.shape, dtype=torch.float32)
-        view = storages[key].view(tensor.dtype)
-        return view.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-    def replacement(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in replaced:
-            new = fake(tensor)
-            if isinstance(tensor, nn.Parameter):
-                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-            replaced[id(tensor)] = new
-        return replaced[id(tensor)]
-
-    with torch.no_grad():
-        for module in model.modules():
-            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-            for table in tables:
-                for name, tensor in list(table.items()):
-                    if tensor is not None:
-                        table[name] = replacement(tensor)
 
 
 def prepare(
@@ -213,16 +308,29 @@ def prepare(
             )
         model_changes.enable_checkpointing(model, recompute)
     frozen = _frozen_names(model, model_step)
+    if model_step.base == "nf4":
+        compute = AUTOCAST.get(model_step.precision)
+        four_bits.quantize(model, compute or hf_config.WEIGHTS[model_step.weights or "bf16"])
     if model_step.lora_rank is not None:
         layers = None
         if model_step.frozen is not None:
             layers = range(model_step.frozen, hf_config.text_config(model.config).num_hidden_layers)
-        model_changes.add_lora(model, model_step.lora_rank, hf_config.adapted(model), layers)
+        needs("peft")
+        names = targets.targets_of(model, model_step.lora_targets)
+        model_changes.add_lora(
+            model, model_step.lora_rank, names, layers, model_step.lora_alpha, model_step.lora_scale
+        )
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:  # peft makes adapters in the dtype of their layer, then fp32
+                parameter.data = parameter.data.float()
         frozen = _frozen_beside_adapters(model, model_step)
     model_changes.freeze(model, frozen)
+    if model_step.loss == "chunked":
+        put_in_chunks(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise CannotPlan("Nothing is left to train.")
-    return FlatLogits(model).train()
+    assert model_step.task is not None, "set when the step was made"
+    return FlatLogits(model, model_step.task).train()
 
 
 def _frozen_names(model: PreTrainedModel, model_step: ModelStep) -> set[str]:

@@ -7,7 +7,7 @@ torch's meta device, as transformers itself makes the models it loads, then with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from helpers import models
+from helpers.language.four_bits import count_parameters
 from helpers.memory.timeline import Plan, to_plan
 from helpers.memory.trace import trace_step
 from helpers.memory.tracker import StorageTrace
@@ -26,7 +27,7 @@ from helpers.plan import hf_config
 from helpers.plan.hf_config import CannotPlan
 from helpers.plan.hf_model import FlatLogits, ModelStep, empty, make, prepare
 from helpers.plan.planner import trace_recipe
-from helpers.step import Batch, train_step
+from helpers.step import AUTOCAST, Batch, train_step
 from helpers.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
 
@@ -35,48 +36,51 @@ def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fie
 
     model   a configuration, a folder, a config.json, or a name on the hub (`hf_config.read`)
     fields  those of `ModelStep`: batch_size, length, precision, optimizer, checkpointing,
-            accumulation, frozen, lora_rank, task, classes, side
+            accumulation, frozen, lora_rank, task, classes, side, weights
     Raises CannotPlan, ValueError or TypeError, FileNotFoundError, hub.HubUnavailable: one sentence
     each.
     """
     return plan_model_step(ModelStep(hf_config.read(model), **fields), target)
 
 
-def plan_model_step(model_step: ModelStep, target: str = "cuda") -> Plan:
-    """The same for a `ModelStep`."""
-    with as_if_real(), _as_cannot_plan(model_step):
-        trace, parameters, reached, trainable = _trace(model_step, target)
-        if len(reached) < trainable:
+def plan_model_step(model_step: ModelStep, target: str = "cuda", all_layers: bool = False) -> Plan:
+    """The same for a `ModelStep`; `all_layers` as for `planner.trace_recipe`."""
+    return to_plan(trace_model_step(model_step, target, all_layers), model_step, target)
+
+
+def trace_model_step(
+    model_step: ModelStep, target: str = "cuda", all_layers: bool = False
+) -> tuple[StorageTrace, int]:
+    """The trace of which a plan is made, and the number of the model's parameters."""
+    with as_if_real(), as_cannot_plan(model_step):
+        trace, parameters, trainable = _trace(model_step, target, all_layers)
+        if len(trace.reached) < trainable:
             # Some parameter gets no gradient, so on real tensors it has no optimizer states.
-            trace, parameters, *_ = _trace(model_step, target, reached)
-    return to_plan((trace, parameters), model_step, target)
+            trace, parameters, _ = _trace(model_step, target, all_layers, trace.reached)
+    return trace, parameters
 
 
 def _trace(
-    model_step: ModelStep, target: str, only: set[str] | None = None
-) -> tuple[StorageTrace, int, set[str], int]:
-    """The step's trace, its parameters' number, whom a gradient reached, and how many train.
+    model_step: ModelStep, target: str, all_layers: bool, only: Collection[int] | None = None
+) -> tuple[StorageTrace, int, int]:
+    """The step's trace, the number of its parameters, and in how many tensors they train.
 
-    only  names of the parameters that get optimizer states; None for all that train
+    only  positions of the parameters that get optimizer states; None for all that train
     """
     hidden: list[nn.Parameter] = []
-    reached: set[str] = set()
     trainable = 0
 
     def watched(model_step: ModelStep, recompute: Recompute) -> FlatLogits:
         nonlocal trainable
         model = empty(model_step, recompute)
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            trainable += 1
-            if only is None:
-                parameter.register_post_accumulate_grad_hook(
-                    lambda parameter, name=name: reached.add(name)
-                )
-            elif name not in only:
-                parameter.requires_grad_(False)
-                hidden.append(parameter)
+        trained = [
+            place for place, parameter in enumerate(model.parameters()) if parameter.requires_grad
+        ]
+        trainable = len(trained)
+        parameters = list(model.parameters())
+        hidden[:] = [parameters[place] for place in trained if place not in (only or trained)]
+        for parameter in hidden:
+            parameter.requires_grad_(False)
         return model
 
     def make_batch(model: FlatLogits, model_step: ModelStep) -> Batch:
@@ -84,8 +88,10 @@ def _trace(
             hidden.pop().requires_grad_(True)
         return batch(model, model_step)
 
-    trace, parameters = trace_recipe(model_step, target, empty=watched, make_batch=make_batch)
-    return trace, parameters, reached, trainable
+    trace, parameters = trace_recipe(
+        model_step, target, empty=watched, make_batch=make_batch, all_layers=all_layers
+    )
+    return trace, parameters, trainable
 
 
 def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) -> Plan:
@@ -100,25 +106,36 @@ def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) 
     micro_batches = (batches() for _ in range(model_step.accumulation))
     train_step(model, optimizer, micro_batches, model_step.batch_size, model_step, scaler=scaler)
     trace = trace_step(model, optimizer, batches, model_step, scaler)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return to_plan((trace, parameters), model_step, "cpu")
+    return to_plan((trace, count_parameters(model)), model_step, "cpu")
 
 
 def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
     """A micro-batch of examples without padding, drawn at random; fake inside FakeTensorMode.
 
-    Token ids and labels are int64: input_ids [examples, tokens]; labels [examples], or [examples ×
-    tokens] where each token has one. Images are fp32 [examples, channels, height, width].
+    Token ids and labels are int64: input_ids [examples, tokens]; labels [examples], [examples ×
+    tokens] where each token has one, [examples, height, width] where each pixel has one, and
+    [2 × examples] for pairs. Images are [examples, channels, height, width], fp32 or, where nothing
+    casts them, in the dtype of the weights.
     """
     examples, kind = model_step.micro_batch, model_step.kind
     config: Any = model.model.config
+    inputs: Batch = {}
+    if kind.reads in ("image", "pair"):
+        casts = model_step.precision in AUTOCAST or model_step.weights is None
+        dtype = torch.float32 if casts else hf_config.WEIGHTS[model_step.weights or "fp32"]
+        shape = hf_config.image_shape(config, model_step.side)
+        inputs["pixel_values"] = torch.randn(examples, *shape, dtype=dtype)
+    if kind.reads == "pair":
+        vocabulary, tokens = hf_config.text_config(config).vocab_size, model_step.tokens
+        inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens or 1))
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        return inputs | {"labels": torch.arange(examples).repeat(2)}
     if kind.reads == "image":
-        pixels = torch.randn(examples, *hf_config.image_shape(config, model_step.side))
-        return {"pixel_values": pixels, "labels": torch.randint(config.num_labels, (examples,))}
+        places = shape[1:] if kind.each == "pixel" else ()
+        return inputs | {"labels": torch.randint(config.num_labels, (examples, *places))}
     vocabulary, tokens = hf_config.text_config(config).vocab_size, model_step.tokens
     assert tokens is not None, "a model that reads text has a length"
-
-    inputs = {"input_ids": torch.randint(vocabulary, (examples, tokens))}
+    inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens))
     if kind.reads == "texts":
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
@@ -128,7 +145,7 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
 
 
 @contextmanager
-def _as_cannot_plan(model_step: ModelStep) -> Iterator[None]:
+def as_cannot_plan(model_step: ModelStep) -> Iterator[None]:
     """Whatever an unknown architecture cannot do on fake tensors is raised as CannotPlan."""
     name = model_step.config.model_type
     try:

@@ -16,6 +16,7 @@ import numpy as np
 from helpers.memory.timeline import Plan, to_plan
 from helpers.plan.planner import plan_key, trace_recipe
 from helpers.recipe import Recipe
+from helpers.values import of_type
 
 # Whether a micro-batch is a single example -> its sizes that are traced. A single example takes
 # other operations (there is nothing to transpose), so it has an interpolation of its own.
@@ -34,7 +35,7 @@ class PlanInterpolation:
     def __init__(self, recipe: Recipe, target: str):
         self.recipe, self.target = recipe, target
         self.single = recipe.micro_batch == 1
-        text = recipe.task == "text"
+        text = recipe.tokens is not None
         points = [
             (examples, length)
             for examples in EXAMPLES[self.single]
@@ -106,14 +107,16 @@ def plan_at(plan: Plan, batch_size: int | None = None, length: int | None = None
     """The plan of the same recipe with another batch size or length (tokens).
 
     The first call for a recipe makes its interpolation (seconds), each further one takes
-    milliseconds. Raises TypeError for the plan of a step that is not a `Recipe`.
+    milliseconds. Raises TypeError for the plan of a step that is not a `Recipe`, ValueError for a
+    shape that a recipe cannot have.
     """
+    of_type("plan", plan, Plan)
     if not isinstance(plan.recipe, Recipe):
         raise TypeError("Only the plan of a Recipe is known at other shapes: plan the other step.")
     changed = plan.recipe
-    if batch_size:
+    if batch_size is not None:
         changed = replace(changed, batch_size=batch_size)
-    if length:
+    if length is not None:
         changed = replace(changed, length=length)
     return interpolation(changed, plan.target).plan(changed)
 
@@ -133,7 +136,7 @@ def _resized(recipe: Recipe, examples: int, length: int | None) -> Recipe:
         recipe,
         batch_size=examples * micro_batches,
         accumulation=micro_batches,
-        length=length if recipe.task == "text" else None,
+        length=length if recipe.tokens is not None else None,
     )
 
 

@@ -5,22 +5,26 @@ One set of rules serves a `Recipe` and the step of any other model (`ModelStep`)
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from helpers.gpus import GPU
+from helpers.gpus import GPU, WORKSPACE
+from helpers.memory.allocator import replay
 from helpers.memory.timeline import Plan, fit_on_gpu
+from helpers.memory.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
+from helpers.plan.batch_line import BatchLines
 from helpers.plan.hf_model import ModelStep
-from helpers.plan.hf_plan import plan_model_step
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, StepSettings
 
 Change = dict[str, Any]  # {field of the step: new value}
 
+CHANGED = (
+    "precision loss optimizer checkpointing lora_rank base weights offload accumulation batch_size"
+).split()
+RANK = 8  # of adapters, where none were asked for
 LIMIT = 2**20  # examples per micro-batch; larger ones are not searched for
-SHALLOW = 2, 3  # layers of the models that are planned before the whole one
 
 
 def target_of(gpu: GPU) -> str:
@@ -34,31 +38,60 @@ class Remedies:
     `changes()` are the changes of the step that fit, `largest_batch()` its largest batch size.
     """
 
-    def __init__(self, step: StepSettings, gpu: GPU):
+    def __init__(
+        self,
+        step: StepSettings,
+        gpu: GPU,
+        tracing: Callable[[Change], object] = lambda change: None,
+    ):
         self.step, self.gpu, self.target = step, gpu, target_of(gpu)
+        self.lines = BatchLines(self.target, lambda traced: tracing(self._difference(traced)))
         self._plans: dict[tuple, Plan] = {}
-        self._layers = _layers_to_leave_out(step)
+        self._reserved: dict[tuple, int] = {}
 
-    def plan(self, change: Change | None = None, layers: int | None = None) -> Plan:
-        """The plan of the step with a change, or of the same model with fewer layers.
+    def for_gpu(self, gpu: GPU) -> Remedies:
+        """The same for another GPU; plans are shared where they are for the same target."""
+        other = Remedies(self.step, gpu)
+        if other.target == self.target:
+            other.lines, other._plans, other._reserved = self.lines, self._plans, self._reserved
+        return other
 
+    def _difference(self, step: ModelStep) -> Change:
+        return {
+            name: getattr(step, name)
+            for name in CHANGED
+            if getattr(step, name) != getattr(self.step, name)
+        }
+
+    def plan(self, change: Change | None = None, traced: bool = False) -> Plan:
+        """The plan of the step with a change.
+
+        traced  True: from a trace of its own, not on a line through others (`BatchLines`)
         Raises ValueError or TypeError where the step does not take the change, and
         ModuleNotFoundError where a library that it needs is not installed.
         """
-        change = {
+        key = self._key(change)
+        if key not in self._plans or traced:
+            step = replace(self.step, **(change or {}))
+            if isinstance(step, ModelStep):
+                self._plans[key] = self.lines.traced(step) if traced else self.lines.plan(step)
+            else:
+                assert isinstance(step, Recipe)
+                self._plans[key] = plan(step, self.target)
+        return self._plans[key]
+
+    def _key(self, change: Change | None) -> tuple:
+        different = {
             name: value
             for name, value in (change or {}).items()
             if value != getattr(self.step, name)
         }
-        key = layers, *sorted(change.items())
-        if key not in self._plans:
-            step = replace(self.step, **change)
-            if layers is not None and isinstance(step, ModelStep):
-                config = copy.deepcopy(step.config)
-                config.num_hidden_layers = layers
-                step = replace(step, config=config)
-            self._plans[key] = _plan_any(step, self.target)
-        return self._plans[key]
+        return tuple(sorted(different.items()))
+
+    @property
+    def planned(self) -> int:
+        """How many whole plans have been made so far."""
+        return self.lines.made if isinstance(self.step, ModelStep) else len(self._plans)
 
     def fits(self, change: Change) -> bool:
         """Whether the GPU holds the step with a change; False where the step does not take it."""
@@ -70,9 +103,10 @@ class Remedies:
     def changes(self) -> list[Change]:
         """The changes of the step that fit, in the order of what they ask of the training.
 
-        These are single changes: the smallest accumulation, half precision, 8-bit AdamW,
-        checkpointing, LoRA. Where none of them suffices alone, the list holds one change of several
-        fields, none of which can be left out. It is empty if nothing fits or nothing is needed.
+        These are single changes: the smallest accumulation, half precision, a loss in chunks, 8-bit
+        AdamW, checkpointing, LoRA, bf16 weights, LoRA beside weights in 4 bits, and offloading.
+        Where none of them suffices alone, the list holds one change of several fields, none of
+        which can be left out. It is empty if nothing fits or nothing is needed.
         Raises what `plan` raises for the step as it is.
         """
         self.plan()
@@ -85,52 +119,80 @@ class Remedies:
     def largest_batch(self) -> int | None:
         """Examples per optimizer step of the largest batch that fits, with all else as it is.
 
-        It is a multiple of the accumulation; the next multiple was planned, too, and does not fit.
-        None where not even one example per micro-batch fits.
+        It is a multiple of the accumulation; the next multiple does not fit. None where not even
+        one example per micro-batch fits.
         """
-        start = self.step.micro_batch
-        if self._layers:
-            start = max(1, largest_that_fits(lambda size: self._over_at(size, shallow=True), start))
-        return largest_that_fits(self._over_at, start) * self.step.accumulation or None
+        most = largest_that_fits(self._over_at, self.step.micro_batch)
+        if most and not self._confirmed({"batch_size": most * self.step.accumulation}):
+            most = largest_that_fits(self._over_at, self.step.micro_batch)
+        return most * self.step.accumulation or None
 
     # -- does it fit? ------------------------------------------------------------------------------
 
     def _over(self, change: Change) -> float:
         """Bytes beyond the GPU's memory, negative where there is room.
 
-        The allocator's overhead counts only where the rest leaves room for it, because to simulate
-        it takes time.
+        The allocator's overhead counts only where the rest leaves room for it, and exactly only
+        where the step would not fit with all that the allocator reserves without a limit: to
+        simulate it takes time.
         """
         planned = self.plan(change)
-        over = planned.fits(self.gpu, allocator=False).over
-        return over if over > 0 else planned.fits(self.gpu).over
+        over: float = planned.fits(self.gpu, allocator=False).over
+        if over > 0 or self.target != "cuda":
+            return over if over > 0 else planned.fits(self.gpu).over
+        key = self._key(change)
+        if key not in self._reserved:
+            self._reserved[key] = replay(planned.allocation_trace, WORKSPACE).reserved
+        overhead = self._reserved[key] - planned.peak - 2 * WORKSPACE
+        at_most = fit_on_gpu(self.gpu, planned.peak, overhead).over
+        return at_most if at_most <= 0 else planned.fits(self.gpu).over
 
-    def _over_shallow(self, change: Change) -> float:
-        """A lower bound of `_over` from the plans of two models with few layers, made in no time.
+    def _confirmed(self, change: Change) -> bool:
+        """Whether a trace of the step with a change gives the plan that it was said to have.
 
-        As a function of the number of layers the peak is the largest of several lines. So the line
-        through two points at small numbers never lies above it.
+        Where it does not, nothing is read off a line any more.
         """
-        few, more = SHALLOW
-        low, high = (
-            self.plan(change, layers).fits(self.gpu, allocator=False).over for layers in SHALLOW
-        )
-        return low + (high - low) / (more - few) * ((self._layers or few) - few)
+        step = replace(self.step, **change)
+        if not isinstance(step, ModelStep) or self.lines.checked(step):
+            return True
+        expected = self.plan(change).peak
+        if self.plan(change, traced=True).peak == expected:
+            return True
+        self._plans.clear()
+        self._reserved.clear()
+        return False
 
-    def _over_at(self, size: int, shallow: bool = False) -> float:
+    def _over_at(self, size: int) -> float:
         """The same for a number of examples per micro-batch."""
-        change = {"batch_size": size * self.step.accumulation}
-        return self._over_shallow(change) if shallow else self._over(change)
+        return self._over({"batch_size": size * self.step.accumulation})
 
     def _surely_too_much(self, change: Change) -> bool:
         """True where a lower bound says that a change does not fit, without a plan of it."""
-        if self._layers:
-            return self._over_shallow(change) > 0
+        if not change:
+            return False
+        bound = self._least_with(change)
         if "accumulation" in change:
             without = {name: value for name, value in change.items() if name != "accumulation"}
-            bound = least_peak(self.plan(without), change["accumulation"])
-            return fit_on_gpu(self.gpu, bound, overhead=0).over > 0
-        return False
+            if without == {} or self._key(without) in self._plans:
+                bound = max(bound, least_peak(self.plan(without), change["accumulation"]))
+        return fit_on_gpu(self.gpu, bound, overhead=0).over > 0
+
+    def _least_with(self, change: Change) -> int:
+        """Bytes that a step takes at least after a change: what the change leaves as it is."""
+        planned = self.plan()
+        if set(change) == {"optimizer"}:  # the states alone change
+            before = planned.phases < PHASES.index("optimizer")
+            rest = planned.timeline.sum(axis=1) - planned.timeline[:, OPTIMIZER]
+            return int(rest[before].max())
+        highest = planned.highest
+        if "base" in change:
+            return 0
+        bound = highest[CATEGORIES[PARAMETERS]]
+        if "lora_rank" not in change:
+            bound += highest["gradients"]
+            on_host = change.get("offload") == "optimizer"
+            bound += 0 if on_host or "optimizer" in change else highest["optimizer states"]
+        return bound // 2 if "weights" in change else bound
 
     # -- which changes there are -------------------------------------------------------------------
 
@@ -140,13 +202,34 @@ class Remedies:
         changes: list[Change] = []
         if step.precision in ("fp32", "tf32") and self.target == "cuda":
             changes.append({"precision": "bf16" if self.gpu.bf16 else "fp16"})
+        if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
+            changes.append({"loss": "chunked"})
         if step.optimizer == "adamw":
             changes.append({"optimizer": "adamw8bit"})
         if not step.checkpointing:
             changes.append({"checkpointing": True})
         if step.lora_rank is None:
-            changes.append({"lora_rank": 8})
+            changes.append({"lora_rank": RANK})
+        if getattr(step, "weights", None) == "fp32" and self.gpu.bf16 and self.target == "cuda":
+            half = step.precision in ("fp32", "tf32")  # then the command takes autocast as well
+            changes.append({"weights": "bf16", **({"precision": "bf16"} if half else {})})
+        changes += self.four_bits()
+        if step.offload is None and self.target == "cuda" and isinstance(step, ModelStep):
+            changes += [{"offload": "optimizer"}, {"offload": "activations"}]
         return changes
+
+    def four_bits(self) -> list[Change]:
+        """The change to weights in 4 bits with adapters beside them; [] where there is none."""
+        step = self.step
+        if not isinstance(step, ModelStep) or step.base == "nf4" or step.task != "causal-lm":
+            return []
+        change: Change = {"base": "nf4"}
+        if step.lora_rank is None:
+            change["lora_rank"] = RANK
+        if step.weights == "fp32":  # what is not quantized, and the products
+            half = "bf16" if self.gpu.bf16 else "fp16"
+            change |= {"weights": half, "precision": half}
+        return [change]
 
     def _accumulations(self) -> list[int]:
         """Numbers of micro-batches above the step's own, ascending."""
@@ -156,7 +239,8 @@ class Remedies:
     def _smallest_accumulation(self, others: Change) -> Change:
         """The fewest micro-batches that fit together with other changes; {} if none do."""
         for number in self._accumulations():
-            if self.fits({**others, "accumulation": number}):
+            change = {**others, "accumulation": number}
+            if self.fits(change) and (self._confirmed(change) or self.fits(change)):
                 return {"accumulation": number}
         return {}
 
@@ -172,6 +256,8 @@ class Remedies:
         else:
             return []
         for name in list(together):  # one of the first changes may not be needed any more
+            if name == "precision" and "weights" in together:
+                continue
             fewer = {other: value for other, value in together.items() if other != name}
             if self.fits(fewer):
                 together = fewer
@@ -272,25 +358,3 @@ class _Search:
         if at_second <= at_first:
             return None
         return int(first - at_first * (second - first) / (at_second - at_first))
-
-
-def _plan_any(step: StepSettings, target: str) -> Plan:
-    if isinstance(step, Recipe):
-        return plan(step, target)
-    assert isinstance(step, ModelStep)
-    return plan_model_step(step, target)
-
-
-def _layers_to_leave_out(step: StepSettings) -> int | None:
-    """Number of layers of a model whose layers are all alike, so that some can be left out.
-
-    None for a recipe, for models with few layers, and where something is said of single layers.
-    """
-    if not isinstance(step, ModelStep) or step.reads == "texts" or step.frozen is not None:
-        return None
-    layers = getattr(step.config, "num_hidden_layers", None)
-    if not isinstance(layers, int) or layers <= 2 * SHALLOW[1]:
-        return None
-    values = step.config.to_dict().values()
-    each_layer = any(isinstance(value, (list, dict)) and len(value) == layers for value in values)
-    return None if each_layer else layers

@@ -1,231 +1,77 @@
-"""What `python -m helpers.plan` prints: the plan, whether it fits, and what would fit."""
+"""The text of an answer, from its facts: the same whether they are new or were kept.
+
+The first line says what was planned: dtypes, optimizer, and what was assumed.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import warnings
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from helpers import models
-from helpers.gpus import GPU, GPUS, find
-from helpers.memory.timeline import Fit, Plan
-from helpers.plan import hf_config
-from helpers.plan.hf_model import ModelStep
-from helpers.plan.remedies import Change, Remedies
 from helpers.units import duration, number, size
 
-
-def report(asked: argparse.Namespace) -> int:
-    """Print what was asked for and return the exit status, 1 where the step does not fit.
-
-    asked  the options of `command.parser`
-    Raises what `hf_plan.plan_model` and `gpus.find` raise.
-    """
-    # PyTorch logs its own account of what ends in our one sentence.
-    logging.getLogger("torch").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings(), models.quiet():
-        warnings.simplefilter("ignore")
-        return _report(asked)
-
-
-def _report(asked: argparse.Namespace) -> int:
-    gpu = find(asked.gpu) if asked.gpu else None
-    name = models.REPOS.get(asked.model, asked.model)
-    step = step_of(asked, name)
-    remedies = Remedies(step, gpu or next(iter(GPUS.values())))
-    plan = remedies.plan()
-    if gpu is None:
-        print(
-            _json(name, step, plan) if asked.json else f"{_plan(name, step, plan)}\n{_gpus(plan)}"
-        )
-        return 0
-    fit = plan.fits(gpu)
-    time = time_of(step, plan, gpu, asked.examples, asked.price)
-    if not asked.json:
-        print(f"{_plan(name, step, plan)}\n{_fit(fit)}", flush=True)  # the rest takes seconds
-        print("\n".join(_time(time, gpu)), flush=True)
-        print(f"With room to spare PyTorch would report {plan.allocator_peaks(gpu)}.", flush=True)
-    changes, largest = remedies.changes(), remedies.largest_batch()
-    if asked.json:
-        print(_json(name, step, plan, fit, changes, largest, time))
-    else:
-        print("\n".join(_what_fits(fit, changes, largest, step)))
-        print("\n".join(f"Note: {note}" for note in notes(step, gpu)))
-    return 0 if fit else 1
+Facts = Mapping[str, Any]
+# Fields whose option has another name, and values that are options of their own.
+OPTIONS = {
+    "batch_size": "batch",
+    "lora_rank": "lora",
+    "lora_targets": "targets",
+    "side": "image-size",
+}
+FLAGS = {("loss", "chunked"): "chunked-loss", ("lora_scale", "alpha/sqrt(r)"): "rslora"}
+AUTOCAST = {
+    "fp32": "no autocast",
+    "tf32": "TF32 products",
+    "bf16": "bf16 autocast",
+    "fp16": "fp16 autocast with loss scaling",
+}
 
 
-def time_of(
-    step: ModelStep, plan: Plan, gpu: GPU, examples: int | None, price: float | None
-) -> dict[str, Any]:
-    """How long the step takes on a GPU, and what an epoch costs; the keys that JSON has, too.
+def with_epoch(facts: Facts, examples: int | None, price: float | None) -> dict[str, Any]:
+    """The facts with the hours of an epoch and its price.
 
     examples  of an epoch; None leaves out its hours
     price     of the GPU per hour; None leaves out the epoch's cost
-
-    seconds, seconds_low, seconds_high  of a step, with the interval
-    seconds_by_phase                    {phase: seconds}
-    examples_per_second, tokens_per_second, mfu, epoch_hours, epoch_cost
-    kernels_measured_on                 the GPU whose measured kernels stand for those of this one
-    no_time                             why there are no seconds; then only this and "seconds", None
     Raises ValueError where an epoch was asked for and there are no seconds.
     """
-    try:
-        took = plan.seconds(gpu)
-        tf32_missing = step.precision == "tf32" and not took.gpu.tf32
-        mfu = took.mfu("fp32" if tf32_missing else step.precision)
-    except ValueError as error:
-        if examples is not None:
-            raise
-        return {"seconds": None, "no_time": str(error)}
-    rate = step.batch_size / took.total
-    facts = {
-        "seconds": took.total,
-        "seconds_low": took.low,
-        "seconds_high": took.high,
-        "seconds_by_phase": took.phases,
-        "examples_per_second": rate,
-        "tokens_per_second": rate * step.tokens if step.tokens else None,
-        "mfu": mfu,
-        "kernels_measured_on": took.gpu.like,
-    }
-    if examples is not None:
-        hours = ceil(examples / step.batch_size) * took.total / 3600
-        facts |= {"examples": examples, "epoch_hours": hours}
-        if price is not None:
-            facts |= {"price_per_hour": price, "epoch_cost": hours * price}
-    return facts
+    if examples is None:
+        return dict(facts)
+    if facts.get("seconds") is None:
+        raise ValueError(facts["no_time"])
+    hours = ceil(examples / facts["batch_size"]) * facts["seconds"] / 3600
+    more = {"examples": examples, "epoch_hours": hours}
+    if price is not None:
+        more |= {"price_per_hour": price, "epoch_cost": hours * price}
+    return dict(facts) | more
 
 
-def _time(time: Mapping[str, Any], gpu: GPU) -> list[str]:
-    """The lines on time."""
-    if time["seconds"] is None:
-        return [f"The time of a step is not planned: {time['no_time']}"]
-    took = f"A step takes {duration(time['seconds'])}"
-    lines = [
-        f"{took} ({duration(time['seconds_low'])} to {duration(time['seconds_high'])}): "
-        + ", ".join(
-            [f"{three_figures(time['examples_per_second'])} examples per second"]
-            + [f"{three_figures(time['tokens_per_second'])} tokens per second"]
-            * bool(time["tokens_per_second"])
-            + [f"MFU {time['mfu']:.0%}"]
-        )
-        + "."
-    ]
-    if time["kernels_measured_on"] != gpu.name:
+def verdict(facts: Facts, others: Sequence[str] = ()) -> list[str]:
+    """What was planned, and whether it fits; `others` are what the GPU's name may mean as well."""
+    lines = [_settings(facts), _model(facts)]
+    if "fits" in facts:
+        over = facts["need"] - facts["card_memory"]
+        words = "YES, it fits" if facts["fits"] else "NO, it does not fit"
+        room = "to spare" if facts["fits"] else "too much"
         lines.append(
-            f"No kernels of the {gpu.name} were measured: those of the "
-            f"{time['kernels_measured_on']} stand for them."
+            f"{words} on {_card(facts)}: it needs {size(facts['need'])} of "
+            f"{size(facts['card_memory'])}, {size(abs(over))} {room}."
         )
-    if "epoch_hours" in time:
-        cost = ""
-        if "epoch_cost" in time:
-            cost = f" and costs {time['epoch_cost']:,.2f} at {time['price_per_hour']:g} per hour"
-        hours = f"{three_figures(time['epoch_hours'])} hours"
-        lines.append(f"An epoch of {time['examples']:,} examples takes {hours}{cost}.")
+        if others:
+            lines.append(f"(There is also the {' and the '.join(others)}: say which with --gpu.)")
+    else:
+        holding = [name for name, holds in facts["cards"].items() if holds]
+        lines.append(
+            f"GPUs that hold it: {', '.join(holding)}."
+            if holding
+            else "No GPU of the list holds it (--list-gpus)."
+        )
     return lines
 
 
-def three_figures(count: float) -> str:
-    """A number in three figures or all its whole ones: 0.0123, 4.56, 12,345."""
-    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
-
-
-def step_of(asked: argparse.Namespace, model: str) -> ModelStep:
-    """The step that the options describe: each option is named as the field that it sets."""
-    values = vars(asked)
-    given = {field.name: values[field.name] for field in fields(ModelStep) if field.name in values}
-    return ModelStep(hf_config.read(model), **given)
-
-
-def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
-    """What to know about the plan of a step, one sentence each."""
-    sentences = []
-    if gpu and step.precision == "bf16" and not gpu.bf16:
-        sentences.append(
-            f"the {gpu.name} has no bf16 arithmetic and only emulates it, without a fused "
-            "attention kernel: where a model has one, bf16 takes more there than planned. "
-            "Use fp16."
-        )
-    if gpu and step.optimizer.startswith(("adamw8bit", "lion")) and gpu.capability < (6, 0):
-        sentences.append("bitsandbytes asks for compute capability 6.0.")
-    if step.reads == "image":
-        sentences.append(
-            "convolutions also take a workspace that cuDNN chooses when it runs; no plan knows it."
-        )
-    if "mamba" in step.config.model_type:
-        sentences.append(
-            "planned without the fused kernels of mamba_ssm, with which it takes less."
-        )
-    if step.reads != "image":
-        sentences.append(
-            f"examples are full, {step.tokens} tokens each; a batch with padding adds a mask in "
-            "decoders."
-        )
-    return sentences
-
-
-def _plan(name: str, step: ModelStep, plan: Plan) -> str:
-    """The model, the step, and the peak by category."""
-    if step.tokens:
-        shape = f"{step.tokens} tokens"
-    else:
-        shape = " × ".join(map(str, hf_config.image_shape(step.config, step.side))) + " pixels"
-    settings = [f"{step.batch_size} examples of {shape}", step.precision, step.optimizer]
-    if step.accumulation > 1:
-        settings.append(f"{step.accumulation} micro-batches")
-    if step.checkpointing:
-        settings.append("checkpointing")
-    if step.lora_rank is not None:
-        settings.append(f"LoRA rank {step.lora_rank}")
-    if step.frozen is not None:
-        settings.append(f"embeddings and {step.frozen} layers frozen")
-    lines = [
-        f"{name}: {_class_name(step)}, {number(plan.parameters)} parameters",
-        ", ".join(settings),
-        "",
-        f"peak of the tensors, in the {plan.peak_phase} phase: {size(plan.peak)}",
-    ]
-    return "\n".join(lines + [_line(category, count) for category, count in plan.at_peak.items()])
-
-
-def _line(name: str, count: int) -> str:
-    return f"  {name:20} {size(count):>12}"
-
-
-def _class_name(step: ModelStep) -> str:
-    kind = hf_config.class_of(step.config, step.task) if step.task else None
-    assert kind is not None, "checked when the step was made"
-    return kind.__name__
-
-
-def _fit(fit: Fit) -> str:
-    """The terms that decide whether it fits, and whether it does."""
-    verdict = "YES, it fits" if fit else "NO, it does not fit"
-    lines = ["", f"on a {fit.gpu.name}"]
-    lines += [_line(term, count) for term, count in fit.terms.items()]
-    lines += [
-        _line("needed", fit.need),
-        _line("the GPU has", fit.gpu.memory),
-        "",
-        f"{verdict}: {size(abs(fit.over))} {'to spare' if fit else 'too much'}.",
-    ]
-    return "\n".join(lines)
-
-
-def _gpus(plan: Plan) -> str:
-    names = [gpu.name for gpu in GPUS.values() if plan.fits(gpu)]
-    if not names:
-        return "\nNo GPU of the list holds it (--list-gpus)."
-    return f"\nGPUs that hold it: {', '.join(names)}."
-
-
-def _what_fits(fit: Fit, changes: list[Change], largest: int | None, step: ModelStep) -> list[str]:
-    lines = []
+def advice(facts: Facts) -> list[str]:
+    """What would fit, the smallest changes first, and the largest batch."""
+    changes, largest, lines = facts["would_fit"], facts["largest_batch"], []
     if changes:
         alone = len(changes) > 1 or len(changes[0]) == 1
         lines.append(
@@ -233,13 +79,17 @@ def _what_fits(fit: Fit, changes: list[Change], largest: int | None, step: Model
             if alone
             else "What would fit, no change alone, but together:"
         )
-        lines += ["  " + " ".join(_option(*pair) for pair in change.items()) for change in changes]
-    elif not fit:
+        lines += [
+            f"  {' '.join(option(*pair) for pair in change.items())}{_with_it(terms)}"
+            for change, terms in zip(changes, facts["would_take"] or [{}] * len(changes))
+        ]
+        lines += _recipe(facts)
+    elif not facts["fits"]:
         lines.append(
-            "No technique planned here makes it fit: "
-            "take a smaller model, shorter examples or a larger GPU."
+            "No technique planned here makes it fit: take a smaller model, shorter examples or a "
+            f"larger GPU. Not planned are {_list(facts['not_planned'])}, any of which may help."
         )
-    parts = f" ({step.accumulation} micro-batches)" if step.accumulation > 1 else ""
+    parts = f" ({facts['accumulation']} micro-batches)" if facts["accumulation"] > 1 else ""
     lines.append(
         f"Largest batch that fits as asked{parts}: {largest}"
         if largest
@@ -248,54 +98,163 @@ def _what_fits(fit: Fit, changes: list[Change], largest: int | None, step: Model
     return lines
 
 
-def _option(name: str, value: object) -> str:
+def _with_it(terms: Facts) -> str:
+    """What a step needs and takes with a change."""
+    if not terms:  # an answer that came with the package may not say it
+        return ""
+    words = f"   (needs {size(terms['need'])}"
+    return words + (f", {duration(terms['seconds'])} a step)" if terms["seconds"] else ")")
+
+
+def _recipe(facts: Facts) -> list[str]:
+    """The command with the change that gives the fastest step, as it is typed."""
+    timed = [
+        (terms["seconds"], number)
+        for number, terms in enumerate(facts["would_take"])
+        if terms["seconds"]
+    ]
+    if not timed:
+        return []
+    change = facts["would_fit"][min(timed)[1]]
+    given = {name: value for name, value in facts["asked"].items() if name not in change}
+    typed = " ".join(option(*pair) for pair in (given | change).items() if pair[1] is not None)
+    which = "" if len(facts["would_fit"]) == 1 else ", the fastest of them"
+    return [f'YES with{which}: tight-fit {facts["model"]} --gpu "{facts["card"]}" {typed}']
+
+
+def details(facts: Facts) -> list[str]:
+    """Where the bytes and the seconds go, and what to know about the plan."""
+    lines = ["", f"peak of the tensors, in the {facts['peak_phase']} phase: {size(facts['peak'])}"]
+    lines += [_line(category, count) for category, count in facts["at_peak"].items()]
+    if facts["host"]:
+        lines.append(_line("in the host's memory", facts["host"]))
+    if "fits" in facts:
+        lines += ["", f"on {_card(facts)}"]
+        lines += [_line(term, count) for term, count in facts["terms"].items()]
+        lines += [_line("needed", facts["need"]), _line("the GPU has", facts["card_memory"]), ""]
+        lines += _time(facts)
+        lines.append(
+            f"With room to spare PyTorch would report {size(facts['allocated'])} allocated, "
+            f"{size(facts['reserved'])} reserved."
+        )
+    lines += [f"Note: {note}" for note in facts["notes"]]
+    if facts.get("shipped"):
+        made = facts["planned_with"]
+        lines.append(
+            f"Note: this plan came with the package, made with PyTorch {made['torch']} and "
+            f"transformers {made['transformers']}; --fresh plans with what is installed."
+        )
+    return lines
+
+
+def _settings(facts: Facts) -> str:
+    """The line that comes first."""
+    weights, precision, assumed = facts["weights"], facts["precision"], facts["assumed"]
+    words = f"{weights} weights"
+    if "weights" in assumed and weights != "fp32":
+        words += ", as its configuration says"
+    elif "weights" in assumed and facts["weights_stored"] != weights:
+        words += f" (stored as {facts['weights_stored']}, in which they cannot be trained)"
+    if facts["base"] == "nf4":
+        words = f"weights in 4 bits (NF4), {weights} where they are not quantized"
+    if facts["lora_rank"] is not None:
+        words += f", frozen; fp32 adapters of rank {facts['lora_rank']}"
+        if facts["lora_targets"] != "query-value":
+            words += f" ({facts['lora_targets']})"
+    words += f"; {AUTOCAST[precision]}; {facts['optimizer']}"
+    guesses = [
+        f"{'batch ' if name == 'batch_size' else ''}{value}{' tokens' if name == 'length' else ''} "
+        f"(--{OPTIONS.get(name, name)})"
+        for name, value in assumed.items()
+        if name in ("batch_size", "length", "task")
+    ]
+    if weights != "fp32" and "weights" in assumed and facts["base"] is None:
+        guesses.append(f"{weights} weights (--weights)")
+    line = f"Planned: {words}." + (f" Assumed: {', '.join(guesses)}." if guesses else "")
+    named = facts["task_named"]
+    if "task" in assumed and named not in (None, facts["task"]):
+        line += f" Its configuration names {named}."
+    if facts["stored_quantized"]:
+        line += " It is stored quantized, which is not planned."
+    return line
+
+
+def _model(facts: Facts) -> str:
+    """The model and the step."""
+    shape = []
+    if facts["image"]:
+        shape.append(" × ".join(map(str, facts["image"])) + " pixels")
+    if facts["length"]:
+        shape.append(f"{facts['length']} tokens")
+    settings = [f"{facts['batch_size']} examples of {' and '.join(shape)}"]
+    if facts["accumulation"] > 1:
+        settings.append(f"{facts['accumulation']} micro-batches")
+    if facts["checkpointing"]:
+        settings.append("checkpointing")
+    if facts["loss"] == "chunked":
+        settings.append("loss in chunks")
+    if facts["offload"] is not None:
+        settings.append(f"{facts['offload']} on the host")
+    if facts["optimizer_in_backward"]:
+        settings.append("optimizer in the backward pass")
+    if facts["attention"] is not None:
+        settings.append(f"{facts['attention']} attention")
+    if facts["lora_rank"] is not None:
+        settings.append(f"LoRA rank {facts['lora_rank']}")
+    if facts["frozen"] is not None:
+        settings.append(f"embeddings and {facts['frozen']} layers frozen")
+    parameters = number(facts["parameters"])
+    return f"{facts['model']}: {facts['class']}, {parameters} parameters; {', '.join(settings)}"
+
+
+def _card(facts: Facts) -> str:
+    name = facts["card"]
+    if name[0].isdigit():
+        return f"a GPU of {name}"
+    return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"  # as the letters are spoken
+
+
+def _line(name: str, count: int) -> str:
+    return f"  {name:20} {size(count):>12}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _time(facts: Facts) -> list[str]:
+    """The lines on time."""
+    if facts["seconds"] is None:
+        return [f"The time of a step is not planned: {facts['no_time']}"]
+    rates = [f"{three_figures(facts['examples_per_second'])} examples per second"]
+    if facts["tokens_per_second"]:
+        rates.append(f"{three_figures(facts['tokens_per_second'])} tokens per second")
+    rates.append(f"MFU {facts['mfu']:.0%}")
+    low, high = duration(facts["seconds_low"]), duration(facts["seconds_high"])
+    took = f"A step takes {duration(facts['seconds'])} ({low} to {high})"
+    lines = [f"{took}: {', '.join(rates)}."]
+    if facts["kernels_measured_on"] != facts["card"]:
+        lines.append(
+            f"No kernels of the {facts['card']} were measured: those of the "
+            f"{facts['kernels_measured_on']} stand for them."
+        )
+    if "epoch_hours" in facts:
+        cost = ""
+        if "epoch_cost" in facts:
+            cost = f" and costs {facts['epoch_cost']:,.2f} at {facts['price_per_hour']:g} per hour"
+        hours = f"{three_figures(facts['epoch_hours'])} hours"
+        lines.append(f"An epoch of {facts['examples']:,} examples takes {hours}{cost}.")
+    return lines
+
+
+def three_figures(count: float) -> str:
+    """A number in three figures or all its whole ones: 0.0123, 4.56, 12,345."""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+
+
+def option(name: str, value: object) -> str:
     """A changed field as it is typed."""
-    option = "--" + name.replace("_", "-")
-    return option if value is True else f"{option} {value}"
-
-
-def _json(
-    name: str,
-    step: ModelStep,
-    plan: Plan,
-    fit: Fit | None = None,
-    changes: list[Change] | None = None,
-    largest: int | None = None,
-    time: Mapping[str, Any] | None = None,
-) -> str:
-    """Everything as one JSON object; sizes in bytes, times in seconds."""
-    facts: dict[str, Any] = {
-        "model": name,
-        "class": _class_name(step),
-        "task": step.task,
-        "parameters": plan.parameters,
-        "batch_size": step.batch_size,
-        "length": step.tokens,
-        "precision": step.precision,
-        "optimizer": step.optimizer,
-        "checkpointing": step.checkpointing,
-        "accumulation": step.accumulation,
-        "lora_rank": step.lora_rank,
-        "frozen": step.frozen,
-        "peak": plan.peak,
-        "peak_phase": plan.peak_phase,
-        "at_peak": plan.at_peak,
-        "flops": plan.flops,
-    }
-    if fit is None:
-        facts["cards"] = {gpu.name: bool(plan.fits(gpu)) for gpu in GPUS.values()}
-        facts["notes"] = notes(step, None)
-    else:
-        facts |= vars(plan.allocator_peaks(fit.gpu))
-        facts |= {
-            "card": fit.gpu.name,
-            "card_memory": fit.gpu.memory,
-            "terms": fit.terms,
-            "need": fit.need,
-            "fits": bool(fit),
-            "would_fit": changes,
-            "largest_batch": largest,
-            "notes": notes(step, fit.gpu),
-            **(time or {}),
-        }
-    return json.dumps(facts, indent=1)
+    if isinstance(value, str) and (name, value) in FLAGS:
+        return f"--{FLAGS[name, value]}"
+    typed = "--" + OPTIONS.get(name, name).replace("_", "-")
+    return typed if value is True else f"{typed} {value}"

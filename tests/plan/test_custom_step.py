@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from helpers.memory.tracker import ACTIVATIONS, BORN, PARAMETERS, Tracker, steady_memory
 from helpers.plan import cuda_kernels
@@ -180,6 +181,35 @@ def cast_step(context, **expected):
 def test_autocast_for_cuda_is_the_cpus_with_the_gpus_rules(name):
     found = plan_custom_step(cast_step(AUTOCASTS[name], dtype=torch.float16))
     assert moves(found) == moves(plan_custom_step(cast_step(AUTOCASTS["cpu"]), mixed=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("make", [nn.Identity, nn.Tanh], ids=lambda kind: kind.__name__)
+def test_gradients_of_cast_weights_are_on_the_gpu_where_the_step_names_it(make, dtype):
+    """Autograd casts them, and names the device that it sees: the CPU. One weight and its gradient
+    in fp32 and a cast copy are the least that is alive at once."""
+
+    def planned(place):
+        def setup():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), make())
+            model = place(model)
+            optimizer = torch.optim.SGD(model.parameters())
+            batch = place(torch.zeros(8, WIDTH))
+
+            def step():
+                optimizer.zero_grad()
+                with torch.autocast("cuda", dtype=dtype):
+                    out = model(batch)[:, 0]  # whose gradient autograd makes of zeros
+                out.float().square().mean().backward()
+                optimizer.step()
+
+            return [model, batch], step
+
+        return plan_custom_step(setup).peak
+
+    named = planned(lambda held: held.cuda())
+    assert named == planned(lambda held: held) >= (4 + 4 + 2) * WIDTH**2
 
 
 def test_autocast_in_bf16():
@@ -375,9 +405,9 @@ def test_recomputed_dropout_is_the_gpus():
 
         return [layer, batch], step
 
-    planned = plan_custom_step(setup)
-    made = [planned.storage_trace.bytes[event[1]] for event in _events(planned) if event[0] == BORN]
     steps = 2
+    planned = plan_custom_step(setup, steps=steps)
+    made = [planned.storage_trace.bytes[event[1]] for event in _events(planned) if event[0] == BORN]
     assert made.count(64 * WIDTH) == 2 * steps
 
 
@@ -507,19 +537,31 @@ def test_steps_go_on_until_nothing_new_is_reserved():
     assert planned.peak >= 2 * 4 * 40_000_000
 
 
-def test_quantized_weights_are_refused_in_a_sentence():
-    bitsandbytes = pytest.importorskip("bitsandbytes")
-
-    def setup():
-        model = nn.Sequential(bitsandbytes.nn.Linear4bit(64, 64))
-        return [model], lambda: None
-
-    with pytest.raises(NotImplementedError, match="Linear4bit"):
-        plan_custom_step(setup)
-
-
 def test_nothing_stays_changed():
     before = torch.autocast.__init__, torch.is_autocast_enabled, nn.Module._apply
     plan_custom_step(a_step())
     assert before == (torch.autocast.__init__, torch.is_autocast_enabled, nn.Module._apply)
     assert not torch.zeros(1).is_cuda and cuda_kernels.F is F
+
+
+def test_checkpointing_on_a_gpu_recomputes_what_it_saved():
+    """PyTorch compares devices of tensors that were saved with those of tensors recomputed."""
+
+    def setup():
+        model = mlp().cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.zeros(32, WIDTH, device="cuda")
+
+        def step():
+            optimizer.zero_grad()
+            checkpoint(model, batch, use_reentrant=False).square().mean().backward()
+            optimizer.step()
+
+        return [model, batch], step
+
+    products = {
+        name: plan_custom_step(step, steps=2).storage_trace.made_by.count("addmm")
+        for name, step in (("once", a_step(lambda model: model.cuda())), ("twice", setup))
+    }
+    # Of two steps; the recomputation ends with the last tensor that was saved.
+    assert products == {"once": 4, "twice": 6}

@@ -1,6 +1,7 @@
 """The planner on models that the course never mentions, small and random, against real tensors."""
 
 import gc
+import json
 import warnings
 
 import numpy as np
@@ -97,6 +98,29 @@ CONFIGS = {
         vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=4
     ),
 }
+
+
+def segformer():
+    return library.SegformerConfig(
+        image_size=64,
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 16, 24, 32],
+        decoder_hidden_size=16,
+        num_attention_heads=[1, 2, 2, 4],
+        num_labels=5,
+        architectures=["SegformerForSemanticSegmentation"],
+    )
+
+
+def clip():
+    text = {key: value for key, value in TEXT.items() if key != "max_position_embeddings"}
+    return library.CLIPConfig(
+        text_config={**text, "max_position_embeddings": 20, "eos_token_id": 2, "bos_token_id": 1},
+        vision_config={"image_size": 32, "patch_size": 8, **text},
+        projection_dim=16,
+    )
+
+
 HARD = {"precision": "bf16", "checkpointing": True, "accumulation": 2, "optimizer": "adamw8bit"}
 MORE = [
     ("bert", HARD),
@@ -111,6 +135,17 @@ MORE = [
     ("gpt2", {"task": "sequence-classification", "classes": 5}),
     ("bert", {"task": "masked-lm"}),
     ("swin", {"optimizer": "adafactor", "accumulation": 4}),
+    # Weights of 16 bits: without and with autocast, frozen beside fp32 adapters, with 8-bit states.
+    ("llama", {"weights": "bf16"}),
+    ("bert", {"weights": "bf16", "precision": "bf16"}),
+    ("resnet", {"weights": "bf16"}),
+    ("llama", {"weights": "bf16", "lora_rank": 4, "precision": "bf16", "checkpointing": True}),
+    ("llama", {"weights": "fp16", "lora_rank": 4, "precision": "fp16"}),
+    ("gpt2", {"weights": "bf16", "optimizer": "adamw8bit"}),
+    # Images with a class for each pixel; pairs of image and text.
+    ("segformer", {"side": 64}),
+    ("clip", {}),
+    ("clip", {"lora_rank": 2, "precision": "bf16"}),
 ]
 
 
@@ -122,9 +157,9 @@ def quiet():
 
 
 def step(name: str, **fields) -> ModelStep:
-    config = CONFIGS[name]()
-    image = ModelStep(config).reads == "image"
-    return ModelStep(config, batch_size=4, length=None if image else 24, **fields)
+    config = {**CONFIGS, "segformer": segformer, "clip": clip}[name]()
+    text = ModelStep(config).reads in ("text", "texts")
+    return ModelStep(config, batch_size=4, length=24 if text else None, **fields)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +250,10 @@ def test_the_courses_own_models_plan_alike_by_this_way(target, fields):
     for model, length in (("deberta", 32), ("vit", None)):
         recipe = Recipe(model=model, batch_size=8, length=length, **fields)
         config = models.config(recipe)
-        other = plan_model_step(ModelStep(config, batch_size=8, length=length, **fields), target)
+        # A course model is loaded in fp32, whatever its checkpoint is stored in.
+        other = plan_model_step(
+            ModelStep(config, batch_size=8, length=length, weights="fp32", **fields), target
+        )
         assert np.array_equal(other.timeline, plan(recipe, target).timeline)
 
 
@@ -253,12 +291,50 @@ def test_tasks_are_the_usual_ones():
         "mixtral": "causal-lm",
     }
     assert {name: ModelStep(CONFIGS[name]()).task for name in usual} == usual
+    assert ModelStep(segformer()).task == "semantic-segmentation"
+    assert ModelStep(clip()).task == "contrastive"
     named = library.BertConfig(**TEXT, architectures=["BertForTokenClassification"])
     assert ModelStep(named).task == "token-classification"
     assert (
         ModelStep(library.BertConfig(**TEXT, architectures=["BertForMaskedLM"])).task
         == "sequence-classification"
     )
+
+
+def test_weights_have_the_dtype_of_the_configuration_unless_told_otherwise(tmp_path):
+    """As config.json names it, by its old name and its new one; fp16 cannot be trained."""
+    for word, stored, weights in (
+        ("torch_dtype", "bfloat16", "bf16"),
+        ("dtype", "bfloat16", "bf16"),
+        ("dtype", "float16", "fp32"),
+        ("dtype", "float32", "fp32"),
+        ("vocab_size", 99, "fp32"),
+    ):
+        values = CONFIGS["llama"]().to_diff_dict() | {"model_type": "llama"}
+        values.pop("dtype", None)
+        file = written(tmp_path, json.dumps(values | {word: stored}))
+        config = hf_config.read(file)
+        assert ModelStep(config).weights == weights, (word, stored)
+        assert ModelStep(config, weights="fp32").weights == "fp32"
+    half = ModelStep(CONFIGS["llama"](), lora_rank=2, weights="fp16")
+    assert half.weights == "fp16"
+    with pytest.raises(ValueError, match="cannot be trained"):
+        ModelStep(CONFIGS["llama"](), weights="fp16")
+
+
+def test_bf16_halves_weights_gradients_and_states_and_leaves_adapters_fp32():
+    full, half = (
+        plan_model_step(step("llama", weights=weights), "cpu") for weights in ("fp32", "bf16")
+    )
+    assert half.at_peak["parameters"] < 0.52 * full.at_peak["parameters"]
+    states = [planned.highest["optimizer states"] for planned in (full, half)]
+    assert states[1] < 0.52 * states[0]
+    adapters = [
+        plan_model_step(step("llama", weights=weights, lora_rank=4), "cpu").highest
+        for weights in ("fp32", "bf16")
+    ]
+    for category in ("gradients", "optimizer states"):
+        assert adapters[0][category] == adapters[1][category]
 
 
 def test_configurations_come_from_files_and_are_not_changed(tmp_path):
@@ -322,7 +398,7 @@ def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch)
             "depend on their values",
         ),
         (lambda folder: plan_model(folder), "There is no file"),
-        (lambda folder: plan_model("gpt2"), "owner/name"),
+        (lambda folder: plan_model("gpt9"), "did you mean openai-community/gpt2"),
         (lambda folder: plan_model(written(folder, "{}")), "no model_type"),
         (lambda folder: plan_model(written(folder, "{")), "is not JSON"),
         (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import gpus
-from helpers.plan import hf_config
-from helpers.plan.command import TASKS, main, parser
-from helpers.plan.hf_plan import ModelStep, plan_model
+from helpers.plan import hf_config, question
+from helpers.plan.answer import step_of
+from helpers.plan.command import TASKS, WEIGHTS, main, parser
+from helpers.plan.hf_plan import ModelStep, plan_model, plan_model_step
 from helpers.plan.remedies import LIMIT, Remedies, largest_that_fits
-from helpers.plan.report import step_of
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Answers are kept for one test only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -84,7 +91,7 @@ def test_the_command_runs_by_itself_without_network_or_gpu(folder):
         "CUDA context",
         "allocator",
         "margin",
-        "YES, it fits",
+        "YES, it fits on a T4",
         "PyTorch would report",
         "Largest batch",
     ):
@@ -163,15 +170,11 @@ def test_what_does_not_fit_says_what_would(folder, small, capsys):
     offered = (
         text.split("What would fit, each change alone:\n")[1].split("Largest batch")[0].splitlines()
     )
-    for option, *value in map(str.split, offered):
-        change = {
-            option[2:].replace("-", "_"): int(value[0])
-            if value and value[0].isdigit()
-            else value[0]
-            if value
-            else True
-        }
-        assert plan_model(folder, batch_size=32, length=128, **change).fits(small), change
+    offered = [line.split("   (needs")[0] for line in offered if not line.startswith("YES with")]
+    for line in offered:
+        typed = ["--model", str(folder), "--batch", "32", "--length", "128", *line.split()]
+        step = step_of(question.of(parser().parse_args(typed)))
+        assert plan_model_step(step).fits(small), line
     parts = [int(option.split()[1]) for option in offered if "--accumulation" in option]
     assert parts and not plan_model(
         folder, batch_size=32, length=128, accumulation=parts[0] // 2
@@ -238,6 +241,18 @@ def test_a_hopeless_case_ends_plainly(folder, capsys, monkeypatch):
     monkeypatch.setitem(gpus.GPUS, "None", gpus.GPU("None", gpus.CONTEXT, (7, 5)))
     code, text = asked(capsys, "--model", folder, "--gpu", "None", "--batch", 2, "--length", 16)
     assert code == 1 and "No technique planned here" in text and "not even one example" in text
+    assert "Not planned are offloading weights to main memory and several GPUs" in text
+
+
+def test_lora_beside_eight_billion_parameters_on_24_gb(capsys):
+    """A true yes: the command that it prints, typed as it is, fits."""
+    question_asked = ["llama-3.1-8b", "--gpu", "RTX 4090", "--lora", "16", "--batch", "2"]
+    code, text = asked(capsys, *question_asked, "--length", 2048)
+    assert code == 1 and "frozen; fp32 adapters of rank 16" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("YES with")]
+    typed = shlex.split(line.partition(": tight-fit ")[2])
+    code, text = asked(capsys, *typed, "--quick")
+    assert code == 0 and "YES, it fits on an RTX 4090" in text
 
 
 def test_without_a_gpu_the_gpus_that_hold_it(folder, capsys):
@@ -250,11 +265,14 @@ def test_without_a_gpu_the_gpus_that_hold_it(folder, capsys):
 
 def test_every_option_of_the_step_is_a_field_of_it(folder):
     """Also under its older name, `--card`."""
-    typed = "--model x --card T4 --batch 6 --length 9 --precision fp16 --optimizer sgd --frozen 1"
-    typed += " --checkpointing --accumulation 3 --lora-rank 2 --task causal-lm --classes 5"
+    typed = f"--model {folder} --card T4 --batch 6 --length 9 --precision fp16 --optimizer sgd"
+    typed += " --frozen 1 --checkpointing --accumulation 3 --lora-rank 2 --task causal-lm"
+    typed += " --weights bf16 --targets o_proj --lora-alpha 4 --rslora --base nf4"
+    typed += " --attention eager --chunked-loss --offload optimizer"
     options = parser().parse_args(typed.split())
-    assert options.gpu == "T4"
-    assert step_of(options, str(folder)) == ModelStep(
+    classes = parser().parse_args([str(folder), "--classes", "5"])
+    assert options.gpu == "T4" and question.of(classes).fields == {"classes": 5}
+    assert step_of(question.of(options)) == ModelStep(
         library.LlamaConfig.from_pretrained(folder),
         batch_size=6,
         length=9,
@@ -265,18 +283,36 @@ def test_every_option_of_the_step_is_a_field_of_it(folder):
         accumulation=3,
         lora_rank=2,
         task="causal-lm",
-        classes=5,
+        weights="bf16",
+        lora_targets="o_proj",
+        lora_alpha=4,
+        lora_scale="alpha/sqrt(r)",
+        base="nf4",
+        attention="eager",
+        loss="chunked",
+        offload="optimizer",
     )
-    options = parser().parse_args(["--model", "x", "--image-size", "32"])
     vit = str(ROOT / "helpers" / "mini" / "vit")
-    assert step_of(options, vit).side == 32
+    options = parser().parse_args([vit, "--model", vit, "--image-size", "32"])
+    assert step_of(question.of(options)).side == 32
 
 
 def test_the_tasks_of_the_command_are_those_that_are_planned():
-    assert TASKS == tuple(hf_config.TASKS)
+    assert TASKS == tuple(hf_config.TASKS) and WEIGHTS == tuple(hf_config.WEIGHTS)
 
 
-@pytest.mark.parametrize("arguments, status", [("--help", 0), ("--modle x", 2), ("--list-gpus", 0)])
+@pytest.mark.parametrize(
+    "arguments, status",
+    [
+        ("--help", 0),
+        ("--modle x", 2),
+        ("--list-gpus", 0),
+        ("gpt2 --gpu T9000", 2),
+        ("rebarta-base --gpu T4", 2),
+        ("gpt2 --batch many", 2),
+        ("roberta-base --gpu 8GB", 0),  # an answer that comes with the package
+    ],
+)
 def test_what_needs_no_plan_is_answered_without_pytorch(arguments, status):
     code = f"""
 import sys
@@ -296,10 +332,26 @@ print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], "--model is needed"),
+        ([], "a model is needed"),
+        (["gpt2", "--model", "gpt2"], "named twice"),
+        (["rebarta-base"], "or FacebookAI/roberta-base?"),
+        (["gpt2", "--gpu", "RTX 4060"], "did you mean RTX 4060 Laptop?"),
+        (["gpt2", "--gpu", "5000GB"], "no size of a GPU"),
+        (["gpt2", "--classes", "1000000000000"], "no whole number from 1"),
+        (["gpt2", "--weights", "fp16"], "weights='fp16' cannot be trained"),
+        (["gpt2", "--base", "nf4"], "base='nf4' holds weights in 4 bits"),
+        (["gpt2", "--offload", "optimizer", "--optimizer", "lion8bit"], "made for a GPU"),
+        (["gpt2", "--optimizer-in-backward", "--accumulation", "2"], "use accumulation=1"),
+        (["gpt2", "--optimizer", "adamw_stochastic"], "rounds bf16 weights"),
+        (["gpt2", "--targets", "all-linear"], "give lora_rank"),
+        (["gpt2", "--lora", "4", "--targets", "c_attn,q_proj"], "no linear layer called q_proj"),
+        (["gpt2", "--lora", "4", "--targets", ","], "names no layer"),
+        (["gpt2", "--lora", "4", "--lora-alpha", "0"], "must be above 0"),
+        (["gpt2", "--length", "2048", "--chunked-loss"], "longer than the 1024 tokens"),
+        (["bert", "--chunked-loss"], "is for the next token"),
         (["--model", "x/y/z", "--gpu", "T4"], "neither a folder"),
-        (["--model", "x", "--gpu", "T4", "--examples", "0"], "a whole number of at least 1"),
-        (["--model", "x", "--gpu", "T4", "--examples", "1.5"], "a whole number of at least 1"),
+        (["--model", "x", "--gpu", "T4", "--examples", "0"], "no whole number from 1 to"),
+        (["--model", "x", "--gpu", "T4", "--examples", "1.5"], "no whole number from 1 to"),
         (["--model", "x", "--examples", "10"], "name one with --gpu"),
         (["--model", "x", "--gpu", "T4", "--price", "1"], "how long it is"),
         (["--model", "x", "--gpu", "T4", "--examples", "1", "--price", "free"], "a number of at"),
@@ -329,5 +381,5 @@ print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
 def test_bad_input_ends_in_status_2_and_one_sentence(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert ended.value.code == 2 and words in last and "Traceback" not in last
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert ended.value.code == 2 and words in line and line.startswith("tight-fit: error: ")

@@ -1,0 +1,37 @@
+"""`python -m benchmarks.peaks [NAME ...]`: plan published steps, keep the results, write the page.
+
+Names are parts of the names of points; without any all of them are planned.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from benchmarks.peaks import kept, page, qwen_plans
+from benchmarks.peaks.points import POINTS
+from helpers.commands.wrapper import run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan, keep, and write docs/accuracy.md."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peaks",
+        description="Plan steps whose memory others measured, keep the results and write "
+        "docs/accuracy.md. All of them take half an hour.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a part of the names of points")
+    parser.add_argument("--page", action="store_true", help="plan nothing, only write the page")
+    asked = parser.parse_args(arguments)
+    names = asked.names
+    chosen = [point for point in POINTS if not names or any(name in point.name for name in names)]
+    if asked.page:
+        chosen = []
+    kept.make(chosen, lambda line: print(line, flush=True))
+    if not names or any(name in "Qwen" for name in names):
+        qwen_plans.make(lambda line: print(line, flush=True))
+    page.write()
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, "python -m benchmarks.peaks"))

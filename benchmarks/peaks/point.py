@@ -1,0 +1,64 @@
+"""One published measurement: its figures, where they stand, and the step that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from helpers.gpus import GPU, find
+from helpers.memory.allocator import AllocatorPeaks
+from helpers.plan.custom_step import plan_custom_step
+from helpers.units import GIB
+
+Setup = Callable[[], tuple[list, Callable[[], object]]]
+
+# Memory is not used by these plans; the compute capability is, as cuBLAS's workspace follows it.
+T4 = find("T4")
+A100 = find("A100-80GB")
+V100 = find("V100-16GB")
+A10 = GPU("A10", 24 * GIB, (8, 6))
+RTX_2060 = GPU("RTX 2060", 8 * GIB, (7, 5))
+RTX_3080_TI = GPU("RTX 3080 Ti Laptop", 16 * GIB, (8, 6))
+RTX_4070_TI = GPU("RTX 4070 Ti SUPER", 16 * GIB, (8, 9))
+L40S = GPU("L40S", 45 * GIB, (8, 9))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured step.
+
+    name       of model and step, unique among all points
+    source     address, with the commit where it has one
+    release    PyTorch's release as published ("2.6.0"); "" where the source does not say
+    setup      makes the step, for `plan_custom_step`
+    allocated  `torch.cuda.max_memory_allocated` in bytes; None where it was not published
+    reserved   the same of `torch.cuda.max_memory_reserved`
+    fused      whether the GPU has a fused attention kernel for the dtype
+    steps      steps until the figure was read; None for many
+    behaves    the release of `plan_custom_step(torch_version=...)`; None for one that plans like
+               the installed PyTorch
+    ranks      ranks of DistributedDataParallel; None without it
+    """
+
+    name: str
+    source: str
+    release: str
+    gpu: GPU
+    setup: Setup
+    allocated: float | None = None
+    reserved: float | None = None
+    fused: bool = True
+    steps: int | None = None
+    behaves: str | None = None
+    ranks: int | None = None
+
+    def planned(self) -> AllocatorPeaks:
+        """The peaks of the step by its plan."""
+        plan = plan_custom_step(
+            self.setup,
+            fused_attention=self.fused,
+            steps=self.steps,
+            torch_version=self.behaves,
+            ranks=self.ranks,
+        )
+        return plan.allocator_peaks(self.gpu)

@@ -1,0 +1,35 @@
+"""What a record keeps of the plan of its run."""
+
+from __future__ import annotations
+
+import torch
+
+from helpers import gpus
+from helpers.memory.timeline import Plan
+from helpers.plan.planner import plan
+from helpers.recipe import Recipe
+from helpers.timing.specs import has_arithmetic, of_device
+
+
+def for_record(recipe: Recipe, device: str) -> dict:
+    """`Run.plan` of a recipe that runs on "cuda" or "cpu"."""
+    planned = plan(recipe, torch.device(device).type)
+    values = {
+        "target": planned.target,
+        "peak": planned.peak,
+        "at_peak": planned.at_peak,
+        "flops": planned.flops,
+    }
+    if planned.target == "cuda":
+        peaks = planned.allocator_peaks(gpus.here())
+        values |= {"allocated": peaks.allocated, "reserved": peaks.reserved}
+        values["seconds"] = seconds_on(planned, gpus.here().name)
+    return values
+
+
+def seconds_on(planned: Plan, device: str) -> float | None:
+    """Seconds of a planned step on the GPU that the driver names so."""
+    gpu = of_device(device)
+    if gpu is None or not has_arithmetic(planned.recipe.precision, gpu):
+        return None
+    return planned.seconds(gpu).total
