@@ -26,6 +26,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from benchmarks.timm_steps import read_trace
+from helpers.commands.wrapper import run as run_command
 from helpers.timing import kernel_time
 from helpers.timing.kernel_time import constants, kernel_seconds
 from helpers.timing.op import Op
@@ -216,4 +217,4 @@ def _rounded(value):
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_command(main, "python -m benchmarks.fit_gpu_steps"))

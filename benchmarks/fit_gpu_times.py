@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
+from helpers.commands.wrapper import run as run_command
 from helpers.timing import kernel_time
 from helpers.timing.kernel_time import moving_seconds, tiled_seconds
 from helpers.timing.specs import MEASURED, SPECS
@@ -239,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_command(main, "python -m benchmarks.fit_gpu_times"))

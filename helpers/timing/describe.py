@@ -31,9 +31,9 @@ def describe(function, args, kwargs, out) -> list[Op]:
         return [Op(name, "wait", "fp32", 0, 0, 0)]
     for known, rule in RULES:
         if name in known:
-            found = rule(name, args, kwargs, out)
-            if found is not None:
-                return found
+            kernels = rule(name, args, kwargs, out)
+            if kernels is not None:
+                return kernels
     if name.startswith(("_foreach", "_fused_", "_amp_foreach")):
         return [_multi_tensor(function, name, args, kwargs, out)]
     return [_simple(function, name, args, kwargs, out)]
@@ -44,8 +44,8 @@ def _traffic(function, args, kwargs, out) -> tuple[int, int]:
     once."""
     name = function.overloadpacket.__name__
     changed = [
-        args[place] if place < len(args) else kwargs.get(word)
-        for place, word in written_arguments(function)
+        args[position] if position < len(args) else kwargs.get(word)
+        for position, word in written_arguments(function)
     ]
     changed = tensors(changed)
     written = sum(map(touched, changed)) if changed else sum(map(touched, tensors(out)))
@@ -92,9 +92,9 @@ def _changes_layout(args, out) -> bool:
     fastest = [
         next(
             (
-                place
-                for place in reversed(range(tensor.dim()))
-                if tensor.stride(place) == 1 and tensor.shape[place] > 1
+                axis
+                for axis in reversed(range(tensor.dim()))
+                if tensor.stride(axis) == 1 and tensor.shape[axis] > 1
             ),
             None,
         )
@@ -136,14 +136,14 @@ def _layer_norm(name, args, kwargs, out) -> list[Op]:
     gradient, source, shape = args[:3]
     width, size = prod(shape), touched(gradient) + touched(source)
     rows = (source.numel() // width, width)
-    found = [Op(name, "norm", arithmetic(source), 0, size, touched(source), rows)]
+    kernels = [Op(name, "norm", arithmetic(source), 0, size, touched(source), rows)]
     if any(
         args[-1][1:]
     ):  # the sums over rows, of the weight's and bias's gradients, are a kernel of their own
-        found.append(
+        kernels.append(
             Op(name, "reduction", arithmetic(source), 0, size, 2 * width * 4, rows, "columns")
         )
-    return found
+    return kernels
 
 
 def _group_norm(name, args, kwargs, out) -> list[Op]:
@@ -195,14 +195,14 @@ def _batch_norm(name, args, kwargs, out) -> list[Op]:
 
 def _gather(name, args, kwargs, out) -> list[Op]:
     rows = tensors(out)[0]
-    places = tensors(args[1:])
+    indices = tensors(args[1:])
     return [
         Op(
             name,
             "gather",
             arithmetic(rows),
             0,
-            touched(rows) + sum(map(touched, places)),
+            touched(rows) + sum(map(touched, indices)),
             touched(rows),
         )
     ]
@@ -216,6 +216,16 @@ def _scatter(name, args, kwargs, out) -> list[Op]:
     moved = sum(map(touched, given))
     whole = 0 if name.endswith("_") else touched(result)
     return [Op(name, "scatter", arithmetic(result), 0, moved * 2, whole + moved, (), "", 4)]
+
+
+def _fsdp_copy(name, args, kwargs, out) -> list[Op]:
+    """FSDP2's copies between parameters and the buffers of its messages: what is there is read
+    once, and as much is written, in the dtype of the buffer."""
+    given = tensors(args[0])
+    buffer = args[1] if name == "all_gather_copy_in" else kwargs.get("out", args[0])
+    read = sum(map(touched, given))
+    width = tensors(buffer)[0].element_size() / given[0].element_size()
+    return [Op(name, "elementwise", arithmetic(given[0]), 0, read, int(read * width))]
 
 
 def _eight_bit(name, args, kwargs, out) -> list[Op]:
@@ -235,5 +245,6 @@ RULES = (
     (names.BATCH_NORMS, _batch_norm),
     (names.GATHERS, _gather),
     (names.SCATTERS, _scatter),
+    (names.FSDP_COPIES, _fsdp_copy),
     (names.EIGHT_BIT, _eight_bit),
 )

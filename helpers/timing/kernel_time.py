@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.timing.host_memory import KINDS
 from helpers.timing.op import Op
 from helpers.timing.specs import GpuSpecs
 
@@ -109,19 +110,18 @@ def kernel_seconds(
     """
     known = known or constants()
     groups: dict[tuple, list[int]] = {}
-    for place, op in enumerate(ops):
-        groups.setdefault(_group(op, tf32 and bool(gpu.tf32)), []).append(place)
-    found = np.zeros(len(ops))
-    for (kind, arithmetic, flavour), places in groups.items():
-        some = [ops[place] for place in places]
-        if kind in ("wait", "message"):  # the model of links charges messages
+    for index, op in enumerate(ops):
+        groups.setdefault(_group(op, tf32 and bool(gpu.tf32)), []).append(index)
+    seconds = np.zeros(len(ops))
+    for (kind, arithmetic, flavour), indices in groups.items():
+        some = [ops[index] for index in indices]
+        if kind in ("wait", "message", *KINDS):  # the models of links charge for those
             continue
         moved = np.array([op.read + op.written for op in some], dtype=float)
         rule = _RULES.get(kind, _moving)
-        found[places] = rule(some, moved, kind, arithmetic, flavour, gpu, known) + known["shared"][
-            "gap"
-        ] * np.array([op.kernels for op in some])
-    return found
+        gaps = known["shared"]["gap"] * np.array([op.kernels for op in some])
+        seconds[indices] = rule(some, moved, kind, arithmetic, flavour, gpu, known) + gaps
+    return seconds
 
 
 def _group(op: Op, tf32: bool) -> tuple[str, str, str]:

@@ -55,6 +55,9 @@ BATCH_NORMS = _names("""
     native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
     _native_batch_norm_legit
 """)
+FSDP_COPIES = _names("""
+    all_gather_copy_in split_with_sizes_copy chunk_cat
+""")
 EIGHT_BIT = _names("""
     optimizer_update_8bit_blockwise optimizer_update_32bit
 """)

@@ -15,7 +15,9 @@ class Op(NamedTuple):
     kind        "matmul", "attention", "convolution", "depthwise", "softmax", "norm", "batch_norm",
                 "reduction", "elementwise", "transpose" (a copy between layouts), "gather",
                 "scatter", "multi_tensor" (foreach, fused and 8-bit optimizers) "message" (a
-                collective: it takes no time here) or "wait" (the CPU asks for a value)
+                collective: it takes no time here; `strategy.rank_time` times it) or "wait" (the CPU
+                asks for a value); of the host's memory "to host", "from host" (copies), "host" (the
+                CPU computes) and "await" (the GPU waits for copies): see `timing.host_memory`
     arithmetic  type of the numbers that are multiplied: "fp32", "fp16", "bf16" or "fp64"
     flops       multiplications and additions of matrix products, attention and convolutions; 0 for
                 all others
@@ -24,9 +26,10 @@ class Op(NamedTuple):
     shape       (batch, m, n, k) of matrix products: m × k by k × n. Convolutions as such products:
                 batch counts groups, m output pixels of all images, n and k channels and taps.
                 Attention: (heads of all examples, queries, keys, width). Norms and softmax: (rows,
-                width). Others: ()
+                width). Messages: (ranks that take part,). Others: ()
     layout      matmul: "tn", "nn", "nt", "tt" as cuBLAS names it; convolution: "nchw" or "nhwc",
-                with "/weights" where it is the weights' gradient; "" otherwise
+                with "/weights" where it is the weights' gradient; message: the axis of the layout
+                that its ranks lie on; "" otherwise
     kernels     launches
     """
 

@@ -85,9 +85,9 @@ def convolution(name, args, kwargs, out) -> list[Op]:
 
 def _convolution_backward(args) -> list[Op]:
     gradient, source, weight, _, _, _, _, transposed, _, groups, wanted = args[:11]
-    found = []
+    kernels = []
     if wanted[0]:
-        found.append(
+        kernels.append(
             _one_convolution(
                 "convolution_backward", source, weight, gradient, groups, transposed, swap=True
             )
@@ -95,7 +95,7 @@ def _convolution_backward(args) -> list[Op]:
     if wanted[1]:
         op = _one_convolution("convolution_backward", source, weight, gradient, groups, transposed)
         batch, m, n, k = op.shape
-        found.append(
+        kernels.append(
             op._replace(
                 shape=(batch, n, k, m),
                 read=touched(source) + touched(gradient),
@@ -104,7 +104,7 @@ def _convolution_backward(args) -> list[Op]:
             )
         )
     if wanted[2]:
-        found.append(
+        kernels.append(
             Op(
                 "convolution_backward",
                 "reduction",
@@ -114,7 +114,7 @@ def _convolution_backward(args) -> list[Op]:
                 gradient.shape[1] * gradient.element_size(),
             )
         )
-    return found
+    return kernels
 
 
 def _one_convolution(name, source, weight, out, groups, transposed, swap=False) -> Op:

@@ -8,10 +8,12 @@ check.
 from __future__ import annotations
 
 import difflib
+import re
 from types import MappingProxyType
 from typing import NamedTuple
 
 from helpers.gpus import GPU
+from helpers.values import PRECISIONS, of_type, one_of, real, shown, whole
 
 ARITHMETICS = ("fp32", "tf32", "fp16", "bf16")
 MEASURED = (
@@ -139,7 +141,7 @@ def find_gpu(gpu: str | GPU | GpuSpecs) -> GpuSpecs:
     if isinstance(gpu, GPU):
         gpu = gpu.name
     if not isinstance(gpu, str):
-        raise TypeError(f"gpu={gpu!r} must be a name, a GPU or a GpuSpecs.")
+        raise TypeError(f"gpu={shown(gpu)} must be a name, a GPU or a GpuSpecs.")
     if gpu in SPECS:
         return SPECS[gpu]
     plain = {_plain(name): name for name in SPECS}
@@ -150,13 +152,51 @@ def find_gpu(gpu: str | GPU | GpuSpecs) -> GpuSpecs:
         or list(plain)
     )
     raise ValueError(
-        f"gpu={gpu!r} is not known: the nearest is {plain[near[0]]!r}, or describe your own, "
+        f"gpu={shown(gpu)} is not known: the nearest is {plain[near[0]]!r}, or describe your own, "
         "described(name, sms=..., lanes=..., clock=..., bandwidth=..., l2=..., fp16=...)."
     )
 
 
+MAKERS = re.compile(r"nvidia|geforce|tesla|gpu|sxm\d?|[^a-z0-9]")
+REST = re.compile(r"(pcie|\d+gb|hbm\d\w?)*")  # what may follow a GPU's name in that of its driver
+
+
+def of_device(name: str) -> GpuSpecs | None:
+    """The GPU that a driver names, as "Tesla T4" or "NVIDIA A100-SXM4-40GB"; None if not known."""
+    plain = MAKERS.sub("", name.lower())
+    for written in (plain, plain.replace("pcie", "")):  # a V100 is named so, and needs no PCIe
+        fitting = [
+            known
+            for known in SPECS
+            if written.startswith(_plain(known)) and REST.fullmatch(written[len(_plain(known)) :])
+        ]
+        if fitting:
+            return SPECS[max(fitting, key=len)]
+    return None
+
+
+def has_arithmetic(precision: str, gpu: str | GPU | GpuSpecs) -> bool:
+    """Whether a step of this precision can run on a GPU as it is asked for.
+
+    A step in "tf32" runs in fp32 where there is no TF32. Raises what `find_gpu` raises.
+    """
+    one_of("precision", precision, PRECISIONS)
+    return precision == "tf32" or bool(getattr(find_gpu(gpu), precision))
+
+
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+# What a GPU of one's own may have, so that gigabytes are not taken for bytes: least, most, unit.
+BOUNDS = {
+    "sms": (1, 10_000, "multiprocessors"),
+    "lanes": (1, 4096, "multiply-adds a clock"),
+    "clock": (1e8, 1e10, "Hz"),
+    "bandwidth": (1e9, 1e15, "bytes/s"),
+    "l2": (2**14, 2**34, "bytes"),
+    "peak": (1e10, 1e18, "FLOP/s"),
+}
 
 
 def described(
@@ -175,7 +215,7 @@ def described(
 
     Its efficiencies are those of `like`.
 
-    Raises ValueError for a figure that is not positive or a `like` that was not measured, TypeError
+    Raises ValueError for a figure that no GPU has or a `like` that was not measured, TypeError
     for one that is no number.
     """
     figures = {
@@ -188,12 +228,19 @@ def described(
         "fp16": fp16,
         "bf16": bf16,
     }
+    of_type("name", name, str)
     for word, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{word}={value!r} must be a number.")
-        if not (0 <= value < float("inf")) or (value == 0 and word not in ("tf32", "fp16", "bf16")):
-            raise ValueError(f"{word}={value} must be positive.")
-    if like not in MEASURED:
-        raise ValueError(f"like={like!r} was not measured: use one of {', '.join(MEASURED)}.")
+        absent = word in ("tf32", "fp16", "bf16")  # 0 says that the GPU has no such arithmetic
+        real(word, value, above=None if absent else 0, at_least=0)
+        if word in ("sms", "lanes"):
+            whole(word, value, 1)
+        least, most, unit = BOUNDS["peak" if absent else word]
+        if value and not least <= value <= most:
+            raise ValueError(
+                f"{word}={shown(value)} is no figure of a GPU, which has {least:g} to {most:g} "
+                f"{unit}: mind the unit."
+            )
+    if not isinstance(like, str) or like not in MEASURED:
+        raise ValueError(f"like={shown(like)} was not measured: use one of {', '.join(MEASURED)}.")
     source = "described by its user"
     return GpuSpecs(name, sms, lanes, clock, bandwidth, l2, tf32, fp16, bf16, like, source)

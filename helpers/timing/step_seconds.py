@@ -10,10 +10,12 @@ Asking for a value, as `.item()` does, makes the CPU wait for the GPU instead.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from helpers.gpus import GPU
+from helpers.timing.host_memory import KINDS, ends_with_host
 from helpers.timing.kernel_time import constants, kernel_seconds
 from helpers.timing.op import PHASES, Op
 from helpers.timing.specs import GpuSpecs, find_gpu
@@ -104,6 +106,49 @@ class Seconds:
         )
 
 
+class OperationTimes(NamedTuple):
+    """Times of the distinct operations of a step on a GPU; arrays [distinct operations].
+
+    on_gpu    seconds of its kernels, float64
+    on_cpu    seconds until the CPU has issued it, float64
+    launches  kernels, int64
+    waits     whether the CPU waits for its value, bool
+    kernels   {kernel: its seconds}
+    """
+
+    on_gpu: np.ndarray
+    on_cpu: np.ndarray
+    launches: np.ndarray
+    waits: np.ndarray
+    kernels: dict[Op, float]
+
+
+def operation_times(traced: TracedOps, gpu: GpuSpecs) -> OperationTimes:
+    """How long each distinct operation keeps a GPU and the CPU that issues it busy.
+
+    Raises ValueError where the GPU lacks an arithmetic of the step, and for a step with an
+    operation that could not be described.
+    """
+    if traced.unknown:
+        raise ValueError(traced.unknown)
+    host = constants()["shared"]["dispatch"]
+    flat = [op for ops in traced.ops for op in ops]
+    each = kernel_seconds(flat, gpu, traced.tf32)
+    begin = 0
+    on_gpu, launches, waits = (np.zeros(len(traced.ops), kind) for kind in (float, int, bool))
+    for index, ops in enumerate(traced.ops):
+        on_gpu[index] = each[begin : begin + len(ops)].sum()
+        launches[index] = sum(
+            op.kernels for op in ops if op.kind not in ("wait", "message", *KINDS)
+        )
+        waits[index] = any(op.kind == "wait" for op in ops)
+        begin += len(ops)
+    on_cpu = np.where(
+        launches > 0, host["kernel"] + host["further"] * np.maximum(launches - 1, 0), host["view"]
+    )
+    return OperationTimes(on_gpu, on_cpu, launches, waits, dict(zip(flat, each)))
+
+
 def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     """The time of a traced step on a GPU.
 
@@ -111,26 +156,16 @@ def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     with an operation that could not be described; TypeError for no GPU at all.
     """
     specs, flops = find_gpu(gpu), traced.flops
-    if traced.unknown:
-        raise ValueError(traced.unknown)
-    host = constants()["shared"]["dispatch"]
-    flat = [op for ops in traced.ops for op in ops]
-    each = kernel_seconds(flat, specs, traced.tf32)
-    place = 0
-    on_gpu, launched, waits = (np.zeros(len(traced.ops), kind) for kind in (float, float, bool))
-    for index, ops in enumerate(traced.ops):
-        on_gpu[index] = each[place : place + len(ops)].sum()
-        launched[index] = sum(op.kernels for op in ops if op.kind not in ("wait", "message"))
-        waits[index] = any(op.kind == "wait" for op in ops)
-        place += len(ops)
+    own = operation_times(traced, specs)
     which, phase = traced.issued().T
-    on_cpu = np.where(
-        launched > 0, host["kernel"] + host["further"] * np.maximum(launched - 1, 0), host["view"]
-    )
-    ends = _two_clocks(on_cpu[which], on_gpu[which], waits[which])
+    clocks = own.on_cpu[which], own.on_gpu[which], own.waits[which]
+    if any(op.kind in KINDS for ops in traced.ops for op in ops):
+        ends = ends_with_host(traced.ops, which, *clocks, specs)
+    else:
+        ends = _two_clocks(*clocks)
     spent = np.diff(ends, prepend=0.0)
     phases = {name: float(spent[phase == number].sum()) for number, name in enumerate(PHASES)}
-    times = dict(zip(flat, each))
+    times = own.kernels
     kernels = sorted(
         (
             KernelShare(op, name, count, float(times[op]) * count)
@@ -142,8 +177,8 @@ def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     return Seconds(
         specs,
         phases,
-        float(sum(phases.values()) - on_gpu[which].sum()),
-        int(launched[which].sum()),
+        float(sum(phases.values()) - own.on_gpu[which].sum()),
+        int(own.launches[which].sum()),
         sum(flops.values()),
         flops["recompute"],
         tuple(kernels),

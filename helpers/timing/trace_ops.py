@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from helpers.timing.describe import describe
+from helpers.timing.host_memory import off_gpu, waiting
 from helpers.timing.op import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, Op
 from helpers.torch_private import WRAPPERS, TorchDispatchMode, in_backward, no_work
 
@@ -35,6 +36,8 @@ class TracedOps:
     again   (begin, end, times): operations `begin` to `end` of `order` are issued `times` more
             times, at `end`
     tf32    whether its fp32 products run on tensor cores where a GPU has TF32
+    passes  the positions in `order` at which the actions of a pipeline's schedule begin; empty for
+            a step that is no stage of a pipeline
     unknown a sentence on the first operation that could not be described; "" where there is none
     """
 
@@ -43,6 +46,7 @@ class TracedOps:
     again: tuple[int, int, int] = (0, 0, 0)
     tf32: bool = False
     unknown: str = ""
+    passes: tuple[int, ...] = ()
 
     def repeat(self, begin: int, end: int, times: int) -> None:
         """Issue operations `begin` to `end` of `order` `times` more times after `end`.
@@ -63,11 +67,11 @@ class TracedOps:
         runs = Counter(self.order)
         for pair, count in Counter(self.order[begin:end]).items():
             runs[pair] += count * times
-        found: Counter = Counter()
+        times_run: Counter = Counter()
         for (index, phase), count in runs.items():
             for op in self.ops[index]:
-                found[op, PHASES[phase]] += count
-        return found
+                times_run[op, PHASES[phase]] += count
+        return times_run
 
     @property
     def flops(self) -> dict[str, int]:
@@ -108,19 +112,30 @@ class Recorder:
         """The step enters "forward", "backward" or "optimizer"."""
         self._phase = PHASES.index(name)
 
-    def see(self, function, args, kwargs, out) -> None:
-        """Note one dispatched operation and its result."""
+    def see(self, function, args, kwargs, out, way: str = "") -> None:
+        """Note one dispatched operation and its result.
+
+        way  "host" for one that the CPU computes in its own memory, "to host" or "from host" for a
+             copy between that memory and the GPU's
+        """
         if function in NO_WORK:
             return
-        key = (function, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
+        key = (function, _key(args), _key(tuple(kwargs.items())) if kwargs else (), way)
         index = self._known.get(key)
         if index is None:
             kernels = self._described(function, args, kwargs, out)
-            index = self._kernels.setdefault(kernels, len(self.traced.ops))
-            if index == len(self.traced.ops):
-                self.traced.ops.append(kernels)
-            self._known[key] = index
+            index = self._known[key] = self._number(off_gpu(kernels, way) if way else kernels)
         self.traced.order.append((index, self._now()))
+
+    def wait(self, way: str, still: int) -> None:
+        """Note that the GPU waits for all but the last `still` copies of a way."""
+        self.traced.order.append((self._number((waiting(way, still),)), self._now()))
+
+    def _number(self, kernels: tuple[Op, ...]) -> int:
+        index = self._kernels.setdefault(kernels, len(self.traced.ops))
+        if index == len(self.traced.ops):
+            self.traced.ops.append(kernels)
+        return index
 
     def _described(self, function, args, kwargs, out) -> tuple[Op, ...]:
         """Its kernels. A plan of memory does not need them, so it goes on where they are unknown;

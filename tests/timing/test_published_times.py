@@ -32,6 +32,27 @@ def test_whole_passes_are_missed_by_less_than_10_percent_in_the_mean(passes):
     assert found["planned"] < 0.10 and abs(found["worst"]) < 0.25
 
 
+def test_steps_on_four_gpus_are_missed_by_less_than_10_percent():
+    rows = published_times.four_gpus()
+    found = published_times.summary(rows)
+    assert found["rows"] == 3 and found["planned"] < 0.05 and abs(found["worst"]) < 0.10
+    assert found["planned"] < found["FLOPs / 0.4 peak"] / 5
+    page = published_times.PAGE.read_text("utf8")
+    table = published_times.table(published_times.groups(rows))
+    assert set(table.splitlines()) < set(page.splitlines()), "stale: published_times --write"
+
+
+def test_the_published_table_is_that_of_the_kept_steps():
+    page = published_times.PAGE.read_text("utf8")
+    table = published_times.table(published_times.groups(published_times.timm()))
+    assert set(table.splitlines()) < set(page.splitlines()), "stale: published_times --write"
+    assert published_times.with_table(page, table) != page
+    begin, end = published_times.BEGIN, published_times.END
+    assert published_times.with_table(f"a\n{begin}\nold\n{end}\nz\n", "new") == (
+        f"a\n{begin}\nnew\n{end}\nz\n"
+    )
+
+
 def test_plans_are_nearer_than_the_simpler_estimates(passes):
     found = part(passes, "backward")
     assert (

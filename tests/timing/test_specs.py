@@ -5,7 +5,14 @@ import pytest
 from helpers.gpus import GPUS, find
 from helpers.plan import plan
 from helpers.recipe import Recipe
-from helpers.timing.specs import MEASURED, SPECS, described, find_gpu
+from helpers.timing.specs import (
+    MEASURED,
+    SPECS,
+    described,
+    find_gpu,
+    has_arithmetic,
+    of_device,
+)
 from helpers.timing.step_seconds import seconds
 
 SHEETS = {
@@ -53,7 +60,15 @@ def test_what_is_no_gpu_is_refused(gpu):
 
 def test_a_gpu_that_memory_is_planned_for():
     assert find_gpu(find("T4")) is SPECS["T4"]
+
+
+def test_the_two_tables_of_gpus_agree():
+    """Memory (helpers.gpus) and speed (timing.specs): the same GPUs with the same arithmetic."""
     assert set(GPUS) <= set(SPECS)
+    # Only measured on, or variants with the memory of another: nobody is told of them by name.
+    assert set(SPECS) - set(GPUS) == {"P4", "A100-80GB-PCIe", "H100-PCIe"}
+    for name, gpu in GPUS.items():
+        assert gpu.bf16 == (SPECS[name].bf16 > 0) == (SPECS[name].tf32 > 0), name
 
 
 def test_a_gpu_of_ones_own():
@@ -80,9 +95,9 @@ FIGURES = {
 @pytest.mark.parametrize(
     "change, error, said",
     (
-        ({"sms": 0}, ValueError, "must be positive"),
-        ({"clock": -1.0}, ValueError, "must be positive"),
-        ({"bandwidth": float("nan")}, ValueError, "must be positive"),
+        ({"sms": 0}, ValueError, "must be above 0"),
+        ({"clock": -1.0}, ValueError, "must be above 0"),
+        ({"bandwidth": float("nan")}, ValueError, "must be finite"),
         ({"l2": "4 MB"}, TypeError, "must be a number"),
         ({"sms": True}, TypeError, "must be a number"),
         ({"like": "A10"}, ValueError, "was not measured"),
@@ -102,3 +117,32 @@ def test_bf16_where_there_is_none(gpu):
 def test_an_arithmetic_nobody_has():
     with pytest.raises(ValueError, match="is not known"):
         SPECS["T4"].peak("int3")
+
+
+def test_gpus_are_known_by_the_names_of_their_driver():
+    names = {
+        "Tesla T4": "T4",
+        "Tesla P100-PCIE-16GB": "P100",
+        "Tesla V100-SXM2-16GB": "V100-16GB",
+        "Tesla V100-PCIE-32GB": "V100-32GB",
+        "NVIDIA A100-SXM4-40GB": "A100-40GB",
+        "NVIDIA A100-SXM4-80GB": "A100-80GB",
+        "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
+        "NVIDIA H100 80GB HBM3": "H100",
+        "NVIDIA H100 PCIe": "H100-PCIe",
+        "NVIDIA H200": "H200",
+        "NVIDIA L4": "L4",
+        "NVIDIA GeForce RTX 3060": "RTX 3060",
+        "NVIDIA GeForce RTX 4060 Laptop GPU": "RTX 4060 Laptop",
+        "NVIDIA GeForce GTX 1650": "GTX 1650",
+    }
+    assert {device: of_device(device).name for device in names} == names
+    for other in ("NVIDIA L40S", "NVIDIA T400", "NVIDIA GeForce RTX 3060 Ti", "AMD MI250", ""):
+        assert of_device(other) is None, other
+
+
+def test_which_arithmetic_a_gpu_has():
+    assert has_arithmetic("bf16", "A100-40GB") and not has_arithmetic("bf16", "T4")
+    assert has_arithmetic("tf32", "T4") and has_arithmetic("fp32", "P4")
+    with pytest.raises(ValueError, match="the nearest is"):
+        has_arithmetic("fp32", "K80")
