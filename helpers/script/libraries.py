@@ -1,0 +1,178 @@
+"""What libraries do in a program without values: models from configurations, no compilation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.utils import hub as transformers_hub
+
+from helpers import hub
+from helpers.script.values import KnownValues
+from helpers.torch_private import FakeTensor, disable_current_modes
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@contextmanager
+def parameters_without_values(known: KnownValues) -> Iterator[None]:
+    """Inside, every `nn.Parameter` has a shape and no values.
+
+    The memory that it is made from is given back before anybody writes to it, so that a model of
+    any size can be made.
+    """
+    make = nn.Parameter.__new__
+
+    def made(kind, data=None, requires_grad=True):
+        if isinstance(data, torch.Tensor) and not isinstance(data, FakeTensor):
+            data = known.empty_like(data)
+        return make(kind, data, requires_grad)
+
+    with patch.object(nn.Parameter, "__new__", staticmethod(made)):
+        yield
+
+
+class Notes:
+    """What a plan has to say of the program, each sentence once, in order."""
+
+    def __init__(self):
+        self.sentences: list[str] = []
+
+    def add(self, sentence: str) -> None:
+        """Say it, unless it was said."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+
+
+@contextmanager
+def adapted(notes: Notes, on_gpu: bool, line: Callable[[], str]) -> Iterator[None]:
+    """Inside, libraries make models without reading weights, and compile nothing."""
+    load = torch.load
+
+    def compiled(model=None, **options):
+        notes.add(
+            f"{line()} compiles: planned as PyTorch runs it without compiling, which as a rule "
+            "takes more memory and more time."
+        )
+        return model if model is not None else lambda function: function
+
+    def compiled_module(module, *args, **kwargs):
+        compiled(module)
+
+    def loaded(file, map_location=None, **options):
+        moves = on_gpu and map_location is not None and "cuda" in str(map_location)
+        with disable_current_modes():
+            held = load(file, map_location="cpu", **options)
+        return _on_gpu(held) if moves else held
+
+    def from_pretrained(kind, name, *args, **kwargs):
+        return _from_configuration(kind, name, args, kwargs, notes)
+
+    find = transformers_hub.cached_files
+
+    def found(path_or_repo_id, filenames, **options):
+        return find(
+            hub.folder_in_mirror(str(path_or_repo_id)) or path_or_repo_id, filenames, **options
+        )
+
+    with ExitStack() as patches:
+        for owner, name, value in (
+            (transformers_hub, "cached_files", found),
+            (torch, "compile", compiled),
+            (nn.Module, "compile", compiled_module),
+            (torch, "load", loaded),
+            (PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
+        ):
+            patches.enter_context(patch.object(owner, name, value))
+        yield
+
+
+def _on_gpu(held: Any) -> Any:
+    if isinstance(held, torch.Tensor):
+        return held.cuda()
+    if isinstance(held, dict):
+        return type(held)((name, _on_gpu(value)) for name, value in held.items())
+    if isinstance(held, (list, tuple)):
+        return type(held)(_on_gpu(value) for value in held)
+    return held
+
+
+# Options of `from_pretrained` that say where files are and how they are read.
+_READING = (
+    "state_dict proxies tqdm_class output_loading_info from_tf from_flax low_cpu_mem_usage "
+    "max_memory offload_folder offload_buffers offload_state_dict variant use_safetensors "
+    "weights_only ignore_mismatched_sizes key_mapping _commit_hash _fast_init mirror adapter_name "
+    "disable_mmap use_kernels kernel_config allow_all_kernels fusion_config generation_config"
+).split()
+_PLACES = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+def _from_configuration(kind: Any, name: Any, args: tuple, kwargs: dict[str, Any], notes: Notes):
+    """What `from_pretrained` gives, but that no weights are read."""
+    kwargs = {key: value for key, value in kwargs.items() if key not in _READING}
+    loading_info = kwargs.pop("output_loading_info", False)
+    places = {key: kwargs.pop(key) for key in _PLACES if key in kwargs}
+    device_map = kwargs.pop("device_map", None)
+    quantization = kwargs.pop("quantization_config", None)
+    dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None) or "auto"
+    kwargs.pop("torch_dtype", None)
+    attention = kwargs.pop("attn_implementation", None)
+    for key in ("trust_remote_code", "_from_auto", "_from_pipeline", "adapter_kwargs"):
+        kwargs.pop(key, None)
+    config = kwargs.pop("config", None)
+    if config is None or isinstance(config, str):
+        config, kwargs = kind.config_class.from_pretrained(
+            config or name, return_unused_kwargs=True, **places, **kwargs
+        )
+    config = copy.deepcopy(config)
+    if attention is not None:
+        config._attn_implementation = attention
+    config.name_or_path = str(name)
+    stored = getattr(config, "dtype", None)
+    chosen = stored if dtype == "auto" else dtype
+    if isinstance(chosen, str):
+        chosen = DTYPES[chosen.removeprefix("torch.")]
+    if dtype == "auto" and stored is None:
+        notes.add(f"The configuration of {name} names no dtype: its weights are taken for fp32.")
+    chosen = chosen or torch.float32
+    config.dtype = chosen
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(chosen)
+    try:
+        with no_init_weights():
+            model = kind(config, *args, **kwargs)
+            model.tie_weights()
+    finally:
+        torch.set_default_dtype(before)
+    if quantization is not None:
+        _quantize(model, quantization)
+    model.eval()
+    if device_map is not None and str(device_map) not in ("cpu", "{'': 'cpu'}"):
+        model.to("cuda")
+    return (model, {}) if loading_info else model
+
+
+def _quantize(model: nn.Module, wanted: Any) -> None:
+    """Replace linear layers by those of bitsandbytes, as transformers does when it loads."""
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    if isinstance(wanted, dict):
+        wanted = BitsAndBytesConfig(**wanted)
+    if not (getattr(wanted, "load_in_4bit", False) or getattr(wanted, "load_in_8bit", False)):
+        raise NotImplementedError(
+            f"weights quantized by {type(wanted).__name__} are not planned: only those of "
+            "bitsandbytes with 4 and 8 bits are"
+        )
+    kept = wanted.llm_int8_skip_modules or ["lm_head"]
+    replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=wanted)
+    flag = "is_loaded_in_4bit" if wanted.load_in_4bit else "is_loaded_in_8bit"
+    setattr(model, flag, True)
+    model.is_quantized = True  # type: ignore[assignment]
+    model.config.quantization_config = wanted  # type: ignore[union-attr]

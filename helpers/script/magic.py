@@ -1,0 +1,118 @@
+"""`%%plan --gpu "RTX 3060"` above a notebook's cell: its training planned, the kernel unchanged.
+
+    %load_ext helpers
+
+The cell runs in a copy of the kernel's process, which sees every name that earlier cells defined
+and changes none of them here. Models that earlier cells made are planned as they are: their
+parameters count where they lie, and their values are not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import shlex
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.display import display
+
+from helpers.commands.arguments import OneLineParser, whole_number
+from helpers.gpus import find
+from helpers.script import existing, process, program, remedies, report
+from helpers.script.command import SECONDS
+
+CELL = "<the cell>"
+
+
+class _Options(OneLineParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f'{message.rstrip(".")}: write %%plan --gpu "RTX 3060", for example.')
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the magic."""
+    parser = _Options(prog="%%plan", add_help=False)
+    parser.add_argument("--gpu", required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=whole_number(1, 86400), default=SECONDS)
+    return parser
+
+
+@magics_class
+class PlanMagics(Magics):
+    """The magic `%%plan`."""
+
+    @cell_magic
+    def plan(self, line: str, cell: str) -> None:
+        """Plan the training that the cell does, print the report, and draw the timeline."""
+        try:
+            asked = options().parse_args(shlex.split(line))
+            facts, found = planned(self.shell, cell, asked)
+        except (ValueError, SyntaxError) as error:
+            print(f"%%plan: {error}")
+            return
+        except program.ProgramFailed as error:
+            print("\n".join([f"%%plan: {error}.", *(f"  {own}" for own in error.lines)]))
+            return
+        print("\n".join(report.lines(facts, found)))
+        display(_figure(facts))
+
+
+def planned(
+    shell: Any, cell: str, asked: argparse.Namespace
+) -> tuple[dict[str, Any], list[remedies.Remedy] | None]:
+    """(facts of the cell's plan, remedies or None where it fits). Raises as `process.plan`."""
+    gpu = find(asked.gpu)
+    work = work_of(shell, cell)
+
+    def plan(change: dict[str, Any]) -> dict[str, Any]:
+        wanted = program.ToPlan(CELL, (), gpu, change=change, cell=True)
+        return process.plan(wanted, work, asked.seconds)
+
+    facts = plan({})
+    return facts, None if facts["fits"] or asked.quick else remedies.find(facts, gpu, plan)
+
+
+def work_of(shell: Any, cell: str) -> Callable[[], object]:
+    """The cell as a function that runs in the kernel's names; call it in a copy of the kernel."""
+    text = shell.transform_cell(cell)
+    code = compile(text, CELL, "exec")
+    linecache.cache[CELL] = len(text), None, text.splitlines(keepends=True), CELL
+    names = shell.user_ns
+
+    def work() -> None:
+        existing.lay_out(names)
+        exec(code, names)
+
+    return work
+
+
+def _figure(facts: dict[str, Any]) -> Any:
+    """Bytes over the step that holds the peak, by category."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    from helpers.memory.figures import COLOURS, closed
+    from helpers.memory.tracker import CATEGORIES
+    from helpers.units import GIB, MIB
+
+    rows = np.array(facts["timeline"]["bytes"], dtype=float)
+    top = rows.sum(axis=1).max()
+    unit, name = (GIB, "GiB") if top >= GIB else (MIB, "MiB")
+    figure, axis = plt.subplots(figsize=(8, 3.4))
+    colours = [COLOURS[category] for category in CATEGORIES]
+    axis.stackplot(
+        range(len(rows)), (rows / unit).T, labels=CATEGORIES, colors=colours, linewidth=0
+    )
+    axis.set(
+        xlabel=f"step {facts['timeline']['step'] + 1}, event by event",
+        ylabel=name,
+        xticks=[],
+        xlim=(0, max(1, len(rows) - 1)),
+    )
+    if facts["card_memory"] < 3 * top:
+        axis.axhline(facts["card_memory"] / unit, color="black", linestyle="--", linewidth=1)
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
+    return closed(figure)

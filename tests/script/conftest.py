@@ -1,0 +1,84 @@
+"""Small models with weights, in folders as `save_pretrained` writes them, for the programs."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    GPT2Config,
+    T5Config,
+    ViTConfig,
+)
+
+MINI = Path(__file__).parents[2] / "helpers" / "mini" / "deberta"
+WORDS = 8192  # of the mini DeBERTa's tokenizer, as the fixture checks
+KINDS = {
+    "bert": (
+        AutoModelForMaskedLM,
+        BertConfig(
+            vocab_size=WORDS,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
+            max_position_embeddings=128,
+        ),
+    ),
+    "gpt2": (
+        AutoModelForCausalLM,
+        GPT2Config(vocab_size=WORDS, n_embd=64, n_layer=2, n_head=4, n_positions=128),
+    ),
+    "t5": (
+        AutoModelForSeq2SeqLM,
+        T5Config(
+            vocab_size=WORDS,
+            d_model=64,
+            d_kv=16,
+            d_ff=128,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+        ),
+    ),
+    "vit": (
+        AutoModel,
+        ViTConfig(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
+            image_size=32,
+            patch_size=8,
+        ),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def new_accelerate(monkeypatch):
+    """Accelerate keeps the device that a process chose first, and other tests chose the CPU.
+
+    The command plans a program in a process of its own, where nothing was chosen.
+    """
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """A folder with a folder for each of `KINDS`: configuration, weights, tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    for name, (kind, config) in KINDS.items():
+        torch.manual_seed(0)
+        kind.from_config(config).save_pretrained(folder / name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(MINI / file, folder / name / file)
+    return folder

@@ -1,0 +1,68 @@
+"""`%%plan` above a cell: names of earlier cells are seen, and the kernel stays as it was."""
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from matplotlib.figure import Figure
+
+from helpers.script import magic
+
+EARLIER = """\
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(1, 512)).sum().backward()
+optimizer.step()
+count = 0
+def loss_of(batch):
+    return model(batch).square().mean()
+"""
+CELL = """\
+model.cuda()
+for number in range(10):
+    loss = loss_of(torch.ones(64, 512, device="cuda"))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    count += 1
+"""
+
+
+@pytest.fixture(scope="module")
+def shell():
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "helpers")
+    assert shell.run_cell(EARLIER).success
+    return shell
+
+
+def test_a_cell_is_planned_with_the_names_of_earlier_cells(shell, capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr(magic, "display", shown.append)
+    names = set(shell.user_ns)
+    weights = [parameter.clone() for parameter in shell.user_ns["model"].parameters()]
+    shell.run_cell_magic("plan", '--gpu "RTX 3060"', CELL)
+    out = capsys.readouterr().out
+    assert "YES, it fits on a RTX 3060" in out.replace("an RTX", "a RTX")
+    assert "cell:3" in out and "525 k parameters, AdamW" in out and isinstance(shown[0], Figure)
+    assert set(shell.user_ns) == names and shell.user_ns["count"] == 0
+    after = list(shell.user_ns["model"].parameters())
+    assert all(torch.equal(a, b) and a.device.type == "cpu" for a, b in zip(after, weights))
+
+
+@pytest.mark.parametrize(
+    "line, cell, said",
+    [
+        ("", CELL, "required"),
+        ("--gpu T5", CELL, "gpu='T5' is not known"),
+        ("--gpu T4", "x = (", "was never closed"),
+        ("--gpu T4", "count += 1", "cell ended without a step of an optimizer"),
+        ("--gpu T4", CELL.replace("loss_of", "lost_of"), "cell:3 in <module>: loss = lost_of"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_under_the_cell(shell, line, cell, said, capsys):
+    shell.run_cell_magic("plan", line, cell)
+    out = capsys.readouterr().out
+    assert out.startswith("%%plan: ") and said in out and "Traceback" not in out

@@ -1,0 +1,88 @@
+"""Training programs as people write them, unchanged: planned for a GPU, and against real runs.
+
+They have the shapes of the examples that transformers, accelerate, peft, torchvision, timm,
+nanoGPT, Fabric and PyTorch publish, written again.
+"""
+
+from pathlib import Path
+
+import datasets  # noqa: F401  # imported once for all programs
+import lightning_fabric  # noqa: F401
+import peft  # noqa: F401
+import pytest
+
+from benchmarks.programs.real import steps_of
+from helpers.gpus import find
+from helpers.script import process
+from helpers.script.program import ToPlan, script_of
+
+PROGRAMS = Path(__file__).parent / "programs"
+SECONDS = 300.0
+ARGUMENTS = {  # "{}" stands for the folder of the small models
+    "text_classification_trainer": (
+        "--model_name_or_path {}/bert --output_dir out --per_device_train_batch_size 8 "
+        "--report_to none --train_sampling_strategy sequential"
+    ),
+    "text_classification_loop": "--model {}/bert",
+    "language_model_own": "",
+    "accelerate_loop": "--model_name_or_path {}/bert",
+    "causal_language_model_trainer": "{}/gpt2",
+    "masked_language_model_accelerate": "{}/bert",
+    "token_classification_trainer": "{}/bert",
+    "question_answering_loop": "{}/bert",
+    "translation_seq2seq_trainer": "{}/t5",
+    "image_classification_trainer": "{}/vit",
+    "vision_mixup_loop": "",
+    "lora_loop": "{}/gpt2",
+    "fabric_loop": "",
+    "adversarial_pair": "",
+    "loss_in_chunks": "",
+    "pooled_words": "",
+    "convolution_reference": "",
+}
+# oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of.
+NOT_ON_A_CPU = {"convolution_reference"}
+# PyTorch's CPU makes a tensor of 8 bytes of each number by which a tensor is divided or multiplied,
+# and keeps it for the backward pass; a GPU gets the number itself.
+NUMBERS = 64  # bytes
+STEPS = 3
+
+
+def arguments_of(name: str, tiny: Path) -> tuple[str, ...]:
+    return tuple(ARGUMENTS[name].format(tiny).split())
+
+
+def planned(name: str, arguments: tuple[str, ...], gpu=None, **wanted):
+    path = str(PROGRAMS / f"{name}.py")
+    asked = ToPlan(path, arguments, gpu and find(gpu), **wanted)
+    return process.plan(asked, script_of(path, arguments), SECONDS)
+
+
+def test_every_program_is_tried():
+    assert {path.stem for path in PROGRAMS.glob("*.py")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in NOT_ON_A_CPU])
+def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
+    """The last two of three steps, by the record of the CPU's own allocator, to the byte."""
+    monkeypatch.chdir(tmp_path)
+    arguments = arguments_of(name, tiny)
+    steps = planned(name, arguments, steps=STEPS)["steps"]
+    plan = [step["peak"] - step["begin"] for step in steps]
+    assert not any(tmp_path.iterdir()), "a planned program wrote into its folder"
+    real = steps_of(PROGRAMS / f"{name}.py", arguments, STEPS, tmp_path)
+    beside = [there - here for there, here in zip(real, plan)][1:]
+    assert all(0 <= number <= NUMBERS and number % 4 == 0 for number in beside), (plan, real)
+    assert min(plan[1:]) > 20 * NUMBERS, "too small to show anything"
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    facts = planned(name, arguments_of(name, tiny), "RTX 3060")
+    assert facts["fits"] and facts["peak"] == sum(facts["at_peak"].values())
+    assert facts["peak"] <= facts["allocated"] <= facts["reserved"] < facts["need"]
+    assert facts["at_peak"]["parameters"] and facts["at_peak"]["optimizer states"]
+    assert facts["largest"][0]["line"].startswith(f"{name}.py:")
+    assert facts["seconds"] > 0 and facts["regular"] >= 3
+    assert not any(tmp_path.iterdir())
