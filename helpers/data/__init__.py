@@ -11,16 +11,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from helpers.data.encoding import Encoded, Pixels, encode
+from helpers.data.encoding import Encoded, Pixels, batches_of, encode
 from helpers.data.images import cifar10, digits
 from helpers.data.subset import balanced_order, proportional_order
 from helpers.data.text import newsgroups, r8
+from helpers.values import MOST_SEED, shown, whole
 
 __all__ = [
     "SETS",
     "Encoded",
     "Pixels",
     "balanced_order",
+    "batches_of",
     "encode",
     "load",
     "proportional_order",
@@ -47,13 +49,15 @@ def load(
     a size that is no whole number. Raises FileNotFoundError or hub.HubUnavailable (both OSError),
     with what to do, when the set cannot be found.
     """
-    if name not in SETS:
-        raise ValueError(f"There is no data set {name!r}: choose one of {', '.join(SETS)}.")
+    if not isinstance(name, str) or name not in SETS:
+        raise ValueError(f"There is no data set {shown(name)}: choose one of {', '.join(SETS)}.")
     for field, size in (("train_size", train_size), ("test_size", test_size)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer))):
             raise TypeError(
-                f"{field}={size!r} must be a whole number of examples, or None for all of them."
+                f"{field}={shown(size)} must be a whole number of examples, or None "
+                "for all of them."
             )
+    whole("seed", seed, 0, MOST_SEED)
     full = SETS[name]()
     return DatasetDict(
         train=_take(full["train"], "train_size", train_size, balanced_order, seed),
@@ -78,6 +82,7 @@ def _take(
         return split
     if not 1 <= size <= len(split):
         raise ValueError(
-            f"{field}={size} is not possible: choose 1 to {len(split)} examples, or None for all."
+            f"{field}={shown(size)} is not possible: choose 1 to {len(split)} examples, or "
+            "None for all."
         )
     return split.select(order(split["label"][:], seed)[:size])

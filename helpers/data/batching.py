@@ -11,10 +11,11 @@ import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.values import whole
+from helpers.values import MOST_SEED, shown, whole
 
 Batch = list[int]  # indices of examples
 Group = list[Batch]  # the micro-batches of one optimizer step
@@ -89,7 +90,9 @@ def restore(values: Tensor | Sequence, batches: Sequence[Batch]) -> Tensor | lis
     Raises ValueError when the batches do not name every example from 0 on exactly once, and when
     the number of values is not the number of examples.
     """
-    order = [example for batch in batches for example in batch]
+    if not isinstance(values, (Tensor, Sequence)):
+        raise TypeError(f"values={shown(values)} must be a tensor or a list, of one per example.")
+    order = _examples(batches)
     if sorted(order) != list(range(len(order))):
         raise ValueError(
             "The batches do not name every example exactly once: the order cannot be restored."
@@ -105,12 +108,26 @@ def restore(values: Tensor | Sequence, batches: Sequence[Batch]) -> Tensor | lis
     return [values[position] for position in positions]
 
 
+def _examples(batches: Sequence[Batch]) -> list[int]:
+    """The examples of all batches, in their order. Raises TypeError for what are no batches."""
+    lists = isinstance(batches, Sequence) and all(isinstance(one, Sequence) for one in batches)
+    order = [example for batch in batches for example in batch] if lists else []
+    if not lists or not all(isinstance(example, int) for example in order):
+        raise TypeError(f"batches={shown(batches)} must be a list of lists of examples.")
+    return order
+
+
 def padded_length(longest: int, multiple_of: int = 8, max_length: int | None = None) -> int:
     """The padded length of a batch, in tokens: the length of its longest example, rounded up.
 
     Tensor cores like multiples of 8. The result is never above max_length, unless the longest
-    example itself is.
+    example itself is. Raises ValueError or TypeError for numbers below 1 and what is no whole
+    number.
     """
+    whole("longest", longest, 1)
+    whole("multiple_of", multiple_of, 1)
+    if max_length is not None:
+        whole("max_length", max_length, 1)
     rounded = -(-longest // multiple_of) * multiple_of
     return rounded if max_length is None else max(longest, min(rounded, max_length))
 
@@ -142,6 +159,9 @@ def epoch_cost(
     length below 1, and for a document that is longer than `length` or `max_length`.
     """
     lengths = checked_lengths(lengths)
+    order = _examples(batches)
+    if not all(-1 < example < len(lengths) for example in order):
+        raise ValueError(f"A batch names an example that is not among the {len(lengths)} lengths.")
     real = total = pairs = 0
     for batch in batches:
         if not batch:
@@ -212,11 +232,7 @@ def cut(items: Sequence, size: int) -> list[list]:
 
 def seed_in_range(seed: int) -> int:
     """The seed. Raises ValueError for one of which torch's CPU generator would drop some bits."""
-    if whole("seed", seed, 0) >= 2**32:
-        raise ValueError(
-            f"seed={seed} must be below 2**32: torch's generator uses no more bits of it."
-        )
-    return seed
+    return whole("seed", seed, 0, MOST_SEED)
 
 
 def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
@@ -225,7 +241,9 @@ def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
     Raises ValueError for no examples or a length below 1, TypeError for a length that is no whole
     number.
     """
-    values = lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
+    if isinstance(lengths, (str, bytes, dict)) or not hasattr(lengths, "__len__"):
+        raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
+    values = lengths.tolist() if isinstance(lengths, Tensor | np.ndarray) else list(lengths)
     if not values:
         raise ValueError("There are no examples to make batches of.")
     for example, value in enumerate(values):

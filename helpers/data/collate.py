@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.data.batching import batch_length
-from helpers.values import one_of
-
-IGNORE = -100  # a label per token that no loss counts: torch's cross_entropy skips it
+from helpers.values import IGNORE, one_of
 
 
 def pad(

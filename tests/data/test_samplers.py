@@ -210,7 +210,7 @@ def test_a_state_of_another_order_or_beyond_the_epoch_is_refused():
         (lambda: BucketBatchSampler([2, -4], 1), "Example 1 has length -4"),
         (lambda: BucketBatchSampler([], 1), "no examples"),
         (lambda: BucketBatchSampler([2], 0), "batch_size=0 must be at least 1"),
-        (lambda: BucketBatchSampler([2], 1, seed=2**32), "below 2\\*\\*32"),
+        (lambda: BucketBatchSampler([2], 1, seed=2**32), "seed=4294967296 must be at most"),
         (lambda: BucketBatchSampler([2], 1).set_epoch(-1), "epoch=-1"),
         (
             lambda: TokenBudgetBatchSampler([9, 17], 16),

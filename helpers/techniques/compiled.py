@@ -1,0 +1,43 @@
+"""`torch.compile` for a model of a recipe."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def compiled(model: M) -> M:
+    """The model itself, which from now on compiles its forward and backward pass when it is called.
+
+    Raises RuntimeError, in one sentence, where a CPU's code cannot be compiled.
+    """
+    if next(model.parameters()).device.type == "cpu" and not (
+        shutil.which("g++") or shutil.which("clang++")
+    ):
+        raise RuntimeError(
+            "compile=True needs a C++ compiler on a CPU, and there is neither g++ nor clang++: "
+            "install one, or leave compile out."
+        )
+    model.compile()
+    return model
+
+
+@contextmanager
+def not_compiled(model: nn.Module) -> Iterator[None]:
+    """Inside, a compiled model runs operation by operation, as it was written.
+
+    A dispatch mode sees the operations of such a step alone; and batches of many sizes, as in an
+    evaluation, would each be compiled.
+    """
+    if model._compiled_call_impl is None:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

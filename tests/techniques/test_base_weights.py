@@ -1,0 +1,86 @@
+"""What is stored in 16 or 4 bits, and that the rest trains as before."""
+
+import pytest
+import torch
+
+from helpers import models, train
+from helpers.optimizers import make_optimizer
+from helpers.recipe import Recipe, replace
+from helpers.step import train_step
+
+DEBERTA = Recipe(batch_size=8, length=32, lora_rank=4, learning_rate=1e-3)
+VIT = Recipe(model="vit", batch_size=8, lora_rank=4, learning_rate=1e-3)
+
+
+def dtypes(model, trains: bool) -> set[torch.dtype]:
+    return {value.dtype for value in model.parameters() if value.requires_grad == trains}
+
+
+@pytest.mark.parametrize("recipe", [DEBERTA, VIT], ids=["deberta", "vit"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("base", ["bf16", "nf4"])
+def test_the_frozen_base_is_stored_small_and_adapters_and_head_learn_in_fp32(
+    recipe, precision, base
+):
+    recipe = replace(recipe, base=base, precision=precision, lora_targets="all-linear")
+    model = models.build(recipe)
+    packed = {torch.uint8} if base == "nf4" else set()
+    assert dtypes(model, trains=False) == {torch.bfloat16, *packed}
+    assert dtypes(model, trains=True) == {torch.float32}
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    optimizer = make_optimizer(model, recipe)
+    batch = train.encoded(recipe)["train"].batch(range(8))
+    losses = [train_step(model, optimizer, [batch], 8, recipe).item() for _ in range(6)]
+    assert losses[-1] < losses[0]
+    values = dict(model.named_parameters())
+    assert all(torch.equal(value, values[name]) for name, value in frozen.items())
+
+
+def test_without_adapters_all_weights_are_bf16_and_train():
+    model = models.build(Recipe(model="vit", base="bf16"))
+    assert dtypes(model, trains=True) == {torch.bfloat16} and not dtypes(model, trains=False)
+
+
+def test_nf4_in_fp16_has_no_bf16_beside_it():
+    model = models.build(replace(VIT, base="nf4", precision="fp16"))
+    assert dtypes(model, trains=False) == {torch.float16, torch.uint8}
+
+
+def test_nf4_is_near_the_weights_and_keeps_the_answers():
+    batch = train.encoded(VIT)["train"].batch(range(8))
+    batch.pop("labels")
+    with torch.no_grad():
+        plain, four = (
+            models.build(replace(VIT, base=base)).eval()(**batch).logits.float()
+            for base in ("fp32", "nf4")
+        )
+    assert torch.nn.functional.cosine_similarity(plain, four).min() > 0.9
+    assert not torch.equal(plain, four)
+
+
+def test_adapters_of_all_linear_layers_stand_beside_every_one_below_the_head():
+    model = models.build(replace(DEBERTA, lora_targets="all-linear", frozen=2))
+    adapted = {
+        name.rpartition(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name
+    }
+    names = {
+        name.replace(".base_layer", "")
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and ".layer." in name and "lora" not in name
+    }
+    assert (
+        adapted == {name for name in names if int(name.split(".")[3]) >= 2} and len(adapted) == 12
+    )
+
+
+def test_rslora_multiplies_by_alpha_over_the_root_of_the_rank():
+    for scale, alpha, expected in (
+        ("alpha/r", None, 2.0),
+        ("alpha/r", 4.0, 1.0),
+        ("alpha/sqrt(r)", None, 4.0),
+        ("alpha/sqrt(r)", 6.0, 3.0),
+    ):
+        model = models.build(replace(VIT, lora_scale=scale, lora_alpha=alpha))
+        adapted = [module.scaling for module in model.modules() if hasattr(module, "lora_A")]
+        scalings = {value for scaling in adapted for value in scaling.values()}
+        assert scalings == {expected}

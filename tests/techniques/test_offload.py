@@ -1,0 +1,198 @@
+"""What waits on the host comes back as it was, and each thing moves once."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from helpers import models, train
+from helpers.optimizers import make_optimizer
+from helpers.plan import plan
+from helpers.recipe import Recipe, replace
+from helpers.step import loss_sum, train_step
+from helpers.techniques import activation_offload
+from helpers.techniques.activation_offload import OffloadedActivations
+from helpers.techniques.host import on_host
+from helpers.techniques.host_optimizer import HostOptimizer
+
+SMALL = {
+    "deberta": Recipe(batch_size=8, length=32),
+    "vit": Recipe(model="vit", batch_size=8),
+}
+
+
+def gradients(recipe: Recipe) -> dict[str, torch.Tensor]:
+    model = models.build(recipe)
+    batch = train.encoded(recipe)["train"].batch(range(8))
+    torch.manual_seed(0)  # of dropout
+    if recipe.offload == "activations":
+        with OffloadedActivations(model):
+            loss = loss_sum(model, batch, recipe)
+    else:
+        loss = loss_sum(model, batch, recipe)
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("fields", [{}, {"checkpointing": True}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize("model", SMALL)
+def test_activations_that_waited_give_the_same_gradients_bit_for_bit(model, fields):
+    recipe = replace(SMALL[model], **fields)
+    plain, moved = gradients(recipe), gradients(replace(recipe, offload="activations"))
+    assert plain.keys() == moved.keys()
+    assert all(torch.equal(plain[name], moved[name]) for name in plain)
+
+
+class Counting(activation_offload._Copies):
+    """Copies that are counted, by the address on the host."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.moved = Counter()
+
+    def to_host(self, flat):
+        copy, event = super().to_host(flat)
+        self.moved["to", copy.data_ptr()] += 1
+        self.moved["kept", id(copy)] += 0
+        held.append(copy)  # so that no address is used twice
+        return copy, event
+
+    def from_host(self, copy):
+        self.moved["from", copy.data_ptr()] += 1
+        return super().from_host(copy)
+
+
+held: list[torch.Tensor] = []
+
+
+def test_each_storage_moves_once_each_way_and_weights_never(monkeypatch):
+    monkeypatch.setattr(activation_offload, "_Copies", Counting)
+    recipe = SMALL["vit"]
+    model = models.build(recipe)
+    weights = {parameter.nbytes for parameter in model.parameters() if parameter.dim() == 2}
+    batch = train.encoded(recipe)["train"].batch(range(8))
+    with OffloadedActivations(model) as offloaded:
+        loss = loss_sum(model, batch, recipe)
+    loss.backward()
+    ways = Counter(way for way, _ in offloaded.copies.moved.elements())
+    assert set(offloaded.copies.moved.values()) <= {0, 1}
+    assert ways["to"] == ways["from"] == len(offloaded.order) > 20
+    assert not weights & {copy.nbytes for copy in held}
+    held.clear()
+    assert all(reference() is None for reference in offloaded.order), "nothing is left"
+
+
+def test_views_of_one_storage_come_back_as_views_of_one():
+    x = torch.randn(64, 256, requires_grad=True)
+    y = torch.randn(64, 256)
+    with OffloadedActivations(torch.nn.Linear(1, 1)):
+        doubled = x * 2
+        loss = (doubled[:, :128] * doubled[:, 128:] * y[:, :128]).sum() + doubled.exp().sum()
+    loss.backward()
+    offloaded_gradient, x.grad = x.grad, None
+    doubled = x * 2
+    ((doubled[:, :128] * doubled[:, 128:] * y[:, :128]).sum() + doubled.exp().sum()).backward()
+    assert torch.equal(offloaded_gradient, x.grad)
+
+
+def test_an_address_that_is_used_again_is_another_tensor():
+    """Storages die while the forward pass goes on, and later ones get their addresses."""
+    x = torch.randn(100, 128, requires_grad=True)
+
+    def loss(x):
+        for number in range(20):
+            x = torch.tanh(x * (number + 1)).sin()
+        return x.sum()
+
+    with OffloadedActivations(torch.nn.Linear(1, 1)):
+        value = loss(x)
+    value.backward()
+    moved, x.grad = x.grad, None
+    loss(x).backward()
+    assert torch.equal(moved, x.grad)
+
+
+def fitted(recipe: Recipe, **others) -> dict[str, torch.Tensor]:
+    return train.fit(recipe, progress=False, **others).model.state_dict()
+
+
+@pytest.mark.parametrize("fields", [{}, {"optimizer": "sgd"}, {"lora_rank": 2}], ids=str)
+def test_an_optimizer_on_the_host_gives_the_same_weights_bit_for_bit(fields):
+    recipe = replace(SMALL["vit"], steps=4, train_size=64, **fields)
+    plain, moved = fitted(recipe), fitted(replace(recipe, offload="optimizer"))
+    assert all(torch.equal(plain[name], moved[name]) for name in plain)
+
+
+def test_weights_and_states_that_are_loaded_are_taken_over(tmp_path):
+    recipe = replace(SMALL["vit"], steps=4, train_size=64, offload="optimizer")
+    whole = fitted(recipe)
+
+    class Stop(Exception):
+        """Ends a run."""
+
+    class Two(HostOptimizer):
+        """Stops after two steps."""
+
+        taken = 0
+
+        def step(self, closure=None):
+            if Two.taken == 2:
+                raise Stop
+            Two.taken += 1
+            super().step(closure)
+
+    def two(model, recipe):
+        optimizer = make_optimizer(model, recipe)
+        optimizer.__class__ = Two
+        return optimizer
+
+    Two.__qualname__ = "HostOptimizer"  # a state belongs to the class that saved it
+    with pytest.raises(Stop):
+        train.fit(recipe, checkpoint=tmp_path, save_every=1, progress=False, optimizer=two)
+    resumed = fitted(recipe, checkpoint=tmp_path)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_the_host_copy_follows_weights_that_somebody_changes():
+    recipe = replace(SMALL["vit"], offload="optimizer")
+    model = models.build(recipe)
+    optimizer = make_optimizer(model, recipe)
+    batch = train.encoded(recipe)["train"].batch(range(8))
+    train_step(model, optimizer, [batch], 8, recipe)
+    with torch.no_grad():
+        model.classifier.bias.fill_(7.0)
+    train_step(model, optimizer, [batch], 8, recipe)
+    assert (model.classifier.bias > 6.9).all()
+
+
+def test_what_is_on_the_host_is_not_on_the_gpu():
+    recipe = SMALL["vit"]
+    plain, optimizer, activations = (
+        plan(replace(recipe, offload=offload)) for offload in (None, *("optimizer", "activations"))
+    )
+    assert plain.host == 0
+    assert optimizer.at_peak["optimizer states"] == 0
+    weights = 4 * plain.parameters
+    assert optimizer.host >= 4 * weights  # a copy, its gradient, and two states
+    assert plain.peak - optimizer.peak == pytest.approx(2 * weights, rel=0.02)
+    assert activations.highest["activations"] < plain.highest["activations"] / 3
+    assert activations.host > plain.highest["activations"] / 3
+
+
+def test_paged_states_are_the_drivers_and_small_ones_the_gpus():
+    recipe = Recipe(batch_size=4, length=16)
+    eight, paged = (
+        plan(replace(recipe, optimizer=name)) for name in ("adamw8bit", "paged_adamw8bit")
+    )
+    left = paged.at_peak["optimizer states"]
+    assert 0 < left < eight.at_peak["optimizer states"] / 2
+    large = [p.numel() for p in models.build(recipe).parameters() if p.numel() >= 100_000]
+    assert paged.host == 2 * sum(large)
+
+
+def test_on_host_ends_with_an_error_too():
+    from helpers.techniques import host
+
+    with pytest.raises(KeyError), on_host():
+        raise KeyError
+    assert not host.is_active()
