@@ -80,11 +80,15 @@ class CommMeter(TorchDispatchMode):
     out. Set `phase` to have it written into the messages.
 
     axes  {name of a process group: axis of the layout}
+    told  is called after each message that was counted, before the message itself is dispatched on
     Raises NotImplementedError for a collective that it does not know, so that none goes uncounted.
     """
 
-    def __init__(self, axes: Mapping[str, str] | None = None):
+    def __init__(
+        self, axes: Mapping[str, str] | None = None, told: Callable[[], object] = lambda: None
+    ):
         super().__init__()
+        self.told = told
         self.axes = dict(axes or {})
         self.sent: list[SentMessage] = []
         self.phase = ""
@@ -122,3 +126,4 @@ class CommMeter(TorchDispatchMode):
         if group.size() > 1:
             axis = self.axes.get(group.group_name, "")
             self.sent.append(SentMessage(kind, payload, group.size(), axis, self.phase))
+            self.told()

@@ -7,10 +7,9 @@ neither problem, in JupyterLab, Colab and Kaggle alike.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,12 +20,18 @@ from pathlib import Path
 import psutil
 
 from helpers import gpus
-from helpers.values import whole
+from helpers.parallel import keeper
+from helpers.parallel.rank_output import REPORT, RankOutput
+from helpers.values import of_type, real, shown, whole
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL = 0.05  # seconds between two looks at the ranks' output
+MOST_RANKS = 1024  # on one machine
+MOST_MACHINES = 9  # that are only pretended
 GRACE = 10.0  # seconds that torchrun has to end after SIGTERM, before it is killed
-PR_SET_PDEATHSIG = 1  # an option of Linux's prctl(2)
+
+
+_now = time.monotonic
 
 
 class RankFailed(RuntimeError):
@@ -56,6 +61,9 @@ def launch(
     script: str | Path,
     *arguments: object,
     ranks: int = 2,
+    machines: int = 1,
+    restarts: int = 0,
+    port: int | None = None,
     timeout: float = 300.0,
     env: Mapping[str, str] | None = None,
     show: bool = True,
@@ -67,118 +75,126 @@ def launch(
     hid from itself; `helpers` can be imported; each rank uses one CPU thread.
 
     arguments  those of the script
+    machines   how many torchrun processes to start here, each with `ranks` ranks, that find each
+               other as those of as many machines would; the GPUs are dealt out to them, or hidden
+               where they do not suffice for all
+    restarts   how often torchrun may start the ranks anew after one has failed; what a rank printed
+               each time is joined
+    port       where machines find each other; None is a free one
     timeout    seconds after which all ranks are stopped
     env        more environment variables
     show       print each line as it comes, after "[rank] "
     Raises RankFailed with the traceback of the first rank that failed, TimeoutError after
-    `timeout`, FileNotFoundError where there is no such script, TypeError or ValueError for a number
-    of ranks that is no int or below 1. However it ends, also by an interrupt, no process is left
-    behind.
+    `timeout`, FileNotFoundError where there is no such script, OSError where the port is in use,
+    TypeError or ValueError for a number of ranks, machines or restarts that is no int or too small.
+    However it ends, also by an interrupt or because the notebook's process is killed, no process is
+    left behind, not even one that a rank started in a session of its own (on Linux, `keeper`).
     """
+    for name, value in (env or {}).items():
+        of_type(f"env[{name!r}]", value, str)
+    if not isinstance(script, (str, os.PathLike)) or "\0" in os.fspath(script):
+        raise TypeError(f"script={shown(script)} must be the path of a Python file.")
     script = Path(script).resolve()
     if not script.is_file():
         raise FileNotFoundError(
             f"There is no script {script.name} here: run the cell that writes it first."
         )
-    whole("ranks", ranks, 1)
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={ranks}",
-            "--redirects=3",
-            f"--log-dir={folder}",
-            str(script),
-            *map(str, arguments),
-        ]
-        errors = Path(folder) / "torchrun.txt"
-        with errors.open("w") as file:
-            process = subprocess.Popen(
-                command,
-                env=environment(env),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-            )
-        output = _Output(Path(folder), ranks, show)
+    whole("ranks", ranks, 1, MOST_RANKS)
+    real("timeout", timeout, above=0)
+    whole("machines", machines, 1, MOST_MACHINES)
+    whole("restarts", restarts, 0, MOST_RANKS)
+    rendezvous = ["--standalone"] if machines == 1 and port is None else _meeting(machines, port)
+    common = [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--redirects=3"]
+    program = [str(script), *map(str, arguments)]
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folders = [Path(name) / f"machine-{machine}" for machine in range(machines)]
+        output = RankOutput(folders, ranks, show)
+        processes = []
         try:
-            _wait(process, output, timeout)
+            for machine, folder in enumerate(folders):
+                folder.mkdir()
+                # Machines are numbered by their addresses; here an address is only a name.
+                own = [f"--local-addr=127.0.0.{machine + 1}"] if machines > 1 else []
+                options = [*rendezvous, *own, *common, f"--log-dir={folder}"]
+                variables = environment(env)
+                if machines > 1:
+                    gpus.give_share(variables, machine, machines, ranks)
+                processes.append(_torchrun([*options, *program], folder / REPORT, variables))
+            _wait(processes, output, timeout)
         finally:
-            _stop(process)
+            for process in processes:
+                _stop(process)
             output.read()
-        if process.returncode:
-            rank, exitcode = first_failure(errors.read_text(errors="replace"))
+        codes = [process.returncode for process in processes]
+        if any(codes):
+            rank, exitcode, written = output.failure()
+            code = next(code for code in codes if code)
             raise RankFailed(
-                rank,
-                ranks,
-                process.returncode if exitcode is None else exitcode,
-                output.errors(rank) if rank is not None else errors.read_text(errors="replace"),
+                rank, ranks * machines, code if exitcode is None else exitcode, written
             )
         return output.texts
 
 
-def _wait(process: subprocess.Popen, output: _Output, timeout: float) -> None:
-    end = time.monotonic() + timeout
-    while process.poll() is None:
+def _meeting(machines: int, port: int | None) -> list[str]:
+    """Options for torchrun processes that find each other at a port of this machine."""
+    if port is not None:
+        whole("port", port, 1, 65_535)
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError:
+            raise OSError(
+                f"Port {port} of this machine cannot be used, most likely because another program "
+                "has it: pass another one, or leave it out and a free one is taken."
+            ) from None
+        free = probe.getsockname()[1]
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free}"
+    name = f"--rdzv-id=launch-{os.getpid()}-{free}"
+    return [f"--nnodes={machines}", "--rdzv-backend=c10d", endpoint, name]
+
+
+def _torchrun(options: list[str], report: Path, variables: dict[str, str]) -> subprocess.Popen:
+    """One torchrun under a keeper, which writes its report to a file."""
+    command = [sys.executable, keeper.__file__, str(GRACE)]
+    command += [sys.executable, "-m", "torch.distributed.run", *options]
+    with report.open("w") as file:
+        return subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=keeper.die_with_parent,
+        )
+
+
+def _wait(processes: list[subprocess.Popen], output: RankOutput, timeout: float) -> None:
+    """Until all have ended, or `GRACE` seconds after the first one that failed."""
+    end, failed = _now() + timeout, None
+    while any(process.poll() is None for process in processes):
         output.read()
-        if time.monotonic() > end:
+        now = _now()
+        if now > end:
             lines = [text.strip().splitlines() or ["nothing"] for text in output.texts]
             last = "; ".join(f"rank {rank}: {printed[-1]}" for rank, printed in enumerate(lines))
             raise TimeoutError(
                 f"The ranks were not done after {timeout:g} seconds and were stopped: pass a "
                 f"longer timeout, or find what they wait for. Last printed: {last}."
             )
+        if failed is None and any(process.poll() for process in processes):
+            failed = now
+        if failed is not None and now > failed + GRACE:
+            return
         time.sleep(POLL)
-
-
-class _Output:
-    """What the ranks print, read from the files that torchrun redirects it to.
-
-    `texts` is what each rank has printed so far, `shown` how many of its characters were shown.
-    """
-
-    def __init__(self, folder: Path, ranks: int, show: bool):
-        self.folder, self.show = folder, show
-        self.texts, self.shown = [""] * ranks, [0] * ranks
-
-    def _file(self, rank: int, name: str) -> Path | None:
-        return next(self.folder.glob(f"*/attempt_0/{rank}/{name}.log"), None)
-
-    def read(self) -> None:
-        """Read all that has been printed by now, and show the lines that are complete."""
-        for rank in range(len(self.texts)):
-            file = self._file(rank, "stdout")
-            self.texts[rank] = file.read_text(errors="replace") if file else ""
-            complete = self.texts[rank].rfind("\n") + 1
-            if self.show and complete > self.shown[rank]:
-                for line in self.texts[rank][self.shown[rank] : complete].splitlines():
-                    print(f"[{rank}] {line}", flush=True)
-            self.shown[rank] = max(complete, self.shown[rank])
-
-    def errors(self, rank: int) -> str:
-        """The rank's error output from its last traceback on."""
-        file = self._file(rank, "stderr")
-        text = file.read_text(errors="replace") if file else ""
-        # torch puts the rank before each line.
-        text = re.sub(rf"^\[rank{rank}\]:? ?", "", text, flags=re.MULTILINE)
-        begin = text.rfind("Traceback (most recent call last)")
-        return text[max(begin, 0) :]
-
-
-def first_failure(report: str) -> tuple[int | None, int | None]:
-    """(rank, exit code) of the first failure in torchrun's report, or (None, None)."""
-    cause = report[max(report.rfind("Root Cause"), 0) :]
-    match = re.search(r"rank\s*:\s*(\d+)\s.*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL)
-    return (int(match[1]), int(match[2])) if match else (None, None)
 
 
 def environment(more: Mapping[str, str] | None) -> dict[str, str]:
     """The ranks' environment variables: this process's, what `launch` promises, and `more`."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
+    # Machines count their restarts each by itself. In a store that they share, ranks with different
+    # counts would not find each other (pytorch/pytorch#135712).
+    variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     gpus.show_all(variables)  # a notebook for one GPU hid the others from itself
@@ -186,24 +202,23 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """End torchrun and every process that it started: by SIGTERM, and after `GRACE` by force."""
+    """End torchrun and every process that it started: by SIGTERM, and after `GRACE` by force.
+
+    The keeper does it. Should it hang, it and what is still below it are killed here.
+    """
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
     try:
-        torchrun = psutil.Process(process.pid)
-        family = [torchrun, *torchrun.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)  # torchrun passes it on to the ranks
-        try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            pass
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            pass
-    process.wait()
+        process.wait(GRACE + 2 * keeper.KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        for member in psutil.Process(process.pid).children(recursive=True):
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                pass
+        process.kill()
+        process.wait()
 
 
 def _signal_name(number: int) -> str:
@@ -211,11 +226,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "unknown"
-
-
-def _die_with_parent() -> None:
-    """Called in the child before torchrun starts, on Linux only.
-
-    It makes the kernel send torchrun SIGTERM when the notebook's process dies.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

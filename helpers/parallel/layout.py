@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from helpers.fields.techniques import check_ordinary
 from helpers.recipe import Recipe
-from helpers.values import one_of, whole
+from helpers.values import one_of, shown, whole
 
 SCHEDULES = ("gpipe", "1f1b")
+MOST_RANKS = 100_000  # along one axis
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,12 @@ class Parallel:
 
     def __post_init__(self) -> None:
         for name in ("data", "pipeline", "tensor"):
-            whole(name, getattr(self, name), 1)
-        if self.zero_stage not in (0, 1, 2, 3) or isinstance(self.zero_stage, bool):
-            raise ValueError(f"zero_stage={self.zero_stage!r} is not known: use 0, 1, 2 or 3.")
+            if whole(name, getattr(self, name), 1) > MOST_RANKS:
+                raise ValueError(
+                    f"{name} is above {MOST_RANKS:,} ranks, more than any machine has: give fewer."
+                )
+        if type(self.zero_stage) is not int or self.zero_stage not in (0, 1, 2, 3):
+            raise ValueError(f"zero_stage={shown(self.zero_stage)} is not known: use 0, 1, 2 or 3.")
         if self.zero_stage and self.data == 1:
             raise ValueError(
                 f"zero_stage={self.zero_stage} shards over the data ranks, and data=1: give data "
@@ -72,6 +77,9 @@ class Parallel:
                 f"ranks with accumulation={recipe.accumulation}: use a multiple of "
                 f"{self.data * recipe.accumulation}."
             )
+        if self.ranks > 1:
+            check_ordinary(recipe, "Several ranks")
+            one_of("base", recipe.base, ("fp32",))
         if recipe.precision == "fp16" and (self.zero_stage or self.tensor > 1 or self.pipeline > 1):
             raise ValueError(
                 "precision='fp16' skips steps whose gradients overflow, and ranks that hold parts "

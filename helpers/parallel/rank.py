@@ -7,6 +7,7 @@ single process does.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -26,7 +27,7 @@ from helpers.parallel.pipeline import run
 from helpers.parallel.pipeline_stage import SHARED, Stage, cut
 from helpers.parallel.schedules import gpipe, one_f_one_b
 from helpers.parallel.tensor_dtensor import clip_, local, regroup, split
-from helpers.parallel.transport import ProcessGroupTransport
+from helpers.parallel.transport import PipelineTransport
 from helpers.plan.fake_tensors import Indices
 from helpers.recipe import Recipe
 from helpers.step import Batch, loss_sum
@@ -85,7 +86,7 @@ class Rank:
         if parallel.tensor > 1:
             split(model, mesh["tensor"], vocabulary=recipe.task == "text")
         if parallel.pipeline > 1:
-            self.transport = ProcessGroupTransport(mesh["pipeline"].get_group())
+            self.transport = PipelineTransport(mesh["pipeline"].get_group())
             self.schedule = SCHEDULES[parallel.schedule](parallel.pipeline, self.local.accumulation)
             self.stage: Stage = cut(model, parallel.pipeline)[self.transport.rank]
             model = self.stage
@@ -95,14 +96,7 @@ class Rank:
             apply_fsdp(model, mesh["data"], parallel.zero_stage == 3)
         elif parallel.data > 1 and parallel.pipeline == parallel.tensor == 1:
             # Only here: DDP knows neither stages nor split tensors.
-            self.ddp = DistributedDataParallel(
-                model,
-                process_group=mesh["data"].get_group(),
-                gradient_as_bucket_view=True,
-                init_sync=False,
-                **KEEP_BUFFERS,
-            )
-            self.ddp.register_comm_hook(mesh["data"].get_group(), add_up)
+            self.ddp = with_ddp(model, mesh["data"].get_group())
         self.model = model if self.ddp is None else self.ddp
         self.optimizer, self.slices = optimizer_of(self.module, recipe, parallel, mesh)
 
@@ -139,7 +133,7 @@ class Rank:
         phase("optimizer")
         self._sum_over_data()
         self.scaler.unscale_(self.optimizer)
-        clip_(self.module.parameters(), self.recipe.max_grad_norm)
+        clip_(self.module.parameters(), self.recipe.max_grad_norm or math.inf)
         self._update()
         assert isinstance(total, torch.Tensor), "a step needs at least one micro-batch"
         return total / divided if divided > 1 else total
@@ -188,7 +182,7 @@ class Rank:
             if self.stage.first or not name.startswith(SHARED)
         ]
         stages = self.mesh["pipeline"].get_group()
-        clip_(self.module.parameters(), self.recipe.max_grad_norm, counted, stages)
+        clip_(self.module.parameters(), self.recipe.max_grad_norm or math.inf, counted, stages)
         self._update()
         return sum(done.losses, torch.zeros(()))
 
@@ -217,6 +211,15 @@ class Rank:
         # DDP's buckets stay allocated, and so do the gradients, which are views of them: set to
         # None, they would be made a second time, beside the buckets, when micro-batches accumulate.
         self.module.zero_grad(set_to_none=self.ddp is None)
+
+
+def with_ddp(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
+    """The model under DDP, whose gradients are added up over the ranks of `group`."""
+    ddp = DistributedDataParallel(
+        model, process_group=group, gradient_as_bucket_view=True, init_sync=False, **KEEP_BUFFERS
+    )
+    ddp.register_comm_hook(group, add_up)
+    return ddp
 
 
 def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

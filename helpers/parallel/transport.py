@@ -115,24 +115,34 @@ class ProcessGroupTransport(Transport):
 
 
 class PipelineTransport(ProcessGroupTransport):
-    """Messages over the group of all ranks, with two-way traffic that cannot block over NCCL.
+    """Messages over a group (None: of all ranks), with two-way traffic that cannot block over NCCL.
 
     NCCL works through the messages of one communicator in order, so two ranks that both send first
     would wait for each other for ever. Over NCCL each direction between two ranks therefore gets a
-    communicator of its own; gloo needs none. All ranks must make their transports at the same time.
+    communicator of its own; gloo needs none. All ranks of the group must make their transports at
+    the same time.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        pairs = itertools.permutations(range(self.ranks), 2) if dist.get_backend() == "nccl" else ()
-        self._one_way = {pair: dist.new_group(list(pair)) for pair in pairs}
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(group)
+        self._members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        over_nccl = dist.get_backend(group) == "nccl"
+        self._one_way = {
+            (sender, receiver): dist.new_group(
+                [self._members[sender], self._members[receiver]], use_local_synchronization=True
+            )
+            for sender, receiver in itertools.permutations(range(self.ranks), 2)
+            if over_nccl and self.rank in (sender, receiver)
+        }
 
     def _start_sending(self, tensor: torch.Tensor, to: int) -> dist.Work | None:
-        return dist.isend(tensor, to, group=self._one_way.get((self.rank, to)))
+        group = self._one_way.get((self.rank, to), self.group)
+        return dist.isend(tensor, self._members[to], group=group)
 
     def _receive(self, like: torch.Tensor, of: int) -> torch.Tensor:
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
-        dist.recv(tensor, of, group=self._one_way.get((of, self.rank)))
+        group = self._one_way.get((of, self.rank), self.group)
+        dist.recv(tensor, self._members[of], group=group)
         return tensor
 
 

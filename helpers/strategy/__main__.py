@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from helpers.strategy import choose, ladder, techniques
-from helpers.strategy.plan_cache import CACHE
+from helpers.commands.arguments import OneLineParser
+from helpers.commands.wrapper import run
 
-# The plans that are kept, each group in a file of its name.
-GROUPS = {
-    "layouts": choose.plan_everything,
-    "ladder": ladder.plan_everything,
-    "techniques": techniques.plan_everything,
-}
+NAME = "python -m helpers.strategy"
+GROUPS = ("layouts", "ladder", "techniques")  # kept plans, each group in a file of its name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan the groups that are asked for and write each to its file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m helpers.strategy",
+    parser = OneLineParser(
+        prog=NAME,
         description="Plan anew what is kept in helpers/strategy/plans/, which takes some minutes.",
     )
     parser.add_argument(
@@ -30,14 +25,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "all by default",
     )
     groups = parser.parse_args(arguments).groups or list(GROUPS)
-    unknown = ", ".join(group for group in groups if group not in GROUPS)
+    unknown = ", ".join(repr(group) for group in groups if group not in GROUPS)
     if unknown:
-        parser.error(f"{unknown}: use {', '.join(GROUPS)}")
+        parser.error(f"{unknown} is not known: use {', '.join(GROUPS)}.")
+    from helpers.strategy import choose, ladder, techniques  # takes seconds
+    from helpers.strategy.plan_cache import CACHE
+
+    rooms = {"layouts": choose, "ladder": ladder, "techniques": techniques}
     for group in groups:
         CACHE.forget()
-        GROUPS[group]()
+        rooms[group].plan_everything()
         print(f"Written: {CACHE.write(group)}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main, NAME))

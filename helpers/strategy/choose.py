@@ -11,23 +11,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
 
 from helpers import tables
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe
-from helpers.strategy import plan_cache, step_time
+from helpers.strategy import plan_cache
+from helpers.strategy.candidates import Change, changes, hopeless, layouts
 from helpers.strategy.cluster import Candidate, Cluster, name_of, span
-from helpers.strategy.plan_ranks import ParallelPlan
+from helpers.timing.specs import find_gpu
 from helpers.units import size
-from helpers.values import one_of
+from helpers.values import of_type, one_of
 
 GOALS = ("time", "memory", "simplest")
-Change = dict[str, Any]  # fields of a recipe
-CHECKPOINTING: Change = {"checkpointing": True}
-EIGHT_BIT: Change = {"optimizer": "adamw8bit"}
-ADAPTERS: Change = {"lora_rank": 8}
-MOST_MICRO_BATCHES = 8  # of a pipeline: more make its bubble smaller, and planning slower
+# Candidates whose times differ by no more than this fraction are a tie: no plan is that exact.
+TIE = 0.05
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,50 @@ class Choice:
         """The first candidate, None where nothing fits."""
         return self.candidates[0] if self.candidates and self.candidates[0].fit else None
 
+    @property
+    def runner_up(self) -> Candidate | None:
+        """The next that fits after the best: with another layout, where there is one."""
+        others = [one for one in self.candidates[1:] if one.fit]
+        apart = [one for one in others if self.best and one.parallel != self.best.parallel]
+        return next(iter([*apart, *others]), None)
+
+    @property
+    def answer(self) -> str:
+        """A paragraph: the best, what it takes and why, then the runner-up and why it lost."""
+        best, second = self.best, self.runner_up
+        if best is None:
+            nearest = self.candidates[0] if self.candidates else None
+            why = f" Nearest is {nearest.name}: {nearest.reason}" if nearest else ""
+            return f"Nothing fits {self.cluster}.{why}"
+        words = (
+            f"Take {best.name}: each GPU needs {size(best.fit.need)} of "
+            f"{size(self.cluster.gpu.memory)}, context and margin included, and a step takes "
+            f"{span(best.time.total)}, "
+            f"{best.examples_per_second:.0f} examples per second. {best.reason}"
+        )
+        if second is None:
+            return f"{words} Nothing else that was planned fits."
+        return (
+            f"{words} The runner-up is {second.name} ({span(second.time.total)}, "
+            f"{size(second.fit.need)}): {self._why_it_lost(best, second)}."
+        )
+
+    def _why_it_lost(self, best: Candidate, second: Candidate) -> str:
+        if best.same and not second.same:
+            return "it learns something else than the job does"
+        if self.goal == "memory":
+            return f"its tensors take {size(second.peak)} per GPU in place of {size(best.peak)}"
+        time = second.time.total / best.time.total - 1
+        speed = f"it is {abs(time):.1%} {'slower' if time >= 0 else 'faster'}"
+        if self.goal == "simplest" or second in self.ties:
+            tied = f", within the {TIE:.0%} that a plan cannot tell apart,"
+            tie = tied if second in self.ties else ""
+            more = second.changes - best.changes
+            if more:
+                return f"{speed}{tie} and changes {more} more of the job"
+            return f"{speed}{tie} and no simpler"
+        return f"{speed}; {second.reason[0].lower()}{second.reason[1:-1]}"
+
     def candidate(self, name: str) -> Candidate:
         """The candidate of a name. Raises KeyError with the names there are."""
         for candidate in self.candidates:
@@ -61,7 +102,7 @@ class Choice:
         """A row per candidate, with its reason if asked for; `most` limits the number of rows."""
         rows = [
             {
-                "": "→" if candidate is self.best else "" if candidate.fit else "✗",
+                "": self._mark(candidate),
                 "strategy": candidate.name,
                 "per GPU": size(candidate.peak),
                 "step": span(candidate.time.total),
@@ -72,42 +113,55 @@ class Choice:
             for candidate in self.candidates[:most]
         ]
         goal = self.goal if self.goal != "simplest" else "simplicity"
+        tie = f"; ≈ within {TIE:.0%} of the fastest: take the simplest" if self.ties else ""
         return tables.Table(
             rows,
             f"Plan: {self.cluster}; what learns the same first, the best by {goal} on top; "
-            "✗ does not fit",
+            f"✗ does not fit{tie}",
         )
+
+    @property
+    def ties(self) -> list[Candidate]:
+        """For the goal "time": the candidates that are as fast as the best as far as a plan can
+        tell (`TIE`), the best, which is the simplest of them, left out."""
+        if self.goal != "time" or not self.best:
+            return []
+        return [candidate for candidate in tied(self.candidates) if candidate is not self.best]
+
+    def _mark(self, candidate: Candidate) -> str:
+        if candidate is self.best:
+            return "→"
+        return ("≈" if candidate in self.ties else "") if candidate.fit else "✗"
 
     def __str__(self) -> str:
         return str(self.table(reasons=True))
-
-
-class Attempt(NamedTuple):
-    """What may become a candidate: its recipe, its layout, and whether states are offloaded."""
-
-    recipe: Recipe
-    parallel: Parallel
-    offload: bool = False
 
 
 def choose(job: Recipe, cluster: Cluster, goal: str = "time") -> Choice:
     """Rank what fits.
 
     Candidates that learn the same as the job come before those that do not (8-bit states, LoRA).
-    Then counts the goal: "time" (seconds per step), "memory" (bytes per GPU) or "simplest" (fewest
-    changes). Changes of the recipe are tried only where the job as it is does not fit.
+    Then counts the goal: "time" (seconds per step; within `TIE` of the fastest, the fewest
+    changes), "memory" (bytes per GPU) or "simplest" (fewest changes). Each layout is tried with
+    more and more accumulation (`accumulations`), and the first that will do stands for it. Changes
+    of the recipe are tried only where the job as it is does not fit.
 
     Where plans are not kept, each candidate takes seconds. A candidate is not planned where
     arithmetic shows that it cannot fit or, for the goal "time", that it cannot be the fastest.
-    Raises ValueError for an unknown goal, and for a precision that the GPU lacks.
+    Raises ValueError for an unknown goal, and for a precision that the GPU lacks, TypeError for
+    what is no `Recipe` or no `Cluster`.
     """
+    of_type("job", job, Recipe)
+    of_type("cluster", cluster, Cluster)
     one_of("goal", goal, GOALS)
-    step_time.rate(cluster.gpu, job.precision)  # or its error
+    find_gpu(cluster.gpu).peak(job.precision)  # or its error
     alone = plan_cache.planned(job)
     candidates: list[Candidate] = []
     left_out: dict[str, str] = {}
-    for attempts in (layouts(job, cluster), changes(job, cluster)):
+    for attempts in (layouts(job, cluster, goal), changes(job, cluster)):
         for recipe, parallel, offload in attempts:
+            if any(_will_do(candidate, recipe, parallel) for candidate in candidates):
+                continue  # with less accumulation
             why: str | None = None
             try:
                 if not plan_cache.is_kept(recipe, parallel):
@@ -125,11 +179,31 @@ def choose(job: Recipe, cluster: Cluster, goal: str = "time") -> Choice:
     return Choice(job, cluster, goal, ranked(candidates, goal), left_out)
 
 
+def _will_do(candidate: Candidate, recipe: Recipe, parallel: Parallel) -> bool:
+    """Whether a candidate makes an attempt with the same layout and more accumulation needless.
+
+    Where nothing waits for other stages, more accumulation only costs time.
+    """
+    same = candidate.parallel == parallel and parallel.ranks > 1 and not candidate.offload
+    if not (same and candidate.fit) or parallel.pipeline > 1:
+        return False
+    return replace(candidate.plan.recipe, accumulation=recipe.accumulation) == recipe
+
+
+def tied(candidates: list[Candidate]) -> list[Candidate]:
+    """Those within `TIE` of the fastest of all that fit and learn the same as the job."""
+    fit = [candidate for candidate in candidates if candidate.fit and candidate.same]
+    fastest = min((candidate.time.total for candidate in fit), default=0.0)
+    return [candidate for candidate in fit if candidate.time.total <= (1 + TIE) * fastest]
+
+
 def ranked(candidates: list[Candidate], goal: str) -> list[Candidate]:
     """Sorted: first what fits, then what learns the same, then by the goal, then by time.
 
+    For the goal "time", those that tie for the first place are sorted by their number of changes.
     Those that do not fit are sorted by the bytes that are missing.
     """
+    equal = tied(candidates) if goal == "time" else []
 
     def key(candidate: Candidate) -> tuple:
         values = {
@@ -141,142 +215,20 @@ def ranked(candidates: list[Candidate], goal: str) -> list[Candidate]:
             not candidate.fit,
             0 if candidate.fit else candidate.fit.over,
             not candidate.same,
-            values[goal],
+            candidate not in equal,
+            candidate.changes if candidate in equal else values[goal],
             candidate.time.total,
         )
 
     return sorted(candidates, key=key)
 
 
-def layouts(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
-    """The job as it is on one GPU, then on all GPUs of the cluster.
-
-    All GPUs are used as data ranks with each stage of ZeRO; with as many tensor ranks as a machine
-    has GPUs; with as many stages as there are machines (in a single machine: as GPUs, up to 4); and
-    with all three axes.
-    """
-    yield Attempt(job, Parallel())
-    gpus, inside = cluster.gpus, cluster.per_machine
-    if gpus == 1:
-        return
-    stages = cluster.machines if cluster.machines > 1 else min(gpus, 4)
-    grids = [Parallel(data=gpus, zero_stage=zero_stage) for zero_stage in range(4)]
-    if inside > 1:
-        grids += _with_zero_1(Parallel(data=gpus // inside, tensor=inside))
-    if gpus % stages == 0:
-        grids += _with_zero_1(Parallel(data=gpus // stages, pipeline=stages))
-    if gpus % (2 * stages) == 0 and inside > 2:
-        data = gpus // (2 * stages)
-        grids.append(Parallel(data=data, pipeline=stages, tensor=2, zero_stage=int(data > 1)))
-    for parallel in dict.fromkeys(grids):
-        accumulation = max(job.accumulation, micro_batches(job, parallel))
-        yield Attempt(replace(job, accumulation=accumulation), parallel)
-
-
-def _with_zero_1(parallel: Parallel) -> list[Parallel]:
-    """A layout without ZeRO, and with its stage 1 where there is more than one data rank."""
-    return [parallel, replace(parallel, zero_stage=1)] if parallel.data > 1 else [parallel]
-
-
-def micro_batches(job: Recipe, parallel: Parallel) -> int:
-    """Micro-batches of a pipeline: as many as divide the examples of a data rank, up to a limit."""
-    examples = job.batch_size // parallel.data
-    if parallel.pipeline == 1 or not examples:
-        return 1
-    return max(count for count in range(1, MOST_MICRO_BATCHES + 1) if examples % count == 0)
-
-
-def changes(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
-    """What to try where nothing fits as it is: the techniques for one GPU, alone and together.
-
-    On several GPUs some of them are tried with DDP and with ZeRO-3 as well.
-    """
-    accumulations: list[Change] = [
-        {"accumulation": count}
-        for count in range(job.accumulation + 1, job.batch_size + 1)
-        if job.batch_size % count == 0 and (count & (count - 1)) == 0  # powers of two
-    ]
-    most = accumulations[-1:]  # the most accumulation there is; empty where the batch is 1
-    both = [CHECKPOINTING | change for change in most]
-    if cluster.gpus == 1:
-        same = [*accumulations, CHECKPOINTING]
-        same += [CHECKPOINTING | change for change in accumulations[1::2]]
-    else:
-        yield from _on_all_gpus(job, cluster)
-        same = [CHECKPOINTING, *most, *both]
-    for change in same:
-        yield Attempt(replace(job, **change), Parallel())
-    unchanged: Change = {}
-    for change in (unchanged, *most, *both):
-        yield Attempt(replace(job, **change), Parallel(), offload=True)
-    other = [EIGHT_BIT, *(EIGHT_BIT | change for change in most)]
-    other += [ADAPTERS, *(ADAPTERS | change for change in both)]
-    for change in other:
-        yield Attempt(replace(job, **change), Parallel())
-
-
-def _on_all_gpus(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
-    """Accumulation and checkpointing with the GPUs as data ranks, by DDP and by ZeRO-3."""
-    changes: tuple[Change, ...] = (
-        {"accumulation": 2},
-        CHECKPOINTING,
-        CHECKPOINTING | {"accumulation": 4},
-    )
-    for change in changes:
-        for zero_stage in (0, 3):
-            if job.batch_size % (cluster.gpus * change.get("accumulation", 1)) == 0:
-                parallel = Parallel(data=cluster.gpus, zero_stage=zero_stage)
-                yield Attempt(replace(job, **change), parallel)
-
-
-def hopeless(
-    recipe: Recipe,
-    parallel: Parallel,
-    cluster: Cluster,
-    alone: ParallelPlan,
-    candidates: list[Candidate],
-    goal: str,
-) -> str | None:
-    """Why a candidate need not be planned; None where it must be.
-
-    alone       the plan of the job on one GPU
-    candidates  those planned so far
-    The arithmetic holds for every plan: the mean over the ranks is no more than the fullest rank
-    has, and all ranks together compute at least as much as one GPU does.
-    """
-    if recipe.optimizer == "adamw" and recipe.lora_rank is None and recipe.frozen is None:
-        parameters = alone.ranks[0].parameters / (parallel.tensor * parallel.pipeline)
-        least = _bytes_per_parameter(parallel) * parameters
-        if least > cluster.gpu.memory:
-            return f"Weights, gradients and states alone are {size(least)} per GPU."
-    fastest = min((candidate.time.total for candidate in candidates if candidate.fit), default=None)
-    if goal == "time" and fastest is not None:
-        speed = step_time.rate(cluster.gpu, recipe.precision)
-        bubble = (parallel.pipeline - 1) / recipe.accumulation
-        work = sum(alone.ranks[0].flops.values()) / speed / parallel.ranks * (1 + bubble)
-        if work > fastest:
-            return (
-                f"Its work and bubble alone take {span(work)}, "
-                f"and another candidate {span(fastest)} in all."
-            )
-    return None
-
-
-def _bytes_per_parameter(parallel: Parallel) -> float:
-    """Of fp32 weight, gradient and AdamW's two states, per data rank (Rajbhandari et al. 2020)."""
-    if parallel.zero_stage == 0:
-        return 16
-    if parallel.zero_stage == 1:
-        return 8 + 8 / parallel.data
-    return 16 / parallel.data
-
-
 LARGE = Recipe("deberta-large", profile="full", length=512, batch_size=16)
 # What notebook 18 asks: {name: (job, cluster)}.
 SCENARIOS = {
     "one T4": (replace(LARGE, precision="fp16"), Cluster("T4")),
-    "two T4s": (replace(LARGE, model="deberta"), Cluster("T4", 2)),
-    "two T4s, fp16": (replace(LARGE, model="deberta", precision="fp16"), Cluster("T4", 2)),
+    "two T4 GPUs": (replace(LARGE, model="deberta"), Cluster("T4", 2)),
+    "two T4 GPUs, fp16": (replace(LARGE, model="deberta", precision="fp16"), Cluster("T4", 2)),
     "one machine": (
         replace(LARGE, precision="bf16", batch_size=64),
         Cluster("A100-40GB", 8, inside="NVLink 3"),
@@ -287,7 +239,9 @@ SCENARIOS = {
     ),
     "fast links": (
         replace(LARGE, precision="bf16", batch_size=128),
-        Cluster("A100-40GB", 8, machines=2, inside="NVLink 3", between="InfiniBand 400 Gbit"),
+        Cluster(
+            "A100-40GB", 8, machines=2, inside="NVLink 3", between="InfiniBand 200 Gbit", cards=8
+        ),
     ),
     "small GPUs": (replace(LARGE, batch_size=4, length=128), Cluster("GTX 1650", 4)),
     "mini": (Recipe("vit", batch_size=32), Cluster("T4", 2)),
@@ -315,8 +269,8 @@ def toggled() -> Iterator[Recipe]:
 
 def plan_everything() -> None:
     """Plan all that notebooks 18 and 19 show of layouts, some ten minutes where nothing is kept."""
-    for job, cluster in SCENARIOS.values():
-        choose(job, cluster, "memory")
-    for recipe in toggled():
-        plan_cache.planned(recipe)
+    for (job, cluster), goal in itertools.product(SCENARIOS.values(), ("simplest", "memory")):
+        choose(job, cluster, goal)  # the goal "time" would leave some out for these links only
     plan_cache.planned(*TWO_T4)
+    for recipe in toggled():
+        plan_cache.keep_bytes_only(recipe)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from helpers.gpus import GPU, find
+from helpers.gpus import GPU, as_gpu
 from helpers.memory.timeline import Fit
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe, difference
@@ -39,8 +39,9 @@ class Cluster:
     per_machine  GPUs per machine
     machines     number of machines
     inside       link between two GPUs of a machine; each pair has its full speed
-    between      link of a machine to the others, shared by all its GPUs
+    between      link of one network card of a machine to the other machines
     host         link of a GPU to the memory of its machine
+    cards        network cards per machine; a DGX has one for each of its eight GPUs
     Links are a `Link` or the name of one in `step_time.LINKS`.
     Raises ValueError for an unknown GPU or link and for a number below 1, TypeError for a number
     that is not whole.
@@ -52,6 +53,7 @@ class Cluster:
     inside: Link
     between: Link
     host: Link
+    cards: int
 
     def __init__(
         self,
@@ -61,16 +63,19 @@ class Cluster:
         inside: Link | str = "PCIe 3 x16",
         between: Link | str = "Ethernet 10 Gbit",
         host: Link | str = "PCIe 3 x16",
+        cards: int = 1,
     ):
         whole("per_machine", per_machine, least=1)
         whole("machines", machines, least=1)
+        whole("cards", cards, least=1)
         values = {
-            "gpu": find(gpu) if isinstance(gpu, str) else gpu,
+            "gpu": as_gpu(gpu),
             "per_machine": per_machine,
             "machines": machines,
             "inside": find_link(inside, "inside"),
             "between": find_link(between, "between"),
             "host": find_link(host, "host"),
+            "cards": cards,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -85,7 +90,7 @@ class Cluster:
 
         Ranks fill one machine after the other: tensor ranks lie next to each other, then data
         ranks, then stages. Groups of ranks that send out of a machine at the same time share its
-        link.
+        cards; a single group uses all of them, as NCCL does (github NVIDIA/nccl-tests, issue 119).
         Raises ValueError where the tensor ranks of a group would lie in more than one machine.
         """
         if self.per_machine % parallel.tensor:
@@ -93,26 +98,49 @@ class Cluster:
                 f"tensor={parallel.tensor} ranks would lie in more than one machine of "
                 f"{self.per_machine}: use a divisor of per_machine."
             )
-        links = {"tensor": self.inside}
-        for axis, stride, reach in (
-            ("data", parallel.tensor, parallel.tensor * parallel.data),
-            ("pipeline", parallel.tensor * parallel.data, parallel.ranks),
-        ):  # neighbours on the axis are `stride` ranks apart, a whole group covers `reach` ranks
-            within = parallel.ranks <= self.per_machine or self.per_machine % reach == 0
-            links[axis] = self.inside if within else self._shared(min(stride, self.per_machine))
-        return links
+        links = self.links_of_axes(
+            {
+                "data": (parallel.tensor, parallel.tensor * parallel.data),
+                "pipeline": (parallel.tensor * parallel.data, parallel.ranks),
+            }
+        )
+        return {"tensor": self.inside, **links}
+
+    def links_of_axes(self, axes: Mapping[str, tuple[int, int]]) -> dict[str, Link]:
+        """{axis: the link that its messages use}, as `links`, of any grid of ranks.
+
+        axes  {axis: (stride, reach)}: neighbours on the axis are `stride` ranks apart, and a whole
+              group covers `reach` ranks
+        """
+        ranks = max(reach for _, reach in axes.values())
+        return {
+            axis: self.inside
+            if ranks <= self.per_machine or self.per_machine % reach == 0
+            else self._shared(min(stride, self.per_machine))
+            for axis, (stride, reach) in axes.items()
+        }
 
     def _shared(self, groups: int) -> Link:
-        """The part of the link between machines that each of so many groups of ranks gets."""
-        name = f"{self.between.name}, shared by {groups}" if groups > 1 else self.between.name
-        return Link(name, self.between.speed / groups, self.between.latency)
+        """What each of so many groups of ranks gets of the links between machines.
+
+        It is no more than the link inside a machine, over which a group's messages go as well.
+        """
+        shared = f", shared by {groups}" if groups > 1 else ""
+        speed = self.between.speed * self.cards / groups
+        if self.per_machine > 1:
+            speed = min(speed, self.inside.speed)
+        return Link(f"{self._cards}{shared}", speed, self.between.latency)
+
+    @property
+    def _cards(self) -> str:
+        return f"{self.cards} × {self.between.name}" if self.cards > 1 else self.between.name
 
     def __str__(self) -> str:
         inside = f", {self.inside.name}" if self.per_machine > 1 else ""
         machine = f"{self.per_machine} × {self.gpu.name}{inside}"
         if self.machines == 1:
             return machine
-        return f"{self.machines} machines of {machine}, {self.between.name} between"
+        return f"{self.machines} machines of {machine}, {self._cards} between"
 
 
 def changes_of(job: Recipe, recipe: Recipe) -> dict[str, object]:

@@ -14,6 +14,7 @@ from helpers.memory.timeline import Plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
 from helpers.strategy.plan_summary import PlanSummary
+from helpers.values import each_of_type, of_type, real, shown
 
 START = Recipe("deberta-large", profile="full", length=512, batch_size=16)
 SHORT = Recipe("deberta", profile="full", length=32, batch_size=4)  # too small for the ladder
@@ -29,9 +30,10 @@ def rungs(start: Recipe, half: str = "bf16") -> dict[str, dict]:
     half  the 16-bit precision of the GPU: "bf16", or "fp16" where it has no bf16 (`GPU.bf16`)
     Raises ValueError for another precision.
     """
+    of_type("start", start, Recipe)
     if half not in ("bf16", "fp16"):
         raise ValueError(
-            f"half={half!r} is no 16-bit precision: use bf16, or fp16 for a GPU without it."
+            f"half={shown(half)} is no 16-bit precision: use bf16, or fp16 for a GPU without it."
         )
     return {
         FIRST: {},
@@ -47,7 +49,13 @@ def rungs(start: Recipe, half: str = "bf16") -> dict[str, dict]:
 
 
 def climb(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str, Recipe]:
-    """{name: recipe} on the way up: each rung keeps what those before it changed."""
+    """{name: recipe} on the way up: each rung keeps what those before it changed.
+
+    Raises TypeError for a start that is no `Recipe`, and for steps that are no dict of dicts.
+    """
+    of_type("start", start, Recipe)
+    if steps is not None:
+        each_of_type("steps", steps, dict)
     recipes, recipe = {}, start
     for name, change in (rungs(start) if steps is None else steps).items():
         recipes[name] = recipe = replace(recipe, **change)
@@ -63,6 +71,7 @@ def without(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str,
     """{name: the full stack, but with the fields of this rung as they were at the start}.
 
     A rung whose fields a later rung sets again is left out: the full stack does not contain it.
+    Raises what `climb` raises.
     """
     steps = rungs(start) if steps is None else steps
     full = top(start, steps)
@@ -88,6 +97,8 @@ def own_rate(recipe: Recipe, factor: float = 5.0) -> Recipe:
 
     It is a multiple of the one that suits training all weights (notebook 07).
     """
+    of_type("recipe", recipe, Recipe)
+    real("factor", factor, above=0)
     return replace(recipe, learning_rate=factor * recipe.peak_learning_rate)
 
 
@@ -97,6 +108,8 @@ def smallest(planned: Plan | PlanSummary) -> tuple[GPU, str] | None:
     None where no GPU of the list holds it. A step in 16 bits may run on any GPU: in bf16 where the
     hardware has it, else in fp16, which needs a few bytes more for the loss scale.
     """
+    if not isinstance(planned, (Plan, PlanSummary)):
+        raise TypeError(f"planned={shown(planned)} must be a plan: plan(recipe) gives one.")
     for gpu in sorted(gpus.GPUS.values(), key=lambda gpu: gpu.memory):
         if planned.fits(gpu):
             half = planned.recipe.precision in ("bf16", "fp16")

@@ -45,6 +45,8 @@ from helpers.step import Batch
 from helpers.strategy import step_time
 from helpers.strategy.plan_summary import PlanSummary, peak_without_states
 from helpers.strategy.step_time import Link
+from helpers.timing.op import Op
+from helpers.timing.trace_ops import Recorder, TracedOps
 from helpers.torch_private import (
     FakeTensorMode,
     fake_store,
@@ -185,7 +187,8 @@ def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda
         mesh = grid(parallel)  # its tensors have values: before FakeTensorMode
         with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
             fake_rank, shape, parameters = _fake_rank(recipe, parallel, mesh, kernels)
-            storage_trace, sent = trace_rank(fake_rank, lambda: fake_batch(shape, local))
+            recorder = Recorder() if target == "cuda" else None
+            storage_trace, sent = trace_rank(fake_rank, lambda: fake_batch(shape, local), recorder)
             del fake_rank  # its tensors belong to the process group that ends here
     base = to_plan((storage_trace, parameters), recipe, target)
     return RankPlan(
@@ -223,24 +226,34 @@ def _fake_rank(
 
 
 def trace_rank(
-    rank: Rank, make_batch: Callable[[], Batch]
+    rank: Rank, make_batch: Callable[[], Batch], recorder: Recorder | None = None
 ) -> tuple[StorageTrace, tuple[SentMessage, ...]]:
     """(trace of one optimizer step of a rank, the messages it sends), with real or fake tensors.
 
     make_batch  gives one micro-batch of this rank
+    recorder    is told of the step's operations; the trace then holds them, with the messages at
+                their places
     Of more than two micro-batches two are run, unless in a pipeline: the others repeat the first in
     what they send, and FLOPs and messages are counted as often as they would occur.
     """
     accumulation = rank.local.accumulation
     count = min(accumulation, 2) if rank.parallel.pipeline == 1 else accumulation
     rank.settle(make_batch)
-    tracker = Tracker()
-    meter = CommMeter({rank.mesh[axis].get_group().group_name: axis for axis in AXES})
+    tracker = Tracker(recorder)
+    order = recorder.traced.order if recorder else []
+    sent_at: list[int] = []  # the place in `order` of each message
+    begins: list[int] = []  # the place in `order` of each call of `phase`
+    meter = CommMeter(
+        {rank.mesh[axis].get_group().group_name: axis for axis in AXES},
+        told=lambda: sent_at.append(len(order)),
+    )
     sent_before: list[int] = []  # number of messages sent before each micro-batch but the first
+    batch_at: list[int] = []  # the place in `order` of each micro-batch
 
     def phase(name: str) -> None:
         tracker.phase(name)
         meter.phase = name
+        begins.append(len(order))
 
     def batches() -> Iterator[Batch]:
         for number in range(count):
@@ -249,6 +262,7 @@ def trace_rank(
             with tracker.paused():
                 batch = make_batch()
             phase("forward")
+            batch_at.append(len(order))
             tracker.adopt(batch, ACTIVATIONS)
             yield batch
             del batch
@@ -262,7 +276,30 @@ def trace_rank(
         storage_trace.flops[name] = storage_trace.flops[name] * accumulation // count
     skipped = accumulation - count
     repeated = meter.sent[: sent_before[0]] * skipped if skipped else []
+    if recorder is not None:
+        traced = recorder.traced
+        place_messages(traced, sent_at, meter.sent)
+        traced.tf32 = rank.recipe.precision == "tf32"
+        if rank.parallel.pipeline > 1:
+            traced.passes = tuple(sorted(set(begins[:-1])))
+        elif skipped:  # the first sends nothing with DDP, the last adds to gradients without it
+            first = (batch_at[0], batch_at[1])
+            traced.repeat(*(first if rank.ddp else (batch_at[1], begins[-1])), skipped)
+        storage_trace.operations = traced
     return storage_trace, tuple(repeated + meter.sent)
+
+
+def place_messages(traced: TracedOps, places: Sequence[int], sent: Sequence[SentMessage]) -> None:
+    """Write into a trace what is sent at each place of its order, as `Op` describes messages."""
+    known: dict[Op, int] = {}
+    for place, message in zip(places, sent, strict=True):
+        op = Op(
+            message.kind, "message", "fp32", 0, message.payload, 0, (message.ranks,), message.axis
+        )
+        index = known.setdefault(op, len(traced.ops))
+        if index == len(traced.ops):
+            traced.ops.append((op,))
+        traced.order[place] = index, traced.order[place][1]
 
 
 def _adopt(tracker: Tracker, rank: Rank) -> None:

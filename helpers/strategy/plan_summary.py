@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from helpers.gpus import GPU
 from helpers.memory.timeline import Fit, Plan, fit_on_gpu
 from helpers.memory.tracker import OPTIMIZER
 from helpers.parallel.comm_meter import SentMessage
+from helpers.plan.planner import plan
 from helpers.recipe import Recipe
+from helpers.timing.packed_trace import PackedTrace
+from helpers.timing.specs import GpuSpecs
+from helpers.timing.step_seconds import Seconds, seconds
+from helpers.timing.trace_ops import TracedOps
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class PlanSummary:
     without_states  bytes at the peak if the optimizer's states were in another memory
     gradients       bytes of all gradients
     sent            what the rank sends per optimizer step, see `by_last_use`; empty for one rank
+    packed          what a GPU runs in the step, for `seconds` and `step_time`; None where nothing
+                    asks for the time (then it is planned when it is asked for, on one GPU only).
+                    It does not count when two summaries are compared
     """
 
     recipe: Recipe
@@ -40,6 +48,7 @@ class PlanSummary:
     without_states: int
     gradients: int
     sent: tuple[SentMessage, ...] = ()
+    packed: PackedTrace | None = field(default=None, compare=False, repr=False)
 
     @property
     def peak(self) -> int:
@@ -49,6 +58,24 @@ class PlanSummary:
     def fits(self, gpu: str | GPU) -> Fit:
         """Whether the step fits a GPU, as `Plan.fits`. Raises ValueError for an unknown GPU."""
         return fit_on_gpu(gpu, self.peak, self.overhead)
+
+    @property
+    def operations(self) -> TracedOps:
+        """What a GPU runs in the step, as `Plan.operations`.
+
+        Raises ValueError for one rank of several that was kept without it.
+        """
+        if self.packed is not None:
+            return self.packed.traced
+        if self.sent:
+            raise ValueError("This rank's plan was kept without its operations: run `make plans`.")
+        operations = plan(self.recipe).operations
+        assert operations is not None, "plans for a GPU are traced"
+        return operations
+
+    def seconds(self, gpu: str | GPU | GpuSpecs) -> Seconds:
+        """How long the rank's own work takes, without messages, as `Plan.seconds`."""
+        return seconds(self.operations, gpu)
 
     def to_dict(self) -> dict:
         """As in a file of plans: all fields but the recipe; equal messages once, with a count."""
@@ -62,7 +89,7 @@ class PlanSummary:
             "without_states": self.without_states,
             "gradients": self.gradients,
             "sent": [asdict(message) | {"count": messages[message]} for message in messages],
-        }
+        } | ({"packed": list(self.packed.lines)} if self.packed else {})
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict) -> PlanSummary:
@@ -71,21 +98,29 @@ class PlanSummary:
         for group in values["sent"]:
             message = {name: value for name, value in group.items() if name != "count"}
             sent += [SentMessage(**message)] * group["count"]
-        return cls(recipe, **values | {"sent": tuple(sent)})
+        packed = PackedTrace(values["packed"]) if "packed" in values else None
+        return cls(recipe, **values | {"packed": packed, "sent": tuple(sent)})
 
 
-def summarize(recipe: Recipe, plan: Plan, sent: Sequence[SentMessage] = ()) -> PlanSummary:
-    """The summary of a recipe's plan for a GPU; `sent` are the messages in the order of sending."""
+def summarize(
+    recipe: Recipe, planned: Plan, sent: Sequence[SentMessage] = (), timed: bool = True
+) -> PlanSummary:
+    """The summary of a recipe's plan for a GPU.
+
+    sent   the messages in the order of sending
+    timed  keep what the time of the step is planned from
+    """
     return PlanSummary(
         recipe,
-        plan.at_peak,
-        plan.peak_phase,
-        dict(plan.flops),
-        plan.parameters,
-        plan.overhead,
-        peak_without_states(plan),
-        plan.highest["gradients"],
+        planned.at_peak,
+        planned.peak_phase,
+        dict(planned.flops),
+        planned.parameters,
+        planned.overhead,
+        peak_without_states(planned),
+        planned.highest["gradients"],
         by_last_use(sent),
+        PackedTrace.of(planned.operations) if timed and planned.operations else None,
     )
 
 
@@ -97,7 +132,7 @@ def peak_without_states(plan: Plan) -> int:
 def by_last_use(sent: Sequence[SentMessage]) -> tuple[SentMessage, ...]:
     """The same messages, equal ones next to each other, in the order in which each is last sent.
 
-    That is the order of the last micro-batch, which is all that `step_time` asks of the order.
+    The operations have every message at its place.
     """
     counts = Counter(reversed(sent))
     return tuple(message for message in reversed(counts) for _ in range(counts[message]))

@@ -1,48 +1,66 @@
-"""How long a planned step takes: a simple model of GPUs and links, with every assumption stated.
+"""How long the step of a layout takes: its ranks' traced operations, and the links between them.
 
-Bytes and FLOPs come from the plan and are exact. The speeds in this module are not. The model is
-meant to rank layouts and to say what limits each of them; measure a time that matters.
+Each rank's kernels are timed as `Plan.seconds` does for one GPU (docs/gpu-time.md). Its messages
+take what their bytes take on a link, and a time to begin; what runs beside computation is decided
+by their places in the step (`rank_time`). The stages of a pipeline wait for each other as their
+schedule says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum
-from typing import NamedTuple, Protocol
+from math import ceil, log2
+from typing import Protocol
 
-from helpers.gpus import GPU, find
+from helpers.gpus import GPU, as_gpu
 from helpers.parallel.comm_meter import SentMessage
-from helpers.parallel.layout import Parallel
-from helpers.recipe import Recipe
-from helpers.timing.specs import ARITHMETICS, SPECS
-from helpers.values import one_of
+from helpers.parallel.rank import SCHEDULES
+from helpers.recipe import StepSettings
+from helpers.strategy.rank_time import Clocks, events_of, play
+from helpers.timing.specs import ARITHMETICS, SPECS, find_gpu
+from helpers.timing.trace_ops import TracedOps
+from helpers.values import PRECISIONS, of_type, one_of, real, shown
 
 
-class Link(NamedTuple):
-    """Between two devices: `speed` in bytes per second each way, `latency` in s per message."""
+@dataclass(frozen=True)
+class Link:
+    """Between two devices: `speed` in bytes per second each way, `latency` in s per message.
+
+    Raises ValueError or TypeError for a speed that is not above 0, and a latency below 0.
+    """
 
     name: str
     speed: float
     latency: float
 
+    def __post_init__(self):
+        of_type("name", self.name, str)
+        real("speed", self.speed, above=0)
+        real("latency", self.latency, at_least=0)
 
-# Sustained speeds, rounded: from memory of the manufacturers' figures (NVIDIA's pages on NVLink and
-# InfiniBand, the PCI Express and Ethernet standards) and of common benchmarks. This course has
-# measured none of them. The latencies give the order of magnitude of one NCCL message.
+
+# Speeds that NCCL reaches in large messages, and its latencies in small ones. Of NVLink it reaches
+# four fifths (its maintainer, github NVIDIA/nccl-tests, issue 212: 370 of 450 GB/s of NVLink 4; 178
+# and 149: 200 to 208 GB/s on A100s), of InfiniBand nearly all (issue 119: up to 96 of 100 GB/s over
+# four cards). The others are what is usual of their standards' rates, and not measured. Small
+# all-reduces take 12 µs between 2 GPUs on NVLink and 18 between 8, 42 between 8 on PCIe (issues 44
+# and NVIDIA/nccl 1530), 30 between two machines: from that come `BEGIN` and the latencies.
 LINKS = {
     link.name: link
     for link in (
-        Link("NVLink 4", 450e9, 3e-6),
-        Link("NVLink 3", 300e9, 3e-6),
-        Link("PCIe 4 x16", 24e9, 10e-6),
-        Link("PCIe 3 x16", 12e9, 10e-6),
-        Link("InfiniBand 400 Gbit", 45e9, 5e-6),
+        Link("NVLink 4", 370e9, 2e-6),
+        Link("NVLink 3", 230e9, 2e-6),
+        Link("PCIe 4 x16", 24e9, 6e-6),
+        Link("PCIe 3 x16", 12e9, 6e-6),
+        Link("InfiniBand 400 Gbit", 48e9, 10e-6),
+        Link("InfiniBand 200 Gbit", 24e9, 10e-6),
         Link("Ethernet 100 Gbit", 11e9, 30e-6),
         Link("Ethernet 10 Gbit", 1.1e9, 50e-6),
         Link("Ethernet 1 Gbit", 0.11e9, 100e-6),
     )
 }
+BEGIN = 8e-6  # seconds that NCCL's kernel takes to begin and to end
 
 # FLOPs per second by arithmetic, {GPU: {arithmetic: peak}}: those of the data sheets that
 # timing/specs.py names; 0 where the GPU has no such arithmetic.
@@ -50,40 +68,51 @@ PEAKS = {
     name: {arithmetic: getattr(specs, arithmetic) for arithmetic in ARITHMETICS}
     for name, specs in SPECS.items()
 }
-# The fraction of the peak that a training step of a transformer reaches: an assumption. 0.3 to 0.5
-# is usual (Chowdhery et al. 2022, PaLM, table 3, report 0.21 to 0.46 of four language models).
+# The usual rule of thumb: a training step of a transformer reaches this fraction of the peak (0.21
+# to 0.46 in four language models; Chowdhery et al. 2022, PaLM, table 3). No plan uses it: it is for
+# estimates on the back of an envelope, and docs/gpu-time.md shows by how much they miss.
 UTILIZATION = 0.4
 
-# How many messages follow one another when a collective runs over a ring of n ranks (Patarasuk and
-# Yuan 2009). Each of them pays the latency once.
+# How many messages follow one another in a collective of n ranks; each of them pays the latency
+# once. A small all-reduce runs over a tree, up and down, the others over a ring (NCCL's choice;
+# Patarasuk and Yuan 2009 for the ring).
 _MESSAGES_IN_A_ROW = {
-    "all_reduce": lambda n: 2 * (n - 1),
+    "all_reduce": lambda n: 2 * ceil(log2(n)),
     "all_gather": lambda n: n - 1,
     "reduce_scatter": lambda n: n - 1,
     "broadcast": lambda n: n - 1,
     "send": lambda n: 1,
 }
-AXES = ("data", "tensor", "pipeline")
+# The axes of all layouts, in the order in which waiting is told of them.
+AXES = ("data", "replicate", "context", "tensor", "pipeline")
 
 
 class TimedRank(Protocol):
     """What the model needs of a rank's plan."""
 
     @property
-    def flops(self) -> Mapping[str, int]: ...
+    def operations(self) -> TracedOps | None: ...
+
+
+class Stages(Protocol):
+    """What the model needs of a layout: the stages of its pipeline, and their schedule."""
 
     @property
-    def sent(self) -> Sequence[SentMessage]: ...
+    def pipeline(self) -> int: ...
+
+    @property
+    def schedule(self) -> str: ...
 
 
 class TimedPlan(Protocol):
-    """What the model needs of a layout's plan: `plan_ranks.ParallelPlan`, kept or just made."""
+    """What the model needs of a layout's plan: `plan_ranks.ParallelPlan`, kept or just made, or
+    `plan_layout.LayoutPlan`."""
 
     @property
-    def recipe(self) -> Recipe: ...
+    def recipe(self) -> StepSettings: ...
 
     @property
-    def parallel(self) -> Parallel: ...
+    def parallel(self) -> Stages: ...
 
     @property
     def ranks(self) -> Sequence[TimedRank]: ...
@@ -93,10 +122,10 @@ class TimedPlan(Protocol):
 class StepTime:
     """Seconds of one optimizer step.
 
-    compute  forward, backward and what is recomputed
+    compute  the work of the rank that has most of it, launches that its GPU waits for included
     bubble   the time that a pipeline's stages wait for one another
-    exposed  {axis: communication that computation waits for}
-    hidden   {axis: communication that runs at the same time as computation}
+    exposed  {axis: how much longer the step takes because of its messages}
+    hidden   {axis: seconds of its messages that cost no time, beside computation}
     """
 
     compute: float
@@ -125,14 +154,13 @@ class StepTime:
 
 
 def rate(gpu: GPU | str, precision: str) -> float:
-    """FLOPs per second that a training step is assumed to reach: `UTILIZATION` of the GPU's peak.
+    """FLOPs per second by the rule of thumb: `UTILIZATION` of the GPU's peak.
 
     Raises ValueError for an unknown GPU, one without a known peak, and one without the precision.
     """
-    name = gpu if isinstance(gpu, str) else gpu.name
+    one_of("precision", precision, PRECISIONS)
+    name = as_gpu(gpu).name  # raises with the names there are
     if name not in PEAKS:
-        if isinstance(gpu, str):
-            find(gpu)  # raises with the names there are
         raise ValueError(f"No peak is known for gpu={name!r}: use one of {', '.join(PEAKS)}.")
     if not PEAKS[name][precision]:
         known = ", ".join(kind for kind, peak in PEAKS[name].items() if peak)
@@ -152,113 +180,59 @@ def find_link(links: Link | str | Mapping[str, Link | str], axis: str) -> Link:
     if isinstance(links, str):
         one_of("link", links, LINKS)
         return LINKS[links]
+    if not isinstance(links, Link):
+        raise TypeError(f"{axis}={shown(links)} must be a Link, or the name of one.")
     return links
 
 
 def transfer(sent: SentMessage, link: Link) -> float:
-    """Seconds of one collective over a ring of such links, or of one message."""
-    return sent.bytes / link.speed + _MESSAGES_IN_A_ROW[sent.kind](sent.ranks) * link.latency
+    """Seconds of one collective over such links, or of one message."""
+    in_a_row = _MESSAGES_IN_A_ROW[sent.kind](sent.ranks)
+    return BEGIN + in_a_row * link.latency + sent.bytes / link.speed
 
 
 def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link | str]) -> StepTime:
     """The time of one optimizer step of a planned layout.
 
     links  one for all axes, or one for each: {"data": ..., "tensor": ..., "pipeline": ...}
-    What is assumed to run at the same time as computation is said by `shown_of_data` and
-    `shown_of_pipeline`. Tensor-parallel messages and those of the optimizer phase (ZeRO-1's
-    broadcasts, the gradient norm) are waited for.
-    Raises ValueError for an unknown GPU or link, a missing axis, and a precision the GPU lacks.
+    Raises ValueError for an unknown GPU or link, a missing axis, an arithmetic that the GPU lacks,
+    and a plan without traced operations (for a CPU).
     """
-    compute, seconds_in = _compute(plan, gpu)
-    stages = plan.parallel.pipeline
-    bubble = compute * (stages - 1) / plan.recipe.accumulation if stages > 1 else 0.0
+    specs, stages = find_gpu(gpu), plan.parallel.pipeline
+    ranks = [events_of(_operations(rank), specs) for rank in plan.ranks]
+    axes = {event.message.axis for events in ranks for event in events if event.message}
+    by_axis = {axis: find_link(links, axis) for axis in AXES if axis in axes}
+    schedule = None
+    if stages > 1:
+        schedule = SCHEDULES[plan.parallel.schedule](stages, plan.recipe.accumulation).actions
+
+    def played(free: set[str]) -> list[Clocks]:
+        return play(
+            ranks,
+            lambda sent: 0.0 if sent.axis in free else transfer(sent, by_axis[sent.axis]),
+            schedule,
+        )
+
+    def total(clocks: Sequence[Clocks]) -> float:
+        return max(clock.gpu for clock in clocks)
+
+    compute = max(Clocks(lambda sent: 0.0).play(events) for events in ranks)
+    slowest = played(set())
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
-    for axis in AXES:
-        messages = _busiest(plan.ranks, axis)
-        if not messages:
-            continue
-        link = find_link(links, axis)
-        during: list[Timed] = []  # forward and backward passes
-        after: list[Timed] = []  # the optimizer's phase
-        for message in messages:
-            timed = Timed(message.phase, transfer(message, link))
-            (after if message.phase == "optimizer" else during).append(timed)
-        total = _sum(during)
-        if not during or axis == "tensor":
-            shown = total
-        elif axis == "pipeline":
-            shown = shown_of_pipeline(during, stages, compute)
-        else:
-            shown = shown_of_data(during, plan.parallel, plan.recipe, seconds_in)
-        exposed[axis], hidden[axis] = shown + _sum(after), total - shown
-    return StepTime(compute, bubble, exposed, hidden)
+    free: set[str] = set()
+    before = total(slowest)
+    for axis in by_axis:  # the time that is left when the messages of one axis more take none
+        free.add(axis)
+        after = total(played(free))
+        exposed[axis] = before - after
+        sent = max(clock.sent.get(axis, 0.0) for clock in slowest)
+        hidden[axis] = max(0.0, sent - exposed[axis])
+        before = after
+    return StepTime(compute, max(0.0, before - compute), exposed, hidden)
 
 
-class Timed(NamedTuple):
-    """A message's phase and how many seconds it takes."""
-
-    phase: str
-    seconds: float
-
-
-def _sum(messages: Sequence[Timed]) -> float:
-    return fsum(message.seconds for message in messages)
-
-
-def _compute(plan: TimedPlan, gpu: GPU | str) -> tuple[float, dict[str, float]]:
-    """(seconds of computation of the slowest rank, {phase: seconds} of the same rank)."""
-    speed = rate(gpu, plan.recipe.precision)
-    slowest = max(plan.ranks, key=lambda rank: sum(rank.flops.values()))
-    compute = sum(slowest.flops.values()) / speed
-    return compute, {phase: flops / speed for phase, flops in slowest.flops.items()}
-
-
-def _busiest(ranks: Sequence[TimedRank], axis: str) -> list[SentMessage]:
-    """The messages along an axis of the rank that sends most bytes there."""
-    along = [[message for message in rank.sent if message.axis == axis] for rank in ranks]
-    return max(along, key=lambda messages: sum(message.bytes for message in messages))
-
-
-def shown_of_pipeline(messages: Sequence[Timed], stages: int, compute: float) -> float:
-    """Seconds of a pipeline's messages that computation waits for.
-
-    Messages run beside computation, except for those that fill and drain the pipeline (one over
-    each boundary between stages, forward and backward) and for what takes longer than the
-    computation.
-    """
-    total = _sum(messages)
-    fill_and_drain = 2 * (stages - 1) * max(message.seconds for message in messages)
-    return min(total, max(fill_and_drain, total - compute))
-
-
-def shown_of_data(
-    messages: Sequence[Timed], parallel: Parallel, recipe: Recipe, seconds_in: Mapping[str, float]
-) -> float:
-    """Seconds of the data ranks' messages that computation waits for.
-
-    messages    in the order in which the last micro-batch sends them
-    seconds_in  {phase: seconds of computation}
-    """
-    if parallel.zero_stage >= 2:
-        return _shown_of_fsdp(messages, seconds_in)
-    # DDP (Li et al. 2020, PyTorch Distributed): the buckets of the last backward pass are reduced
-    # while it goes on, all but the last bucket. Where a pipeline or tensor ranks are in use, `Rank`
-    # reduces in the optimizer's phase instead, and these messages are not among those here.
-    last_pass = seconds_in["backward"] / recipe.accumulation
-    return max(messages[-1].seconds, _sum(messages) - last_pass)
-
-
-def _shown_of_fsdp(messages: Sequence[Timed], seconds_in: Mapping[str, float]) -> float:
-    """FSDP gathers the next layer while the current one computes (Zhao et al. 2023).
-
-    What is waited for is the first gathering of the forward passes, the last message of the
-    backward passes, and whatever takes longer than the passes themselves.
-    """
-    forward, backward = (
-        [message for message in messages if message.phase == phase]
-        for phase in ("forward", "backward")
-    )
-    return max(forward[0].seconds, _sum(forward) - seconds_in["forward"]) + max(
-        backward[-1].seconds, _sum(backward) - seconds_in["backward"]
-    )
+def _operations(rank: TimedRank) -> TracedOps:
+    if rank.operations is None:
+        raise ValueError('This plan has no seconds: plan it for target="cuda".')
+    return rank.operations

@@ -1,4 +1,4 @@
-"""What each technique takes of a GPU, by plan, for the models at full size.
+"""What each technique takes of a GPU, in bytes and seconds, by plan, for the models at full size.
 
 This is the table of README and notebooks. Its plans are kept (`plan_cache`).
 """
@@ -11,8 +11,10 @@ from helpers import gpus
 from helpers.memory.timeline import Plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
+from helpers.strategy.cluster import span
 from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
+from helpers.timing.specs import has_arithmetic
 from helpers.units import size
 
 MODELS = {
@@ -33,14 +35,20 @@ TECHNIQUES: dict[str, dict] = {
 }
 
 
+TIMED = ("T4", "A100-40GB")  # the GPUs that the time of a step is planned for
+
+
 def rows(
     planner: Callable[[Recipe], Plan | PlanSummary] = plan_cache.planned_alone,
 ) -> list[dict[str, str]]:
-    """A row per technique: peak on a GPU for both models, and the smallest GPU that holds it.
+    """A row per technique: peak on a GPU for both models, and the smallest GPU that holds it; then
+    the time of a step on each GPU of `TIMED`, for the plain step in seconds, for the others as a
+    multiple of it. Whether that GPU holds the step is not asked.
 
     planner  gives the plan of a recipe for a GPU; by default the kept one
     """
     table = []
+    plain: dict[tuple[str, str], float] = {}
     for name, change in TECHNIQUES.items():
         row = {
             "technique": name,
@@ -49,8 +57,19 @@ def rows(
         for model, recipe in MODELS.items():
             planned = planner(replace(recipe, **change))
             row[model] = f"{size(planned.peak)}, {smallest_gpu(planned)}"
+            row[f"step on {' / '.join(TIMED)}, {model.split(',')[0]}"] = " / ".join(
+                _time(planned, gpu, plain.setdefault((model, gpu), planned.seconds(gpu).total))
+                if has_arithmetic(planned.recipe.precision, gpu)
+                else f"no {planned.recipe.precision}"
+                for gpu in TIMED
+            )
         table.append(row)
     return table
+
+
+def _time(planned: Plan | PlanSummary, gpu: str, plain: float) -> str:
+    seconds = planned.seconds(gpu).total
+    return span(seconds) if seconds == plain else f"× {seconds / plain:.2f}"
 
 
 def smallest_gpu(planned: Plan | PlanSummary) -> str:
@@ -72,8 +91,8 @@ def table(*fields: str) -> Table:
     ]
     return Table(
         marked,
-        "Plan for a GPU: peak of one optimizer step at full size, and the smallest GPU that "
-        "holds it",
+        "Plan for a GPU: peak of one optimizer step at full size, the smallest GPU that holds it, "
+        "and the step's time, × what the plain step takes",
     )
 
 

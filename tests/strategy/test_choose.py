@@ -1,6 +1,5 @@
 """The choice of a strategy: what is ranked, and what is left out and why."""
 
-import itertools
 from unittest.mock import patch
 
 import pytest
@@ -11,10 +10,11 @@ from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import choose as choose_module
 from helpers.strategy import plan_cache
-from helpers.strategy.choose import GOALS, choose, hopeless
+from helpers.strategy.candidates import accumulations, hopeless
+from helpers.strategy.choose import GOALS, TIE, Choice, choose, ranked
 from helpers.strategy.cluster import Candidate, Cluster
 from helpers.strategy.plan_ranks import plan_parallel
-from helpers.strategy.step_time import LINKS
+from helpers.strategy.step_time import LINKS, StepTime
 from helpers.units import MIB
 
 MINI = Recipe("vit", batch_size=32)
@@ -38,12 +38,16 @@ def test_every_goal_ranks_by_its_own(two):
     }
     assert (
         all(candidate.fit for candidate in two["time"].candidates)
-        and len(two["time"].candidates) == 7
+        and len(two["time"].candidates) == 8
         and not two["time"].left_out
     )
-    assert [candidate.time.total for candidate in rows["time"]] == sorted(
-        candidate.time.total for candidate in rows["time"]
-    )
+    ties = len(two["time"].ties) + 1  # among them counts the number of changes
+    later = [candidate.time.total for candidate in rows["time"][ties:]]
+    assert later == sorted(later)
+    fastest = min(candidate.time.total for candidate in rows["time"])
+    first = [candidate.changes for candidate in rows["time"][:ties]]
+    assert first == sorted(first) and later[0] > (1 + TIE) * fastest
+    assert rows["time"][ties - 1].time.total <= (1 + TIE) * fastest
     assert [candidate.peak for candidate in rows["memory"]] == sorted(
         candidate.peak for candidate in rows["memory"]
     )
@@ -68,8 +72,68 @@ def test_a_candidate_is_its_plan(two):
     assert (
         f"{candidate.time.compute / candidate.time.total:.0%} of the step is work"
         in candidate.reason
-        and candidate.limit == "data messages"
+        and candidate.limit == "compute"  # so small a step waits for its launches
     )
+
+
+def test_layouts_are_compared_with_as_many_examples_at_once():
+    """For memory, no GPU has more at once than with data ranks alone; for time, what fits first."""
+    job, layout = replace(MINI, batch_size=64), Parallel(data=2, tensor=4)
+    assert accumulations(job, layout, "memory") == [4, 8, 16, 32]
+    assert accumulations(job, layout, "time") == [1, 2, 4, 8, 16, 32]
+    assert accumulations(job, Parallel(data=8), "memory") == [1, 2, 4, 8]
+    assert accumulations(job, Parallel(pipeline=4), "time") == [4, 8]
+    assert accumulations(replace(job, accumulation=2), Parallel(data=8)) == [2, 4, 8]
+    assert accumulations(replace(MINI, batch_size=3), Parallel(data=2)) == [1]
+    memory = choose(MINI, Cluster("T4", 2), "memory")
+    assert {
+        candidate.plan.recipe.accumulation
+        for candidate in memory.candidates
+        if candidate.parallel == Parallel(tensor=2)
+    } == {2}
+
+
+def test_what_ties_with_the_fastest_is_said():
+    plans = [plan_cache.planned(MINI), plan_cache.planned(MINI, Parallel(tensor=2))]
+    cluster = Cluster("T4", 2)
+    simple, other = (Candidate(MINI, cluster, planned) for planned in plans)
+    for candidate, total in ((simple, 1.04), (other, 1.0)):
+        candidate.__dict__["time"] = StepTime(total, 0.0)
+    choice = Choice(MINI, cluster, "time", ranked([other, simple], "time"))
+    assert choice.best is simple and choice.ties == [other]
+    assert "≈" in str(choice) and "within 5% of the fastest: take the simplest" in str(choice)
+    simple.__dict__["time"] = StepTime(1.06, 0.0)
+    choice = Choice(MINI, cluster, "time", ranked([other, simple], "time"))
+    assert choice.best is other and not choice.ties and "≈" not in str(choice)
+
+
+def test_the_answer_names_the_best_and_why_the_runner_up_lost(two):
+    for choice in two.values():
+        best, second = choice.best, choice.runner_up
+        assert second.fit and second.parallel != best.parallel
+        assert choice.candidates.index(second) > 0
+        assert choice.answer.startswith(f"Take {best.name}: each GPU needs ")
+        assert best.reason in choice.answer and f"The runner-up is {second.name} (" in choice.answer
+    assert "no simpler" in two["simplest"].answer or "more of the job" in two["simplest"].answer
+    memory = two["memory"]
+    assert memory.runner_up.peak >= memory.best.peak and "in place of" in memory.answer
+
+
+def test_the_answer_where_two_tie_one_is_slower_and_nothing_fits():
+    plans = [plan_cache.planned(MINI), plan_cache.planned(MINI, Parallel(tensor=2))]
+    cluster = Cluster("T4", 2)
+    for total, says in (
+        (1.04, "within the 5% that a plan"),
+        (1.2, "it is 20.0% slower; fits with"),
+    ):
+        one, other = (Candidate(MINI, cluster, planned) for planned in plans)
+        one.__dict__["time"], other.__dict__["time"] = StepTime(1.0, 0.0), StepTime(total, 0.0)
+        assert says in Choice(MINI, cluster, "time", ranked([other, one], "time")).answer
+    alone = Choice(MINI, cluster, "time", [one])
+    assert alone.runner_up is None and "Nothing else" in alone.answer
+    small = Candidate(MINI, Cluster(tiny(0), 2), plans[0])
+    answer = Choice(MINI, small.cluster, "time", [small]).answer
+    assert answer.startswith("Nothing fits") and "Too much by" in answer
 
 
 def test_tables_and_unknown_names(two):
@@ -90,7 +154,8 @@ def test_what_the_planner_refuses_is_left_out_with_its_reason():
     } and "gradients overflow" in choice.left_out["data 2, ZeRO-1"]
     odd = choose(replace(MINI, batch_size=3), Cluster("T4", 2))
     assert "cannot be divided evenly" in odd.left_out["data 2"] and odd.candidate("tensor 2").fit
-    with patch.object(choose_module, "layouts", lambda *_: [(MINI, Parallel(tensor=8), False)]):
+    attempts = [(MINI, Parallel(tensor=8), False)]
+    with patch.object(choose_module, "layouts", lambda *_: attempts):
         heads = choose(MINI, Cluster("T4", 8))
     assert "4 attention heads cannot be divided by 8" in heads.left_out["tensor 8"]
 
@@ -134,12 +199,12 @@ def test_nothing_fits():
 
 
 def test_a_bound_never_hides_the_best():
-    gpu = tiny(10 * MIB)
-    for goal, cluster in itertools.product(("time", "memory"), (Cluster(T4, 2), Cluster(gpu, 2))):
+    gpu, small = tiny(8 * MIB), replace(MINI, batch_size=8)
+    for goal, cluster in (("time", Cluster(T4, 2)), ("memory", Cluster(gpu, 2))):
         with patch.object(plan_cache, "is_kept", lambda *_: False):
-            quick = choose(MINI, cluster, goal)
+            quick = choose(small, cluster, goal)
         with patch.object(choose_module, "hopeless", lambda *_: None):
-            full = choose(MINI, cluster, goal)
+            full = choose(small, cluster, goal)
         assert quick.best.name == full.best.name
         fits = {candidate.name for candidate in full.candidates if candidate.fit}
         assert {name for name in quick.left_out if name in fits and goal == "memory"} == set()
@@ -152,7 +217,8 @@ def test_hopeless_says_why():
         MINI, Parallel(data=2), small, alone, [], "memory"
     )
     fast = [Candidate(MINI, Cluster("H200"), alone)]
-    assert "Its work and bubble alone take" in hopeless(
+    fast[0].__dict__["time"] = StepTime(1e-5, 0.0)
+    assert "At the GPUs' peak its work and bubble alone take" in hopeless(
         MINI, Parallel(data=2), Cluster(T4, 2), alone, fast, "time"
     )
     assert (

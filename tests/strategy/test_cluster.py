@@ -1,6 +1,7 @@
 """Clusters: which link an axis uses, and which candidates can lie on them."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,22 @@ def test_an_axis_uses_the_link_that_its_ranks_reach():
     assert cluster.links(Parallel(data=4, tensor=2))["data"] == inside
     # One group of stages alone sends from machine to machine.
     assert cluster.links(Parallel(data=1, pipeline=16))["pipeline"].speed == between.speed
+
+
+def test_network_cards_are_shared_by_the_groups_that_send():
+    """A DGX has a card for each GPU: eight groups have one each, a single group has all of them."""
+    dgx = Cluster(
+        "A100-40GB", 8, machines=2, inside="NVLink 3", between="InfiniBand 200 Gbit", cards=8
+    )
+    card, nvlink = LINKS["InfiniBand 200 Gbit"], LINKS["NVLink 3"]
+    assert dgx.links(Parallel(data=2, tensor=8))["data"].speed == card.speed
+    alone = dgx.links(Parallel(data=16))["data"]
+    assert alone.speed == 8 * card.speed < nvlink.speed and "8 × InfiniBand" in alone.name
+    assert "8 × InfiniBand 200 Gbit between" in str(dgx)
+    many = replace(dgx, cards=16)  # no faster than the link inside
+    assert many.links(Parallel(data=16))["data"].speed == nvlink.speed
+    with pytest.raises(ValueError, match="cards=0 must be at least 1"):
+        Cluster("T4", machines=2, cards=0)
 
 
 def test_links_agree_with_the_ranks_counted_one_by_one():

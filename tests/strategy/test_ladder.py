@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from exercises.nb19 import BLOG, confounded
-from helpers import gpus
+from helpers import gpus, plots
 from helpers.plan import plan
 from helpers.recipe import Recipe, difference, replace
 from helpers.strategy import ladder
 from helpers.strategy.plan_summary import PlanSummary
+from helpers.units import GIB
 
 MINI = Recipe("deberta", profile="mini", length=64, batch_size=16)
 LAST = [name for name in ladder.rungs(MINI) if name not in (ladder.FIRST, "dynamic padding")]
@@ -138,3 +139,13 @@ def test_the_blogs_confounded_rows_are_those_whose_peak_something_else_moved():
         if plan(small(fair), "cpu").peak != plan(small(after), "cpu").peak:
             moved.add(name)
     assert moved == confounded()
+
+
+def test_a_kept_plan_is_drawn_as_a_plan_is():
+    """Its bar is as long as its peak, and the GPU's line is there."""
+    kept = ladder.planned(ladder.START)
+    axis = plots.categories({"start": kept}, gpu="T4").axes[0]
+    bars = [patch.get_width() for patch in axis.patches]
+    assert sum(bars) * GIB == pytest.approx(kept.fits("T4").need)
+    with pytest.raises(TypeError, match="plans\\['other'\\] must be a Plan"):
+        plots.categories({"start": kept, "other": 3})

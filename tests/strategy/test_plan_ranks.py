@@ -10,7 +10,7 @@ from helpers.parallel import Parallel
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy.plan_ranks import bytes_by_collective, plan_parallel, plan_rank
-from tests.forked import forked
+from tests.forked import forked, results
 
 SMALL = {"weights": "random", "batch_size": 8, "accumulation": 2, "train_size": 64, "test_size": 8}
 VIT, DEBERTA = Recipe(model="vit", **SMALL), Recipe(**SMALL)
@@ -58,12 +58,7 @@ def test_planned_ranks_are_real_ranks(ranks):
         ranks=ranks,
         timeout=500,
     )
-    found = [
-        json.loads(line[7:])
-        for text in out
-        for line in text.splitlines()
-        if line.startswith("RESULT ")
-    ]
+    found = results(out)
     assert len(found) == ranks * len(cases)
     for real in found:
         recipe, layout = cases[real["case"]]

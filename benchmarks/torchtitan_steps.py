@@ -1,0 +1,252 @@
+"""Layouts against real clusters: torchtitan's published tables, planned here.
+
+torchtitan's team trained Llama 3.1 on 8 to 512 H100s of 96 GB (HBM2e, 2.4 TB/s, limited to 500 W;
+NVLink inside a machine of eight, 400 Gbit/s per GPU between machines) and published tokens per
+second and GPU, and the reserved peak of the fullest GPU
+(https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md of
+December 2024, and asyncTP_llama3_h100_2025-06_torchtitan.md beside it of June 2025). Below are the
+rows without float8, as their configuration files and `parallelize_llama.py` of the time set them
+up: fp32 shards, bf16 messages of weights, gradients summed in fp32, FSDP2 around each layer and the
+whole model, both dropping weights after the forward pass, fused AdamW. transformers' Llama stands
+for torchtitan's. A step through torch.compile is planned as the step without it, and says so.
+
+Nothing was fitted to these figures. The peak of the data sheet, 989 TFLOP/s, stands for that of a
+GPU limited to 500 W, as in the source.
+
+`python -m benchmarks.torchtitan_steps` plans all rows, and `python -m benchmarks.peaks --page` then
+writes them into docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import LlamaConfig
+
+from helpers.commands.wrapper import run
+from helpers.gpus import GPU
+from helpers.parallel.model_layout import Layout
+from helpers.plan import hf_config
+from helpers.strategy.cluster import Cluster
+from helpers.strategy.layout_report import axes_of
+from helpers.strategy.plan_layout import plan_layout
+from helpers.tables import Table
+from helpers.timing.specs import described
+from helpers.units import GIB
+
+PLANNED = Path(__file__).parent / "data" / "torchtitan.json"
+SOURCE = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
+DECEMBER, JUNE = (
+    f"{SOURCE}{name}_torchtitan.md"
+    for name in ("llama3_h100_202412", "asyncTP_llama3_h100_2025-06")
+)
+CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
+SPECS = described(
+    CARD.name, 132, 128, 1.98e9, 2.4e12, 50 << 20, tf32=494.7e12, fp16=989.4e12, bf16=989.4e12
+)
+LLAMA_8B = "Llama-3.1-8B"
+MODELS = {
+    LLAMA_8B: hf_config.read(f"meta-llama/{LLAMA_8B}"),
+    "Llama-3.1-70B": LlamaConfig(  # table 3 of the Llama 3 paper (arXiv 2407.21783)
+        vocab_size=128256,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+    ),
+}
+SECTION = """## Several GPUs
+
+torchtitan publishes what Llama 3.1 takes on H100s of 96 GB with FSDP2, tensor and sequence
+parallelism; [benchmarks/torchtitan_steps.py](../benchmarks/torchtitan_steps.py) says how each row
+is set up. Memory is the reserved peak of the fullest GPU. No constant was fitted to these figures.
+torch.compile is not planned: such a row is planned as the step without it, which takes more memory
+and more time.
+
+{sentence}
+
+{table}
+
+Not set up: rows with float8, context parallelism (which the source has only with float8) and
+pipelines.
+"""
+
+
+@dataclass(frozen=True)
+class TitanRow:
+    """A published row.
+
+    tokens  per second and GPU
+    memory  GiB, the reserved peak; None where it was not published
+    batch   examples of a data rank
+    """
+
+    name: str
+    model: str
+    layout: Layout
+    tokens: float
+    memory: float | None
+    batch: int
+    source: str
+    selective: bool = True
+    compiled: bool = False
+    length: int = 8192
+
+    def planned(self) -> dict[str, float]:
+        """{"reserved": GiB, "tokens": per second and GPU} by plan."""
+        layout = self.layout
+        plan = plan_layout(
+            MODELS[self.model],
+            layout,
+            selective=self.selective,
+            checkpointing=True,
+            batch_size=self.batch * layout.data,
+            length=self.length,
+        )
+        machines = layout.ranks // 8
+        cluster = Cluster(CARD, 8, machines, "NVLink 4", "InfiniBand 400 Gbit", cards=8)
+        took = plan.step_seconds(SPECS, cluster.links_of_axes(axes_of(layout)))
+        tokens = self.batch * layout.data * self.length / layout.ranks / took.total
+        return {"reserved": plan.allocator_peaks(CARD).reserved / GIB, "tokens": tokens}
+
+
+ROWS = (
+    TitanRow("8B, 8 GPUs, FSDP", LLAMA_8B, Layout(8, reshard_root=True), 5762, 82.4, 2, DECEMBER),
+    TitanRow(
+        "8B, 8 GPUs, FSDP",
+        LLAMA_8B,
+        Layout(8, reshard_root=True),
+        6667,
+        77.0,
+        2,
+        DECEMBER,
+        compiled=True,
+    ),
+    TitanRow(
+        "8B, 128 GPUs, FSDP", LLAMA_8B, Layout(128, reshard_root=True), 5605, 67.0, 2, DECEMBER
+    ),
+    TitanRow(
+        "8B, 128 GPUs, FSDP",
+        LLAMA_8B,
+        Layout(128, reshard_root=True),
+        6514,
+        62.0,
+        2,
+        DECEMBER,
+        compiled=True,
+    ),
+    TitanRow(
+        "8B, 64 GPUs, FSDP and tensor parallel",
+        LLAMA_8B,
+        Layout(8, tensor=8, reshard_root=True),
+        4378,
+        None,
+        12,
+        JUNE,
+        compiled=True,
+    ),
+    TitanRow(
+        "70B, 256 GPUs, FSDP and tensor parallel",
+        "Llama-3.1-70B",
+        Layout(32, tensor=8, reshard_root=True),
+        597,
+        None,
+        16,
+        JUNE,
+        selective=False,
+        compiled=True,
+    ),
+)
+
+
+def key(row: TitanRow) -> str:
+    """What a row's plan is kept under: rows that differ in torch.compile only have the same."""
+    return f"{row.model}, {row.layout}, {row.batch} x {row.length}"
+
+
+def read() -> dict[str, dict[str, float]]:
+    """{key of a row: its plan}, as they were made last."""
+    return json.loads(PLANNED.read_text(encoding="utf8"))
+
+
+def errors(name: str, compiled: bool | None = None) -> list[float]:
+    """planned / measured - 1 of "reserved" or "tokens"; `compiled` takes only such rows."""
+    plans = read()
+    pairs = [
+        (plans[key(row)][name], row.memory if name == "reserved" else row.tokens)
+        for row in ROWS
+        if compiled in (None, row.compiled)
+    ]
+    return [planned / measured - 1 for planned, measured in pairs if measured is not None]
+
+
+def sentence() -> str:
+    """How far the plans are off in the mean."""
+    parts = []
+    for compiled, words in ((False, "without torch.compile"), (True, "with torch.compile")):
+        memory, tokens = (errors(name, compiled) for name in ("reserved", "tokens"))
+        parts.append(
+            f"{words} memory by {_mean(memory)} in the mean of {len(memory)} and tokens per second "
+            f"by {_mean(tokens)} in the mean of {len(tokens)}"
+        )
+    return f"The plan misses, of rows {parts[0]}; {parts[1]}."
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.mean(map(abs, values)):.1%}"
+
+
+def table() -> Table:
+    """A row per published row, measured beside planned."""
+    plans = read()
+    rows = []
+    for row in ROWS:
+        plan = plans[key(row)]
+        rows.append(
+            {
+                "Llama 3.1": row.name,
+                "layout": str(row.layout),
+                "examples per data rank": f"{row.batch} × {row.length}",
+                "recomputed": "selective" if row.selective else "full",
+                "torch.compile": "yes" if row.compiled else "no",
+                "GiB measured": f"{row.memory:.1f}" if row.memory else "not published",
+                "planned": f"{plan['reserved']:.1f}",
+                "off": f"{plan['reserved'] / row.memory - 1:+.1%}" if row.memory else "",
+                "tokens/s per GPU measured": f"{row.tokens:,.0f}",
+                "planned ": f"{plan['tokens']:,.0f}",
+                "off ": f"{plan['tokens'] / row.tokens - 1:+.1%}",
+                "source": f"[source]({row.source})",
+            }
+        )
+    return Table(rows, "torchtitan's tables: measured on H100s of 96 GB, and planned")
+
+
+def section() -> str:
+    """What docs/accuracy.md says of several GPUs."""
+    return SECTION.format(sentence=sentence(), table=table().to_markdown())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan all rows and keep the results."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.torchtitan_steps",
+        description="Plan the layouts that torchtitan measured and keep the results. Takes some "
+        "minutes. `python -m benchmarks.peaks --page` writes them into docs/accuracy.md.",
+    ).parse_args(arguments)
+    plans = {}
+    for row in ROWS:
+        if key(row) not in plans:
+            plans[key(row)] = {name: round(value, 3) for name, value in row.planned().items()}
+            print(key(row), plans[key(row)], flush=True)
+    PLANNED.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, "python -m benchmarks.torchtitan_steps"))

@@ -1,0 +1,186 @@
+"""How a training step of any Hugging Face model is laid out over ranks, and how that is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from helpers.values import clipped, of_type, one_of, true_or_false, whole
+
+STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
+WRAPPINGS = ("layers", "layers+embeddings")
+AXES = ("replicate", "data", "context", "tensor")  # of the grid; tensor ranks are neighbours
+MOST_RANKS = 100_000  # along one axis
+NOT_PLANNED = {
+    "pipeline": "pipeline stages",
+    "pp": "pipeline stages",
+    "expert": "expert parallelism",
+    "ep": "expert parallelism",
+}
+SHORT = {"dp": "ddp", "tp": "tensor", "cp": "context"}
+EXAMPLE = "write ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, fsdp=4,tensor=2 or fsdp=4,context=2"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A grid of data × context × tensor ranks. Each rank is one process on one GPU.
+
+    data       ranks that divide the examples of a step, those of all replicas together
+    strategy   what the data ranks shard of the model.
+               "ddp": nothing, each rank holds a copy (DistributedDataParallel).
+               "fsdp": weights, gradients and optimizer states (FSDP2, `fully_shard`).
+               "zero2": FSDP2 that keeps the weights gathered from the forward to the backward pass
+               and sends what stage 2 of ZeRO sends. "zero1": the same, with gradients that stay
+               whole until the last micro-batch, so that they are sent once per optimizer step
+               (Rajbhandari et al. 2020)
+    replicate  copies of the sharded model (HSDP): each is sharded over data / replicate ranks, and
+               gradients are summed over the copies
+    tensor     ranks that divide every layer (Megatron), with sequence parallelism between the
+               divided matrices and a loss over a divided vocabulary, as torchtitan does
+    context    ranks that divide the tokens of each example; keys and values are gathered for the
+               attention, and FSDP2 shards the model over these ranks as well. It is planned by
+               shapes and not compared with real ranks (`model_context`)
+    reshard    drop a layer's gathered weights after its forward pass (`reshard_after_forward`) and
+               gather them again for the backward pass; of "fsdp" only. The last layer keeps its
+               weights, as it needs them again at once
+    reshard_root  the same for what is in no layer; PyTorch's default is False
+    wrap       the groups of FSDP2: "layers" makes one of each transformer layer and one of all
+               that remains; "layers+embeddings" makes groups of embeddings and head as well
+    prefetch   layers whose weights are gathered ahead of time in the forward pass
+               (`set_modules_to_forward_prefetch`); with 0 a layer is gathered while the layer
+               before it computes, as far as the CPU runs ahead of the GPU
+    Raises TypeError where a number is no int, ValueError for values that are not known or do not go
+    together; the message says what to do.
+    """
+
+    data: int = 1
+    strategy: str = "fsdp"
+    replicate: int = 1
+    tensor: int = 1
+    context: int = 1
+    reshard: bool = True
+    reshard_root: bool = False
+    wrap: str = "layers"
+    prefetch: int = 0
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if whole(axis, getattr(self, axis), 1) > MOST_RANKS:
+                raise ValueError(
+                    f"{axis} is above {MOST_RANKS:,} ranks, more than any cluster has: give fewer."
+                )
+        whole("prefetch", self.prefetch, 0)
+        for flag in ("reshard", "reshard_root"):
+            true_or_false(flag, getattr(self, flag))
+        one_of("strategy", self.strategy, STRATEGIES)
+        one_of("wrap", self.wrap, WRAPPINGS)
+        if self.data % self.replicate:
+            raise ValueError(
+                f"data={self.data} ranks cannot be divided into {self.replicate} replicas: use a "
+                f"multiple of {self.replicate}."
+            )
+        if self.context > 1 and (self.replicate > 1 or self.data == 1):
+            raise ValueError(
+                "Context ranks are planned beside fsdp=2 or more, and not with hsdp yet: use such "
+                "data ranks."
+            )
+        if self.strategy == "ddp":
+            self._check_ddp()
+
+    def _check_ddp(self) -> None:
+        for name in ("replicate", "tensor", "context"):
+            if getattr(self, name) > 1:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is planned with FSDP2 only: use strategy='fsdp' "
+                    "in place of 'ddp'."
+                )
+        if self.prefetch or self.wrap != "layers" or not self.reshard:
+            raise ValueError(
+                "reshard, wrap and prefetch say how FSDP2 works: leave them out with 'ddp'."
+            )
+
+    @property
+    def shard(self) -> int:
+        """Ranks that each hold a part of every tensor, tensor ranks not counted."""
+        return 1 if self.strategy == "ddp" else self.data // self.replicate * self.context
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the grid has in all."""
+        return self.data * self.context * self.tensor
+
+    @property
+    def reshards(self) -> bool:
+        """Whether weights are dropped between the forward and the backward pass."""
+        return self.strategy == "fsdp" and self.reshard
+
+    @property
+    def pipeline(self) -> int:
+        """Stages of a pipeline; layouts of any model have none yet."""
+        return 1
+
+    @property
+    def schedule(self) -> str:
+        """Of the pipeline, which has a single stage."""
+        return "1f1b"
+
+    def __str__(self) -> str:
+        shard = self.data // self.replicate
+        parts = [f"hsdp={self.replicate}x{shard}" if self.replicate > 1 else ""]
+        if self.replicate == 1 and (self.data > 1 or self.ranks == 1):
+            parts = [f"{self.strategy}={self.data}"]
+        parts += [f"context={self.context}" if self.context > 1 else ""]
+        parts += [f"tensor={self.tensor}" if self.tensor > 1 else ""]
+        return ",".join(filter(None, parts))
+
+
+def parse(text: str, **fields: Any) -> Layout:
+    """The layout that a text such as "fsdp=8", "hsdp=2x4" or "fsdp=4,tensor=2" describes.
+
+    Short names are understood as well: dp is ddp, tp is tensor, cp is context.
+
+    fields  further ones of `Layout`
+    Raises TypeError for what is no text, ValueError, in one sentence, for another one.
+    """
+    of_type("layout", text, str)
+    given: dict[str, str] = {}
+    for part in re.split(r"\s*,\s*|\s+(?=[a-z0-9]+\s*=)", text.strip().lower()):
+        name, equals, number = (word.strip() for word in part.partition("="))
+        name = SHORT.get(name, name)
+        if name in NOT_PLANNED:
+            raise ValueError(f"--layout {text}: {NOT_PLANNED[name]} cannot be planned yet.")
+        known = (*STRATEGIES, "hsdp", "tensor", "context")
+        if not equals or name not in known or name in given:
+            near = get_close_matches(name, known, 1, 0.7) if name not in known else []
+            question = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(
+                f"--layout {clipped(text)} is not understood at {clipped(part)!r}{question}: "
+                f"{EXAMPLE}."
+            )
+        given[name] = number
+    data = [name for name in given if name in (*STRATEGIES, "hsdp")]
+    if len(data) > 1:
+        raise ValueError(f"--layout {text} names {' and '.join(data)}: choose one of them.")
+    numbers: dict[str, Any] = {
+        name: _number(text, value) for name, value in given.items() if name in ("tensor", "context")
+    }
+    if data and data[0] == "hsdp":
+        pair = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", given["hsdp"])
+        if not pair:
+            raise ValueError(f"--layout {text}: write replicas x shards, such as hsdp=2x4.")
+        replicate, shard = map(int, pair.groups())
+        numbers |= {"data": replicate * shard, "replicate": replicate}
+    elif data:
+        fields |= {"strategy": data[0]}
+        numbers |= {"data": _number(text, given[data[0]])}
+    return Layout(**numbers, **fields)
+
+
+def _number(text: str, typed: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", typed) or int(typed) < 1:
+        raise ValueError(
+            f"--layout {clipped(text)}: {clipped(typed)!r} is no number of ranks: {EXAMPLE}."
+        )
+    return int(typed)

@@ -1,0 +1,158 @@
+"""What the command says of a layout: the facts of its plan, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from helpers.plan.report import three_figures
+from helpers.strategy.cluster import Cluster
+from helpers.strategy.plan_layout import LayoutPlan
+from helpers.timing.specs import SPECS
+from helpers.units import duration, number, size
+
+Facts = dict[str, Any]
+
+
+def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
+    """The plan as plain values: bytes, seconds, and what was planned.
+
+    Messages are {axis: {collective: bytes that a rank sends per optimizer step}}.
+    """
+    step, layout, fit = planned.recipe, planned.layout, planned.fits(cluster.gpu)
+    tokens: int | None = getattr(step, "tokens", None)
+    facts: Facts = {
+        "layout": str(layout),
+        "gpus": layout.ranks,
+        "cluster": str(cluster),
+        "parameters": planned.parameters,
+        "batch_size": step.batch_size,
+        "micro_batch": step.batch_size // layout.data // step.accumulation,
+        "accumulation": step.accumulation,
+        "length": tokens,
+        "weights": getattr(step, "weights", "fp32"),
+        "precision": step.precision,
+        "optimizer": step.optimizer,
+        "reduce": planned.reduce if layout.strategy != "ddp" else None,
+        "recompute": _recompute(planned),
+        "peak": planned.peak,
+        "peak_phase": planned.peak_phase,
+        "at_peak": planned.at_peak,
+        "sent": planned.bytes_by_axis,
+        "fits": bool(fit),
+        "need": fit.need,
+        "card": cluster.gpu.name,
+        "card_memory": cluster.gpu.memory,
+        "terms": fit.terms,
+        **vars(planned.allocator_peaks(cluster.gpu)),
+    }
+    return facts | _time(planned, cluster, tokens)
+
+
+def _recompute(planned: LayoutPlan) -> str | None:
+    if planned.selective:
+        return "selective"
+    return "full" if planned.recipe.checkpointing else None
+
+
+def _time(planned: LayoutPlan, cluster: Cluster, tokens: int | None) -> Facts:
+    if cluster.gpu.name not in SPECS:
+        why = "a size says nothing of a GPU's speed: name the GPU (--list-gpus)."
+        return {"seconds": None, "no_time": why}
+    try:
+        took = planned.step_seconds(cluster.gpu, cluster.links_of_axes(axes_of(planned.layout)))
+    except ValueError as error:
+        return {"seconds": None, "no_time": str(error)}
+    rate = planned.recipe.batch_size * tokens / took.total if tokens else None
+    return {
+        "seconds": took.total,
+        "seconds_of_work": took.compute,
+        "seconds_waiting": dict(took.exposed),
+        "seconds_hidden": dict(took.hidden),
+        "tokens_per_second": rate,
+        "tokens_per_second_per_gpu": rate / planned.layout.ranks if rate else None,
+        "limit": took.limit,
+    }
+
+
+def axes_of(layout: Any) -> dict[str, tuple[int, int]]:
+    """{axis: (ranks between two neighbours on it, ranks that a whole group covers)}."""
+    inner = layout.context * layout.tensor
+    shard = layout.data // layout.replicate
+    reach = shard * inner
+    return {
+        "tensor": (1, layout.tensor),
+        "context": (layout.tensor, inner),
+        "data": (layout.tensor, reach),
+        "replicate": (reach, layout.ranks),
+    }
+
+
+def lines_of(facts: Mapping[str, Any], model: str) -> list[str]:
+    """The text of the facts."""
+    words = "YES, it fits" if facts["fits"] else "NO, it does not fit"
+    room = "to spare" if facts["fits"] else "too much"
+    over = abs(facts["need"] - facts["card_memory"])
+    lines = [
+        _settings(facts),
+        f"{model}: {number(facts['parameters'])} parameters; {facts['batch_size']} examples"
+        + (f" of {facts['length']} tokens" if facts["length"] else "")
+        + f", {facts['micro_batch']} per data rank and micro-batch"
+        + (f", {facts['accumulation']} micro-batches" if facts["accumulation"] > 1 else ""),
+        f"{facts['layout']} on {facts['cluster']}",
+        f"{words}: each GPU needs {size(facts['need'])} of {size(facts['card_memory'])}, "
+        f"{size(over)} {room}.",
+        "",
+        f"peak of the tensors per GPU, in the {facts['peak_phase']} phase: {size(facts['peak'])}",
+    ]
+    lines += [_line(category, count) for category, count in facts["at_peak"].items()]
+    lines += ["", "needed per GPU"]
+    lines += [_line(term, count) for term, count in facts["terms"].items()]
+    lines += ["", "sent per GPU and optimizer step"]
+    sent = [
+        _line(f"{axis}, {kind}", count)
+        for axis, kinds in facts["sent"].items()
+        for kind, count in kinds.items()
+    ]
+    lines += sent or ["  nothing"]
+    return [*lines, "", *_times(facts)]
+
+
+def _times(facts: Mapping[str, Any]) -> list[str]:
+    if facts["seconds"] is None:
+        return [f"The time of a step is not planned: {facts['no_time']}"]
+    waits = "".join(
+        f" + {duration(seconds)} waiting for {axis} messages"
+        + (f" ({duration(hidden)} more are hidden)" if hidden else "")
+        for axis, seconds in facts["seconds_waiting"].items()
+        for hidden in [facts["seconds_hidden"].get(axis, 0.0)]
+    )
+    rate = ""
+    if facts["tokens_per_second"]:
+        rate = (
+            f": {three_figures(facts['tokens_per_second'])} tokens per second, "
+            f"{three_figures(facts['tokens_per_second_per_gpu'])} per GPU"
+        )
+    work = duration(facts["seconds_of_work"])
+    return [
+        f"A step takes {duration(facts['seconds'])} ({work} of work{waits}){rate}.",
+        f"With room to spare PyTorch would report {size(facts['allocated'])} allocated, "
+        f"{size(facts['reserved'])} reserved.",
+    ]
+
+
+def _settings(facts: Mapping[str, Any]) -> str:
+    weights, precision = facts["weights"], facts["precision"]
+    if facts["reduce"] is None:
+        engine = f"{weights} weights, {precision} autocast" if precision != "fp32" else weights
+    else:
+        engine = (
+            f"{weights} shards, gathered and computed in {precision}, gradients summed in "
+            f"{facts['reduce']} (FSDP2, MixedPrecisionPolicy)"
+        )
+    recompute = f"; {facts['recompute']} recomputation" if facts["recompute"] else ""
+    return f"Planned: {engine}; {facts['optimizer']}{recompute}."
+
+
+def _line(name: str, count: int) -> str:
+    return f"  {name:26} {size(count):>12}"

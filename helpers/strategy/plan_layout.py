@@ -1,0 +1,255 @@
+"""The planner for any Hugging Face model on any layout: what a rank holds, sends and takes.
+
+    planned = plan_layout("meta-llama/Llama-3.1-8B", parse("fsdp=8"), batch_size=16, length=8192,
+                          selective=True)
+    print(planned, planned.seconds("H100", "NVLink 4"))
+
+The step of a rank runs as it would on that rank, by torch's own engines, on tensors without values
+and over a process group that sends nothing. Layers that repeat are traced once (`RepeatedLayers`),
+so that 8 and 70 billion parameters take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PretrainedConfig
+
+from helpers.gpus import GPU, NCCL, cublas_workspace, find
+from helpers.memory.allocator import AllocatorPeaks, replay
+from helpers.memory.repeated_layers import RepeatedLayers
+from helpers.memory.splice import NotAlike
+from helpers.memory.timeline import Fit, Plan, check_target, to_plan
+from helpers.model_changes import as_if_real
+from helpers.parallel.comm_meter import SentMessage
+from helpers.parallel.model_layout import Layout
+from helpers.parallel.model_rank import ModelRank, grid_of, local_step
+from helpers.parallel.model_wrapping import enable_recomputation, layers, prefetch
+from helpers.plan import hf_config
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.fake_tensors import FakeValues, Indices
+from helpers.plan.hf_model import FlatLogits, ModelStep, empty
+from helpers.plan.hf_plan import as_cannot_plan, batch
+from helpers.strategy import step_time
+from helpers.strategy.plan_ranks import Chunks, fake_ranks
+from helpers.strategy.step_time import Link
+from helpers.strategy.trace_layout import streams_of, trace_model_rank
+from helpers.timing.trace_ops import Recorder
+from helpers.torch_private import FakeTensorMode, fsdp_param_module
+from helpers.values import of_type, one_of, true_or_false
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutPlan(Plan):
+    """A `Plan` of the step of one rank of a layout; all ranks of it need as much, or a little less.
+
+    layout     how the step is laid over ranks
+    streams    int8 [storages], index into `trace_layout.STREAMS` of the stream on which each is
+               allocated
+    selective  whether only some activations are recomputed
+    reduce     dtype in which FSDP2 sums gradients
+    sent       the messages that the rank sends per optimizer step, in the order of sending
+    """
+
+    layout: Layout = Layout()
+    streams: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int8))
+    selective: bool = False
+    reduce: str = "fp32"
+    sent: tuple[SentMessage, ...] = ()
+
+    @property
+    def bytes_by_axis(self) -> dict[str, dict[str, int]]:
+        """{axis: {collective: bytes that this rank sends per optimizer step}}."""
+        total: dict[str, dict[str, int]] = {}
+        for message in self.sent:
+            kinds = total.setdefault(message.axis, {})
+            kinds[message.kind] = kinds.get(message.kind, 0) + message.bytes
+        return total
+
+    @property
+    def parallel(self) -> Layout:
+        """The layout, as `step_time.step` asks for it."""
+        return self.layout
+
+    @property
+    def ranks(self) -> tuple[LayoutPlan, ...]:
+        """The plan itself, which stands for all ranks."""
+        return (self,)
+
+    def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:
+        """As `Plan.allocator_peaks`, without a capacity.
+
+        FSDP2 allocates the buffers of its messages on streams of their own, and PyTorch's allocator
+        has pools for each stream, so that what they reserve adds up.
+        """
+        if capacity is not None:
+            raise ValueError("A capacity cannot be given for several streams: leave it out.")
+        peaks = super().allocator_peaks(gpu)
+        if not self.streams.any():
+            return peaks
+        gpu = find(gpu) if isinstance(gpu, str) else gpu
+        workspaces = (cublas_workspace(gpu) // 2, 0, 0)
+        reserved = [
+            replay(self.allocation_trace.only(self.streams == stream), workspace).reserved
+            for stream, workspace in enumerate(workspaces)
+        ]
+        return replace(peaks, reserved=sum(reserved))
+
+    def fits(self, gpu: str | GPU, allocator: bool = True) -> Fit:
+        """Whether a rank fits a GPU, as `Plan.fits`; several ranks need buffers for NCCL.
+
+        Raises ValueError for an unknown GPU.
+        """
+        fit = super().fits(gpu, allocator)
+        if self.layout.ranks == 1:
+            return fit
+        return replace(fit, terms=fit.terms | {"NCCL buffers": NCCL})
+
+    def step_seconds(
+        self, gpu: Any, links: Link | str | Mapping[str, Link | str]
+    ) -> step_time.StepTime:
+        """The time of the step of all ranks, messages included, as `step_time.step`."""
+        return step_time.step(self, gpu, links)
+
+
+def plan_layout(
+    model: PretrainedConfig | str | Path,
+    layout: Layout,
+    target: str = "cuda",
+    *,
+    selective: bool = False,
+    reduce: str = "fp32",
+    all_layers: bool = False,
+    **fields_of_step: Any,
+) -> LayoutPlan:
+    """Plan one optimizer step of any Hugging Face model, laid out over ranks.
+
+    model      a configuration, a folder, a config.json, or a name on the hub (`hf_config.read`)
+    target     "cuda" or "cpu"
+    selective  recompute only what is neither attention nor every second matrix product
+               (torchtitan's "op"); `checkpointing=True` recomputes whole layers
+    reduce     dtype in which FSDP2 sums gradients, "fp32" or "bf16"
+    all_layers trace each layer; else those that repeat are traced once where that is proven equal
+    fields_of_step  those of `ModelStep`; `batch_size` counts the examples of all ranks. Where
+               nothing is said, weights are fp32 and computed in bf16: shards of FSDP2 are
+               fp32, and it gathers and computes in bf16 (MixedPrecisionPolicy)
+    Raises CannotPlan, ValueError or TypeError, one sentence each; RuntimeError where this process
+    has a process group already.
+    """
+    check_target(target)
+    usual = {"weights": "fp32", "precision": "bf16"}
+    if fields_of_step.get("base") is not None:  # another word for `weights`
+        del usual["weights"]
+    model_step = ModelStep(
+        hf_config.read(model), **usual | fields_of_step | _recomputes(selective, fields_of_step)
+    )
+    return plan_step(model_step, layout, target, selective, reduce, all_layers)
+
+
+def _recomputes(selective: bool, fields_of_step: Mapping[str, Any]) -> dict[str, Any]:
+    return {"checkpointing": bool(selective or fields_of_step.get("checkpointing"))}
+
+
+def plan_step(
+    model_step: ModelStep,
+    layout: Layout,
+    target: str = "cuda",
+    selective: bool = False,
+    reduce: str = "fp32",
+    all_layers: bool = False,
+) -> LayoutPlan:
+    """The same for a `ModelStep`.
+
+    With DDP, whose buckets hold gradients of several layers, and with ZeRO-1 and several
+    micro-batches all layers are traced.
+    """
+    of_type("layout", layout, Layout)
+    one_of("reduce", reduce, ("fp32", "bf16"))
+    true_or_false("selective", selective)
+    true_or_false("all_layers", all_layers)
+    local_step(model_step, layout)  # or its error
+    with as_if_real(), as_cannot_plan(model_step):
+        whole = model_step.accumulation > 1 and layout.strategy == "zero1"
+        if layout.strategy != "ddp" and not (all_layers or whole):
+            with suppress(NotAlike):
+                return _planned(model_step, layout, target, selective, reduce, repeats=True)
+        return _planned(model_step, layout, target, selective, reduce, repeats=False)
+
+
+def _planned(
+    model_step: ModelStep,
+    layout: Layout,
+    target: str,
+    selective: bool,
+    reduce: str,
+    repeats: bool,
+) -> LayoutPlan:
+    def kernels() -> CudaKernels:
+        return CudaKernels(model_step, active=target == "cuda")
+
+    recorder = Recorder()
+    with fake_ranks(layout.ranks):
+        mesh = grid_of(layout)  # its tensors have values: before FakeTensorMode
+        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
+            rank, shape, parameters = _fake_rank(
+                model_step, layout, mesh, kernels, selective, reduce
+            )
+            repeated = RepeatedLayers(rank.module, after=2) if repeats else None
+            if repeated is not None and not repeated.stacks:
+                repeated = None
+            if repeated is not None:
+                prefetch(running(rank.module, repeated), layout.prefetch)
+            make_batch = partial(batch, shape, rank.local)
+            traced, sent = trace_model_rank(rank, make_batch, recorder, repeated, target == "cuda")
+            del rank  # its tensors belong to the process group that ends here
+    base = to_plan((traced, parameters), model_step, target)
+    return LayoutPlan(
+        **{own.name: getattr(base, own.name) for own in fields(Plan)},
+        layout=layout,
+        streams=streams_of(traced),
+        selective=selective,
+        reduce=reduce,
+        sent=sent,
+    )
+
+
+def running(model: FlatLogits, repeated: RepeatedLayers) -> list[nn.Module]:
+    """The transformer layers that run, in order."""
+    left_out = {id(layer) for stack in repeated.stacks for layer, _ in stack.pairs()}
+    return [layer for layer in layers(model) if id(layer) not in left_out]
+
+
+class _Shape:
+    """What `hf_plan.batch` asks a model for."""
+
+    def __init__(self, model: FlatLogits):
+        self.model = self
+        self.config = model.model.config
+
+
+def _fake_rank(
+    model_step: ModelStep,
+    layout: Layout,
+    mesh: dict[str, DeviceMesh],
+    kernels: Callable[[], CudaKernels],
+    selective: bool,
+    reduce: str,
+) -> tuple[ModelRank, Any, int]:
+    """(this process's rank without values, what a batch depends on, number of parameters)."""
+    model = empty(model_step, recompute=kernels)
+    if selective:
+        enable_recomputation(model.model, True, kernels)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    shape = _Shape(model)
+    # As in `plan_ranks`: of 1,024 chunks of each parameter only those are made that are asked for.
+    with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
+        return ModelRank(model_step, layout, model, mesh, reduce), shape, parameters

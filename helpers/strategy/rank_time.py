@@ -1,0 +1,278 @@
+"""The clocks of a rank: when its CPU, its GPU and its links have done the operations of a step.
+
+What is between two messages is summed up once for a GPU (`Stretch`), so that the same step can be
+played over other links in no time. The rules are those of PyTorch's engines:
+
+- DDP reduces a bucket of gradients once it is complete, and the optimizer waits for all buckets.
+- With HSDP a gradient is summed over the replicas once it is summed within one.
+- FSDP2 gathers a layer as soon as the layer before it has been taken over, ahead of the
+  computation, which waits for it. It scatters gradients once they are complete, and the optimizer
+  waits for that.
+- Tensor-parallel messages, and all that the optimizer's phase sends, are waited for at once.
+- While a message is under way, kernels take `SLOWER` times as long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.parallel.comm_meter import SentMessage
+from helpers.timing.kernel_time import constants
+from helpers.timing.op import OPTIMIZER, PHASES, Op
+from helpers.timing.specs import GpuSpecs
+from helpers.timing.step_seconds import operation_times
+from helpers.timing.trace_ops import TracedOps
+
+# Computation beside communication is 18.9 % slower in the mean, on A100s, H100s and two GPUs of AMD
+# (Lee et al. 2025, arXiv 2507.03114).
+SLOWER = 1.189
+COPY_OUT = "split_with_sizes_copy"  # by which FSDP2 takes over a layer that was gathered
+
+Transfer = Callable[[SentMessage], float]  # seconds of a message
+
+
+class Stretch(NamedTuple):
+    """Operations without a message between them, in seconds.
+
+    cpu  until the CPU has issued all of them
+    gpu  of their kernels
+    lag  how much later than the CPU's begin the GPU would have to begin, to go through without
+         waiting for a launch
+    """
+
+    cpu: float
+    gpu: float
+    lag: float
+
+
+class Event(NamedTuple):
+    """What happens next to a rank.
+
+    kind  "work" (a `Stretch`), "value" (the CPU waits for the GPU), "message", "taken over" (of a
+          layer that was gathered), "pass" (an action of a pipeline's schedule begins) or "update"
+          (the optimizer's phase begins)
+    """
+
+    kind: str
+    stretch: Stretch | None = None
+    message: SentMessage | None = None
+
+
+def events_of(traced: TracedOps, gpu: GpuSpecs) -> list[Event]:
+    """The events of a rank's step on a GPU, in the order in which its CPU issues them.
+
+    Raises ValueError as `step_seconds.operation_times` does.
+    """
+    times = operation_times(traced, gpu)
+    issue = constants()["shared"]["dispatch"]["kernel"]
+    which, phase = np.array(traced.order, dtype=np.int64).reshape(-1, 2).T
+    begin, end, again = traced.again
+    stops = {index: stop for index, ops in enumerate(traced.ops) if (stop := _stop(ops))}
+    stops |= {int(index): Event("value") for index in np.flatnonzero(times.waits)}
+    updates = int(np.argmax(phase == OPTIMIZER)) if (phase == OPTIMIZER).any() else len(which)
+    named = dict.fromkeys(traced.passes, Event("pass")) | {updates: Event("update")}
+    after_stops = (np.flatnonzero(np.isin(which, list(stops))) + 1).tolist()
+    cuts = sorted({0, len(which), begin, end, *named, *after_stops})
+
+    def between(first: int, last: int) -> list[Event]:
+        events = [named[first]] if first in named else []
+        on_cpu, on_gpu = times.on_cpu[which[first:last]], times.on_gpu[which[first:last]]
+        stop = stops.get(int(which[last - 1])) if last > first else None
+        if stop and stop.message:
+            on_cpu[-1] = issue
+            now = PHASES[phase[last - 1]]
+            stop = stop._replace(message=_in_phase(stop.message, now))
+        if last > first:
+            events.append(Event("work", _stretch(on_cpu, on_gpu)))
+        return [*events, stop] if stop else events
+
+    events: list[Event] = []
+    repeated: list[Event] = []
+    for first, last in zip(cuts, cuts[1:]):
+        made = between(first, last)
+        events += made
+        if again and begin <= first < end:
+            repeated += made
+            if last == end:
+                events += repeated * again
+    return events
+
+
+def _stop(ops: tuple[Op, ...]) -> Event | None:
+    """What an operation ends a stretch with, if it does."""
+    for op in ops:
+        if op.kind == "message" and op.shape:  # others send nothing, such as the wait for one
+            return Event("message", None, SentMessage(op.name, op.read, op.shape[0], op.layout, ""))
+        if op.name == COPY_OUT:
+            return Event("taken over")
+    return None
+
+
+def _in_phase(message: SentMessage, phase: str) -> SentMessage:
+    return SentMessage(message.kind, message.payload, message.ranks, message.axis, phase)
+
+
+def _stretch(on_cpu: np.ndarray, on_gpu: np.ndarray) -> Stretch:
+    issued, work = np.cumsum(on_cpu), np.cumsum(on_gpu)
+    lag = (issued - np.concatenate([[0.0], work[:-1]])).max()
+    return Stretch(float(issued[-1]), float(work[-1]), float(lag))
+
+
+class Clocks:
+    """A rank at work: `cpu` and `gpu` are the seconds at which each is free again.
+
+    transfer  gives the seconds of a message
+    sent      {axis: seconds of all messages so far}
+    """
+
+    def __init__(self, transfer: Transfer):
+        self.transfer = transfer
+        self.cpu = self.gpu = 0.0
+        self.sent: dict[str, float] = {}
+        self._links: dict[str, float] = {}  # when the link of an axis is free again
+        self._gathered: deque[float] = deque()  # when each layer that is not taken over is here
+        self._taken_over = 0.0
+        self._updating = False
+
+    def play(self, events: Iterable[Event]) -> float:
+        """Go through events, and return when the GPU has done them."""
+        for kind, stretch, message in events:
+            if stretch is not None:
+                self._work(stretch)
+            elif message is not None:
+                self._send(message)
+            elif kind == "value":
+                self.cpu = max(self.cpu, self.gpu)
+            elif kind == "taken over" and self._gathered:
+                self.gpu = self._taken_over = max(self.gpu, self._gathered.popleft())
+            elif kind == "update":
+                self.gpu = max([self.gpu, *self._links.values()])
+                self._updating = True
+        return self.gpu
+
+    def exchange(self, message: SentMessage) -> None:
+        """A message that the computation waits for."""
+        begin = max(self.cpu, self.gpu, self._links.get(message.axis, 0.0))
+        self.gpu = self._links[message.axis] = begin + self.spend(message)
+
+    def _work(self, stretch: Stretch) -> None:
+        begin = max(self.gpu, self.cpu + stretch.lag)
+        self.cpu += stretch.cpu
+        beside = max([0.0, *self._links.values()]) - begin  # seconds of messages under way
+        if beside <= 0:
+            self.gpu = begin + stretch.gpu
+        elif stretch.gpu * SLOWER <= beside:
+            self.gpu = begin + stretch.gpu * SLOWER
+        else:
+            self.gpu = begin + stretch.gpu + beside * (1 - 1 / SLOWER)
+
+    def _send(self, message: SentMessage) -> None:
+        free = max(self.cpu, self._links.get(message.axis, 0.0))
+        if message.axis == "replicate":  # of what the data ranks of a replica have summed
+            free = max(free, self._links.get("data", 0.0))
+        if self._updating or message.axis not in ("data", "replicate"):
+            self.exchange(message)
+        elif message.kind == "all_gather":
+            end = max(free, self._taken_over) + self.spend(message)
+            self._links[message.axis] = end
+            self._gathered.append(end)
+        else:
+            self._links[message.axis] = max(free, self.gpu) + self.spend(message)
+
+    def spend(self, message: SentMessage) -> float:
+        """The seconds of a message, which `sent` adds up."""
+        seconds = self.transfer(message)
+        self.sent[message.axis] = self.sent.get(message.axis, 0.0) + seconds
+        return seconds
+
+
+def play(
+    ranks: Sequence[Sequence[Event]], transfer: Transfer, schedule: Sequence[Sequence] | None = None
+) -> list[Clocks]:
+    """Play the steps of a layout's ranks, one for each stage, and return their clocks at the end.
+
+    schedule  of a pipeline: the actions of each stage (`schedules.Schedule.actions`); None without
+              a pipeline, where there is one rank
+    """
+    clocks = [Clocks(transfer) for _ in ranks]
+    if schedule is None:
+        clocks[0].play(ranks[0])
+        return clocks
+    actions, updates = zip(*map(_passes, ranks))
+    arrivals: dict[tuple, float] = {}  # {(kind, micro-batch, stage): when what it needs is there}
+    done = [0] * len(ranks)
+    while any(done[stage] < len(own) for stage, own in enumerate(schedule)):
+        before = list(done)
+        for stage, own in enumerate(schedule):
+            while done[stage] < len(own):
+                action = own[done[stage]]
+                needed = (action.kind, action.micro_batch, stage)
+                first = stage == (0 if action.kind == "F" else len(ranks) - 1)
+                if not first and needed not in arrivals:
+                    break
+                clock = clocks[stage]
+                clock.gpu = max(clock.gpu, arrivals.get(needed, 0.0))
+                step = 1 if action.kind == "F" else -1
+                neighbour = (action.kind, action.micro_batch, stage + step)
+                hands_on = 0 <= stage + step < len(ranks)
+                events = actions[stage][done[stage]]
+                arrivals[neighbour] = _do(clock, events, action.kind, hands_on)
+                done[stage] += 1
+        assert done != before, "the stages of a pipeline wait for each other for ever"
+    return _update(clocks, updates)
+
+
+def _passes(events: Sequence[Event]) -> tuple[list[list[Event]], list[Event]]:
+    """(the events of each action of a stage, those of its update)."""
+    actions: list[list[Event]] = []
+    for number, event in enumerate(events):
+        if event.kind == "update":
+            return actions, list(events[number:])
+        if event.kind == "pass":
+            actions.append([])
+        actions[-1].append(event)
+    return actions, []
+
+
+def _do(clock: Clocks, events: Sequence[Event], kind: str, hands_on: bool) -> float:
+    """Do an action, and return when the neighbour has its result.
+
+    A forward pass hands on all that it sends, a backward pass one message, the gradient of its
+    input. What the last backward pass sends after that are the gradients that all stages share.
+    """
+    arrival = 0.0
+    handed_on = 0
+    for event in events:
+        message = event.message
+        if message is None or message.axis != "pipeline":
+            clock.play([event])
+        elif hands_on and (kind == "F" or not handed_on):
+            handed_on += 1
+            arrival = max(arrival, clock.cpu, clock.gpu) + clock.spend(message)
+        else:
+            clock.exchange(message)
+    return arrival
+
+
+def _update(clocks: Sequence[Clocks], updates: Sequence[Sequence[Event]]) -> list[Clocks]:
+    """The optimizer's phase: from the norm of all gradients on, no stage is ahead of another."""
+    norms = [_first_over_stages(events) for events in updates]
+    for clock, events, norm in zip(clocks, updates, norms):
+        clock.play(events[:norm])
+    slowest = max(clock.gpu for clock in clocks)
+    for clock, events, norm in zip(clocks, updates, norms):
+        clock.gpu = slowest
+        clock.play(events[norm:])
+    return list(clocks)
+
+
+def _first_over_stages(events: Sequence[Event]) -> int:
+    """The place of the first message between stages, or the number of events."""
+    for place, event in enumerate(events):
+        if event.message is not None and event.message.axis == "pipeline":
+            return place
+    return len(events)

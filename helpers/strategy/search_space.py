@@ -1,0 +1,199 @@
+"""What a search of layouts tries, and what arithmetic says of a trial before it is planned.
+
+A trial needs at least its weights and states and its share of what one plan, the reference, keeps
+of the layers; it takes at least the same work, and the time of its messages. Both are lower bounds:
+a layout shards the layers and sends messages, and what a layer computes stays the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from helpers.gpus import NCCL
+from helpers.memory.timeline import fit_on_gpu
+from helpers.parallel.model_layout import STRATEGIES, Layout
+from helpers.plan import hf_config
+from helpers.plan.hf_model import ModelStep
+from helpers.strategy.cluster import Cluster
+from helpers.strategy.layout_report import axes_of
+from helpers.strategy.plan_layout import LayoutPlan
+
+RECOMPUTED = ("none", "selective", "full")  # from the least to the most
+LIKE_ENOUGH = 0.9  # autocast and a whole model on one GPU take other kernels than FSDP2 does
+IN_A_LAYER = 8  # messages of tensor ranks in a layer, forward and backward, without recomputation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to lay out a step: layout, what is recomputed, and the number of micro-batches."""
+
+    layout: Layout
+    recompute: str = "none"
+    accumulation: int = 1
+
+    @property
+    def axes(self) -> int:
+        """Axes along which there is more than one rank; replicas are an axis beside data ranks."""
+        layout = self.layout
+        return sum(
+            count > 1 for count in (layout.data, layout.replicate, layout.context, layout.tensor)
+        )
+
+    @property
+    def simplicity(self) -> tuple[int, int, int, int]:
+        """What is less is simpler: axes, recomputation, micro-batches, and how much is sharded."""
+        return (
+            self.axes,
+            RECOMPUTED.index(self.recompute),
+            self.accumulation,
+            STRATEGIES.index(self.layout.strategy),
+        )
+
+    def step(self, job: ModelStep) -> ModelStep:
+        """The job with this trial's micro-batches and recomputation. Raises ValueError."""
+        return replace(job, accumulation=self.accumulation, checkpointing=self.recompute != "none")
+
+    def __str__(self) -> str:
+        parts = ["one GPU" if self.layout.ranks == 1 else str(self.layout)]
+        parts += [f"{self.recompute} recomputation"] if self.recompute != "none" else []
+        parts += [f"{self.accumulation} micro-batches"] if self.accumulation > 1 else []
+        return ", ".join(parts)
+
+
+def layouts_of(cluster: Cluster) -> list[Layout]:
+    """One GPU, then every layout of all GPUs that is tried, from the simplest on.
+
+    These are DDP, the stages of ZeRO (FSDP2 that keeps weights gathered is stage 2), FSDP2, HSDP
+    with a replica in each machine, and FSDP2 with tensor or context ranks inside a machine.
+    """
+    gpus, inside = cluster.gpus, cluster.per_machine
+    found = [Layout(1, "ddp")]
+    if gpus == 1:
+        return found
+    found += [Layout(gpus, strategy) for strategy in STRATEGIES]
+    if cluster.machines > 1 and inside > 1:
+        found.append(Layout(gpus, replicate=cluster.machines))
+    for count in (number for number in range(2, inside + 1) if inside % number == 0):
+        found.append(Layout(gpus // count, tensor=count))
+        if gpus > count:
+            found.append(Layout(gpus // count, context=count))
+    return found
+
+
+def accumulations(layout: Layout, job: ModelStep, gpus: int, given: int | None) -> list[int]:
+    """Numbers of micro-batches to try with a layout, ascending.
+
+    given  the only one that may be taken; None takes all that divide the examples of a data rank
+    Left out is what another layout does as well: stage 1 of ZeRO with one micro-batch is stage 2,
+    and context ranks that hold as many tokens at once as data ranks alone could.
+    """
+    examples = job.batch_size // layout.data
+    numbers = [number for number in range(1, examples + 1) if examples % number == 0]
+    if given is not None:
+        return [number for number in numbers if number == given]
+    if layout.strategy == "zero1":
+        numbers = [number for number in numbers if number > 1]
+    if layout.context > 1:
+        numbers = [number for number in numbers if job.batch_size % (gpus * number)]
+    return numbers
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What bounds take from the plan of FSDP2 with one micro-batch and some recomputation.
+
+    ranks    of the plan, all of them data ranks
+    work     seconds of its kernels, waits for launches left out
+    kept     bytes of activations and temporaries at its peak
+    highest  most bytes of activations
+    """
+
+    ranks: int
+    work: float
+    kept: int
+    highest: int
+    parameters: int
+
+    @classmethod
+    def of(cls, planned: LayoutPlan, gpu: Any) -> Reference:
+        """The reference that a plan is for a GPU of known speed."""
+        alone, at_peak = planned.seconds(gpu), planned.at_peak
+        return cls(
+            planned.layout.ranks,
+            alone.total - alone.waiting,
+            at_peak["activations"] + at_peak["temporaries"],
+            planned.highest["activations"],
+            planned.parameters,
+        )
+
+
+def reference_layout(job: ModelStep, gpus: int) -> Layout:
+    """FSDP2 over as many GPUs as divide the examples."""
+    return Layout(max(n for n in range(1, gpus + 1) if gpus % n == 0 and job.batch_size % n == 0))
+
+
+def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
+    """Bytes that the tensors of a rank take at the least: its weights, AdamW's two states, and its
+    share of what the reference, with the same recomputation, keeps of the layers."""
+    layout, several = trial.layout, trial.accumulation > 1
+    weights = like.parameters * hf_config.WEIGHTS[job.weights or "fp32"].itemsize / layout.tensor
+    at_once = like.ranks / (layout.ranks * trial.accumulation)  # of the reference's tokens
+    if layout.strategy == "ddp":
+        gradients = layout.data > 1 or several  # DDP's buckets stay
+        return weights * (3 + gradients) + like.highest * at_once
+    shards = {"zero1": 1}.get(layout.strategy, layout.shard)
+    return 3 * weights / layout.shard + several * weights / shards + like.kept * at_once
+
+
+def least_need(trial: Trial, job: ModelStep, like: Reference, cluster: Cluster) -> int:
+    """Bytes that a trial needs on each GPU at the least."""
+    nccl = NCCL if trial.layout.ranks > 1 else 0
+    return fit_on_gpu(cluster.gpu, int(least_peak(trial, job, like)), 0).need + nccl
+
+
+def least_seconds(
+    trial: Trial, job: ModelStep, like: Reference, cluster: Cluster, reduce: str = "fp32"
+) -> float:
+    """Seconds that a step takes at the least: the reference's work divided over the ranks, and what
+    tensor ranks wait for; or the messages of the data ranks or of the replicas, if these are more.
+    """
+    layout, links = trial.layout, cluster.links_of_axes(axes_of(trial.layout))
+    work = like.work * like.ranks / layout.ranks
+    if layout.strategy == "ddp":
+        work *= LIKE_ENOUGH
+    if layout.tensor > 1:
+        config: Any = job.config
+        tokens = job.batch_size // layout.data * (job.tokens or 1)
+        one = tokens * config.hidden_size * _compute(job) * (1 - 1 / layout.tensor)
+        work += IN_A_LAYER * config.num_hidden_layers * one / links["tensor"].speed
+    sent = _sent(trial, job, like.parameters / layout.tensor, 4 if reduce == "fp32" else 2)
+    return max(work, *(count / links[axis].speed for axis, count in sent.items()))
+
+
+def _compute(job: ModelStep) -> int:
+    """Bytes of a number that FSDP2 gathers and layers hand on."""
+    return 2 if job.precision == "bf16" else hf_config.WEIGHTS[job.weights or "fp32"].itemsize
+
+
+def _sent(trial: Trial, job: ModelStep, parameters: float, reduce: int) -> dict[str, float]:
+    """{axis: bytes that a rank sends at the least}: weights once per micro-batch, and gradients."""
+    layout, times = trial.layout, trial.accumulation
+    if layout.strategy == "ddp":
+        whole = 2 * hf_config.WEIGHTS[job.weights or "fp32"].itemsize * parameters
+        return {"data": whole * (1 - 1 / layout.data)}
+    gathered = times * _compute(job) * parameters
+    reduced = (1 if layout.strategy == "zero1" else times) * reduce * parameters
+    sent = {"data": (gathered + reduced) * (1 - 1 / layout.shard)}
+    if layout.replicate > 1:
+        # Replicas sum the shards that data ranks have summed.
+        sent["replicate"] = 2 * reduced / layout.shard * (1 - 1 / layout.replicate)
+    return sent
+
+
+def scaled(need: int, at: Trial, trial: Trial, fixed: float) -> float:
+    """Bytes that a trial needs at the least, from what another number of micro-batches needs.
+
+    fixed  bytes of it that do not depend on the tokens at once
+    """
+    return fixed + max(0.0, need - fixed) * min(1.0, at.accumulation / trial.accumulation)

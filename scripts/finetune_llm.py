@@ -1,0 +1,122 @@
+"""Fine-tune a decoder on one GPU: NF4 base, LoRA beside all linear layers, a loss in chunks.
+
+    python scripts/finetune_llm.py --model Qwen/Qwen3-8B --data answers.jsonl --out adapter
+
+Each line of the data is {"prompt": ..., "answer": ...}; only the answer counts in the loss. Needs
+torch, transformers, peft, bitsandbytes and a GPU with bf16 (a CPU will do for tiny models).
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+
+def encode(tokenizer, example, length):
+    """(token ids, labels) of one example, both int64 [1, tokens]; -100 where the prompt is."""
+    prompt = [{"role": "user", "content": example["prompt"]}]
+    answer = [{"role": "assistant", "content": example["answer"]}]
+    begin = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template(prompt + answer, tokenize=False)
+    ids = tokenizer(whole, add_special_tokens=False, return_tensors="pt").input_ids[:, :length]
+    labels = ids.clone()
+    labels[:, : len(tokenizer(begin, add_special_tokens=False).input_ids)] = -100
+    return ids, labels
+
+
+def read(path):
+    """The examples of a file with one JSON object per line. Raises ValueError, OSError."""
+    examples = []
+    with open(path, encoding="utf8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                example = json.loads(line)
+            except ValueError:
+                example = None
+            texts = isinstance(example, dict) and [example.get("prompt"), example.get("answer")]
+            if not texts or not all(isinstance(text, str) and text for text in texts):
+                raise ValueError(f'line {number} is not {{"prompt": "...", "answer": "..."}}')
+            examples.append(example)
+    if not examples:
+        raise ValueError("it holds no examples")
+    return examples
+
+
+def loss_sum(model, ids, labels, chunk=1024):
+    """The summed loss of the next tokens. Logits exist for `chunk` tokens at a time."""
+    hidden = model.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
+    head = model.get_output_embeddings()
+
+    def part(hidden, wanted):
+        return F.cross_entropy(head(hidden).float(), wanted, ignore_index=-100, reduction="sum")
+
+    pairs = zip(hidden.split(chunk), labels[0, 1:].split(chunk))
+    return sum(checkpoint(part, states, wanted, use_reentrant=False) for states, wanted in pairs)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = arguments.add_argument
+    add("--model", required=True)
+    add("--data", required=True)
+    add("--out", default="adapter")
+    for name, value in {"length": 2048, "rank": 16, "batch": 8, "steps": 100}.items():
+        add(f"--{name}", type=int, default=value)
+    add("--rate", type=float, default=2e-4, help="peak learning rate")
+    asked = arguments.parse_args()
+    for name in ("length", "rank", "batch", "steps"):
+        if getattr(asked, name) < 1:
+            arguments.error(f"--{name} must be a whole number of at least 1.")
+    if not 0 < asked.rate < 1:
+        arguments.error("--rate must be a number between 0 and 1.")
+    if Path(asked.out).is_file():
+        arguments.error(f"--out: {asked.out} is a file; name a folder.")
+    try:
+        examples = read(asked.data)
+    except (OSError, ValueError) as error:
+        arguments.error(f"--data: {asked.data} cannot be used: {error}.")
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    nf4 = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(asked.model)
+    model = AutoModelForCausalLM.from_pretrained(
+        asked.model, quantization_config=nf4, dtype=torch.bfloat16, device_map=device
+    )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    lora = LoraConfig(r=asked.rank, lora_alpha=2 * asked.rank, target_modules="all-linear")
+    model = get_peft_model(model, lora)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=asked.rate, fused=True)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, asked.steps)
+    model.train()
+    for step in range(asked.steps):
+        rows = [examples[(step * asked.batch + i) % len(examples)] for i in range(asked.batch)]
+        batch = [encode(tokenizer, row, asked.length) for row in rows]
+        count = sum((labels[:, 1:] != -100).sum() for _, labels in batch)
+        if not count:
+            raise SystemExit("A batch has no answer left within --length tokens: use a larger one.")
+        total = 0.0
+        for ids, labels in batch:  # micro-batches of one example: nothing is padded
+            loss = loss_sum(model, ids.to(device), labels.to(device)) / count
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        print(f"step {step + 1}: loss {total:.4f}", flush=True)
+    model.save_pretrained(asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Fine-tune a ViT on handwritten digits with tensor parallelism: every layer cut over the ranks.
+
+    torchrun --nproc-per-node 2 scripts/tensor_parallel.py
+
+Runs on CPUs (gloo) and on GPUs (nccl). For a full model on GPUs:
+--model google/vit-base-patch16-224-in21k
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy, interpolate
+from transformers import ViTForImageClassification
+
+MINI = Path(__file__).resolve().parent.parent / "helpers" / "mini" / "vit"
+
+
+def digits(size):
+    """1,797 images (3, size, size) in -1 to 1, and their labels."""
+    raw = load_digits()
+    grey = torch.tensor(raw.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+    return interpolate(grey, size).expand(-1, 3, -1, -1), torch.tensor(raw.target)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(MINI))
+    parser.add_argument("--batch-size", type=int, default=32, help="the same examples on all ranks")
+    parser.add_argument("--steps", type=int, default=60)
+    args = parser.parse_args()
+    if args.steps < 1 or not 1 <= args.batch_size <= 1297:
+        parser.error("--steps must be at least 1, and --batch-size from 1 to 1,297, all examples.")
+
+    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    kind = "cuda" if on_gpu else "cpu"
+    ranks = int(os.environ["WORLD_SIZE"])
+    mesh = init_device_mesh(kind, (ranks,))  # also connects the ranks
+
+    torch.manual_seed(0)  # every rank starts from the same whole model and keeps its part
+    model = ViTForImageClassification.from_pretrained(
+        args.model, num_labels=10, dtype=torch.float32
+    ).to(kind)
+    if model.config.num_attention_heads % ranks:
+        raise SystemExit(
+            f"{model.config.num_attention_heads} heads cannot be cut over {ranks} ranks."
+        )
+    cuts = {
+        "attention.q_proj": ColwiseParallel(),  # whole heads per rank
+        "attention.k_proj": ColwiseParallel(),
+        "attention.v_proj": ColwiseParallel(),
+        "attention.o_proj": RowwiseParallel(),  # ends with an all-reduce
+        "mlp.fc1": ColwiseParallel(),
+        "mlp.fc2": RowwiseParallel(),  # ends with an all-reduce
+    }
+    for layer in model.vit.layers:
+        parallelize_module(layer, mesh, cuts)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    images, labels = digits(model.config.image_size)
+    images, labels = images.to(kind), labels.to(kind)
+
+    for step in range(args.steps):
+        shuffled = torch.randperm(1297, generator=torch.Generator().manual_seed(step))
+        batch = shuffled[: args.batch_size]  # all ranks work on the same examples
+        loss = cross_entropy(model(images[batch]).logits, labels[batch])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if dist.get_rank() == 0 and step in (0, args.steps - 1):
+            print(f"step {step + 1}: loss {loss.item():.4f}")
+
+    model.eval()
+    with torch.no_grad():
+        right = (model(images[1297:]).logits.argmax(-1) == labels[1297:]).float().mean()
+    held = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in model.parameters())
+    whole = sum(p.numel() for p in model.parameters())
+    rank = dist.get_rank()
+    print(f"rank {rank} holds {held:,} of {whole:,} parameters; accuracy {right.item():.1%}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

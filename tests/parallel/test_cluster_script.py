@@ -1,0 +1,282 @@
+"""The script of lesson 25: ranks are lost, checkpoints read by others, and the losses stay."""
+
+import os
+import re
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import gpus
+from helpers.parallel import RankFailed, launch
+from helpers.parallel.rank_output import REPORT, RankOutput
+from tests.parallel.test_launch import gone
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+CLUSTER = SCRIPTS / "cluster.py"
+LOSS = re.compile(r"step (\d+): loss ([\d.]+)")
+CLOSE = 2e-4  # losses are printed to four digits; other ranks add up in another order
+
+
+def run(*arguments, ranks=1, **more):
+    return launch(CLUSTER, *arguments, ranks=ranks, show=False, **more)[0]
+
+
+def steps(printed):
+    return [int(step) for step, _ in LOSS.findall(printed)]
+
+
+def losses(printed):
+    return {int(step): float(loss) for step, loss in LOSS.findall(printed)}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """{step: loss} of one process that nothing happens to."""
+    return losses(run("--steps", 8))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the checkpoints of steps 2 and 4, by two ranks."""
+    folder = tmp_path_factory.mktemp("saved")
+    run("--folder", folder, "--every", 2, "--steps", 4, ranks=2)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4"]
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+def test_a_lost_rank_costs_the_steps_since_the_last_checkpoint_and_no_loss(alone, tmp_path):
+    """On two machines: both start anew, and meet again."""
+    lost = ("--lose", 1, "--at", 6, "--steps", 8)
+    printed = run("--folder", tmp_path, "--every", 2, *lost, machines=2, restarts=1)
+    assert steps(printed) == [1, 2, 3, 4, 5, 5, 6, 7, 8]
+    assert "2 ranks go on after step 4" in printed
+    assert losses(printed) == pytest.approx(alone, abs=CLOSE)
+    assert gone(str(tmp_path))
+
+
+def test_without_a_checkpoint_all_steps_are_done_again(alone):
+    printed = run("--lose", 1, "--at", 3, "--steps", 4, ranks=2, restarts=1)
+    assert steps(printed) == [1, 2, 1, 2, 3, 4]
+    assert losses(printed) == pytest.approx({n: alone[n] for n in range(1, 5)}, abs=CLOSE)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_goes_on_with_the_same_losses(ranks, copy, alone):
+    printed = run("--folder", copy, "--steps", 8, ranks=ranks)
+    assert steps(printed) == [5, 6, 7, 8]
+    assert losses(printed) == pytest.approx({n: alone[n] for n in range(5, 9)}, abs=CLOSE)
+
+
+def test_a_checkpoint_that_was_interrupted_is_passed_over(copy):
+    (copy / "step-4" / ".metadata").unlink()
+    assert steps(run("--folder", copy, "--steps", 3)) == [3]
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def cut(folder):
+    file = max((folder / "step-4").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def missing(folder):
+    max((folder / "step-4").glob("*.distcp")).unlink()
+
+
+def no_metadata(folder):
+    (folder / "step-4" / ".metadata").write_bytes(b"nothing")
+
+
+DAMAGES = [
+    pytest.param(lambda folder: None, ("--width", 8), "Size mismatch", id="another model"),
+    pytest.param(cut, (), "failed reading zip archive", id="cut"),
+    pytest.param(missing, (), "No such file", id="missing"),
+    pytest.param(no_metadata, (), "metadata", id="metadata"),
+]
+
+
+@pytest.mark.parametrize("damage, arguments, reason", DAMAGES)
+def test_a_checkpoint_that_does_not_fit_ends_in_one_sentence(damage, arguments, reason, copy):
+    damage(copy)
+    with pytest.raises(RankFailed) as caught:
+        run("--folder", copy, "--steps", 5, *arguments)
+    sentence = caught.value.traceback.strip().splitlines()[-1]
+    assert sentence.startswith(f"{copy / 'step-4'} is damaged or of another model (")
+    assert reason in sentence and sentence.endswith("): move it away.")
+    assert gone(str(copy))
+
+
+def test_a_rank_lost_without_restarts_is_named_and_nothing_is_left(tmp_path):
+    lost = ("--lose", 1, "--at", 2, "--steps", 3)
+    with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9 .SIGKILL.") as caught:
+        run("--folder", tmp_path, *lost, machines=2)
+    assert caught.value.rank == 1 and caught.value.exitcode == -9
+    assert gone(str(tmp_path))
+
+
+def test_a_number_that_cannot_be_is_refused():
+    with pytest.raises(RankFailed, match="--every, --batch-size and --width must be at least 1"):
+        run("--every", 0)
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"^Port {port} of this machine cannot be used, .*pass"):
+            run("--folder", tmp_path, machines=2, port=port)
+    assert gone(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong, error",
+    [
+        ({"machines": 0}, "machines=0 must be at least 1"),
+        ({"machines": 99}, "machines=99 must be at most 9"),
+        ({"restarts": -1}, "restarts=-1 must be at least 0"),
+        ({"port": 70_000}, "port=70,?000 must be at most 65"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(wrong, error):
+    with pytest.raises(ValueError, match=error):
+        run(**wrong)
+
+
+# -- its parts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return runpy.run_path(str(CLUSTER))
+
+
+def test_an_epoch_has_each_example_once_and_the_next_another_order(parts):
+    batches = [parts["batch_of"](step, 4, 21) for step in range(10)]
+    first, second = torch.cat(batches[:5]), torch.cat(batches[5:])
+    assert len(set(first.tolist())) == len(set(second.tolist())) == 20
+    assert not torch.equal(first, second)
+    assert torch.equal(parts["batch_of"](7, 4, 21), batches[7])
+
+
+def test_the_newest_is_the_largest_number_that_is_whole(parts, tmp_path):
+    assert parts["newest"](tmp_path) is None and parts["newest"](tmp_path / "none") is None
+    for name in ("step-9", "step-10", "step-100"):
+        (tmp_path / name).mkdir()
+        if name != "step-100":
+            (tmp_path / name / ".metadata").touch()
+    assert parts["newest"](tmp_path).name == "step-10"
+
+
+def written(folder, attempt, rank, text, name="stdout"):
+    file = folder / "run" / f"attempt_{attempt}" / str(rank) / f"{name}.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_what_an_attempt_printed_is_kept_when_its_file_is_written_over(tmp_path, capsys):
+    output = RankOutput([tmp_path], 1, show=True)
+    for attempt, text in ((0, "a\n"), (0, "a\nb\n"), (0, ""), (0, "c\n"), (1, "d\n")):
+        written(tmp_path, attempt, 0, text)
+        output.read()
+    assert output.texts == ["a\nb\nc\nd\n"]
+    assert capsys.readouterr().out == "[0] a\n[0] b\n[0] c\n[0] d\n"
+
+
+FAILED = (
+    "Root Cause:\n[0]:\n  time  : {}\n  rank  : {} (local_rank: 0)\n  exitcode  : {} (pid: 7)\n"
+)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_rank_that_only_lost_its_neighbour_is_not_the_cause(first, tmp_path):
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for rank, folder in enumerate(folders):
+        text = "ValueError: my own" if rank == first else "RuntimeError: Connection closed by peer"
+        written(folder, 0, 0, f"Traceback (most recent call last):\n{text}\n", "stderr")
+        (folder / REPORT).write_text(FAILED.format("2026-01-01_00:00:00", rank, 1))
+    rank, exitcode, wrote = RankOutput(folders, 1, show=False).failure()
+    assert (rank, exitcode) == (first, 1) and wrote.endswith("ValueError: my own\n")
+
+
+@pytest.mark.parametrize(
+    "given, shares",
+    [
+        ("0,1,2,3", ["0,1", "2,3"]),
+        ("4,5,6,7,8", ["4,5", "6,7"]),
+        ("0,1,2", ["", ""]),
+        ("", ["", ""]),
+    ],
+)
+def test_machines_share_the_gpus_or_have_none(given, shares):
+    seen = []
+    for machine in range(2):
+        variables = {gpus.VISIBLE: given}
+        gpus.give_share(variables, machine, 2, 2)
+        seen.append(variables[gpus.VISIBLE])
+    assert seen == shares
+
+
+# -- Slurm ----------------------------------------------------------------------------------------
+
+SRUN = '#!/bin/bash\nfor machine in $(seq "$SLURM_JOB_NUM_NODES"); do "$@" & done\nwait\n'
+SCONTROL = '#!/bin/bash\n[ "$*" = "show hostnames 127.0.0.[1-2]" ] && echo 127.0.0.1\n'
+TORCHRUN = '#!/bin/bash\nexec {} -m torch.distributed.run --local-addr 127.0.0.1 "$@"\n'
+
+
+def free_port():
+    """One of those that the file chooses from: 20000 + job ID % 10000."""
+    for port in range(20_000 + os.getpid() % 9000, 30_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise OSError("no free port")
+
+
+def test_the_batch_file_is_bash():
+    subprocess.run(["bash", "-n", SCRIPTS / "cluster.sbatch"], check=True)
+
+
+def test_the_batch_file_trains_on_two_machines(alone, tmp_path):
+    """With programs in the place of Slurm's that start everything on this machine."""
+    programs = {"srun": SRUN, "scontrol": SCONTROL, "torchrun": TORCHRUN.format(sys.executable)}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    port = free_port()
+    environment = os.environ | {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "127.0.0.[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_JOB_ID": str(70_000 + port - 20_000),
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = ["bash", SCRIPTS / "cluster.sbatch", "--steps", "4", "--every", "2"]
+    ended = subprocess.run(
+        command, cwd=SCRIPTS.parent, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks go on after step 0" in ended.stdout
+    assert losses(ended.stdout) == pytest.approx({n: alone[n] for n in range(1, 5)}, abs=CLOSE)
+    assert (tmp_path / "checkpoints" / "step-4" / ".metadata").exists()
+    assert gone(str(tmp_path))

@@ -1,0 +1,47 @@
+"""The scripts that lessons show: every way to split the same fine-tune gives the same losses."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.parallel import launch
+
+SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
+LOSS = re.compile(r"step (\d+): loss ([\d.]+)")
+STEPS = ("--steps", 3)
+
+
+def losses(printed):
+    return {int(step): float(loss) for text in printed for step, loss in LOSS.findall(text)}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The losses of one process."""
+    return losses(launch(SCRIPTS / "ddp.py", *STEPS, ranks=1, show=False))
+
+
+SPLIT = [
+    ("ddp.py", ()),
+    ("tensor_parallel.py", ()),
+    ("pipeline.py", ("--schedule", "gpipe")),
+    ("pipeline.py", ("--schedule", "1f1b")),
+]
+
+
+@pytest.mark.parametrize("name, arguments", SPLIT)
+def test_two_ranks_have_the_losses_of_one_process(name, arguments, alone):
+    assert len(alone) == 2 and alone[3] < alone[1]
+    split = losses(launch(SCRIPTS / name, *STEPS, *arguments, ranks=2, show=False))
+    assert split == pytest.approx(alone, abs=2e-4)  # printed to four digits
+
+
+def test_shards_of_two_ranks_are_resumed_by_three(alone, tmp_path):
+    """Three steps and three more are the six steps of a run that never stopped."""
+    saved = launch(SCRIPTS / "fsdp.py", *STEPS, "--save", tmp_path / "state", ranks=2, show=False)
+    assert losses(saved) == pytest.approx(alone, abs=2e-4)
+    resume = ("--resume", tmp_path / "state")
+    resumed = losses(launch(SCRIPTS / "fsdp.py", *STEPS, *resume, ranks=3, show=False))
+    whole = losses(launch(SCRIPTS / "ddp.py", "--steps", 6, ranks=1, show=False))
+    assert set(resumed) == {4, 6} and resumed[6] == pytest.approx(whole[6], abs=2e-4)

@@ -1,0 +1,118 @@
+"""Run by test_plan_layout.py as ranks: a rank trains two steps of a small model and is traced."""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from transformers import BertConfig, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from helpers import models
+from helpers.memory.timeline import to_plan
+from helpers.optimizers import make_optimizer
+from helpers.parallel.model_layout import AXES, Layout
+from helpers.parallel.model_rank import ModelRank, grid_of
+from helpers.parallel.model_wrapping import enable_recomputation
+from helpers.plan.hf_model import ModelStep, make, prepare
+from helpers.plan.hf_plan import batch
+from helpers.step import train_step
+from helpers.strategy.trace_layout import trace_model_rank
+from helpers.timing.trace_ops import Recorder
+
+STEPS = 2
+GRIDS: dict[tuple[int, ...], dict] = {}
+TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 72}
+CONFIGURATIONS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**TINY, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2),
+    "qwen3": Qwen3Config(
+        **TINY, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8
+    ),
+    "bert": BertConfig(
+        **TINY,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    ),
+}
+
+
+def build(step: ModelStep, selective: bool):
+    torch.manual_seed(0)
+    with models.quiet():
+        model = prepare(make(step), step)
+    if selective:
+        enable_recomputation(model.model, True)
+    return model
+
+
+def batches(step: ModelStep, model, number: int) -> list[dict[str, torch.Tensor]]:
+    """The micro-batches of all data ranks together, the same in every process."""
+    torch.manual_seed(number)
+    return [batch(model, step) for _ in range(step.accumulation)]
+
+
+def part(micro_batch: dict[str, torch.Tensor], rank: int, ranks: int) -> dict[str, torch.Tensor]:
+    """The examples of one data rank."""
+    return {name: value.chunk(ranks)[rank] for name, value in micro_batch.items()}
+
+
+def reference(step: ModelStep) -> dict[str, torch.Tensor]:
+    """The weights of a single process after two steps, in fp32 throughout."""
+    model = build(step, False)
+    optimizer = make_optimizer(model, step)
+    for number in range(STEPS):
+        train_step(model, optimizer, batches(step, model, number), step.batch_size, step)
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
+    step = ModelStep(CONFIGURATIONS[kind], **fields)
+    expected = reference(step)
+    mesh = grid(layout)
+    ranks = layout.data
+    mine = dist.get_rank() // (layout.context * layout.tensor)
+    rank = wrapped(step, layout, mesh, selective)
+    for number in range(STEPS):
+        whole = batches(step, build(step, False), number)
+        rank.step(part(micro_batch, mine, ranks) for micro_batch in whole)
+    distance = 0.0
+    for name, parameter in rank.module.named_parameters():
+        value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        distance = max(distance, (value - expected[name]).abs().max().item())
+    del rank
+    rank = wrapped(step, layout, mesh, selective)
+    micro_batch = batch(rank.module, rank.local)
+    trace, sent = trace_model_rank(
+        rank, lambda: {name: value.clone() for name, value in micro_batch.items()}, Recorder()
+    )
+    followed = to_plan((trace, 0), step, "cpu")
+    return {
+        "distance": distance,
+        "peak": followed.peak,
+        "at_peak": followed.at_peak,
+        "flops": followed.flops,
+        "sent": [vars(message) for message in sent],
+    }
+
+
+def grid(layout: Layout) -> dict:
+    """One grid for all layouts of the same sizes: DTensor caches what it works out for a mesh, and
+    takes an equal one of an earlier case for it."""
+    sizes = tuple(getattr(layout, axis) for axis in AXES)
+    if sizes not in GRIDS:
+        GRIDS[sizes] = grid_of(layout)
+    return GRIDS[sizes]
+
+
+def wrapped(step: ModelStep, layout: Layout, mesh, selective: bool) -> ModelRank:
+    return ModelRank(step, layout, build(step, selective), mesh)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for number, (fields, layout, kind, selective) in enumerate(json.loads(sys.argv[1])):
+        found = run(fields, Layout(**layout), kind, selective)
+        print("RESULT " + json.dumps({"case": number, "rank": dist.get_rank()} | found), flush=True)
+    dist.destroy_process_group()

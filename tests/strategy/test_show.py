@@ -1,0 +1,57 @@
+"""One-call tables of lessons: they say what plans say, and where a GPU cannot."""
+
+import pytest
+
+from helpers.plan import plan
+from helpers.recipe import Recipe, replace
+from helpers.strategy.show import show_phases, show_plans
+from helpers.timing.kernel_time import constants
+from helpers.units import size
+
+VIT = Recipe("vit", profile="full", batch_size=32)
+
+
+def test_a_cell_is_the_plans_own_time():
+    after = replace(VIT, checkpointing=True)
+    table = show_plans({"plain": VIT, "again": after}, gpus=("T4", "RTX 3060", "A100-40GB"))
+    first, second = table.frame.to_dict("records")
+    assert list(first) == ["planned", "peak", "T4", "RTX 3060", "A100-40GB"]
+    assert first["peak"] == size(plan(VIT).peak) and second["peak"] == size(plan(after).peak)
+    plain, again = (plan(recipe).seconds("A100-40GB").total for recipe in (VIT, after))
+    assert first["A100-40GB"] == f"{plain * 1e3:.0f} ms"
+    assert second["A100-40GB"] == f"{again * 1e3:.0f} ms (× {again / plain:.2f})"
+    assert again > 1.2 * plain  # a third more work is done
+    assert table.caption.startswith("Planned, nothing was run")
+    assert f"{max(constants()['shared']['error'].values()):.0%}" in table.caption
+
+
+def test_what_a_gpu_cannot_do_is_said():
+    recipes = {"bf16": replace(VIT, precision="bf16"), "fp32": VIT, "fp16": plan(VIT)}
+    table = show_plans(recipes, gpus=("GTX 1650", "T4"))
+    assert list(table.frame["GTX 1650"]) == ["no bf16", "does not fit", "does not fit"]
+    first, second, third = table.frame["T4"]
+    assert first == "no bf16" and "×" not in second  # the first that has a time is the measure
+    assert third.endswith("(× 1.00)")
+
+
+def test_the_phases_are_shares_of_the_step():
+    row, plain = show_phases(
+        {"again": replace(VIT, checkpointing=True), "plain": VIT}, "T4"
+    ).frame.to_dict("records")
+    names = ("forward", "backward", "recompute", "optimizer")
+    shares = [int(row[name].rstrip("%")) for name in names]
+    assert sum(shares) == pytest.approx(100, abs=2) and min(shares) > 0
+    took = plan(VIT).seconds("T4")
+    assert plain["backward"] == f"{took.phases['backward'] / took.total:.0%}"
+    assert plain["recompute"] == "0%"
+
+
+def test_what_cannot_be_shown_is_refused():
+    with pytest.raises(ValueError, match="give at least 1"):
+        show_plans({})
+    with pytest.raises(ValueError, match="gpu='K80' is not known"):
+        show_plans({"plain": VIT}, gpus=("K80",))
+    with pytest.raises(ValueError, match="has no bf16"):
+        show_phases({"half": replace(VIT, precision="bf16")}, "T4")
+    with pytest.raises(ValueError, match="no seconds"):
+        show_phases({"CPU": plan(Recipe(), "cpu")}, "T4")
