@@ -1,0 +1,1 @@
+"""What the fields of a step mean together, and what of it is refused."""

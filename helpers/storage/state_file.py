@@ -1,0 +1,165 @@
+"""One state in one file: tensors, a note as JSON, and a digest over both.
+
+Safetensors, no pickle. A file is written beside the old one and renamed over it, so that a kill at
+any moment leaves the old state or the new one. The state before the last one is kept as well, and
+everything that is read is compared with its digest: a file is whole, or it is said to be damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+FILE = "state.safetensors"
+PREVIOUS = "previous.safetensors"
+UNFINISHED = ".unfinished"  # a folder: what a killed save leaves is in it
+FORMAT = "2"  # the first format had no digest
+
+
+class State(NamedTuple):
+    """What a file holds: `note` is what JSON can say, `tensors` are in CPU memory, by name."""
+
+    note: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+
+def digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """BLAKE2b (RFC 7693, 16 bytes, in hexadecimal) of a text and of tensors.
+
+    Names, dtypes, shapes and values count; the order of the tensors and their device do not.
+    """
+    total = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        total.update(f"\0{name} {value.dtype} {tuple(value.shape)}\0".encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def write(folder: Path, state: State) -> Path:
+    """Write a state to `folder`/state.safetensors; the one that was there becomes the previous one.
+
+    Raises OSError, in one sentence, where the disk is full or read-only: what was there is whole.
+    """
+    file, previous = folder / FILE, folder / PREVIOUS
+    new = folder / UNFINISHED / f"{os.getpid()}.safetensors"
+    note = json.dumps(state.note, allow_nan=False)
+    metadata = {"format": FORMAT, "fine_tune": note, "digest": digest(note, state.tensors)}
+    try:
+        new.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            previous.unlink(missing_ok=True)  # never are there three states on the disk
+        save_file(state.tensors, new, metadata=metadata)
+        with new.open("rb") as written:
+            os.fsync(written.fileno())
+        if file.exists():
+            _keep(file, previous)
+        os.replace(new, file)
+    except (OSError, SafetensorError) as error:
+        kept = step_in(folder)
+        safe = f"the state of step {kept} there is whole" if kept else "no state was there before"
+        raise OSError(
+            f"The state could not be saved in {folder} ({_cause(error)}); {safe}: free space, or "
+            "use another folder, and run again."
+        ) from error
+    finally:
+        shutil.rmtree(new.parent, ignore_errors=True)
+    return file
+
+
+def _keep(file: Path, previous: Path) -> None:
+    """Give the file a second name, so that it stays when the first name goes to another."""
+    try:
+        os.link(file, previous)
+    except OSError:  # a file system without hard links; `read` takes the previous one if need be
+        os.replace(file, previous)
+
+
+def read(folder: Path) -> State | None:
+    """The newest state in a folder, None where there is none.
+
+    Raises ValueError, in one sentence, for a file that is damaged or has another format. It says
+    whether an older state is whole.
+    """
+    there = [folder / name for name in (FILE, PREVIOUS) if (folder / name).exists()]
+    if not there:
+        return None
+    try:
+        return _read(there[0])
+    except _NotWhole as why:
+        older = "the run starts again, as no older state is there"
+        for path in there[1:]:
+            try:
+                note = _read(path).note
+                older = (
+                    f"the run goes on from the whole state of step {note['step']} in {path.name}"
+                )
+            except (_NotWhole, KeyError):
+                older = f"delete {path.name}, which is damaged as well, and the run starts again"
+        raise ValueError(
+            f"{there[0].name} in {folder} is not a saved fine-tune or is damaged ({why}): "
+            f"delete it, and {older}."
+        ) from None
+
+
+def peek(folder: Path) -> dict[str, Any] | None:
+    """The note of the newest state in a folder, unproven; None where none can be read."""
+    path = next((folder / n for n in (FILE, PREVIOUS) if (folder / n).exists()), None)
+    try:
+        with safe_open(path, "pt") as file:
+            note = json.loads(file.metadata()["fine_tune"])
+            return note if isinstance(note, dict) and "format" in file.metadata() else None
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError):
+        return None
+
+
+def step_in(folder: Path) -> int:
+    """The steps that the newest state in a folder says were done; 0 where there is none."""
+    step = (peek(folder) or {}).get("step", 0)
+    return step if isinstance(step, int) else 0
+
+
+class _NotWhole(Exception):
+    """Why a file is no whole state, in a few words."""
+
+
+def _read(path: Path) -> State:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            if "fine_tune" not in metadata:
+                raise _NotWhole("it has no note")
+            if "format" not in metadata:
+                raise ValueError(
+                    f"{path.name} in {path.parent} was saved by an earlier version, which kept no "
+                    "digest and did not say which data it belongs to: delete it and start again."
+                )
+            if metadata["format"] != FORMAT:
+                raise ValueError(
+                    f"{path.name} in {path.parent} has format {metadata['format'][:20]!r}, and "
+                    f"this version reads format {FORMAT}: use the version that saved it, or "
+                    "delete it and start again."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise _NotWhole(f"it cannot be read, {_cause(error)}") from error
+    if digest(metadata["fine_tune"], tensors) != metadata.get("digest"):
+        raise _NotWhole("its content does not match its digest")
+    return State(json.loads(metadata["fine_tune"]), tensors)
+
+
+def _cause(error: Exception) -> str:
+    """What an error of the system or of safetensors says, in one line without paths."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return said.partition(" at path ")[0].partition(" (os error ")[0][:120]

@@ -1,0 +1,327 @@
+"""Commands: interrupts, closed pipes, full disks, narrow encodings, outputs and bounds."""
+
+import argparse
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, ViTConfig
+
+from helpers.commands.arguments import new_file, new_folder, whole_number
+from helpers.commands.wrapper import run
+from helpers.parallel.layout import Parallel
+from helpers.plan.config_bounds import check_sizes
+from helpers.plan.hf_model import ModelStep
+from tests.attack import one_sentence, refused
+from tools.course import ROOT, build, execute, record, stress
+from tools.course import __main__ as course
+from tools.course.leftovers import unfinished
+
+QUICK = ("helpers.plan", "helpers.strategy", "tools.course", "benchmarks")  # import no PyTorch
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for package in ("helpers", "benchmarks", "tools")
+    for path in (ROOT / package).rglob("*.py")
+    if 'if __name__ == "__main__"' in path.read_text(encoding="utf8")
+    # started by path, started by another file, or an example in a docstring
+    and path.name not in ("run_cells.py", "supervise.py", "keeper.py", "command.py", "wrapper.py")
+)
+NO_TORCH = "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
+
+
+def started(module: str, *arguments: str, code: str = "", **more) -> subprocess.Popen:
+    """A command in a process of its own; `code` runs before it."""
+    source = f"{code}\nimport runpy, sys\nsys.argv[1:] = {list(arguments)!r}\n"
+    source += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    more.setdefault("env", {**os.environ, "PYTHONPATH": str(ROOT)})
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    return subprocess.Popen([sys.executable, "-c", source], **{**streams, **more})
+
+
+@pytest.mark.parametrize("module", QUICK)
+def test_help_is_quick_and_starts_nothing(module):
+    process = started(module, "--help", code=NO_TORCH)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and out.startswith(f"usage: python -m {module}") and not err
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_command_reads_its_arguments_and_is_wrapped(module):
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    text = path.read_text(encoding="utf8")
+    command = module in ("helpers.plan", "helpers.script")  # they read them in a file of their own
+    reads = (path.parent / "command.py").read_text(encoding="utf8") if command else text
+    assert any(way in reads for way in ("ArgumentParser(", "parser()", "Parser(", "card.parser("))
+    after = text.partition('if __name__ == "__main__"')[2]
+    wrapped = any(call in after for call in ("run(", "run_command(", "entry("))
+    assert wrapped, f"{module} is not wrapped"
+
+
+@pytest.mark.parametrize("module", QUICK)
+def test_a_misspelt_option_is_refused_without_pytorch(module):
+    process = started(module, "--nonsense", code=NO_TORCH)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and not out and "Traceback" not in err
+    assert "error:" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("module", QUICK)
+def test_a_closed_pipe_ends_a_command_in_silence(module):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = started(module, "--help", code=NO_TORCH, stdout=writing)
+    os.close(writing)
+    assert "Traceback" not in process.communicate(timeout=120)[1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("module, arguments", [("helpers.plan", ["--list-gpus"])])
+def test_a_full_disk_is_one_sentence(module, arguments):
+    with open("/dev/full", "w") as full:
+        process = started(module, *arguments, code=NO_TORCH, stdout=full)
+        err = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    one_sentence(err, "no space left")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "latin-1", "utf-16"])
+@pytest.mark.parametrize("module", ["helpers.plan", "tools.course"])
+def test_a_narrow_encoding_prints_what_it_can(module, encoding):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    process = started(module, "--help", code=NO_TORCH, env=environment, text=False)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and not err and b"u" in out
+
+
+@pytest.mark.parametrize("module", ["helpers.strategy"])
+def test_an_interrupt_while_libraries_load_is_one_line(module):
+    # What runs in the background does not listen to SIGINT by itself.
+    slow = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Slow:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'torch':\n            print('loading', flush=True); time.sleep(60)\n"
+        "            sys.exit('it was not interrupted')\n"
+        "sys.meta_path.insert(0, Slow())"
+    )
+    process = started(module, code=slow)
+    try:
+        assert process.stdout.readline() == "loading\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()  # it would make plans anew
+    assert process.returncode == 130
+    one_sentence(err, "Interrupted")
+
+
+def fails(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a"), "/a cannot be written"),
+        (OSError(errno.EROFS, "Read-only file system", "/a"), "the disk is read-only"),
+        (PermissionError(errno.EACCES, "Permission denied", "/a"), "this is not allowed"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk quota is used up"),
+        (MemoryError(), "too little memory"),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
+        (RuntimeError("Could not determine home directory."), "no home directory"),
+        (ModuleNotFoundError("No module named 'torch'"), "No module named 'torch'"),
+        (ValueError("several\nlines\n"), "several lines."),
+        (UnicodeEncodeError("ascii", "×", 0, 1, "ordinal not in range"), "ascii"),
+    ],
+)
+def test_a_fault_is_one_sentence(error, says, capsys):
+    assert run(fails(error), "python -m x") == 2
+    one_sentence(capsys.readouterr().err, says)
+
+
+# -- outputs and bounds ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["run", ""], "There is no notebook ''"),
+        (["run", " "], "There is no notebook ' '"),
+        (["run", "02", ""], "There is no notebook ''"),
+        (["run", "99"], "There is no notebook '99'"),
+        (["run", "../02"], "There is no notebook"),
+        (["run", "٠٢"], "There is no notebook"),
+        (["record", "--dry-run", ""], "There is no notebook ''"),
+        (["record", "--dry-run", "x" * 5000], "There is no notebook"),
+    ],
+)
+def test_a_notebook_that_is_none_is_refused(arguments, says, capsys):
+    assert course.main(arguments) == 1
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["record", "--dry-run", "--out", ""], "is empty"),
+        (["record", "--dry-run", "--out", "README.md"], "is a file"),
+        (["record", "--dry-run", "--out", "README.md/x"], "is a file"),
+        (["soak", "--rounds", "0"], "from 1 to 1,000"),
+        (["soak", "--rounds", "10000000000"], "from 1 to 1,000"),
+        (["soak", "--seed", "-1"], "from 0 to 4,294,967,295"),
+        (["soak", "--cells", "x"], "from 1 to 10,000"),
+        (["soak", "--only", "nothing"], "invalid choice"),
+        (["nothing"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_arguments_are_refused_before_work(arguments, says, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as ended:
+        course.main(arguments)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monkeypatch, tmp_path):
+    def never(*_, **__):
+        raise AssertionError("a notebook was run")
+
+    monkeypatch.setattr(record, "execute", never)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        record.record([tmp_path / "02_x.ipynb"], True, tmp_path / "file" / "out", "")
+
+
+@pytest.mark.parametrize("groups", [["nothing"], [""], ["layouts", "Ladder"]])
+def test_plans_that_are_not_kept_are_refused(groups, capsys):
+    from helpers.strategy.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(groups)
+    assert ended.value.code == 2
+    assert "use layouts, ladder, techniques" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_kinds_of_soak_are_those_of_its_module():
+    assert course.KINDS == stress.KINDS
+
+
+@pytest.mark.parametrize("typed", ["", "x", "1.5", "1e9", "-1", "10**9", "9" * 5000, "nan", "٣x"])
+def test_numbers_have_bounds_that_are_said(typed):
+    refused(argparse.ArgumentTypeError, "from 1 to 99", lambda: whole_number(1, 99)(typed))
+
+
+@pytest.mark.parametrize("kind", [new_file, new_folder])
+@pytest.mark.parametrize("typed", ["", " ", "\t"])
+def test_a_name_of_nothing_is_no_output(kind, typed):
+    refused(argparse.ArgumentTypeError, "empty", lambda: kind(typed))
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *((name, 10**9) for name in ("num_hidden_layers", "hidden_size", "vocab_size")),
+        *((name, -1) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")),
+        *((name, 0) for name in ("num_hidden_layers", "vocab_size", "intermediate_size")),
+        *(("vocab_size", value) for value in (10**30, 10**5000, "many", 2**63, True)),
+    ],
+    ids=lambda value: str(value)[:12] if not isinstance(value, int) or value < 10**40 else "huge",
+)
+def test_a_configuration_beyond_all_models_is_refused(field, value):
+    config = BertConfig()
+    object.__setattr__(config, field, value)  # as a file may hold it
+    refused(ValueError, f"{field} of the configuration", lambda: check_sizes(config))
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**9, [224, 10**9], (0, 224)])
+def test_images_beyond_all_models_are_refused(size):
+    config = ViTConfig()
+    object.__setattr__(config, "image_size", size)
+    refused(ValueError, "from 1 to 20,000", lambda: check_sizes(config))
+
+
+@pytest.mark.parametrize("classes", [10**9, 10**12, 0, -1])
+def test_classes_beyond_all_models_are_refused(classes):
+    with pytest.raises(ValueError) as caught:
+        ModelStep(BertConfig(), classes=classes)
+    one_sentence(str(caught.value), "classes")
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 10**9])
+def test_a_plan_of_no_layers_or_too_many_is_refused(layers):
+    config = BertConfig()
+    object.__setattr__(config, "num_hidden_layers", layers)
+    refused(ValueError, "num_hidden_layers", lambda: ModelStep(config))
+
+
+def test_labels_beyond_all_models_are_refused():
+    config = BertConfig()
+    object.__setattr__(config, "id2label", range(10**9))
+    refused(ValueError, "from 1 to 1,000,000", lambda: check_sizes(config))
+
+
+@pytest.mark.parametrize("axis", ["data", "pipeline", "tensor"])
+@pytest.mark.parametrize("ranks", [10**9, 10**30])
+def test_ranks_beyond_all_machines_are_refused(axis, ranks):
+    refused(ValueError, axis, lambda: Parallel(**{axis: ranks}))
+
+
+# -- what is left behind ---------------------------------------------------------------------------
+
+
+def test_what_a_killed_command_left_is_removed_and_what_lives_stays(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead, living, other = (
+        tmp_path / name for name in (f"x-{gone.pid}-abc", f"x-{os.getppid()}-abc", "x-notes")
+    )
+    for folder in (dead, living, other):
+        folder.mkdir()
+        (folder / "file").touch()
+    with unfinished(tmp_path, "x") as made:
+        assert made.is_dir() and not dead.exists() and living.exists() and other.exists()
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "00"], ["record", "--dry-run", "00", "--out", "x/y"]]
+)
+@pytest.mark.parametrize("fault", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_checkout_that_cannot_be_written_is_one_sentence(
+    arguments, fault, capsys, monkeypatch, tmp_path
+):
+    def refuses(path, *_, **__):
+        raise OSError(fault, os.strerror(fault), str(path))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build, "fingerprint", lambda path: "never")
+    monkeypatch.setattr(Path, "mkdir", refuses)
+    assert course.main(arguments) == 1
+    one_sentence(capsys.readouterr().err, "cannot be written")
+
+
+@pytest.mark.parametrize("module", ["helpers.plan", "tools.course"])
+def test_without_a_home_the_help_is_there(module):
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    process = started(module, "--help", env={**environment, "PYTHONPATH": str(ROOT)}, code=NO_TORCH)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and out and not err
+
+
+def test_an_empty_word_is_no_notebook(tmp_path):
+    (tmp_path / "00_x.ipynb").touch()
+    for word in ("", " ", "\t"):
+        with pytest.raises(ValueError, match="There is no notebook"):
+            execute.chosen([word], tmp_path)
+    assert len(execute.chosen(["0"], tmp_path)) == 1

@@ -1,0 +1,223 @@
+"""Programs, snapshots and cells: files that are none, no training, pickles that call."""
+
+import os
+import pickle
+
+import pytest
+import torch
+
+from helpers.script import command, explain, magic
+from helpers.script.snapshot import moment, read
+from tests.attack import one_sentence, refused
+
+BLOCK = {"state": "active_allocated", "size": 5, "address": 1}
+SEGMENT = {"device": 0, "total_size": 8, "blocks": [BLOCK]}
+
+
+def refuses(main, arguments, capsys, *parts):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and not said.out
+    return one_sentence(said.err.split(" (tight-fit")[0], *parts)
+
+
+FILES = {
+    "nul": (b"import torch\0\n", "null bytes"),
+    "bytes": (bytes(range(256)), "is not Python"),
+    "utf-16": ("import torch\n".encode("utf-16"), "is not Python"),
+    "utf-32": ("import torch\n".encode("utf-32"), "is not Python"),
+    "a parenthesis": (b"print(", "is not Python"),
+    "nested": (b"(" * 5000, "is not Python"),
+    "a quotation": (b"'", "is not Python"),
+    "an indent": (b"if 1:\nx", "is not Python"),
+    "python 2": (b"print 'x'", "is not Python"),
+    "html": (b"<html>Not found</html>", "is not Python"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "is not Python"),
+    "an unknown encoding": (b"# coding: nonsense\n", "is not Python"),
+    "a zip": (b"PK\x03\x04" + bytes(99), "is not Python"),
+}
+
+
+@pytest.mark.parametrize("content, says", FILES.values(), ids=FILES)
+def test_what_is_no_program(content, says, tmp_path, capsys):
+    (tmp_path / "train.py").write_bytes(content)
+    refuses(command.main, [str(tmp_path / "train.py"), "--gpu", "T4"], capsys, "train.py", says)
+
+
+@pytest.mark.parametrize(
+    "typed, says",
+    [("", "is empty"), (" ", "is empty"), (".", "is a folder"), ("no.py", "is not there"),
+     ("\0", ""), ("x" * 9999, ""), ("~nosuchuser/x.py", "is not there")],
+    ids=lambda value: repr(value)[:12],
+)  # fmt: skip
+def test_a_program_is_a_file(typed, says, capsys):
+    refuses(command.main, [typed, "--gpu", "T4"], capsys, says)
+
+
+OPTIONS = [
+    ([], "--gpu"),
+    (["--gpu", ""], "gpu=''"),
+    (["--gpu", "T5"], "gpu='T5'"),
+    (["--gpu", "-8GB"], "expected one argument"),
+    (["--gpu", "T4", "--gpu", "L4"], "give it once"),
+    (["--gpu", "T4", "--card", "L4"], "give it once"),
+    (["--gpu", "T4", "--json", "--json"], "give it once"),
+    (["--gpu", "T4", "--qick"], "Did you mean --quick?"),
+    (["--gpu", "T4", "--batch", "8"], "unrecognized"),
+    (["--gpu", "T4", "more.py"], "unrecognized"),
+    *(
+        (["--gpu", "T4", "--seconds", n], "from 1 to 86,400")
+        for n in ("0", "x", "nan", "1e9", "1.5")
+    ),
+    *(
+        (["--gpu", "T4", f"--seconds={n}"], "from 1 to 86,400")
+        for n in ("-1", "", "inf", "9" * 999)
+    ),
+]
+
+
+@pytest.mark.parametrize("more, says", OPTIONS, ids=lambda value: " ".join(value)[:30])
+def test_options_of_a_program_s_plan(more, says, tmp_path, capsys):
+    (tmp_path / "train.py").write_text("raise SystemExit('it was run')")
+    refuses(command.main, [str(tmp_path / "train.py"), *more], capsys, says)
+
+
+PROGRAMS = {
+    "nothing": ("", 2, "no training to plan"),
+    "an exit": ("import sys; sys.exit(0)", 2, "no training to plan"),
+    "a status": ("import sys; sys.exit(3)", 3, "exited with 3"),
+    "an interrupt": ("raise KeyboardInterrupt", 3, "was interrupted"),
+    "a death": ("import os; os._exit(0)", 3, "without an answer"),
+    "a question": ("input()", 2, "asks for input"),
+    "no such module": ("import nosuchmodule", 3, "nosuchmodule"),
+    "a process": ("import os; os.system('touch made')", 2, "processes of its own"),
+    "on the CPU": (
+        "import torch\nw = torch.ones(2, requires_grad=True)\no = torch.optim.SGD([w], lr=1.0)\n"
+        "for _ in range(3):\n    w.sum().backward(); o.step(); o.zero_grad()",
+        2,
+        "puts nothing on the GPU",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, status, says", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_that_cannot_be_planned(text, status, says, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    assert command.main(["train.py", "--gpu", "T4", "--quick"]) == status
+    said = capfd.readouterr()
+    assert says in said.err.splitlines()[0] and "helpers" not in said.err and not said.out
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+# -- snapshots
+
+
+class Calls:
+    """What a pickle makes of it is a call."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.file),)
+
+
+BYTES = {
+    "empty": b"",
+    "text": b"hello",
+    "binary": bytes(range(256)),
+    "utf-16": "hello".encode("utf-16"),
+    "half": pickle.dumps({"segments": [SEGMENT] * 9})[:80],
+    "a memo": b"\x80\x04h\x05.",
+    "too long": b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f",
+    "nothing": pickle.dumps(None),
+    "a list": pickle.dumps([]),
+    "a dict": pickle.dumps({}),
+    "a tensor": pickle.dumps(torch.ones(1)),
+    "json": b'{"segments": []}',
+}
+
+
+@pytest.mark.parametrize("content", BYTES.values(), ids=BYTES)
+def test_what_is_no_snapshot(content, tmp_path, capsys):
+    (tmp_path / "x.pickle").write_bytes(content)
+    refuses(explain.main, [str(tmp_path / "x.pickle")], capsys, "x.pickle")
+
+
+def test_a_pickle_that_calls_is_not_obeyed(tmp_path, capsys):
+    (tmp_path / "x.pickle").write_bytes(pickle.dumps({"segments": [Calls(tmp_path / "made")]}))
+    refuses(explain.main, [str(tmp_path / "x.pickle")], capsys, "plain data only")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "typed, says", [("", "is not there"), (".", "is a folder"), ("no.pickle", "is not there")]
+)
+def test_a_snapshot_is_a_file(typed, says, capsys):
+    refuses(explain.main, [typed], capsys, says)
+
+
+OOM = {"action": "oom", "size": 9, "device_free": 3}
+SNAPSHOTS = {
+    "no segments": {"segments": []},
+    "a number": {"segments": [1]},
+    "an empty segment": {"segments": [{}]},
+    "no blocks": {"segments": [{**SEGMENT, "blocks": []}]},
+    "a block of text": {"segments": [{**SEGMENT, "blocks": ["x"]}]},
+    **{
+        f"a block of {size!r:.9}": {"segments": [{**SEGMENT, "blocks": [{**BLOCK, "size": size}]}]}
+        for size in (-5, "5", None, 1.5, float("nan"), True, 10**40)
+    },
+    **{
+        f"a segment of {size!r:.9}": {"segments": [{**SEGMENT, "total_size": size}]}
+        for size in (-5, "5", None, 1.5, float("nan"), 10**40)
+    },
+    **{
+        f"an event of {size!r:.9}": {
+            "segments": [SEGMENT],
+            "device_traces": [[{**OOM, "size": size}]],
+        }
+        for size in (-5, "5", None, 1.5, float("nan"), 10**40)
+    },
+    "an event without size": {"segments": [SEGMENT], "device_traces": [[{"action": "oom"}]]},
+    "an event of text": {"segments": [SEGMENT], "device_traces": [["oom"]]},
+    "traces of text": {"segments": [SEGMENT], "device_traces": {"a": 1}},
+    "a device of text": {"segments": [{**SEGMENT, "device": "x"}], "device_traces": [[]]},
+    "frames of numbers": {"segments": [{**SEGMENT, "blocks": [{**BLOCK, "frames": [3]}]}]},
+}
+
+
+@pytest.mark.parametrize("snapshot", SNAPSHOTS.values(), ids=SNAPSHOTS)
+def test_fields_of_a_snapshot_are_pytorchs(snapshot, tmp_path):
+    (tmp_path / "x.pickle").write_bytes(pickle.dumps(snapshot))
+    refused(ValueError, "the snapshot", lambda: moment(read(tmp_path / "x.pickle")))
+
+
+# -- cells
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("", "--gpu"),
+        ("--gpu", "--gpu"),
+        ("T4", "--gpu"),
+        ("--gpu T5", "gpu='T5'"),
+        ("--gpu ''", "gpu=''"),
+        ("--gpu T4 --gpu L4", "give it once"),
+        ("--gpu T4 --qick", "--qick"),
+        ("--gpu T4 --gp L4", "--gp"),
+        ("--gpu 'T4", "quotation"),
+        *((f"--gpu T4 --seconds={n}", "from 1 to") for n in ("0", "-1", "nan", "inf", "x", "1e9")),
+    ],
+)
+def test_a_cell_is_planned_with_options(line, says, capsys):
+    ran = []
+    shell = type(
+        "Shell", (), {"user_ns": {"ran": ran}, "transform_cell": lambda self, cell: cell}
+    )()
+    magic.PlanMagics.plan(type("M", (), {"shell": shell})(), line, "ran.append(1)")
+    said = capsys.readouterr().out
+    assert says in said and said.startswith("%%plan: ") and said.count("\n") == 1 and not ran

@@ -1,0 +1,146 @@
+"""Ranks: calls that make none, and processes that try to outlive the launch."""
+
+import math
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from helpers.parallel import RankFailed, keeper, launch, launcher
+from tests.attack import refused
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "ranks.py"
+    path.write_text("print('ran')")
+    return path
+
+
+@pytest.fixture
+def no_process(monkeypatch):
+    def start(*_, **__):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(launcher.subprocess, "Popen", start)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [0, -1, 1025, 10**9, 10**400, 1.5, "2", True, None, [2], math.nan, math.inf],
+    ids=lambda value: str(value)[:9],
+)
+def test_a_number_of_ranks_that_cannot_be_is_one_sentence(ranks, script, no_process):
+    refused((ValueError, TypeError), "ranks", lambda: launch(script, ranks=ranks))
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, "8", None, True, [8]])
+def test_a_time_limit_that_cannot_be_is_one_sentence(timeout, script, no_process):
+    refused((ValueError, TypeError), "timeout", lambda: launch(script, timeout=timeout))
+
+
+@pytest.mark.parametrize("name", ["none.py", "", "folder"])
+def test_a_script_that_is_not_there_is_one_sentence(name, tmp_path, no_process):
+    (tmp_path / "folder").mkdir()
+    refused(FileNotFoundError, "There is no script", lambda: launch(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", [None, 3, ["ranks.py"], "a\0b", True])
+def test_what_is_no_script_is_one_sentence(name, no_process):
+    refused(TypeError, "must be the path of a Python file", lambda: launch(name))
+
+
+@pytest.mark.parametrize("value", [3, None, True, b"x", ["x"]])
+def test_variables_of_ranks_are_texts(value, script, no_process):
+    refused(TypeError, "env['X']", lambda: launch(script, env={"X": value}))
+
+
+# -- processes that try to stay. Each writes its id into the file that it gets.
+
+STAYS = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+CHILD = f"""
+import os, signal, subprocess, sys, time
+stays, file = {STAYS!r}, sys.argv[1]
+def start(**more):
+    subprocess.Popen([sys.executable, "-c", stays, file], **more)
+def wait():
+    while not (os.path.exists(file) and open(file).read()):
+        time.sleep(0.01)
+"""
+WAYS = {
+    "a child": "start()",
+    "in a session of its own": "start(start_new_session=True)",
+    "in a process group of its own": "start(process_group=0)",
+    "without its parent's environment": "start(start_new_session=True, env={})",
+    "an orphan": """
+        if os.fork() == 0:
+            start(start_new_session=True)
+            os._exit(0)
+    """,
+    "a daemon, forked twice": """
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execv(sys.executable, [sys.executable, "-c", stays, file])
+            os._exit(0)
+    """,
+    "deaf to every signal but one": """
+        stays = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)];" + stays
+        start(start_new_session=True)
+    """,
+}
+ENDS = {
+    "it ends": "",
+    "it fails": "raise SystemExit(3)",
+    "it is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+def stopped(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def body(way, end):
+    return CHILD + textwrap.dedent(WAYS[way]) + "\nwait()\n" + end + "\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_process_outlives_the_command(way, end, tmp_path):
+    """Of the keeper alone, which is what launch starts: no torchrun, so that this is quick."""
+    (tmp_path / "rank.py").write_text(body(way, end))
+    command = [sys.executable, str(tmp_path / "rank.py"), str(tmp_path / "pid")]
+    code = launcher.subprocess.run([sys.executable, keeper.__file__, "5", *command]).returncode
+    assert code == {"": 0, "raise SystemExit(3)": 3}.get(end, -9)
+    assert stopped(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+@pytest.mark.parametrize("way", list(WAYS)[1::2])
+def test_no_process_outlives_a_command_that_is_told_to_end(way, tmp_path):
+    (tmp_path / "rank.py").write_text(body(way, "time.sleep(600)"))
+    command = [sys.executable, str(tmp_path / "rank.py"), str(tmp_path / "pid")]
+    running = launcher.subprocess.Popen([sys.executable, keeper.__file__, "5", *command])
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+        time.sleep(0.05)
+    running.terminate()
+    assert running.wait() == -15
+    assert stopped(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_no_process_of_a_rank_outlives_the_launch(tmp_path):
+    fails = "if os.environ['RANK'] == '1':\n    raise SystemExit(3)\ntime.sleep(600)"
+    text = body("a daemon, forked twice", fails)
+    own = text.replace(", sys.argv[1]\n", ", sys.argv[1] + os.environ['RANK']\n", 1)
+    assert own != text
+    (tmp_path / "rank.py").write_text(own)
+    with pytest.raises(RankFailed):
+        launch(tmp_path / "rank.py", tmp_path / "pid", ranks=2, show=False)
+    assert all(stopped(int((tmp_path / f"pid{rank}").read_text())) for rank in range(2))

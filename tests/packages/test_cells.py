@@ -1,0 +1,109 @@
+"""A cell whose package is missing is left out in one sentence, and so is what depends on it."""
+
+import ast
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from helpers import packages
+from helpers.packages import cells
+
+ABSENT = "no_such_module_of_anyone"
+MADE = f"needs('{ABSENT}')\nimport {ABSENT}\ntable = old = {ABSENT}.table()"
+LEFT_OUT = "This cell is left out: "
+
+
+@pytest.fixture
+def shell():
+    shell = InteractiveShell()
+    cells.watch(shell)
+    cells.watch(shell)
+    assert len(shell.ast_transformers) == 1
+    shell.run_cell("from helpers.packages import needs\nold = 1")
+    return shell
+
+
+def said(shell, capsys, source):
+    result = shell.run_cell(source)
+    result.raise_error()
+    return capsys.readouterr().out
+
+
+def test_a_cell_without_its_package_is_one_sentence(shell, capsys):
+    assert said(shell, capsys, MADE) == (
+        f"{LEFT_OUT}it needs no-such-module-of-anyone, which this machine lacks "
+        "(pip install no-such-module-of-anyone).\n"
+    )
+    assert said(shell, capsys, "needs('json')\nprint('runs')") == "runs\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "table",
+        "print(table)",
+        "table['x'] = 1",
+        "table += 1",
+        "table = table + 1",
+        "rows = [row for row in table]",
+        "def show():\n    return table",
+        "old",  # it exists, but this value is not the one that the cell would have made
+        f"{ABSENT}.version",
+    ],
+)
+def test_what_uses_a_name_of_that_cell_is_left_out_too(source, shell, capsys):
+    said(shell, capsys, MADE)
+    found = said(shell, capsys, source)
+    assert found.startswith(LEFT_OUT) and found.count("\n") == 1
+    assert found.endswith("of a cell that needs no-such-module-of-anyone.\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print('table')",
+        "table = 2\nprint(table)",
+        "for table in [1]:\n    print(table)",
+        "print([table for table in [1]])",
+        "def show(table):\n    return table\nprint(show(1))",
+        "import json as table\nprint(table.__name__)",
+    ],
+)
+def test_what_makes_the_name_itself_runs(source, shell, capsys):
+    said(shell, capsys, MADE)
+    assert not said(shell, capsys, source).startswith(LEFT_OUT)
+
+
+def test_a_name_that_was_made_again_can_be_used_again(shell, capsys):
+    said(shell, capsys, MADE)
+    said(shell, capsys, "table = 3")
+    assert said(shell, capsys, "print(table)") == "3\n"
+    assert said(shell, capsys, "print(old)").startswith(LEFT_OUT)
+
+
+def test_what_a_left_out_cell_makes_is_missing_in_turn(shell, capsys):
+    said(shell, capsys, MADE)
+    assert said(shell, capsys, "figure = table.plot()").startswith(LEFT_OUT)
+    assert "it uses `figure` of" in said(shell, capsys, "print(figure)")
+
+
+def test_outside_a_notebook_it_is_an_error_of_one_sentence():
+    with pytest.raises(ModuleNotFoundError, match="pip install no-such-module-of-anyone") as error:
+        packages.needs("json", ABSENT)
+    assert error.value.name == ABSENT and "\n" not in str(error.value)
+    packages.needs("json", "ast")
+
+
+def test_only_a_call_in_the_cell_itself_counts():
+    inner = ast.parse(f"def later():\n    needs({ABSENT!r})\nx = needs")
+    assert cells.asked(inner) == []
+    assert cells.asked(ast.parse(f"# first\nneeds({ABSENT!r}, 'json')")) == [ABSENT, "json"]
+
+
+def test_a_compiler_is_asked_for_like_a_package(monkeypatch):
+    monkeypatch.setattr(cells.shutil, "which", lambda name: "/bin/x" if name == "clang++" else None)
+    assert cells.missing("g++") == []
+    monkeypatch.setattr(cells.shutil, "which", lambda name: None)
+    assert cells.missing("g++", "json") == ["g++"]
+    with pytest.raises(ModuleNotFoundError, match=r"needs g\+\+, .* `apt-get install g\+\+`"):
+        cells.needs("g++")
