@@ -23,7 +23,10 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,18 +43,21 @@ from helpers.recipe import Recipe, replace
 from helpers.step import Batch, tensor_cores, train_step
 
 T = TypeVar("T")
+LEAST_TIMED, MOST_TIMED = 5, 50  # steps whose seconds are measured on a GPU
 
 
-def measure(recipe: Recipe, device: str) -> dict[str, int | None]:
+def measure(recipe: Recipe, device: str) -> dict[str, int | float | None]:
     """Measure one optimizer step of a recipe with random weights on "cuda" or "cpu".
 
     Returns {"allocated", "reserved", "resident": bytes, None where there is no such figure;
-    "parameters", "trained": counts}. Call it in a fresh process: what an allocator or a kernel
-    keeps of an earlier step would be in the figures. Raises RuntimeError where fp16 takes no step.
+    "seconds": the median of a step's, on a GPU alone; "parameters", "trained": counts}. Call it in
+    a fresh process: what an allocator or a kernel keeps of an earlier step would be in the figures.
+    Raises RuntimeError where fp16 takes no step.
     """
     before = _status("VmRSS")
-    with tensor_cores(recipe):
-        model = models.build(replace(recipe, weights="random")).to(device)
+    model = models.build(replace(recipe, weights="random"))
+    with tensor_cores(recipe), alone_on_the_gpu() if device == "cuda" else nullcontext():
+        model = model.to(device)
         optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
 
         def step(recipe: Recipe) -> bool:
@@ -84,7 +90,30 @@ def _until(step: Callable[[], bool]) -> None:
     raise RuntimeError(f"None of {SCALES} steps in fp16 was taken: the gradients are not finite.")
 
 
-def _on_a_gpu(step: Callable[[Recipe], bool], recipe: Recipe) -> dict[str, int | None]:
+@contextmanager
+def alone_on_the_gpu() -> Iterator[None]:
+    """Steps that are prepared side by side wait here for each other, so that times are true."""
+    import fcntl
+
+    with (Path(tempfile.gettempdir()) / "tight-fit-gpu.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _seconds(step: Callable[[Recipe], bool], recipe: Recipe) -> float:
+    """The median of some steps' seconds, by CUDA events; about a second in all."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    times: list[float] = []
+    while len(times) < LEAST_TIMED or (sum(times) < 1 and len(times) < MOST_TIMED):
+        marks[0].record()
+        step(recipe)
+        marks[1].record()
+        torch.cuda.synchronize()
+        times.append(marks[0].elapsed_time(marks[1]) / 1000)
+    return statistics.median(times)
+
+
+def _on_a_gpu(step: Callable[[Recipe], bool], recipe: Recipe) -> dict[str, int | float | None]:
     for _ in range(WARM_UP):
         step(recipe)
     torch.cuda.synchronize()
@@ -92,11 +121,12 @@ def _on_a_gpu(step: Callable[[Recipe], bool], recipe: Recipe) -> dict[str, int |
     for _ in range(MEASURED):
         step(recipe)
     torch.cuda.synchronize()
-    return {
+    peaks: dict[str, int | float | None] = {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "resident": None,
     }
+    return peaks | {"seconds": _seconds(step, recipe)}
 
 
 def _on_the_cpu(

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 
@@ -31,6 +30,8 @@ from benchmarks import other_estimators
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
 from helpers import gpus, models, record
+from helpers.commands.arguments import new_folder, whole_number
+from helpers.commands.wrapper import run as run_command
 from helpers.memory.timeline import Plan
 from helpers.plan.hf_plan import ModelStep
 from helpers.plan.planner import plan
@@ -206,10 +207,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Plans against real steps at full size.",
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="steps side by side, if memory allows (1)"
+        "--jobs",
+        type=whole_number(1, 1024),
+        default=1,
+        help="steps side by side, if memory allows (1)",
     )
     parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="a folder other than results/steps"
+        "--out", type=new_folder, default=FOLDER, help="a folder other than results/steps"
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), help="by default the GPU where there is one that works"
@@ -226,10 +230,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 1 where a step failed or none was measured."""
-    parser = _parser()
-    asked = parser.parse_args(arguments)
-    if asked.jobs < 1:
-        parser.error(f"--jobs {asked.jobs}: at least one step at a time")
+    asked = _parser().parse_args(arguments)
     works, why = usable_cuda()
     if asked.device == "cuda" and not works:
         print(
@@ -271,4 +272,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main, "python -m benchmarks.measured_steps"))

@@ -94,7 +94,8 @@ def attention_of_2024(module, query, key, value, attention_mask, scaling=None, d
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register("attention_of_2024", attention_of_2024)
+ATTENTION = "attention_of_2024"  # its name for a configuration
+AttentionInterface.register(ATTENTION, attention_of_2024)
 
 
 def trace(name: str, mode: str, length: int, batch: int) -> TracedOps:
@@ -105,7 +106,7 @@ def trace(name: str, mode: str, length: int, batch: int) -> TracedOps:
         CudaKernels(SimpleNamespace(precision="fp32")),
     ):
         kind, config = MODELS[name](mode)
-        config._attn_implementation = "attention_of_2024"
+        config._attn_implementation = ATTENTION
         with no_init_weights():
             model = kind(config)
         model.train(mode == "train")

@@ -14,6 +14,7 @@ prints the table.
 
 from __future__ import annotations
 
+import argparse
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +26,7 @@ from accelerate.utils import calculate_maximum_sizes
 from transformers import AutoModel, PretrainedConfig
 
 from helpers import models
+from helpers.commands.wrapper import run as run_command
 from helpers.plan import hf_config
 from helpers.plan.hf_plan import ModelStep, measured, plan_model_step
 from helpers.recipe import Recipe
@@ -216,5 +218,14 @@ def _off(planned: int, truth: int, small: bool) -> str:
     return f" ({planned - truth:+,} bytes)" if small else ""
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the table."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.other_estimators",
+        description="What other estimators say of the same steps.",
+    ).parse_args()
     print(table())
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(main, "python -m benchmarks.other_estimators"))

@@ -27,6 +27,8 @@ class Step:
     planned_allocated, planned_reserved   on a GPU: `allocated` and `reserved` by plan
     resident           on a CPU under Linux: what the process gained
     preflight, accelerate   what the two other estimators say
+    seconds, planned_seconds   on a GPU: of a step, measured and by plan; the plan's is None for a
+                       GPU whose speed is not known
     """
 
     model: str
@@ -40,6 +42,8 @@ class Step:
     resident: int | None = None
     preflight: int | None = None
     accelerate: int | None = None
+    seconds: float | None = None
+    planned_seconds: float | None = None
 
     @property
     def miss(self) -> float:
@@ -104,7 +108,7 @@ class Proof:
         try:
             values = json.loads(text)
             return cls(**values | {"steps": [Step.from_dict(step) for step in values["steps"]]})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"This is no file of measured steps ({error}): make it again with `make proof`."
             ) from error
@@ -113,16 +117,42 @@ class Proof:
 def write(proof: Proof, folder: Path, finished: bool = True) -> Path:
     """Write one file per machine, whole or not at all, and return its path.
 
-    What is not `finished` goes into a file of its own, beside what was kept earlier.
+    What is not `finished` goes into a file of its own, beside what was kept earlier. Raises
+    ValueError for a rehearsal on a pretended GPU, where the folder is that of the records.
     """
-    name = proof.environment["name"] if proof.environment["device"] == "cuda" else "cpu"
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    path, unfinished = folder / f"{slug}.json", folder / f"{slug}.unfinished"
+    refuse_rehearsal(proof, folder)
+    path, unfinished = _files(folder, proof.environment)
     if not finished:
         replace_all(folder, {unfinished.name: proof.to_json()})
         return unfinished
     replace_all(folder, {path.name: proof.to_json()}, [unfinished] if unfinished.exists() else [])
     return path
+
+
+def _files(folder: Path, environment: dict) -> tuple[Path, Path]:
+    """Where a machine's steps are kept when all are there, and before."""
+    name = environment["name"] if environment["device"] == "cuda" else "cpu"
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return folder / f"{slug}.json", folder / f"{slug}.unfinished"
+
+
+def read_one(folder: Path, environment: dict) -> Proof | None:
+    """What this machine has kept there, finished or not, with the same versions; else None."""
+    for path in reversed(_files(folder, environment)):
+        if path.is_file():
+            proof = Proof.from_json(path.read_text(encoding="utf8"))
+            if proof.environment == environment:
+                return proof
+    return None
+
+
+def refuse_rehearsal(proof: Proof, folder: Path) -> None:
+    """Raises ValueError where what a pretended GPU has measured would be kept as a record."""
+    if proof.environment.get("rehearsal") and folder.resolve().is_relative_to(record.RESULTS):
+        raise ValueError(
+            "These steps ran in a rehearsal on a pretended GPU: they are no record; name another "
+            "folder than results/ with --out."
+        )
 
 
 def read(folder: Path | None = None) -> list[Proof]:
@@ -149,6 +179,10 @@ def table(proof: Proof) -> Table:
             row["reserved"] = size(step.reserved)
         if step.resident is not None:
             row["resident"] = f"{size(step.resident)} ({step.resident / step.allocated - 1:+.1%})"
+        if step.seconds is not None:
+            told = step.planned_seconds
+            row["seconds, planned"] = "-" if told is None else f"{told:.4f}"
+            row["seconds"] = f"{step.seconds:.4f}"
         for name, estimate in (
             ("torch-preflight", step.preflight),
             ("accelerate estimate-memory", step.accelerate),

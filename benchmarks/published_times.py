@@ -1,9 +1,10 @@
 """Planned against published times of whole steps that no constant was fitted to, beside two simpler
 estimates.
 
-    python -m benchmarks.published_times
+    python -m benchmarks.published_times --write
 
-NeuSight's and Qwen's steps are traced now, timm's are as `benchmarks.keep_times` kept them.
+NeuSight's and Qwen's steps are traced now (those of four GPUs by `benchmarks.parallel_steps`),
+timm's are as `benchmarks.keep_times` kept them.
 
 Three sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
 in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, and Qwen-7B's LoRA
@@ -22,12 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from helpers.commands.wrapper import run as run_command
 from helpers.timing.kernel_time import SIZE
 from helpers.timing.specs import SPECS, GpuSpecs
 from helpers.timing.step_seconds import seconds
 from helpers.timing.trace_ops import TracedOps
 
 DATA = Path(__file__).parent / "data"
+PAGE = Path(__file__).parents[1] / "docs" / "gpu-time.md"
+BEGIN, END = "<!-- errors -->", "<!-- end -->"  # what the table stands between
 NAMES = {
     "Tesla T4": "T4",
     "Tesla P4": "P4",
@@ -135,6 +139,36 @@ def _pass(model: str, mode: str, length: int, batch: int) -> TracedOps:
     return trace(model, mode, length, batch)
 
 
+def four_gpus() -> list[Row]:
+    """NeuSight's steps on four A100s by data, tensor and pipeline parallelism, traced now (half a
+    minute). No constant was fitted to them."""
+    from benchmarks.parallel_steps import GPU, LAYOUTS, planned, ranks
+
+    measured = {
+        row["layout"]: float(row["total_ms"]) / 1e3
+        for row in records("neusight_steps.csv")
+        if row["card"] == "NVIDIA A100-SXM4-40GB"
+    }
+    found, gpu = [], SPECS[GPU]
+    for layout, parallel in LAYOUTS.items():
+        traces = ranks(layout)  # of a pipeline with one micro-batch, which go one after another
+        found.append(
+            Row(
+                "NeuSight, four A100s",
+                gpu.name,
+                f"gpt2_large, {parallel}",
+                "training",
+                "both",
+                measured[layout],
+                planned(layout).total,
+                by_flops(sum(sum(traced.flops.values()) for traced in traces), gpu.fp32),
+                sum(roofline(traced, gpu, traced.flops) for traced in traces),
+                True,
+            )
+        )
+    return found
+
+
 def qwen() -> list[Row]:
     """Qwen-7B's LoRA steps, traced now (half a minute)."""
     from benchmarks.qwen_steps import FITTED, trace
@@ -230,6 +264,8 @@ def _groups_of(row: Row) -> list[str]:
         return names
     if row.source == "Qwen":
         return [f"Qwen, {seen}"]
+    if "four" in row.source:
+        return [row.source, f"{row.source}, {row.model}"]
     parts = {"forward": "forward pass", "backward": "backward pass", "both": "both passes"}
     part = "inference" if row.kind == "inference" else parts[row.part]
     if row.source != "NeuSight":  # forward passes in training hold allocations
@@ -243,17 +279,27 @@ CLEAN = ("inference", "backward pass")  # labels that hold no allocation of memo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--each", action="store_true", help="print every step, too")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/gpu-time.md")
     given = parser.parse_args()
-    rows = neusight() + neusight(lent=True) + timm() + qwen()
+    rows = neusight() + neusight(lent=True) + four_gpus() + timm() + qwen()
     if given.each:
         for row in rows:
             print(
-                f"{row.source:9s}{row.gpu:16s}{row.model:45s}{row.part:9s}"
+                f"{row.source:21s}{row.gpu:16s}{row.model:45s}{row.part:9s}"
                 f"{row.measured * 1e3:9.1f} ms "
                 f"{row.planned / row.measured - 1:+.1%}{'' if row.held_out else ' fitted'}"
             )
     print(table(groups(rows)))
+    if given.write:
+        PAGE.write_text(with_table(PAGE.read_text("utf8"), table(groups(rows))), "utf8")
+
+
+def with_table(page: str, table: str) -> str:
+    """The text of docs/gpu-time.md with another table of errors."""
+    before, _, rest = page.partition(f"{BEGIN}\n")
+    _, _, after = rest.partition(f"{END}\n")
+    return f"{before}{BEGIN}\n{table}\n{END}\n{after}"
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_command(main, "python -m benchmarks.published_times"))

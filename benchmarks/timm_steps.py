@@ -11,6 +11,7 @@ foreach default), attention written out (PyTorch 1.12 had no fused attention).
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -27,6 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers.commands.arguments import new_folder
+from helpers.commands.wrapper import run as run_command
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
 from helpers.timing.op import Op
@@ -159,8 +162,17 @@ def _op(values: list) -> Op:
 
 
 def main() -> None:
-    rows = [row for row in csv.DictReader(open(sys.argv[1])) if row["source"] == "timm"]
-    folder = Path(sys.argv[2])
+    """Trace every model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.timm_steps",
+        description="Trace the training step of every model of timm's published benchmark.",
+    )
+    parser.add_argument("steps", type=Path, metavar="STEPS.csv", help="published times")
+    parser.add_argument("folder", type=new_folder, metavar="FOLDER", help="for the traces")
+    given = parser.parse_args()
+    with given.steps.open(encoding="utf8") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == "timm"]
+    folder = given.folder
     folder.mkdir(parents=True, exist_ok=True)
     todo = sorted({(row["model"], int(row["length"]), int(row["batch"])) for row in rows})
     random.Random(0).shuffle(todo)
@@ -186,4 +198,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_command(main, "python -m benchmarks.timm_steps"))

@@ -1,26 +1,35 @@
 """A fine-tune's whole state in one file: weights, optimizer states, random generators, losses.
 
-Safetensors, no pickle: tensors as they are, the rest as JSON in the header. The file is written
-beside the old one and then renamed over it, so that a kill at any moment leaves the old state or
-the new one, never half of one.
+A state knows what it belongs to: recipe, optimizer and its settings, training data, kind of device.
+`load` gives it back to exactly that, and refuses everything else in one sentence. How the file is
+written, and how damage is found: helpers/storage/state_file.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from helpers.recipe import Recipe, difference
+from helpers.data import Encoded
+from helpers.recipe import Recipe
+from helpers.storage import belongs, state_file
+from helpers.storage.state_file import FILE, State
 
-FILE = "state.safetensors"
+__all__ = ["FILE", "Diverged", "advice", "fingerprint", "load", "save"]
+
+
+class Diverged(ArithmeticError):
+    """The loss, or a weight or optimizer state, has become infinite or NaN."""
+
+
+def fingerprint(train: Encoded) -> str:
+    """A digest of training data: every token, pixel and label, and how batches are made of them."""
+    return state_file.digest(repr((train.pixels, train.trim)), train.columns | {"": train.lengths})
 
 
 def save(
@@ -32,13 +41,15 @@ def save(
     losses: list[float],
     scaler: torch.amp.GradScaler | None = None,
     skipped: Sequence[int] = (),
+    data: str = "",
 ) -> Path:
     """Write the state after `step` optimizer steps to `folder`/state.safetensors, atomically.
 
     skipped  the steps that changed nothing because a gradient overflowed in fp16
+    data     the `fingerprint` of the training data
+    Raises Diverged where a weight or state is not finite, ValueError where the folder has the state
+    of another run, OSError where the disk is full or read-only. What was there is kept each time.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": _copy(value) for name, value in model.state_dict().items()}
     numbers = {}
     for name, parameter in _trained(model):
@@ -47,24 +58,25 @@ def save(
                 tensors[f"optimizer.{key}.{name}"] = _copy(value)
             else:  # bitsandbytes counts its steps in a plain number
                 numbers[f"{key}.{name}"] = value
+    for name, value in tensors.items():
+        if value.is_floating_point() and value.numel() and not _finite(value):
+            raise Diverged(f"{name} is not finite after step {step}: {advice(folder)}.")
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
+    mine = belongs.describe(recipe, model, optimizer, data)
     note = {
-        "recipe": recipe.to_dict(),
+        "belongs": mine,
         "step": step,
         "losses": losses,
         "skipped": list(skipped),
         "numbers": numbers,
         "scaler": scaler.state_dict() if scaler is not None else {},
     }
-    unfinished = folder / f"{FILE}.{os.getpid()}.unfinished"
-    try:
-        save_file(tensors, unfinished, metadata={"fine_tune": json.dumps(note)})
-        os.replace(unfinished, folder / FILE)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return folder / FILE
+    there = (state_file.peek(Path(folder)) or {}).get("belongs", {})
+    if there.keys() == mine.keys():
+        belongs.refuse_another(there, mine, Path(folder))
+    return state_file.write(Path(folder), State(note, tensors))
 
 
 def load(
@@ -73,37 +85,42 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None = None,
+    data: str = "",
 ) -> tuple[int, list[float], list[int]]:
     """Put a saved state into model, optimizer, scaler and generators.
 
     Returns (optimizer steps done, their losses, the steps that were skipped); (0, [], []) where
-    nothing was saved yet. Raises ValueError for a file of another recipe or one that cannot be
-    read.
+    nothing was saved yet. Raises ValueError, before anything is changed, for a state of another
+    recipe, optimizer, data set or kind of device, and for one that is damaged or incomplete.
     """
-    path = Path(folder) / FILE
-    if not path.exists():
+    state = state_file.read(Path(folder))
+    if state is None:
         return 0, [], []
-    note, tensors = _read(path)
-    changed = difference(Recipe.from_dict(note["recipe"]), recipe)
-    if changed:
-        changes = ", ".join(f"{name}={a!r} there, {b!r} now" for name, (a, b) in changed.items())
+    note, tensors = state
+    mine = belongs.describe(recipe, model, optimizer, data)
+    belongs.refuse_another(note["belongs"], mine, Path(folder))
+    weights = {name: tensors.get(f"model.{name}") for name in model.state_dict()}
+    wrong = [
+        name
+        for name, value in model.state_dict().items()
+        if (held := weights[name]) is None or (held.shape, held.dtype) != (value.shape, value.dtype)
+    ]
+    if wrong or len(note["losses"]) != note["step"] or not 0 < note["step"] <= recipe.steps:
         raise ValueError(
-            f"{FILE} in {path.parent.name} was saved by another recipe ({changes}): "
-            "use another folder, or delete it."
+            f"The state in {folder} is not one of this model "
+            f"({', '.join(wrong[:3]) or 'the number of its steps'} differs): another version of "
+            "the course saved it, or it is damaged; delete it and start again."
         )
-    # Names begin with what they belong to: "model.NAME", or "optimizer.KEY.NAME" of a parameter.
-    parts = [name.split(".", 1) for name in tensors]
-    model.load_state_dict(
-        {name: tensors[f"model.{name}"] for kind, name in parts if kind == "model"}
-    )
+    model.load_state_dict(weights)
     states: dict[str, dict[str, Any]] = {}
-    for kind, rest in parts:
+    for full in tensors:
+        kind, _, rest = full.partition(".")
         if kind == "optimizer":
             key, name = rest.split(".", 1)
-            states.setdefault(name, {})[key] = tensors[f"optimizer.{rest}"]
+            states.setdefault(name, {})[key] = tensors[full]
     for name, parameter in _trained(model):
-        state = states.get(name, {})
-        optimizer.state[parameter] = {key: t.to(parameter.device) for key, t in state.items()}
+        held_states = states.get(name, {})
+        optimizer.state[parameter] = {k: t.to(parameter.device) for k, t in held_states.items()}
     for rest, value in note["numbers"].items():
         key, name = rest.split(".", 1)
         optimizer.state[model.get_parameter(name)][key] = value
@@ -115,17 +132,19 @@ def load(
     return note["step"], note["losses"], note["skipped"]
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What was noted, and the tensors by name. Raises ValueError for a file that is not whole."""
-    try:
-        with safe_open(path, "pt") as file:
-            note = json.loads(file.metadata()["fine_tune"])
-            return note, {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{FILE} in {path.parent.name} is not a saved fine-tune or is damaged: "
-            "delete it and start again."
-        ) from error
+def advice(folder: str | Path | None) -> str:
+    """What to do after a run has diverged, and what its folder has, as the end of a sentence."""
+    step = state_file.step_in(Path(folder)) if folder is not None else 0
+    kept = (
+        f"the state of step {step} in {folder}, kept and finite, leads here again" if step else ""
+    )
+    again = f", and start anew in another folder, as {kept}" if kept else ""
+    return f"lower learning_rate, lengthen warmup, or use precision='fp32'{again}"
+
+
+def _finite(value: torch.Tensor) -> bool:
+    least, most = value.aminmax()  # NaN where any is
+    return math.isfinite(least) and math.isfinite(most)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,27 +15,27 @@ import tempfile
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from helpers import models
 from helpers.data import Encoded
+from helpers.fields.techniques import check_ordinary
 from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe
-from helpers.step import learning_rate, loss_sum
+from helpers.step import cross_entropy_sum, learning_rate, loss_sum
 from helpers.train import rows_of_step
 
 
 class MicroBatchSampler(Sampler):
     """The micro-batches of a recipe, as a DataLoader's batch_sampler; each pass is the next epoch.
 
-    Each item is a list of one pair, (indices of the examples of a micro-batch, number of examples
-    of its optimizer step), which `MicroBatches` takes.
+    Each item is a list of one pair, (indices of the examples of a micro-batch, number of labels of
+    its optimizer step that count), which `MicroBatches` takes.
     """
 
     def __init__(self, recipe: Recipe, data: Encoded):
-        self.recipe, self.examples, self.epoch = recipe, len(data), 0
+        self.recipe, self.data, self.examples, self.epoch = recipe, data, len(data), 0
         self.lengths = data.lengths.tolist() if recipe.padding == "uniform" else None
         self.steps = math.ceil(len(data) / recipe.batch_size)
 
@@ -46,13 +46,15 @@ class MicroBatchSampler(Sampler):
         first, self.epoch = self.epoch * self.steps, self.epoch + 1
         for step in range(first, first + self.steps):
             parts = rows_of_step(self.recipe, self.examples, step, self.lengths)
-            yield from ([(part, sum(map(len, parts)))] for part in parts)
+            labels = sum(map(getattr(self.data, "counted", len), parts))
+            yield from ([(part, labels)] for part in parts)
 
 
 class MicroBatches(Dataset):
     """Micro-batches as `Encoded.batch` makes them, with one more tensor.
 
-    "examples" is the number of examples of the whole optimizer step, int64, ().
+    "examples" is the number of examples of the whole optimizer step, int64, (); for a language
+    model that of the labels that count.
     """
 
     def __init__(self, data: Encoded):
@@ -69,8 +71,10 @@ def make_loader(recipe: Recipe, data: Encoded) -> DataLoader:
     """A DataLoader of micro-batches; iterate over it again for the next epoch.
 
     It has a random number generator of its own: without one it would draw from torch's, and so
-    change the numbers that dropout draws.
+    change the numbers that dropout draws. Raises ValueError for fields that these loops do not
+    know, gradients that are not clipped among them.
     """
+    check_ordinary(recipe, "These loops")
     return DataLoader(
         MicroBatches(data),
         batch_sampler=MicroBatchSampler(recipe, data),
@@ -223,7 +227,7 @@ def trainer(recipe: Recipe, data: Encoded, corrected: bool = True) -> tuple[nn.M
             return make_loader(recipe, data)
 
     def mean_loss(outputs, labels, num_items_in_batch):
-        return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / num_items_in_batch
+        return cross_entropy_sum(outputs.logits.float(), labels) / num_items_in_batch
 
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate(recipe, step) / recipe.peak_learning_rate
@@ -234,7 +238,7 @@ def trainer(recipe: Recipe, data: Encoded, corrected: bool = True) -> tuple[nn.M
             max_steps=recipe.steps,
             gradient_accumulation_steps=recipe.accumulation,
             seed=recipe.seed,
-            max_grad_norm=recipe.max_grad_norm,
+            max_grad_norm=recipe.max_grad_norm or 0.0,
             logging_steps=1,
             report_to=[],
             save_strategy="no",

@@ -6,15 +6,21 @@ starts.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from helpers.units import GIB, MIB
+from helpers.values import shown, whole
+
+if TYPE_CHECKING:
+    import torch
 
 
 class GPU(NamedTuple):
@@ -70,8 +76,8 @@ NCCL = 200 * MIB
 # CUBLAS_WORKSPACE_CONFIG in PyTorch's notes on CUDA.
 WORKSPACE = int(8.125 * MIB)
 HOPPER_WORKSPACE = 32 * MIB
-# Fraction of the tensors' peak: about the mean error of plans of the reserved peak of a real T4
-# (benchmarks/published_peaks.py).
+# Fraction of the tensors' peak: enough for 95 % of the reserved peaks that others measured with
+# PyTorch 2.2 or later (docs/accuracy.md, where benchmarks/peaks/page.py derives it).
 MARGIN = 0.02
 # Fraction of the tensors' peak that malloc keeps beside them on a CPU. On a GPU the allocator is
 # simulated instead (memory/allocator.py).
@@ -89,13 +95,96 @@ def cublas_workspace(gpu: GPU) -> int:
     return 2 * (HOPPER_WORKSPACE if gpu.capability >= (9, 0) else WORKSPACE)
 
 
+# A GPU given by its size alone, such as "8GB": which arithmetic it has is not known. Of a card sold
+# with 8 GB PyTorch sees about 7.75 GiB, and less where ECC is on; 0.95 is below most of the table.
+SEEN = 0.95
+ANY = (8, 6)  # the compute capability assumed for it
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)")
+MAKERS = re.compile(r"nvidia|geforce|tesla|quadro|gpu|sxm\d?|[^a-z0-9]")
+
+
 def find(name: str) -> GPU:
-    """The GPU of that name in `GPUS`. Raises ValueError, which lists the names, for another one."""
-    if name not in GPUS:
-        raise ValueError(
-            f"gpu={name!r} is not known: use one of {', '.join(GPUS)}, or a GPU of your own."
+    """The GPU of that name in any spelling, or of a size such as "8GB" (as sold) or "7.75GiB".
+
+    Where a name fits several ("A100"), it is the one with the least memory (`matches`). Raises
+    ValueError for another name, and asks whether a near one was meant.
+    """
+    found = matches(name)
+    if found:
+        return found[0]
+    plain = {_plain(known): known for known in GPUS}
+    asked = _plain(name) if isinstance(name, str) else ""
+    inside = [known for key, known in plain.items() if asked and (asked in key or key in asked)]
+    if asked.isdigit() and len(asked) < 4:
+        inside = [f"{asked}GB", *inside[:3]]
+    close = difflib.get_close_matches(asked, plain, 2, 0.6)
+    near = inside or [plain[key] for key in close]
+    question = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(GPUS)}."
+    raise ValueError(
+        f"gpu={shown(name)} is not known: {question} A size such as 8GB, or a GPU of your own, "
+        "does too."
+    )
+
+
+def as_gpu(gpu: str | GPU) -> GPU:
+    """The GPU itself, or the one of that name.
+
+    Raises ValueError for an unknown name and for a `GPU` without memory, TypeError for anything
+    else.
+    """
+    if isinstance(gpu, str):
+        return find(gpu)
+    if not isinstance(gpu, GPU):
+        raise TypeError(f"gpu={shown(gpu)} must be a name, such as 'T4', or a GPU.")
+    whole(f"memory of {shown(gpu.name)}", gpu.memory, MIB, 2**50)
+    capability = gpu.capability
+    if not isinstance(capability, tuple) or [type(part) for part in capability] != [int, int]:
+        raise TypeError(
+            f"capability={shown(capability)} must be two whole numbers, such as (8, 6)."
         )
-    return GPUS[name]
+    return gpu
+
+
+def matches(name: str) -> list[GPU]:
+    """The GPUs that a name means, the one with the least memory first; empty where it means none.
+
+    Raises ValueError for a size that no GPU has.
+    """
+    if not isinstance(name, str):
+        return []
+    if name in GPUS:
+        return [GPUS[name]]
+    size = SIZE.fullmatch(name.strip().lower())
+    if size:
+        return [_of_size(float(size[1]), size[2])]
+    asked = _plain(name)
+    equal = [gpu for gpu in GPUS.values() if _plain(gpu.name) == asked]
+    found = equal or [gpu for gpu in GPUS.values() if asked and _means(asked, gpu)]
+    return sorted(found, key=lambda gpu: gpu.memory)
+
+
+def _of_size(size: float, unit: str) -> GPU:
+    name = f"{size:g}{'GiB' if unit == 'gib' else 'GB'}"
+    if not 0.5 <= size <= 1024:
+        raise ValueError(f"gpu={name!r} is no size of a GPU: give 0.5 to 1024 GB.")
+    return GPU(name, int(size * GIB * (1 if unit == "gib" else SEEN)), ANY)
+
+
+def _plain(name: str) -> str:
+    """A name without makers, spaces and case."""
+    return MAKERS.sub("", name.lower())
+
+
+def _means(asked: str, gpu: GPU) -> bool:
+    """Whether a name without makers is the GPU's but for its memory, or for the letters before."""
+    plain, base = _plain(gpu.name), _plain(gpu.name.split("-")[0])
+    label = re.fullmatch(r"(\d+)gi?b", asked.removeprefix(plain))
+    if asked.startswith(plain) and label:  # "RTX 3060 12GB"
+        return 0.85 < gpu.memory / (int(label[1]) * GIB) <= 1
+    if asked == base or asked + "gb" == plain:  # "A100", "A100-40"
+        return True
+    number = len(asked) > 2 and asked[0].isdigit()  # "3060"; of "16" nobody knows what is meant
+    return number and plain.endswith(asked) and plain[: -len(asked)].isalpha()
 
 
 def here() -> GPU:
@@ -116,6 +205,8 @@ def here() -> GPU:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 BEFORE = "TIGHT_FIT_VISIBLE_BEFORE"
 DRIVER = Path("/proc/driver/nvidia/gpus")  # on Linux, with one folder per GPU
+# Names the pretended GPU of a rehearsal (tools/pretend); what is written then is no record.
+REHEARSAL = "TIGHT_FIT_REHEARSAL"
 
 
 def hide_all_but_first() -> int:
@@ -153,6 +244,19 @@ def show_all(environment: MutableMapping[str, str]) -> None:
         environment[VISIBLE] = before
     else:
         environment.pop(VISIBLE, None)
+
+
+def give_share(
+    environment: MutableMapping[str, str], machine: int, machines: int, each: int
+) -> None:
+    """Leave a process to be started its `each` GPUs, in place, as one of several "machines".
+
+    Where there are too few GPUs for all machines, none is left to any.
+    """
+    given = environment.get(VISIBLE)
+    visible = _in_driver() if given is None else [gpu for gpu in given.split(",") if gpu.strip()]
+    enough = len(visible) >= machines * each
+    environment[VISIBLE] = ",".join(visible[machine * each :][:each]) if enough else ""
 
 
 # Whether kernels run. torch.cuda.is_available() is true on GPUs that this build of PyTorch has no
@@ -226,3 +330,28 @@ def _run_probe() -> tuple[bool, str]:
         f"there is a GPU, but it cannot run this PyTorch ({answer}); on Kaggle choose the T4 "
         "accelerator, elsewhere install a PyTorch built for this GPU"
     )
+
+
+def device(wanted: object = None) -> torch.device:
+    """The device that a user names, as torch does; None takes the GPU if there is one.
+
+    Raises ValueError or TypeError, in one sentence, for a name that is unknown, and for a device
+    that this machine lacks or cannot use.
+    """
+    import torch
+
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    choose = "use 'cuda' for a GPU, 'cpu', or leave it out to take the GPU if there is one"
+    if not isinstance(wanted, (str, torch.device)):
+        raise TypeError(f"device={shown(wanted)} must be a name: {choose}.")
+    try:
+        found = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"device={shown(wanted)} is not known: {choose}.") from None
+    try:
+        torch.empty(1, device=found).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0].partition(". ")[0].rstrip(".")[:120]
+        raise ValueError(f"device={str(found)!r} cannot be used here ({why}): {choose}.") from None
+    return found

@@ -20,11 +20,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
+from helpers.downloads.damaged import fault
+from helpers.downloads.patience import StoodStill, while_it_grows
+
 MIRROR = "TIGHT_FIT_MIRROR"
+STILL_SECONDS = 60.0  # without a new byte, after which a download is given up
 PROBE_SECONDS = 4.0  # how long the hub has to answer
 REMEMBER_SECONDS = 60.0  # after a failed probe, how long the hub is not asked again
+
+
+class DamagedCopy(ValueError):
+    """A copy of a repository holds a file that is not what its name says; the message names it."""
 
 
 class HubUnavailable(OSError):
@@ -62,6 +71,14 @@ _DEBERTA_NEEDS = (
     ("spm.model", "tokenizer.json"),
     ("model.safetensors", "pytorch_model.bin"),
 )
+_DECODER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "LICENSE",
+)
+_DECODER_NEEDS = (("config.json",), ("tokenizer.json",), ("tokenizer_config.json",))
 REPOS = {
     (repo.kind, repo.id): repo
     for repo in (
@@ -91,6 +108,26 @@ REPOS = {
             ("b4569560a39a0f1af58e3ddaf17facf20ab919b0",),
             ("config.json", "preprocessor_config.json", "model.safetensors"),
             (("config.json",), ("preprocessor_config.json",), ("model.safetensors",)),
+        ),
+        # Apache License 2.0, whose text is in the repositories.
+        Repo(
+            "Qwen/Qwen3-0.6B",
+            "model",
+            ("c1899de289a04d12100db370d81485cdf75e47ca",),
+            (*_DECODER_FILES, "model.safetensors"),
+            (*_DECODER_NEEDS, ("model.safetensors",)),
+        ),
+        Repo(
+            "Qwen/Qwen3-1.7B",
+            "model",
+            ("70d244cc86ccca08cf5af4e1e306ecf908b1ad5e",),
+            (*_DECODER_FILES, "model-*.safetensors", "model.safetensors.index.json"),
+            (
+                *_DECODER_NEEDS,
+                ("model.safetensors.index.json",),
+                ("model-00001-of-00002.safetensors",),
+                ("model-00002-of-00002.safetensors",),
+            ),
         ),
         Repo(
             "uoft-cs/cifar10",
@@ -131,25 +168,37 @@ class LocalCopy:
 def find(kind: str, repo_id: str) -> LocalCopy:
     """The folder of a "model" or "dataset" of `REPOS`, downloaded from the hub if necessary.
 
-    Raises ValueError for a repository that is not in `REPOS`, HubUnavailable (an OSError) when it
-    is nowhere to be had, and OSError when the disk is full.
+    Raises ValueError for a repository that is not in `REPOS`, DamagedCopy (a ValueError) where a
+    file of the copy is not what its name says, HubUnavailable (an OSError) when the repository is
+    nowhere to be had, and OSError when the disk is full.
     """
     repo = _lookup(kind, repo_id)
     copy = in_mirror(repo) or in_cache(repo, repo.revisions[:1])
     if copy:
-        return copy
+        return undamaged(copy)
     problem = unreachable(repo)
     if problem is None:
         problem, copy = download(repo)
     copy = copy or in_cache(repo)
     if copy:
-        return copy
+        return undamaged(copy)
     reasons = "; ".join(reason for reason in (problem, *_mirror_problems(repo)) if reason)
     raise HubUnavailable(
         f"{repo.id} cannot be loaded ({reasons}): connect to the internet, or set {MIRROR} to a "
         f"folder that holds {repo.kind}s/{repo.id}, or run the mini profile, which needs neither, "
         "with TIGHT_FIT_PROFILE=mini."
     )
+
+
+def undamaged(copy: LocalCopy) -> LocalCopy:
+    """The copy itself. Raises DamagedCopy, which names the first file that cannot be right."""
+    for path in copy.files(*(pattern for group in copy.repo.needs for pattern in group)):
+        wrong = fault(path)
+        if wrong:
+            raise DamagedCopy(
+                f"The copy of {copy.repo.id} from the {copy.source} cannot be used: {path} {wrong}."
+            )
+    return copy
 
 
 def available(kind: str, repo_id: str) -> str | None:
@@ -224,11 +273,21 @@ def _complete(repo: Repo, folder: Path) -> bool:
 
 
 def _mirrors() -> list[Path]:
+    # Unlike the method of a path, this leaves "~" alone where there is no such user or no home.
     return [
-        Path(part).expanduser()
+        Path(os.path.expanduser(part))
         for part in os.environ.get(MIRROR, "").split(os.pathsep)
         if part.strip()
     ]
+
+
+def folder_in_mirror(name: str) -> Path | None:
+    """The folder of any model in the folders that TIGHT_FIT_MIRROR names, None without one."""
+    for mirror in _mirrors():
+        for folder in (f"models/{name}", name, name.replace("/", "--")):
+            if (mirror / folder / "config.json").is_file():
+                return mirror / folder
+    return None
 
 
 def in_mirror(repo: Repo) -> LocalCopy | None:
@@ -236,7 +295,7 @@ def in_mirror(repo: Repo) -> LocalCopy | None:
     owner, name = repo.id.split("/")
     cached = f"{repo.kind}s--{owner}--{name}"
     for mirror in _mirrors():
-        for folder in (f"{repo.kind}s/{repo.id}", repo.id, f"{owner}--{name}", name):
+        for folder in _folders(repo):
             if _complete(repo, mirror / folder):
                 return LocalCopy(repo, mirror / folder, "mirror", None)
         for cache in (mirror / cached, mirror / "hub" / cached):
@@ -246,22 +305,44 @@ def in_mirror(repo: Repo) -> LocalCopy | None:
     return None
 
 
+def _folders(repo: Repo) -> tuple[str, ...]:
+    """Where a mirror may hold a repository."""
+    owner, name = repo.id.split("/")
+    return f"{repo.kind}s/{repo.id}", repo.id, f"{owner}--{name}", name
+
+
 def _mirror_problems(repo: Repo) -> list[str]:
     if not _mirrors():
         return [f"{MIRROR} is not set"]
-    faults = {True: "has no complete copy of it", False: "is no folder"}
-    return [f"{MIRROR} names {mirror}, which {faults[mirror.is_dir()]}" for mirror in _mirrors()]
+    return [f"{MIRROR} names {mirror}, which {_lack(repo, mirror)}" for mirror in _mirrors()]
+
+
+def _lack(repo: Repo, mirror: Path) -> str:
+    """What a mirror lacks, as the end of a sentence: the folder itself, the copy, or a file."""
+    if not mirror.is_dir():
+        return "is no folder"
+    for folder in _folders(repo):
+        missing = [group for group in repo.needs if not _matching(mirror / folder, group)]
+        if (mirror / folder).is_dir() and len(missing) < len(repo.needs):
+            return (
+                "has no complete copy of it: "
+                f"{folder} lacks {' and '.join(' or '.join(group) for group in missing)}"
+            )
+    return "has no complete copy of it"
 
 
 def in_cache(repo: Repo, revisions: tuple[str, ...] | None = None) -> LocalCopy | None:
     """The first complete snapshot in the hub's cache, of `revisions` alone if given."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE) / f"{repo.kind}s--{repo.id.replace('/', '--')}"
-    for snapshot in _snapshots(repo, folder):
+    for snapshot in _snapshots(repo, _cache_of(repo)):
         if (revisions is None or snapshot.name in revisions) and _complete(repo, snapshot):
             return LocalCopy(repo, snapshot, "cache", snapshot.name)
     return None
+
+
+def _cache_of(repo: Repo) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"{repo.kind}s--{repo.id.replace('/', '--')}"
 
 
 def _snapshots(repo: Repo, folder: Path) -> Iterator[Path]:
@@ -277,8 +358,10 @@ def _snapshots(repo: Repo, folder: Path) -> Iterator[Path]:
 def download(repo: Repo) -> tuple[str, LocalCopy | None]:
     """(what went wrong, None) or ("", the copy): the first of the repository's commits on the hub.
 
-    Raises OSError when the disk is full.
+    A download that brings no byte for `STILL_SECONDS` is given up. Raises OSError when the disk is
+    full.
     """
+    global _silent
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RevisionNotFoundError
 
@@ -286,17 +369,20 @@ def download(repo: Repo) -> tuple[str, LocalCopy | None]:
     for revision in repo.revisions:
         # Where the first choice is gone: main's commit of the DeBERTa models has no safetensors.
         more = () if revision == repo.revisions[0] else ("pytorch_model.bin",)
+        fetch = partial(
+            snapshot_download,
+            repo.id,
+            repo_type=repo.kind,
+            revision=revision,
+            allow_patterns=[*repo.fetch, *more],
+        )
         try:
-            path = Path(
-                snapshot_download(
-                    repo.id,
-                    repo_type=repo.kind,
-                    revision=revision,
-                    allow_patterns=[*repo.fetch, *more],
-                )
-            )
+            path = Path(while_it_grows(fetch, _cache_of(repo), STILL_SECONDS))
         except RevisionNotFoundError:
             continue
+        except StoodStill as error:
+            _silent = time.monotonic(), f"the hub answered and then stood still: {error}"
+            return _silent[1], None
         except Exception as error:  # the hub, the network and the disk each raise their own kinds
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise

@@ -12,11 +12,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import import_utils
 
 Recompute = Callable[[], AbstractContextManager]
+LORA_SCALES = ("alpha/r", "alpha/sqrt(r)")  # of adapters; the second is rsLoRA's
 
 # DeBERTa's relative position embeddings and their LayerNorm lie in the encoder, but belong to the
 # embeddings: every layer reads them, so while they train the backward pass goes through all layers.
@@ -40,22 +42,31 @@ def enable_checkpointing(model: PreTrainedModel, recompute: Recompute = nullcont
 
 
 def add_lora(
-    model: nn.Module, rank: int, targets: Collection[str], layers: Iterable[int] | None = None
+    model: nn.Module,
+    rank: int,
+    targets: Collection[str],
+    layers: Iterable[int] | None = None,
+    alpha: float | None = None,
+    scale: str = "alpha/r",
 ) -> None:
     """Put LoRA adapters of `rank` beside the projections named `targets`, in place, with peft.
 
     LoRA, Hu et al. 2021: x W + (α/r) x A B, with A drawn at random (peft: Kaiming uniform) and B
-    zero, so that the model's output is at first unchanged; α = 2 r, no dropout.
+    zero, so that the model's output is at first unchanged; no dropout.
 
     layers  indices of the layers that get adapters; None for all
+    alpha   α; None is 2 r
+    scale   "alpha/r", or "alpha/sqrt(r)", with which high ranks keep their share of the output
+            (rsLoRA, Kalajdzievski 2023, https://arxiv.org/abs/2312.03732)
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes a second or two to import
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     lora = LoraConfig(
         r=rank,
-        lora_alpha=2 * rank,
+        lora_alpha=2 * rank if alpha is None else alpha,  # type: ignore[arg-type]  # any number
         target_modules=list(targets),
+        use_rslora=scale == "alpha/sqrt(r)",
         layers_to_transform=None if layers is None else list(layers),
     )
     inject_adapter_in_model(lora, model)
@@ -104,15 +115,17 @@ def embeddings_and_layers(model: nn.Module, stack: str, count: int) -> set[str]:
     }
 
 
-def check_trainable(model: nn.Module, frozen: Collection[str] = ()) -> None:
-    """Check that every parameter but the `frozen` ones is stored in fp32 and trains.
+def check_trainable(
+    model: nn.Module, frozen: Collection[str] = (), dtype: torch.dtype = torch.float32
+) -> None:
+    """Check that every parameter but the `frozen` ones is stored in `dtype` and trains.
 
     Raises RuntimeError for one that is not or does not.
     """
     for name, parameter in model.named_parameters():
         if name in frozen:
             continue
-        if parameter.dtype != torch.float32:
+        if parameter.dtype != dtype:
             raise RuntimeError(
                 f"{name} was loaded as {parameter.dtype}: load with dtype=torch.float32, "
                 "half-precision weights under AdamW lose small updates or end in NaN."
@@ -167,3 +180,21 @@ def _apply(module: nn.Module, function: Callable, recurse: bool = True) -> nn.Mo
         if buffer is not None:
             module._buffers[name] = function(buffer)
     return module
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers prints neither warnings nor progress bars inside.
+
+    It would report a new head as missing weights, which `build` checks itself.
+    """
+    level = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()

@@ -1,54 +1,69 @@
-"""DeBERTa and ViT with a classification head, full size or mini, and what a recipe does to them."""
+"""The course's classifiers and decoders, full size or mini, and what a recipe does to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from transformers import (
     AutoTokenizer,
-    DebertaV2Config,
     DebertaV2ForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    ViTConfig,
+    Qwen3ForCausalLM,
     ViTForImageClassification,
 )
 from transformers.initialization import no_init_weights
 
 from helpers import hub, model_changes
-from helpers.data import Pixels
-from helpers.model_changes import Recompute, as_if_real
+from helpers.language.chunked_loss import put_in_chunks
+from helpers.language.targets import targets_of
+from helpers.model_changes import Recompute, as_if_real, quiet
+from helpers.packages import needs
 from helpers.recipe import Recipe
+from helpers.techniques import base_weights
+from helpers.techniques.compiled import compiled
+
+if TYPE_CHECKING:
+    from helpers.data import Pixels
 
 MINI = Path(__file__).parent / "mini"
 # The published config.json of each full model, as far as it decides the architecture, so that a
 # plan needs no network. DeBERTa-v3: He et al. 2021, https://arxiv.org/abs/2111.09543; ViT:
-# Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929.
+# Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929; Qwen3: Yang et al. 2025,
+# https://arxiv.org/abs/2505.09388 (its weights are under the Apache License 2.0).
 CONFIGS = Path(__file__).parent / "configs"
 REPOS = {
     "deberta": "microsoft/deberta-v3-base",
     "deberta-large": "microsoft/deberta-v3-large",
     "vit": "google/vit-base-patch16-224-in21k",
+    "decoder": "Qwen/Qwen3-0.6B",
+    "decoder-1.7b": "Qwen/Qwen3-1.7B",
 }
 CLASSES: dict[str, Any] = {  # transformers annotates what these classes return only in part
     "text": DebertaV2ForSequenceClassification,
     "image": ViTForImageClassification,
+    "chat": Qwen3ForCausalLM,
 }
-TARGETS = {"text": ("query_proj", "value_proj"), "image": ("q_proj", "v_proj")}  # of LoRA adapters
+TARGETS = {  # of LoRA adapters
+    "text": ("query_proj", "value_proj"),
+    "image": ("q_proj", "v_proj"),
+    "chat": ("q_proj", "v_proj"),
+}
 NEW_HEADS = ("classifier.", "pooler.dense.")  # parameters that a checkpoint without a head lacks
 
 
 def config(recipe: Recipe) -> PretrainedConfig:
     """The architecture that a recipe asks for, with its number of classes. Needs no network."""
-    kind = DebertaV2Config if recipe.task == "text" else ViTConfig
     folder = MINI if recipe.profile == "mini" else CONFIGS
-    architecture = kind.from_pretrained(folder / recipe.model)
+    architecture = CLASSES[recipe.task].config_class.from_pretrained(folder / recipe.model)
+    architecture._attn_implementation = recipe.attention
+    if recipe.task == "chat":
+        architecture.use_cache = False  # keys and values are kept for generation only
+        return architecture
     architecture.num_labels = recipe.classes
     # The library would otherwise guess it from the labels' dtype.
     architecture.problem_type = "single_label_classification"
@@ -78,7 +93,8 @@ def build(recipe: Recipe, device: str | torch.device = "cpu") -> PreTrainedModel
     else:
         model = _pretrained(recipe)
     # transformers decorates `to`, and the decorator has the wrong type.
-    return prepare(model, recipe).to(device)  # type: ignore[arg-type]
+    model = prepare(model, recipe).to(device)  # type: ignore[arg-type]
+    return compiled(model) if recipe.compile else model
 
 
 def _pretrained(recipe: Recipe) -> PreTrainedModel:
@@ -110,6 +126,7 @@ def empty(recipe: Recipe, recompute: Recompute = nullcontext) -> PreTrainedModel
     """
     with no_init_weights():
         model = CLASSES[recipe.task](config(recipe))
+        model.tie_weights()
     with as_if_real():
         return prepare(model, recipe, recompute)
 
@@ -117,19 +134,28 @@ def empty(recipe: Recipe, recompute: Recompute = nullcontext) -> PreTrainedModel
 def prepare(
     model: PreTrainedModel, recipe: Recipe, recompute: Recompute = nullcontext
 ) -> PreTrainedModel:
-    """Apply checkpointing, LoRA and freezing as the recipe says, in place; in training mode."""
+    """What the recipe does to a model, in place; in training mode."""
     # The forward pass of these models accepts num_items_in_batch but ignores it. Unless it is
     # declared so, Trainer multiplies their gradients by the number of accumulation steps
     # (huggingface/transformers#47688).
     model.accepts_loss_kwargs = False  # type: ignore[assignment]  # transformers declares no type
     if recipe.checkpointing:
         model_changes.enable_checkpointing(model, recompute)
+    if recipe.loss == "chunked":
+        put_in_chunks(model)
+    if recipe.base != "fp32":
+        base_weights.store(model, recipe, NEW_HEADS)
     if recipe.lora_rank is not None:
         layers = range(recipe.frozen or 0, recipe.layers)
-        model_changes.add_lora(model, recipe.lora_rank, TARGETS[recipe.task], layers)
+        needs("peft")
+        targets = targets_of(model, recipe.lora_targets)
+        scale = recipe.lora_alpha, recipe.lora_scale
+        model_changes.add_lora(model, recipe.lora_rank, targets, layers, *scale)
+        base_weights.widen_adapters(model)
     frozen = frozen_names(model, recipe)
     model_changes.freeze(model, frozen)
-    model_changes.check_trainable(model, frozen)
+    whole = recipe.base == "fp32" or recipe.lora_rank is not None
+    model_changes.check_trainable(model, frozen, torch.float32 if whole else torch.bfloat16)
     return model.train()
 
 
@@ -149,24 +175,6 @@ def frozen_names(model: torch.nn.Module, recipe: Recipe) -> set[str]:
     return model_changes.embeddings_and_layers(model, stack, recipe.frozen)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers prints neither warnings nor progress bars inside.
-
-    It would report a new head as missing weights, which `build` checks itself.
-    """
-    level = transformers.logging.get_verbosity()
-    bars = transformers.logging.is_progress_bar_enabled()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(level)
-        if bars:
-            transformers.logging.enable_progress_bar()
-
-
 def processor(recipe: Recipe) -> PreTrainedTokenizerBase | Path | Pixels:
     """What turns the recipe's examples into tensors.
 
@@ -181,8 +189,10 @@ def processor(recipe: Recipe) -> PreTrainedTokenizerBase | Path | Pixels:
         if recipe.weights != "random":
             raise
         if recipe.task == "image":
+            from helpers.data import Pixels  # it imports datasets, which a plan does not need
+
             return Pixels(side=config(recipe).image_size)
-        folder = MINI / "deberta"
+        folder = MINI / ("decoder" if recipe.task == "chat" else "deberta")
     if recipe.task == "image":
         return folder
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)

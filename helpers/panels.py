@@ -6,10 +6,15 @@
 A panel is one output with two forms: the live widget, and a picture for readers without a kernel
 (GitHub, nbviewer, HTML pages). The picture shows the first settings, and below it stands "Run the
 notebook to move the sliders: ...".
+
+While a picture is made, the old one is grey and "planning ..." stands above it with the settings
+that were asked for. Of several moves only the last is drawn, and a picture that was drawn before
+comes back at once. After a restart of the kernel the panel says that its cell must run again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import html
 import inspect
@@ -30,6 +35,14 @@ except ImportError:
 
 __all__ = ["panel", "Panel"]
 PAD = 0.1  # inches around a figure
+WAIT = 0.05  # seconds in which a later move of a control replaces an earlier one
+MOST = 200  # pictures that a panel keeps
+# Jupyter gives every widget the class jupyter-widgets-disconnected when its kernel has ended.
+LOST = """<style>
+.tight-fit-lost { display: none } .jupyter-widgets-disconnected .tight-fit-lost { display: block }
+.tight-fit-planning { opacity: 0.4; filter: grayscale(1) }
+</style><b class="tight-fit-lost">The kernel was restarted: run this cell again, and the controls
+move the picture again.</b>"""
 
 
 @dataclass(frozen=True)
@@ -39,12 +52,14 @@ class View:
     text    its text form, for readers without pictures
     png     the bytes of a picture, or None
     html    its HTML form where there is no picture, or None
+    alt     the picture in words, where its figure has them
     failed  whether drawing raised an error, which is then in the text and the HTML
     """
 
     text: str
     png: bytes | None = None
     html: str | None = None
+    alt: str = ""
     failed: bool = False
 
 
@@ -84,7 +99,9 @@ class Panel:
             for name, parameter in inspect.signature(draw).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        self._draw = draw
+        self._draw, self._given = draw, controls
+        self._views: dict[str, View] = {}  # what was drawn already, by the values
+        self._waiting: asyncio.TimerHandle | None = None
         self._box: Bbox | None = None  # the frame of the figures so far, in inches
         self._start = {name: _start(name, given, starts) for name, given in controls.items()}
         settings = [
@@ -112,15 +129,58 @@ class Panel:
             format="png",
             layout={"max_width": "100%", "object_fit": "contain", "align_self": "flex-start"},
         )
-        self._html = ipywidgets.HTML()
+        self._html, self._state = ipywidgets.HTML(), ipywidgets.HTML()
         for control in self.controls.values():
-            control.observe(lambda change: self._show(), "value")
+            control.observe(self._moved, "value")
         self._show()
-        self.widget = ipywidgets.VBox([*self.controls.values(), self._image, self._html])
+        shown = [*self.controls.values(), self._state, self._image, self._html]
+        self.widget = ipywidgets.VBox([*shown, ipywidgets.HTML(LOST)])
+
+    def _moved(self, change: dict[str, Any]) -> None:
+        """A control has another value: show it at once, or say that it is being planned.
+
+        What a browser sends is drawn a moment later, unless another move comes before.
+        """
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        loop = _loop() if getattr(change["owner"], "_property_lock", None) else None
+        if loop is None or self._key(self.values) in self._views:
+            self._show()
+            return
+        self._image.add_class("tight-fit-planning")
+        self._html.add_class("tight-fit-planning")
+        self._state.value = f"<i>planning ... {html.escape(self.settings)}</i>"
+        self._waiting = loop.call_later(WAIT, self._show)
+
+    @property
+    def settings(self) -> str:
+        """The present values, as a reader would write them."""
+        return ", ".join(
+            f"{_name(name, given)} {_label(given, self.values[name])}"
+            for name, given in self._given.items()
+        )
+
+    def _key(self, values: dict[str, Any]) -> str:
+        return repr(values)
 
     def _show(self) -> None:
         """Draw the present values. The picture is replaced as a whole, so that nothing flickers."""
-        self.view = self._render(self.values)
+        self._waiting = None
+        values = self.values
+        key = self._key(values)
+        if key not in self._views:
+            if len(self._views) >= MOST:
+                self._views.clear()
+            view = self._render(values)
+            if not view.failed:
+                self._views[key] = view
+            self.view = view
+        else:
+            self.view = self._views[key]
+        self._image.remove_class("tight-fit-planning")
+        self._html.remove_class("tight-fit-planning")
+        self._state.value = html.escape(self.settings)
         if self.view.png is not None:
             self._image.value = self.view.png
         else:
@@ -134,7 +194,7 @@ class Panel:
         try:
             drawn = self._draw(**values)
             if isinstance(drawn, Figure):
-                return View("", png=self._png(drawn, caption))
+                return View("", png=self._png(drawn, caption), alt=getattr(drawn, "alt", ""))
             if drawn is None:
                 raise TypeError("the drawing function returned nothing; let it return its figure")
             if hasattr(drawn, "_repr_html_"):
@@ -183,6 +243,7 @@ class Panel:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The live widget and the picture of the first settings, for Jupyter to choose from."""
         text = f"{self.first.text}\n{self.line}".strip()
+        alt = f"{self.first.alt} {self.line}".strip()
         bundle: dict[str, Any] = {"text/plain": text}
         if self.first.png is not None:
             bundle["image/png"] = base64.b64encode(self.first.png).decode()
@@ -194,10 +255,18 @@ class Panel:
                 "version_minor": 0,
                 "model_id": self.widget.model_id,
             }
-        return bundle, {"image/png": {"alt": text}} if self.first.png is not None else {}
+        return bundle, {"image/png": {"alt": alt}} if self.first.png is not None else {}
 
     def __repr__(self) -> str:
         return f"{self.first.text}\n{self.line}".strip()
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs now, as in a notebook's kernel; None elsewhere."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from helpers.memory.figures import COLOURS, categories, closed, timeline
+from helpers.memory.figures import COLOURS, DescribedFigure, categories, closed, timeline
 from helpers.record import Run
+from helpers.values import series, whole
 
 __all__ = ["COLOURS", "LINES", "bars", "categories", "losses", "style", "timeline"]
 
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--", "-.", ":")  # beside colours
 STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 100,
@@ -35,26 +38,40 @@ def style() -> None:
 
 
 def losses(named: Mapping[str, Run | list[float]], smooth: int = 5) -> Figure:
-    """Loss over optimizer steps: each run as a thin line, and its mean over `smooth` steps."""
-    figure, axis = plt.subplots(figsize=(7, 3.4))
-    for colour, (label, run) in zip(LINES, named.items()):
+    """Loss over optimizer steps: each run as a thin line, and its mean over `smooth` steps.
+
+    Raises TypeError for what is no dict of runs or lists of numbers, ValueError for an empty one.
+    """
+    series("named", named, Run, list, tuple, np.ndarray)
+    whole("smooth", smooth, 1)
+    figure, axis = plt.subplots(figsize=(7, 3.4), FigureClass=DescribedFigure)
+    said = []
+    for colour, style, (label, run) in zip(LINES, cycle(DASHES), named.items()):
         values = np.array(run.losses if isinstance(run, Run) else run)
         steps = np.arange(1, len(values) + 1)
         axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
         window = min(smooth, len(values))
         mean = np.convolve(values, np.ones(window) / window, "valid")
-        axis.plot(steps[window - 1 :], mean, color=colour, label=label)
+        axis.plot(steps[window - 1 :], mean, color=colour, linestyle=style, label=label)
+        said.append(f"{label}: from {mean[0]:.3g} to {mean[-1]:.3g} in {len(values)} steps.")
     axis.set(xlabel="optimizer step", ylabel="loss", ylim=(0, None))
-    axis.legend()
-    return closed(figure)
+    axis.legend(title=f"thick: mean of {smooth} steps", title_fontsize=8)
+    return closed(figure, f"Loss over optimizer steps, means of {smooth}. {' '.join(said)}")
 
 
 def bars(values: Mapping[str, float | list[float]], label: str, percent: bool = False) -> Figure:
-    """One bar per name; of a list of values (seeds) their mean, with every value as a dot."""
-    figure, axis = plt.subplots(figsize=(7, 0.9 + 0.45 * len(values)))
+    """One bar per name; of a list of values (seeds) their mean, with every value as a dot.
+
+    Raises TypeError for what is no dict of numbers or lists of them, ValueError for an empty one.
+    """
+    kinds = (int, float, list, tuple, np.generic, np.ndarray)
+    series("values", values, *kinds, finite=True)
+    figure, axis = plt.subplots(figsize=(7, 0.9 + 0.45 * len(values)), FigureClass=DescribedFigure)
+    said = []
     for row, (name, value) in enumerate(values.items()):
         several = np.atleast_1d(value) * (100 if percent else 1)
         axis.barh(name, several.mean(), color=LINES[row % len(LINES)], height=0.6)
+        said.append(f"{name} {several.mean():.3g}")
         if len(several) > 1:
             axis.plot(several, [row] * len(several), "o", color="black", markersize=3)
         end, side = (several.max(), "left") if several.mean() >= 0 else (several.min(), "right")
@@ -63,4 +80,4 @@ def bars(values: Mapping[str, float | list[float]], label: str, percent: bool = 
     axis.grid(axis="y", visible=False)
     axis.set(xlabel=label)
     axis.margins(x=0.12)
-    return closed(figure)
+    return closed(figure, f"Bars, {label}: {', '.join(said)}.")

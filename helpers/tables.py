@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping
 
 import pandas as pd
@@ -10,6 +12,7 @@ from helpers.memory.timeline import Plan
 from helpers.recipe import difference
 from helpers.record import Run, missing, read
 from helpers.units import duration, number, size
+from helpers.values import each_of_type, of_type
 
 
 class Table:
@@ -30,7 +33,7 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        caption = f"<p>{self.caption}</p>" if self.caption else ""
+        caption = f"<p>{html.escape(self.caption, quote=False)}</p>" if self.caption else ""
         if self.frame.empty:
             return caption
         return caption + self.frame.to_html(index=False, border=0, justify="right")
@@ -39,15 +42,25 @@ class Table:
         """The lines, without the caption, as a table of GitHub's Markdown."""
         rows = [self.frame.columns, ["---"] * len(self.frame.columns)]
         rows += self.frame.itertuples(index=False)
-        return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+        return "\n".join("| " + " | ".join(map(markdown, row)) + " |" for row in rows)
+
+
+def markdown(value: object) -> str:
+    """A value as the text of a cell in Markdown: no tag, no end of the cell or of the line."""
+    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(str(value).split()))
+    return re.sub(r"(?<!\\)\|", r"\|", text)
 
 
 def runs(named: Mapping[str, Run], caption: str = "") -> Table:
     """One line per run: planned and measured peak, median step, speed, last loss, accuracy.
 
-    The caption, unless it is given, names the machine of the first run.
+    Runs of GPUs whose speed is known have the planned step as well. The caption, unless it is
+    given, names the machine of the first run. Raises TypeError for what is no dict of runs,
+    ValueError for an empty one.
     """
+    each_of_type("named", named, Run, least=0 if caption else 1)
     rows = []
+    timed = any(run.planned_seconds for run in named.values())
     for label, run in named.items():
         last = run.losses[-5:]
         random = "" if run.recipe.weights == "pretrained" else " (random weights)"
@@ -56,6 +69,7 @@ def runs(named: Mapping[str, Run], caption: str = "") -> Table:
                 "run": label,
                 "planned peak": size(run.planned),
                 "measured peak": size(run.peak),
+                **({"planned step": duration(run.planned_seconds)} if timed else {}),
                 "step": duration(run.step_seconds),
                 "examples/s": f"{run.rows_per_second:.0f}",
                 "last loss": f"{sum(last) / len(last):.3f}",
@@ -72,8 +86,11 @@ def runs(named: Mapping[str, Run], caption: str = "") -> Table:
 def before_after(before: Run, after: Run) -> Table:
     """The two runs of a comparison.
 
-    Raises ValueError where their recipes differ in more, or less, than one field.
+    Raises ValueError where their recipes differ in more, or less, than one field, TypeError for
+    what is no run.
     """
+    of_type("before", before, Run)
+    of_type("after", after, Run)
     changed = difference(before.recipe, after.recipe)
     if len(changed) != 1:
         raise ValueError(
@@ -85,7 +102,11 @@ def before_after(before: Run, after: Run) -> Table:
 
 
 def plans(named: Mapping[str, Plan]) -> Table:
-    """One line per plan: peak and its categories, FLOPs per step. The same on every machine."""
+    """One line per plan: peak and its categories, FLOPs per step. The same on every machine.
+
+    Raises TypeError for what is no dict of plans, ValueError for an empty one.
+    """
+    each_of_type("named", named, Plan)
     return Table(
         [
             {
@@ -100,17 +121,22 @@ def plans(named: Mapping[str, Plan]) -> Table:
 
 
 def record(notebook: str) -> Table:
-    """The newest record of a notebook's runs; without one, a caption that says how to take one."""
-    newest = read(notebook)
+    """The newest record of a notebook's runs; without one, a caption that says how to take one.
+
+    Raises TypeError for a name that is none.
+    """
+    of_type("notebook", notebook, str)
+    wrong: list[str] = []
+    newest = read(notebook, say=wrong.append)
     if not newest:
-        return Table([], missing(notebook))
+        return Table([], " ".join([missing(notebook), *wrong]))
     first = next(iter(newest.values()))
-    machine = first.environment
-    return runs(
-        newest,
+    machine = {"driver": None, "torch": "unknown", "transformers": "unknown"} | first.environment
+    caption = (
         f"Recorded on {first.date[:10]}: {machine['name']}, driver {machine['driver']}, "
-        f"torch {machine['torch']}, transformers {machine['transformers']}, {_measure(first)}",
+        f"torch {machine['torch']}, transformers {machine['transformers']}, {_measure(first)}"
     )
+    return runs(newest, ". ".join([caption, *wrong]))
 
 
 def _measure(run: Run) -> str:

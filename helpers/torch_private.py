@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,20 +22,31 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._functional_collectives import (
+    AsyncCollectiveTensor,
+    all_gather_single_autograd,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "OpOverload",
+    "CHECKPOINT_CHECKS",
+    "DEVICE_OF",
     "WRAPPERS",
+    "adds_in_place",
+    "all_gather_with_gradient",
+    "device_for_torch",
     "AsyncCollectiveTensor",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "PlainDispatchMode",
     "TorchDispatchMode",
     "clear_cublas_workspaces",
+    "count_holders",
     "disable_current_modes",
     "fake_store",
     "foreach_mul_",
@@ -42,19 +54,27 @@ __all__ = [
     "forget_process_groups",
     "fsdp_param_module",
     "in_backward",
+    "inductor",
+    "is_dense",
     "is_view",
     "load_cuda_kernel",
     "no_work",
     "parse_to",
     "process_group",
     "rebuild_buckets",
+    "shapes_of_dtensor",
     "storage_key",
     "tree_leaves",
+    "tree_map",
     "unset_fake_temporarily",
     "written_arguments",
 ]
 
+# Gather a tensor along a dimension over a process group; its gradient is summed and scattered.
+all_gather_with_gradient = all_gather_single_autograd
 disable_current_modes = _disable_current_modes
+# What PyTorch dispatches to ask a tensor without values for its device, thousands of times a step.
+DEVICE_OF = torch.ops.prim.device.default
 WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
 foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place
 parse_to = torch._C._nn._parse_to  # reads the arguments of `nn.Module.to`
@@ -66,7 +86,24 @@ SKIPS_STEPS = "_maybe_opt_step"  # the method of GradScaler that leaves out a st
 # that list devices, and lists of the types of tensors.
 _FOREACH = (import_module("torch.optim.optimizer"), import_module("torch.utils._foreach_utils"))
 FOREACH_DEVICES = tuple((module, "_get_foreach_kernels_supported_devices") for module in _FOREACH)
+# (module, name) of Adam's update of many tensors by one kernel; the last operation in it.
+ADAM_FOREACH = (import_module("torch.optim.adam"), "_multi_tensor_adam")
+FOREACH_ADDCDIV = "_foreach_addcdiv_"
+# {name: what checkpointing compares of a tensor that was saved and of the same one recomputed}.
+CHECKPOINT_CHECKS = import_module("torch.utils.checkpoint")._allowed_determinism_checks_to_fns
+PRE_FORWARD = "_pre_forward"  # the method of DistributedDataParallel that lays its buckets anew
 FOREACH_TYPES = tuple((module, "_foreach_supported_types") for module in _FOREACH)
+
+
+class PlainDispatchMode(TorchDispatchMode):
+    """A dispatch mode that nobody compiles, so that its calls need not be hidden from Dynamo.
+
+    PyTorch hides those of every other mode, which takes longer than what the mode does.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -77,13 +114,94 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def device_for_torch(tensor: FakeTensor) -> torch.device:
+    """The device that PyTorch's own code is told of, whatever a user is told (`plan.gpu_calls`)."""
+    return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward pass on this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
+ADD = torch.ops.aten.add.Tensor
+
+
+def adds_in_place(function: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd would do this operation in place if no mode watched it.
+
+    Where several gradients of one tensor meet, the engine adds the next one to the first in place,
+    if nothing else holds that one (accumulate in torch/csrc/autograd/input_buffer.cpp). While a
+    dispatch mode is on, it makes a new tensor instead. Call it in `__torch_dispatch__` of the
+    innermost mode, before the operation, and `count_holders` once before that.
+    """
+    if function is not ADD or len(args) != 2 or kwargs or torch.is_grad_enabled():
+        return False
+    if not in_backward() or not all(isinstance(value, torch.Tensor) for value in args):
+        return False
+    first, second = args
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and is_dense(first)
+        and _holders(first) == count_holders()
+        and not _in_python_function()
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill one piece of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """(how often a tensor is held, how often its storage), by PyTorch's own counts."""
+    held: Any = tensor
+    return held._use_count(), torch._C._storage_Use_Count(storage_key(tensor.untyped_storage()))
+
+
 @cache
-def is_view(function: torch._ops.OpOverload) -> bool:
+def count_holders() -> tuple[int, int]:
+    """`_holders` of a gradient that only the engine holds; dispatch itself adds some.
+
+    The first call runs a backward pass, so it must come before `adds_in_place`, outside dispatch.
+    """
+    seen: list[tuple[int, int]] = []
+
+    class Probe(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is ADD:
+                seen.append(_holders(args[0]))
+            return function(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), disable_current_modes():
+        leaf = torch.ones(2, requires_grad=True)
+        loss = (leaf * 2).sum() + (leaf * 3).sum()
+        with Probe():
+            loss.backward()
+    return seen[-1]
+
+
+def _in_python_function() -> bool:
+    """Whether the backward pass of a `torch.autograd.Function` written in Python is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.autograd.function" and name == "apply":
+            return True
+        if module == "torch.autograd.graph" and name == "_engine_run_backward":
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+@cache
+def is_view(function: OpOverload) -> bool:
     """Whether every result of a dispatched operation shares memory with an argument unchanged."""
     returns = function._schema.returns
     return bool(returns) and all(
@@ -92,7 +210,7 @@ def is_view(function: torch._ops.OpOverload) -> bool:
 
 
 @cache
-def written_arguments(function: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+def written_arguments(function: OpOverload) -> tuple[tuple[int, str], ...]:
     """(position, name) of the arguments that a dispatched operation changes in place."""
     return tuple(
         (place, argument.name)
@@ -107,7 +225,7 @@ def no_work() -> set[Callable]:
     Tensors without values ask for their device, and the profiler marks a range.
     """
     return {
-        torch.ops.prim.device.default,
+        DEVICE_OF,
         torch.ops.profiler._record_function_enter_new.default,
         torch.ops.profiler._record_function_exit._RecordFunction,
     }
@@ -161,6 +279,16 @@ def fsdp_param_module():
     return _fsdp_param
 
 
+def shapes_of_dtensor() -> tuple[type, str]:
+    """The class and the name of its method by which DTensor asks for the shape of a result.
+
+    It runs the operation on tensors without values, of the size of the whole.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    return ShardingPropagator, "_propagate_tensor_meta_non_cached"
+
+
 def fake_store() -> torch.distributed.Store:
     """The store of a process group that sends nothing.
 
@@ -198,3 +326,28 @@ def _dtensor_caches() -> list[Callable[[], None]]:
                 if not isinstance(value, type) and hasattr(value, "cache_clear")
             ]
     return clearers
+
+
+def inductor(seen: Callable[[torch.fx.GraphModule], object], code: bool = True) -> Callable:
+    """The backend of `torch.compile` that it takes by itself, which tells of each graph it gets.
+
+    seen  is called with each graph of a forward pass before it is compiled
+    code  False cuts and rewrites graphs as inductor does, and makes no code: operations then run
+          one by one, also on tensors without values
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    def keep(graph, inputs, **options):
+        def run(arguments):
+            given = list(arguments)
+            arguments.clear()
+            return graph(*given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # it may free what it was given
+        return run
+
+    def backend(graph, inputs):
+        seen(graph)
+        return compile_fx(graph, inputs) if code else compile_fx(graph, inputs, inner_compile=keep)
+
+    return backend

@@ -7,19 +7,24 @@ value; it begins the message.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Collection
-from typing import Any, ClassVar, NamedTuple, Protocol
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Model(NamedTuple):
     """A model that a recipe may name, and what a recipe takes from it when it says nothing."""
 
-    task: str  # "text" or "image"
+    task: str  # "text" or "image" (a class per example), or "chat" (an answer in words)
     data: dict[str, str]  # profile -> data set
     learning_rate: dict[str, float]  # profile -> peak learning rate of AdamW
     layers: dict[str, int]  # profile -> transformer layers
     width: dict[str, int]  # profile -> hidden size
+    positions: dict[str, int]  # profile -> most tokens of an example; empty for images
 
 
 class DataSet(NamedTuple):
@@ -36,9 +41,10 @@ MODELS = {
         {"mini": 1e-3, "full": 2e-5},
         {"mini": 4, "full": 12},
         {"mini": 128, "full": 768},
+        {"mini": 512, "full": 512},
     ),
     "deberta-large": Model(
-        "text", {"full": "newsgroups"}, {"full": 1e-5}, {"full": 24}, {"full": 1024}
+        "text", {"full": "newsgroups"}, {"full": 1e-5}, {"full": 24}, {"full": 1024}, {"full": 512}
     ),
     "vit": Model(
         "image",
@@ -46,21 +52,69 @@ MODELS = {
         {"mini": 1e-3, "full": 5e-5},
         {"mini": 4, "full": 12},
         {"mini": 96, "full": 768},
+        {},
+    ),
+    "decoder": Model(
+        "chat",
+        {"mini": "r8", "full": "newsgroups"},
+        {"mini": 2e-3, "full": 1e-5},
+        {"mini": 6, "full": 28},
+        {"mini": 128, "full": 1024},
+        {"mini": 512, "full": 40960},
+    ),
+    "decoder-1.7b": Model(
+        "chat",
+        {"full": "newsgroups"},
+        {"full": 1e-5},
+        {"full": 28},
+        {"full": 2048},
+        {"full": 40960},
     ),
 }
+READS = {"text": "text", "image": "image", "chat": "text"}  # task of a model -> of its data
 DATASETS = {
     "r8": DataSet("text", 8),
     "newsgroups": DataSet("text", 20),
     "digits": DataSet("image", 10),
     "cifar10": DataSet("image", 10),
 }
+IGNORE = -100  # a label per token that no loss counts: torch's cross_entropy skips it
 PROFILES = ("mini", "full")
 WEIGHTS = ("pretrained", "random")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-OPTIMIZERS = ("adamw", "adamw8bit", "adamw8bit_embed32", "sgd", "adafactor", "lion", "lion8bit")
+OPTIMIZERS = (
+    "adamw",
+    "adamw8bit",
+    "adamw8bit_embed32",
+    "sgd",
+    "adafactor",
+    "lion",
+    "lion8bit",
+    "paged_adamw8bit",
+    "adamw_stochastic",
+)
 PADDINGS = ("fixed", "dynamic", "uniform")
 LENGTH = {"mini": 64, "full": 256}
-MAX_LENGTH = 512
+
+
+# The largest whole number of a recipe: beyond it numbers of bytes no longer fit 64 bits.
+MOST = 2**31 - 1
+MOST_FLOAT = int(sys.float_info.max)
+MOST_SEED = 2**32 - 1  # of NumPy's generators
+SHOWN = 60  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, cut where it is too long for a message."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**SHOWN:
+        return f"a number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
+    return clipped(repr(value))
+
+
+def clipped(text: str) -> str:
+    """A text in one line, cut where it is too long for a message."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
 
 
 def plain(value: Any) -> Any:
@@ -82,22 +136,77 @@ def make_plain(settings: Any) -> None:
 def one_of(name: str, value: object, known: Collection[str]) -> None:
     """Raises ValueError where `value` is not among the `known` names, which the message lists."""
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}.")
+        question = ""
+        if isinstance(value, str) and len(value) < SHOWN:
+            lower = {one.lower(): one for one in known}
+            near = difflib.get_close_matches(value.lower(), lower, 1, 0.7)
+            question = f" Did you mean {lower[near[0]]!r}?" if near else ""
+        raise ValueError(
+            f"{name}={shown(value)} is not known: use one of {', '.join(known)}.{question}"
+        )
+
+
+def of_type(name: str, value: T, kind: type) -> T:
+    """Gives `value`. Raises TypeError where it is not of this kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, and is {shown(value)}.")
+    return value
+
+
+def each_of_type(name: str, value: Any, kind: type | tuple[type, ...], least: int = 1) -> None:
+    """Raises TypeError where `value` is no dict from labels to such things, ValueError for none."""
+    kinds = " or a ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, {{label: {kinds}}}, and is {shown(value)}.")
+    if len(value) < least:
+        raise ValueError(f"{name} is empty: give at least {least}, {{label: {kinds}}}.")
+    for label, one in value.items():
+        if not isinstance(one, kind):
+            raise TypeError(f"{name}[{shown(label)}] must be a {kinds}, and is {shown(one)}.")
+
+
+def series(name: str, value: Any, *kinds: type, finite: bool = False) -> None:
+    """Raises TypeError or ValueError where `value` is no dict {label: numbers}.
+
+    kinds   what a label may have; what has no length is one number, or taken as it is
+    finite  whether every number must be finite
+    """
+    each_of_type(name, value, kinds)
+    for label, one in value.items():
+        given = f"{name}[{shown(label)}]"
+        if hasattr(one, "__len__") and not len(one):
+            raise ValueError(f"{given} is empty: give at least one number.")
+        for number in one if hasattr(one, "__len__") else ():
+            if isinstance(plain(number), bool) or not isinstance(plain(number), (int, float)):
+                raise TypeError(f"{given} holds {shown(number)}: give numbers.")
+        for number in (one if hasattr(one, "__len__") else [one]) if finite else ():
+            real(given, number)
+
+
+def function(name: str, value: object) -> None:
+    """Raises TypeError where `value` cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name}={shown(value)} must be a function.")
 
 
 def true_or_false(name: str, value: object) -> None:
     """Raises TypeError where `value` is not a bool."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be True or False.")
+        raise TypeError(f"{name}={shown(value)} must be True or False.")
 
 
-def whole(name: str, value: object, least: int) -> int:
-    """Gives `value` as an int. Raises TypeError for no whole number, ValueError below `least`."""
+def whole(name: str, value: object, least: int, most: int = MOST) -> int:
+    """Gives `value` as an int.
+
+    Raises TypeError for no whole number, ValueError below `least` or above `most`.
+    """
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a whole number.")
+        raise TypeError(f"{name}={shown(value)} must be a whole number.")
     if value < least:
-        raise ValueError(f"{name}={value} must be at least {least}.")
+        raise ValueError(f"{name}={shown(value)} must be at least {least}.")
+    if value > most:
+        raise ValueError(f"{name}={shown(value)} must be at most {most}.")
     return value
 
 
@@ -112,53 +221,17 @@ def real(
     """
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r} must be a number.")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value} must be finite.")
+        raise TypeError(f"{name}={shown(value)} must be a number.")
+    if isinstance(value, int) and abs(value) > MOST_FLOAT or not math.isfinite(value):
+        raise ValueError(f"{name}={shown(value)} must be finite, as a float is.")
     if above is not None and value <= above:
-        raise ValueError(f"{name}={value} must be above {above}.")
+        raise ValueError(f"{name}={shown(value)} must be above {above}.")
     if at_least is not None and value < at_least:
-        raise ValueError(f"{name}={value} must be at least {at_least}.")
+        raise ValueError(f"{name}={shown(value)} must be at least {at_least}.")
     return value
 
 
-class StepSettings(Protocol):
-    """What one optimizer step reads from its settings: a `Recipe`, or a `ModelStep` of any model.
-
-    The fields mean what they mean in `Recipe`. Both kinds are dataclasses, so `replace` takes both.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def micro_batch(self) -> int: ...
-    @property
-    def length(self) -> int | None: ...
-    @property
-    def tokens(self) -> int | None: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def checkpointing(self) -> bool: ...
-    @property
-    def frozen(self) -> int | None: ...
-    @property
-    def lora_rank(self) -> int | None: ...
-    @property
-    def peak_learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def max_grad_norm(self) -> float: ...
-
-
-def check_step(settings: StepSettings) -> None:
+def check_step(settings: Any) -> None:
     """Raises ValueError or TypeError, in one sentence, for a step that cannot be taken."""
     one_of("precision", settings.precision, PRECISIONS)
     one_of("optimizer", settings.optimizer, OPTIMIZERS)
@@ -175,7 +248,8 @@ def check_step(settings: StepSettings) -> None:
         if getattr(settings, name) is not None:
             whole(name, getattr(settings, name), least)
     real("weight_decay", settings.weight_decay, at_least=0)
-    real("max_grad_norm", settings.max_grad_norm, above=0)
+    if settings.max_grad_norm is not None:
+        real("max_grad_norm", settings.max_grad_norm, above=0)
 
 
 def check_recipe(recipe: Any) -> None:
@@ -201,10 +275,11 @@ def _check_data(recipe: Any) -> None:
     one_of("padding", recipe.padding, PADDINGS)
     if recipe.data is not None:
         one_of("data", recipe.data, DATASETS)
-        if DATASETS[recipe.data].task != recipe.task:
-            suitable = [name for name, data in DATASETS.items() if data.task == recipe.task]
+        reads = READS[recipe.task]
+        if DATASETS[recipe.data].task != reads:
+            suitable = [name for name, data in DATASETS.items() if data.task == reads]
             raise ValueError(
-                f"model={recipe.model!r} reads {recipe.task}s, data={recipe.data!r} does not hold "
+                f"model={recipe.model!r} reads {reads}s, data={recipe.data!r} does not hold "
                 f"any: use one of {', '.join(suitable)}."
             )
     for name in ("train_size", "test_size"):
@@ -214,9 +289,11 @@ def _check_data(recipe: Any) -> None:
         _check_no_text_fields(recipe)
     elif recipe.length is not None:
         whole("length", recipe.length, 3)
-        if recipe.length > MAX_LENGTH:
+        most = MODELS[recipe.model].positions[recipe.profile]
+        if recipe.length > most:
             raise ValueError(
-                f"length={recipe.length} is longer than the {MAX_LENGTH} tokens the models take."
+                f"length={recipe.length} is longer than the {most} tokens that "
+                f"model={recipe.model!r} takes in the {recipe.profile} profile."
             )
 
 
@@ -256,7 +333,7 @@ def _check_layers(recipe: Any) -> None:
 
 def _check_schedule(recipe: Any) -> None:
     whole("steps", recipe.steps, 1)
-    whole("seed", recipe.seed, 0)
+    whole("seed", recipe.seed, 0, MOST_SEED)
     if recipe.learning_rate is not None:
         real("learning_rate", recipe.learning_rate, above=0)
     real("warmup", recipe.warmup, at_least=0)

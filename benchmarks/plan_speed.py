@@ -1,0 +1,119 @@
+"""How long plans and the command take: `python -m benchmarks.plan_speed`.
+
+The first table has the CPU seconds of a plan with every layer traced and of one with repeated
+layers traced once, in turns in this process, each round with another batch size so that nothing is
+known from the round before; and whether the two traces were equal. The second has the command in
+processes of its own, imports and start of Python included, as wall and as CPU seconds. A busy
+machine stretches the first and leaves the second nearly alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+
+from helpers.commands.wrapper import run
+from helpers.plan.hf_config import read
+from helpers.plan.hf_plan import ModelStep, trace_model_step
+from helpers.tables import Table
+
+ROUNDS = 3
+PLANS: dict[str, tuple[str, dict]] = {
+    "DeBERTa-v3-base, 16 × 256": ("microsoft/deberta-v3-base", {"length": 256}),
+    "DeBERTa-v3-large, 16 × 256": ("microsoft/deberta-v3-large", {"length": 256}),
+    "ViT-B/16, 16 images": ("google/vit-base-patch16-224-in21k", {}),
+    "Llama-3.1-8B, 16 × 512": ("meta-llama/Llama-3.1-8B", {"precision": "bf16"}),
+}
+COMMANDS = {
+    "--help": "--help",
+    "a misspelt option": "--modle x",
+    "an unknown GPU": "gpt2 --gpu T9000",
+    "an answer that came with the package": "roberta-base --gpu 8GB",
+    "anew, only whether it fits": "roberta-base --gpu 8GB --batch 24 --quick",
+    "the same again": "roberta-base --gpu 8GB --batch 24 --quick",
+    "anew, with what would fit": "roberta-base --gpu 8GB --batch 24",
+    "anew, an 8 B model": "meta-llama/Llama-3.1-8B --gpu T4 --batch 1 --length 1024",
+}
+
+
+def plans() -> Table:
+    """CPU seconds of plans, whole and with repeated layers traced once."""
+    rows = []
+    for label, (name, fields) in PLANS.items():
+        config, equal = read(name), True
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for number in range(ROUNDS + 1):
+            traces = []
+            for whole in (False, True):
+                # The two ways take batch sizes in turns: what one has met is new to the other.
+                step = ModelStep(config, batch_size=16 + 2 * number + whole, **fields)
+                begin = time.process_time()
+                traces.append(trace_model_step(step, all_layers=whole))
+                if number:  # the first round also imports
+                    seconds[whole].append(time.process_time() - begin)
+            step = ModelStep(config, batch_size=16 + 2 * number, **fields)
+            if number == ROUNDS:
+                equal = traces[0] == trace_model_step(step, all_layers=True)
+        once, all_of_them = map(statistics.median, seconds)
+        rows.append(
+            {
+                "step": label,
+                "all layers, s": f"{all_of_them:.2f}",
+                "once, s": f"{once:.2f}",
+                "ratio": f"{all_of_them / once:.1f}",
+                "equal": "yes" if equal else "NO",
+            }
+        )
+    return Table(rows, "CPU seconds of a plan, each layer traced and repeated layers once")
+
+
+def commands() -> Table:
+    """Seconds of the command, each line a process of its own and a cache that begins empty."""
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"XDG_CACHE_HOME": cache, "LOCALAPPDATA": cache}
+        for label, typed in COMMANDS.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            begin = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-m", "helpers.plan", *typed.split()],
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            wall = time.perf_counter() - begin
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            rows.append(
+                {
+                    "question": label,
+                    "wall, s": f"{wall:.2f}",
+                    "CPU, s": f"{cpu:.2f}",
+                    "exit status": str(done.returncode),
+                }
+            )
+    return Table(rows, "The command, a process each")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print both tables."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.plan_speed",
+        description="How long plans and the command take. Takes about two minutes.",
+    ).parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        print(commands(), "\n", flush=True)
+        print(plans(), flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, "python -m benchmarks.plan_speed"))

@@ -1,0 +1,15 @@
+"""Comparisons of accuracy that take longer than a lesson may: run by `make sweeps`, shown here.
+
+    from helpers import sweeps
+
+    sweeps.table("03_freezing")   # each arm at its own best learning rate, paired by seed
+    sweeps.figure("03_freezing")  # accuracy against learning rate
+
+`benchmarks.sweeps` runs them and keeps every run in results/sweeps/. The table and the figure are
+computed from the runs each time they are shown.
+"""
+
+from helpers.sweeps.results import Arm, Paired, Sweep, SweepRun, names, read
+from helpers.sweeps.shown import figure, table
+
+__all__ = ["Arm", "Paired", "Sweep", "SweepRun", "figure", "names", "read", "table"]

@@ -1,0 +1,43 @@
+"""The table of layouts: its figures are those of the planned candidates."""
+
+import pytest
+
+from helpers import show
+from helpers.parallel import Parallel
+from helpers.recipe import Recipe, replace
+from helpers.strategy.cluster import Candidate, Cluster
+from helpers.strategy.plan_cache import planned
+from helpers.units import size
+
+JOB = Recipe("deberta", profile="mini", batch_size=8, length=32)
+CLUSTER = Cluster("T4", per_machine=2)
+
+
+def test_a_row_is_a_planned_candidate():
+    two = Parallel(data=2)
+    table = show.layouts(JOB, {"one": Parallel(), "two": two}, CLUSTER)
+    candidate = Candidate(JOB, CLUSTER, planned(JOB, two))
+    row = table.frame.iloc[1]
+    assert list(table.frame["layout"]) == ["one", "two"]
+    assert row["memory per GPU"] == size(candidate.peak) and row["fits"] == "yes"
+    assert row["sent per GPU and step"] == size(sum(candidate.plan.bytes_by_collective.values()))
+    assert row["examples per second"] == f"{8 / candidate.time.total:.0f}"
+    assert table.frame.iloc[0]["sent per GPU and step"] == "nothing"
+
+
+def test_a_layout_may_have_a_recipe_of_its_own():
+    accumulated = replace(JOB, accumulation=4)
+    table = show.layouts(JOB, {"whole": Parallel(), "cut": (Parallel(), accumulated)}, CLUSTER)
+    expected = [size(planned(recipe).peak) for recipe in (JOB, accumulated)]
+    assert list(table.frame["memory per GPU"]) == expected
+
+
+def test_what_does_not_fit_says_by_how_much():
+    large = Recipe("deberta", profile="mini", batch_size=4096, length=512)
+    table = show.layouts(large, {"one": Parallel()}, Cluster("GTX 1650"))
+    assert table.frame.iloc[0]["fits"].startswith("no, ") and "too much" in str(table)
+
+
+def test_a_layout_that_the_cluster_cannot_have_is_refused():
+    with pytest.raises(ValueError, match="more than one machine"):
+        show.layouts(JOB, {"tensor": Parallel(tensor=4)}, CLUSTER)
