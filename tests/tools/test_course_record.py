@@ -46,7 +46,7 @@ LACKING = json.dumps(
         (writing(BEFORE) + "\n1 / 0", "ZeroDivisionError"),
         (
             writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({HALF!r})",
-            "no complete run",
+            "is no record",
         ),
         (
             writing(BEFORE) + f"\n(folder / '00_small.after.json').write_text({LACKING!r})",
@@ -54,7 +54,7 @@ LACKING = json.dumps(
         ),
         (
             writing(BEFORE) + "\n(folder / '00_small.after.1.unfinished').write_text('')",
-            "no complete run",
+            "is no record",
         ),
         (writing(BEFORE, a_run("01_other/before")), "is named '01_other/before'"),
         (
@@ -88,7 +88,7 @@ def test_without_a_hub_the_mini_models_are_recorded_and_named(tmp_path, monkeypa
         memory=BEFORE.memory | {"allocated": 1, "reserved": 2, "device": 3},
     )
 
-    def execute(path, environment):
+    def execute(path, environment, until=None):
         (tmp_path / "kept").mkdir(exist_ok=True)
         folder = environment["TIGHT_FIT_RUNS"]
         with open(f"{folder}/00_small.before.json", "w") as file:

@@ -1,52 +1,108 @@
-"""Grading: right, wrong, missing, broken and deleted answers of a student's notebook."""
+"""Grading: points, the CSV file, and which exercises count. tests/attack has hostile notebooks."""
 
 import csv
+import re
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from tools.course import NOTEBOOKS, ROOT, grade, sandbox
 from tools.course.__main__ import main
-from tools.course.grade import grade
+from tools.course.sandbox import Ended, Limits
 
 HEAD = "import sys\nsys.path.insert(0, '..')\nfrom exercises.check import check"
 
 
-def notebook(folder, *cells):
-    path = folder / "a_student.ipynb"
+def notebook(path, *cells):
+    path.parent.mkdir(exist_ok=True)
     nbformat.write(new_notebook(cells=[new_code_cell(source) for source in (HEAD, *cells)]), path)
     return path
 
 
 def test_each_exercise_counts_for_itself(tmp_path, capsys):
     path = notebook(
-        tmp_path,
-        "answer = -1\ncheck('02.1', answer)",
-        'answer = None\ncheck("02.2", answer)',
+        tmp_path / "a" / "15_a_student.ipynb",
+        "answer = -1\ncheck('15.1', answer)",
+        'answer = None\ncheck("15.4", answer)',
         "1 / 0",
-        "from tests.exercises.solutions import nb02\n"
-        "function = nb02.RIGHT['02.4']\ncheck('02.4', function)",
+        "def stuck(first, second):\n"
+        "    return len(first) != len(second) or any(x == y for x, y in zip(first, second))\n"
+        "check('15.3', stuck)",
+        "check('03.1', 1)",
     )
-    found = {one.exercise: one for one in grade(path)}
-    assert {number: one.points for number, one in found.items()} == {
-        "02.1": 0,
-        "02.2": 0,
-        "02.3": 0,
-        "02.4": 1,
-    }
-    assert "not yet" in found["02.1"].said and "not answered yet" in found["02.2"].said
-    assert found["02.3"].said == "no cell checks it"
     assert main(["grade", str(path), "--csv", str(tmp_path / "grades.csv")]) == 0
-    assert "1 of 4 points" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "1 of 4 points" in printed.out and printed.err == ""
     with (tmp_path / "grades.csv").open(newline="") as file:
-        assert [row["points"] for row in csv.DictReader(file)] == ["0", "0", "0", "1"]
+        found = {row["exercise"]: row for row in csv.DictReader(file)}
+    points = {number: row["points"] for number, row in found.items()}
+    assert points == {"15.1": "0", "15.2": "0", "15.4": "0", "15.3": "1"}
+    assert "has the wrong sign" in found["15.1"]["said"]
+    assert found["15.2"]["said"] == "no check of it was called."
+    assert found["15.4"]["said"] == "not answered yet."
 
 
 @pytest.mark.parametrize(
-    "cells, says", [((), "checks no exercise"), (None, "cannot be read as a notebook")]
+    "name, cells, handed, chapter",
+    [
+        ("02_x.ipynb", ["check('03.1', 1)"], ["03.1"], "02"),
+        ("mine.ipynb", ["check('03.1', 1)"], [], "03"),
+        ("mine.ipynb", [], ["03.1", "03.2", "02.1"], "03"),
+        ("2024.ipynb", ["check(number='04.1', answer=1)"], [], "04"),
+        ("99.ipynb", [], ["05.1"], "05"),
+        ("mine.ipynb", ["x = 1"], [], None),
+    ],
+)
+def test_the_exercises_that_count_are_those_of_one_chapter(tmp_path, name, cells, handed, chapter):
+    counted = grade.of_its_chapter(tmp_path / name, cells, handed)
+    assert {number[:2] for number in counted} == ({chapter} if chapter else set())
+    assert counted == sorted(counted) and len(counted) >= (2 if chapter else 0)
+
+
+def test_a_lesson_and_its_lab_count_what_they_ask_and_what_was_handed_in():
+    lessons = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    for path in lessons:
+        lab = NOTEBOOKS / "labs" / f"{path.stem}_lab.ipynb"
+        both = [grade.of_its_chapter(file, [], []) for file in (path, lab)]
+        whole = [number for number in grade.load_all() if number[:2] == path.name[:2]]
+        assert sorted(both[0] + (both[1] if lab.is_file() else [])) == whole
+        assert grade.of_its_chapter(path, [], whole) == whole
+
+
+def test_what_notebooks_read_is_copied_for_them():
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"}
+    for path in NOTEBOOKS.rglob("[0-9][0-9]_*.ipynb"):
+        code = "\n".join(grade.code_cells(path, path.name))
+        for folder in folders - {"notebooks", *sandbox.COPIED}:
+            named = rf"^(?:from|import) {folder}\b|[\"']{folder}/|/ [\"']{folder}[\"']"
+            assert not re.search(named, code, re.M), f"{path.name} reads {folder}/"
+    assert all((ROOT / name).exists() for name in sandbox.COPIED)
+
+
+@pytest.mark.parametrize(
+    "ended, says",
+    [
+        (Ended(None, 0, None, {}), None),
+        (Ended("time", -9, 4, {}), "was ended after 9 seconds in code cell 4"),
+        (
+            Ended("memory", -9, 4, {}),
+            "was ended for using more than 8 GiB of memory in code cell 4",
+        ),
+        (Ended("stopped", None, None, {}), "was stopped"),
+        (Ended(None, -11, 2, {}), "died of SIGSEGV in code cell 2"),
+        (Ended(None, 3, 2, {}), "ended by itself in code cell 2, before its last cell"),
+    ],
+)
+def test_how_a_submission_ended_is_said(ended, says):
+    assert grade.how_it_ended(ended, Limits(seconds=9)) == says
+
+
+@pytest.mark.parametrize(
+    "cells, says", [((), "no exercise is checked"), (None, "cannot be read as a notebook")]
 )
 def test_what_is_no_students_notebook(tmp_path, capsys, cells, says):
     path = tmp_path / "a_student.ipynb"
-    path.write_text("{}") if cells is None else notebook(tmp_path, *cells)
+    path.write_text("{}") if cells is None else notebook(path, *cells)
     assert main(["grade", str(path)]) == 1
     assert says in capsys.readouterr().err

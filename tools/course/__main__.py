@@ -2,12 +2,16 @@
 
 run [NN ...]                 execute what changed, write pages and runs to build/, print the tables
 save [NN ...]                execute and save in place, cleaned, as committed
-record [NN ...] [--dry-run] [--out DIR]    full models on a GPU, runs kept in results/
+record [NN ...] [--minutes M] [--out DIR] [--dry-run]
+                             full models on a GPU, runs kept in results/; without numbers the
+                             measured steps of every technique come first
+keep DIR                     check what `record --out DIR` wrote, and copy it to results/
 clean [NN ...]               clean without executing
 tables [NN ...]              print the tables of the last run
-grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exercises are right
+grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exercises are right;
+                             exit status 1 where one could not be graded whole
 soak [NN ...] [--only KIND]  run notebooks in random order, offline, interrupted, with a GPU that
-                             has no kernels
+                             has no kernels, on a pretended GPU
 badges [--check]             the repository's address into notebooks and README
 """
 
@@ -18,16 +22,24 @@ import shlex
 import sys
 from pathlib import Path
 
-from tools.course import badges, build, clean, grade, record, stress, tables
-from tools.course.execute import Failed, chosen
+from helpers.commands.arguments import OneLineParser, new_file, new_folder, whole_number
+from helpers.commands.wrapper import run as run_command
+from helpers.commands.wrapper import sentence
+
+NAME = "python -m tools.course"
+KINDS = (
+    "order",
+    "offline",
+    "interrupted",
+    "no-kernels",
+    "pretended",
+)  # of tools.course.stress, a test compares
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of all commands."""
-    whole = argparse.ArgumentParser(
-        prog="python -m tools.course",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=__doc__,
+    whole = OneLineParser(
+        prog=NAME, formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__
     )
     commands = whole.add_subparsers(dest="command", required=True)
     for name in ("run", "save", "record", "clean", "tables", "soak"):
@@ -39,21 +51,57 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--dry-run", action="store_true", help="small models, any device, nothing is kept"
             )
-            command.add_argument("--out", type=Path, help="another folder than results/")
-        if name == "soak":
-            command.add_argument("--rounds", type=int, default=3, help="of random order (3)")
+            command.add_argument("--out", type=new_folder, help="another folder than results/")
             command.add_argument(
-                "--seed", type=int, default=0, help="of the order and the interrupts (0)"
+                "--minutes",
+                type=whole_number(1, 10_000),
+                help="after which the rest is left for the next call (no limit)",
             )
-            command.add_argument("--only", choices=stress.KINDS, help="one kind instead of all")
-            command.add_argument(
-                "--cells", type=int, help="only the first so many code cells: a quick look"
+        if name == "soak":
+            add = command.add_argument
+            add("--rounds", type=whole_number(1, 1000), default=3, help="of random order (3)")
+            add(
+                "--seed",
+                type=whole_number(0, 2**32 - 1),
+                default=0,
+                help="of the order and the interrupts (0)",
+            )
+            add("--only", choices=KINDS, help="one kind instead of all")
+            add(
+                "--cells",
+                type=whole_number(1, 10_000),
+                help="only the first so many code cells: a quick look",
             )
     grading = commands.add_parser("grade")
     grading.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="students' notebooks, anywhere"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="students' notebooks, or folders of them",
     )
-    grading.add_argument("--csv", type=Path, help="also write the table there")
+    grading.add_argument("--csv", type=new_file, help="also write the grades there, row by row")
+    grading.add_argument(
+        "--exercises",
+        nargs="+",
+        metavar="NN.k",
+        default=[],
+        help="what counts in every notebook (all of the notebook's chapter)",
+    )
+    grading.add_argument(
+        "--seconds",
+        type=whole_number(1, 86_400),
+        default=900,
+        help="that a notebook may take before it is ended (900)",
+    )
+    grading.add_argument(
+        "--memory",
+        type=whole_number(1, 4096),
+        default=8,
+        metavar="GIB",
+        help="that all processes of a notebook may take together (8)",
+    )
+    commands.add_parser("keep").add_argument("folder", type=Path, metavar="DIR")
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"
     )
@@ -63,35 +111,62 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 after an error, 130 after an interrupt."""
     asked = parser().parse_args(arguments)
-    typed = "python -m tools.course " + shlex.join(sys.argv[1:] if arguments is None else arguments)
+    if asked.command == "grade" and not __debug__:
+        print(
+            "Exercises are checked by assert statements: run Python without -O, and unset "
+            "PYTHONOPTIMIZE.",
+            file=sys.stderr,
+        )
+        return 1
+    typed = f"{NAME} {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
+    from tools.course.execute import Failed  # takes seconds, as do the modules of the commands
+
     try:
-        if asked.command == "badges":
-            return badges.command(asked.check)
-        if asked.command == "grade":
-            grade.command(asked.files, asked.csv)
-            return 0
-        paths = chosen(asked.numbers)
-        if asked.command == "soak":
-            return stress.soak(paths, asked.rounds, asked.seed, asked.only, asked.cells)
-        if asked.command == "run":
-            build.run(paths, typed)
-        elif asked.command == "save":
-            build.save(paths, typed)
-        elif asked.command == "record":
-            record.record(paths, asked.dry_run, asked.out, typed)
-        elif asked.command == "clean":
-            for path in paths:
-                clean.rewrite(path)
-        else:
-            tables.show(paths)
+        return _run(asked, typed)
     except (Failed, ValueError) as error:
         print(f"\n{error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"\n{sentence(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nInterrupted: what was unfinished is not kept.", file=sys.stderr)
         return 130
+
+
+def _run(asked: argparse.Namespace, typed: str) -> int:
+    from tools.course import badges, build, clean, grade, record, sandbox, session, stress, tables
+    from tools.course.execute import chosen
+
+    if asked.command == "badges":
+        return badges.command(asked.check)
+    if asked.command == "keep":
+        names = session.keep(asked.folder)
+        print("Copied to results/:\n" + "\n".join(f"    {name}" for name in names))
+        return 0
+    if asked.command == "grade":
+        limits = sandbox.Limits(seconds=asked.seconds, memory=asked.memory * 2**30)
+        return grade.command(asked.files, asked.csv, limits, asked.exercises)
+    paths = chosen(asked.numbers, labs=asked.command in ("save", "soak", "clean"))
+    if asked.command == "soak":
+        return stress.soak(paths, asked.rounds, asked.seed, asked.only, asked.cells)
+    if asked.command == "run":
+        build.run(paths, typed)
+    elif asked.command == "save":
+        build.save(paths, typed)
+    elif asked.command == "record" and not (asked.dry_run or asked.numbers):
+        return session.session(paths, asked.minutes, asked.out, typed)
+    elif asked.command == "record":
+        record.record(paths, asked.dry_run, asked.out, typed)
+    elif asked.command == "clean":
+        for path in paths:
+            clean.rewrite(path)
+    else:
+        tables.show(paths)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main, NAME))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -10,9 +11,13 @@ import nbformat
 from helpers import notebook_setup
 from helpers.files import replace_all
 from tools.course import NOTEBOOKS, ROOT
+from tools.course.execute import every_notebook
 
 MARK = "<!-- badges -->"  # ends the badges' line of a notebook
 README = ROOT / "README.md"
+UNPUBLISHED = (
+    "The project has no public address yet: unpack your copy, and open a terminal in its folder."
+)
 COLAB = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
     "(https://colab.research.google.com/github/{})"
@@ -29,13 +34,14 @@ def badges(notebook: str, repository: str) -> str:
     notebook    its file name, as "00_start_here.ipynb"
     repository  its address on GitHub
     """
-    path = f"blob/main/notebooks/{notebook}"
+    folder = "notebooks/labs" if notebook.endswith("_lab.ipynb") else "notebooks"
+    path = f"blob/main/{folder}/{notebook}"
     owner = repository.removeprefix("https://github.com/")
     return f"{COLAB.format(f'{owner}/{path}')} {KAGGLE.format(f'{repository}/{path}')}"
 
 
 def notebook(path: Path, repository: str) -> str:
-    """A notebook's text as it should be: badges under its title, then the common first cell."""
+    """A notebook's text as it should be: badges under its title, the first cell folded."""
     node = nbformat.read(path, as_version=4)
     for cell in node.cells:
         if cell.cell_type == "markdown":
@@ -46,6 +52,7 @@ def notebook(path: Path, repository: str) -> str:
         first = nbformat.v4.new_code_cell(id="start")
         node.cells.insert(min(1, len(node.cells)), first)
     first.source = notebook_setup.first_cell()
+    first.metadata.update(notebook_setup.FOLDED)
     return nbformat.writes(node).rstrip("\n") + "\n"
 
 
@@ -62,12 +69,24 @@ def _under_title(source: str, badge_line: str) -> str:
     return "\n".join([*lines[: title + 1], "", badge_line, *gap, *rest]).strip("\n")
 
 
-def readme(text: str, repository: str, first: str) -> str:
-    """README's text, its <!-- badges --> and <!-- clone --> blocks written anew."""
+def readme(text: str, repository: str, first: str, published: bool = True) -> str:
+    """README's text, its <!-- badges --> and <!-- clone --> blocks written anew.
+
+    published  whether the project is at its address; if not, README says so and links nowhere
+    """
     clone = f"```sh\ngit clone {repository}\ncd {repository.rsplit('/', 1)[-1]}\n```"
-    for name, content in (("badges", badges(first, repository)), ("clone", clone)):
+    line = badges(first, repository)
+    if not published:
+        line, clone = "", UNPUBLISHED
+    for name, content in (("badges", line), ("clone", clone)):
         text = with_block(text, name, content)
     return text
+
+
+def is_published() -> bool:
+    """Whether pyproject.toml says that the project is at its address ([tool.tight-fit])."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return bool(tomllib.load(file)["tool"]["tight-fit"]["published"])
 
 
 def with_block(text: str, name: str, content: str) -> str:
@@ -80,12 +99,11 @@ def with_block(text: str, name: str, content: str) -> str:
 def stale(folder: Path = NOTEBOOKS, page: Path = README) -> dict[Path, str]:
     """{file: the text it should have} of notebooks and README that differ from it."""
     repository = notebook_setup.repository()
-    wanted = {
-        path: notebook(path, repository) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    }
+    wanted = {path: notebook(path, repository) for path in every_notebook(folder)}
     if page.is_file():
         first = min((path.name for path in wanted), default="00_start_here.ipynb")
-        wanted[page] = readme(page.read_text(encoding="utf8"), repository, first)
+        text = page.read_text(encoding="utf8")
+        wanted[page] = readme(text, repository, first, is_published())
     return {path: text for path, text in wanted.items() if text != path.read_text(encoding="utf8")}
 
 

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from nbformat import NotebookNode
 from helpers.files import replace_all
 from tools.course import BUILD, ROOT, clean, pages, tables
 from tools.course.execute import execute
+from tools.course.leftovers import unfinished
 
 VARIABLES = ("TIGHT_FIT_PROFILE", "TIGHT_FIT_MIRROR", "CUDA_VISIBLE_DEVICES")
 
@@ -39,25 +39,26 @@ def run(paths: list[Path], command: str, build: Path = BUILD) -> None:
 
 
 def save(paths: list[Path], command: str) -> None:
-    """Execute and save in place, cleaned.
+    """Execute on the CPU, as on a machine without a GPU, and save in place, cleaned.
 
     Raises Failed where a notebook does not run to its end, and ValueError where an output names a
     path of this machine.
     """
-    os.environ.setdefault("TIGHT_FIT_PROFILE", "mini")
+    given = {"TIGHT_FIT_RUNS": "", "TIGHT_FIT_COMMAND": command}
+    given |= {"TIGHT_FIT_PROFILE": "", "CUDA_VISIBLE_DEVICES": ""}
     for path in paths:
-        notebook, _ = execute(path, {"TIGHT_FIT_RUNS": "", "TIGHT_FIT_COMMAND": command})
+        notebook, _ = execute(path, given)
         clean.write(notebook, path)
 
 
 def _build(path: Path, key: str, command: str, build: Path) -> None:
     build.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=build, prefix="unfinished-") as staging:
-        notebook, seconds = execute(path, {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command})
+    with unfinished(build, "unfinished") as staging:
+        environment = {"TIGHT_FIT_RUNS": str(staging), "TIGHT_FIT_COMMAND": command}
+        notebook, seconds = execute(path, environment)
         page = pages.html(clean.clean(notebook))
         runs = {
-            file.name: file.read_text(encoding="utf8")
-            for file in sorted(Path(staging).glob("*.json"))
+            file.name: file.read_text(encoding="utf8") for file in sorted(staging.glob("*.json"))
         }
     note = _note(path, build)
     # After an interruption from here on, the notebook only runs again.

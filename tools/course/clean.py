@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from helpers import notebook_setup
 from tools.course import ROOT
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -31,14 +32,17 @@ PATH = re.compile(rf"(?<![\w.:/])(?:/(?:{FOLDERS})/[\w.]+|[A-Z]:\\\w+)")
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:
-    """The same notebook, changed in place: metadata has kernel, language and tags; no widgets."""
+    """The same notebook, changed in place: metadata has kernel, language and tags; no widgets.
+
+    The first cell stays folded.
+    """
     notebook.metadata = NotebookNode(
         kernelspec=NotebookNode(KERNEL), language_info=NotebookNode(name="python")
     )
     for cell in notebook.cells:
-        cell.metadata = NotebookNode(
-            {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
-        )
+        folded = notebook_setup.FOLDED if cell.source == notebook_setup.first_cell() else {}
+        tags = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
+        cell.metadata = NotebookNode({**tags, **folded})
         if cell.cell_type == "code":
             cell.outputs = [output for output in map(_still, cell.outputs) if output is not None]
     return notebook

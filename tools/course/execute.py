@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import sys
@@ -36,6 +37,10 @@ class Failed(RuntimeError):
     """A notebook did not run to its end; the message says where and why."""
 
 
+class OutOfTime(Failed):
+    """The time that was given for a notebook was over before its end."""
+
+
 class _ThisPython(KernelSpecManager):
     """Knows one kernel, the running interpreter, whatever kernels the machine has installed."""
 
@@ -55,50 +60,71 @@ class _Kernel(AsyncKernelManager):
         return "auto" if zmq.has("curve") else "disabled"
 
 
-def chosen(numbers: Iterable[str] = (), folder: Path = NOTEBOOKS) -> list[Path]:
+def every_notebook(folder: Path = NOTEBOOKS) -> list[Path]:
+    """Lessons and labs in the course's order, each lesson before its lab."""
+    found = [*folder.glob("[0-9][0-9]_*.ipynb"), *(folder / "labs").glob("[0-9][0-9]_*.ipynb")]
+    return sorted(found, key=lambda path: (path.name[:2], path.parent != folder, path.name))
+
+
+def chosen(numbers: Iterable[str] = (), folder: Path = NOTEBOOKS, labs: bool = False) -> list[Path]:
     """Notebooks by their numbers ("2", "02") or names, in the course's order.
 
-    Without any number these are all notebooks. Raises ValueError for a number that no notebook has,
-    and where there is no notebook at all.
+    Without any number these are all lessons. Labs are taken by their names, or with `labs` like
+    lessons. Raises ValueError for a number that no notebook has, and where there is no notebook.
     """
-    every = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    every = every_notebook(folder)
     if not every:
         raise ValueError(f"There is no notebook in {folder.name}/.")
     wanted = set()
     for word in numbers:
-        matching = [
-            path for path in every if path.stem == Path(word).stem or path.name[:2] == word.zfill(2)
+        matching = [path for path in every if path.stem == Path(word).stem] or [
+            path
+            for path in every
+            if word.strip() and path.name[:2] == word.zfill(2) and (labs or path.parent == folder)
         ]
         if not matching:
-            numbers_there = ", ".join(path.name[:2] for path in every)
+            numbers_there = ", ".join(path.name[:2] for path in every if path.parent == folder)
             raise ValueError(f"There is no notebook {word!r}: choose from {numbers_there}.")
         wanted.update(matching)
-    return [path for path in every if path in wanted or not wanted]
+    if not wanted:
+        wanted = {path for path in every if labs or path.parent == folder}
+    return [path for path in every if path in wanted]
 
 
 def execute(
-    path: Path, environment: dict[str, str], folder: Path | None = None, keep_going: bool = False
+    path: Path,
+    environment: dict[str, str],
+    folder: Path | None = None,
+    until: float = float("inf"),
 ) -> tuple[NotebookNode, float]:
     """(the executed notebook, wall-clock seconds). Prints one line of progress.
 
     environment  variables of the kernel beside those of this process
     folder       where the kernel runs; None takes the notebook's own folder
-    keep_going   run on after a cell that fails
-    Raises Failed at the first cell that fails, or with `keep_going` only when a cell hangs or the
-    kernel dies.
+    until        the moment (time.monotonic) at which it is stopped
+    Raises Failed at the first cell that fails or hangs, and when the kernel dies; OutOfTime at
+    `until`.
     """
     notebook = nbformat.read(path, as_version=4)
     line = Line(path.stem, sum(map(runs, notebook.cells)))
+
+    def left(cell: NotebookNode) -> int:
+        return max(1, math.ceil(min(CELL_SECONDS, until - time.monotonic())))
+
     client = client_for(
         notebook,
         folder or path.parent,
-        allow_errors=keep_going,
+        timeout_func=left,
         on_cell_start=line.start,
         on_cell_executed=line.step,
     )
     try:
         with failures(client, path, line):
             client.execute(env={**os.environ, **QUIET, **environment})
+    except Failed as error:
+        if time.monotonic() >= until:
+            raise OutOfTime(f"{path.name} was stopped when its time was over.") from error
+        raise
     finally:
         seconds = line.end()
     return notebook, seconds
@@ -164,12 +190,16 @@ def _report(path: Path, notebook: NotebookNode, index: int | None, error: Except
     )
 
 
+LOG_SECONDS = 15  # between two lines about one notebook in a log
+
+
 class Line:
-    """One line of progress: rewritten in a terminal, begun and ended in a log."""
+    """One line of progress: rewritten in a terminal; in a log one more every `LOG_SECONDS`."""
 
     def __init__(self, name: str, total: int):
         self.name, self.total, self.done, self.begun = name, total, 0, time.perf_counter()
         self.index: int | None = None  # of the cell that runs
+        self.said = self.begun  # when the log was last written to
         self.live = sys.stdout.isatty()
         print(f"{name:32}", end="", flush=True)
 
@@ -183,6 +213,9 @@ class Line:
         self.done += execute_reply["content"]["status"] == "ok"
         if self.live:
             print(f"\r{self.name:32}{self._state()}", end="", flush=True)
+        elif time.perf_counter() - self.said > LOG_SECONDS:
+            self.said = time.perf_counter()
+            print(f"{self._state()}\n{self.name:32}", end="", flush=True)
 
     def end(self) -> float:
         print(f"\r{self.name:32}{self._state()}" if self.live else self._state(), flush=True)

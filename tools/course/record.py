@@ -6,12 +6,14 @@ not at all.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helpers.files import replace_all
+from helpers.gpus import REHEARSAL
 from tools.course import ROOT
 from tools.course.execute import Failed, execute
 
@@ -32,14 +34,17 @@ def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None
     Raises ValueError without a GPU, Failed where a notebook failed or wrote no complete run.
     """
     if not dry:
-        _need_gpu()
+        prepare(out)
+    elif out:
+        _check_writable(out)
     profile = "mini" if dry else "full"
     with tempfile.TemporaryDirectory(prefix="dry-record-") as thrown_away:
         folder = out or (Path(thrown_away) if dry else RESULTS)
         seconds, failed = {}, {}
         for path in paths:
             try:
-                seconds[path.stem] = _one(path, folder, profile, None if dry else "cuda", command)
+                device = None if dry else "cuda"
+                seconds[path.stem] = one_notebook(path, folder, profile, device, command)
             except Failed as error:
                 failed[path.stem] = str(error)
                 print(f"\n{error}\n", flush=True)
@@ -59,6 +64,30 @@ def record(paths: list[Path], dry: bool, out: Path | None, command: str) -> None
             print("Every run was complete. This was a dry run: nothing was kept.")
 
 
+def prepare(out: Path | None) -> Path:
+    """The folder for records of this machine's GPU, `out` or results/, which can be written to.
+
+    Raises ValueError without a GPU, and where a rehearsal on a pretended GPU would write to
+    results/; OSError for a folder that cannot be written to.
+    """
+    _need_gpu()
+    folder = out or RESULTS
+    if os.environ.get(REHEARSAL) and folder.resolve().is_relative_to(RESULTS):
+        raise ValueError(
+            "This is a rehearsal on a pretended GPU, and nothing of it is a record: name another "
+            "folder than results/ with --out."
+        )
+    _check_writable(folder)
+    return folder
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises OSError where runs could not be kept, before the first notebook takes its minutes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 def _need_gpu() -> None:
     from helpers.profile import usable_cuda
 
@@ -69,11 +98,23 @@ def _need_gpu() -> None:
         )
 
 
-def _one(path: Path, folder: Path, profile: str, device: str | None, command: str) -> float:
+def one_notebook(
+    path: Path,
+    folder: Path,
+    profile: str,
+    device: str | None,
+    command: str,
+    until: float = float("inf"),
+) -> float:
+    """Execute a notebook and keep its runs in a folder, in the place of this machine's older ones.
+
+    Gives the seconds it took. Raises Failed, and OutOfTime at the moment `until` (time.monotonic).
+    """
     with tempfile.TemporaryDirectory(prefix="staging-") as staging:
         _, seconds = execute(
             path,
             {"TIGHT_FIT_RUNS": staging, "TIGHT_FIT_COMMAND": command, "TIGHT_FIT_PROFILE": profile},
+            until=until,
         )
         texts = checked(path.stem, Path(staging), profile, device)
     machines = {name.split(".")[2] for name in texts}
@@ -96,22 +137,18 @@ def checked(
     Raises Failed, in one sentence, where there is none, and where one is not complete or not what
     was asked for.
     """
-    from helpers.record import Run
+    from helpers.record import read_file
 
     texts = {}
     for file in sorted(folder.glob("*") if names is None else (folder / name for name in names)):
-        text = file.read_text(encoding="utf8")
         try:
-            run = Run.from_json(text)
-        except (ValueError, KeyError, TypeError) as error:
-            raise Failed(
-                f"{notebook} wrote {file.name}, which is no complete run ({error}): "
-                "nothing of it was kept."
-            ) from error
+            run = read_file(file)
+        except ValueError as error:
+            raise Failed(f"{notebook}: nothing of it was kept, as {error}") from error
         wrong = _wrong(run, notebook, profile, device)
         if wrong:
             raise Failed(f"{notebook} wrote {file.name}, which {wrong}: nothing of it was kept.")
-        texts[filename(run)] = text
+        texts[filename(run)] = run.to_json()
     if not texts:
         raise Failed(
             f"{notebook} wrote no run: give record.run(...) a name, as '{notebook}/before'."

@@ -1,12 +1,15 @@
 """`make soak`: the notebooks under bad conditions, each in a kernel of its own; nothing is saved.
 
 order        in random order, several rounds
-offline      without a network, also for the kernel's child processes (soaked/sitecustomize.py)
+offline      as on Kaggle with nothing attached: without a network, and without the packages that a
+             hosted machine may lack, also for child processes (soaked/sitecustomize.py)
 interrupted  interrupted in its second half, then run whole in the same kernel; no process may be
              left behind
 no-kernels   with a GPU that cannot run this PyTorch (simulated, also by soaked/sitecustomize.py):
              the first cell must say so in one sentence, and what to do, and must hide the GPU
              before CUDA starts, so that all other cells run on the CPU
+pretended    on a pretended T4 (tools.pretend), where the full models run, narrow; every cell must
+             run but those that speak of what a rehearsal lacks
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ import nbformat
 from helpers.tables import Table
 from tools.course.execute import Failed, execute, runs
 from tools.course.interrupt import run_interrupted
+from tools.pretend.rehearse import rehearse
 
-KINDS = ("order", "offline", "interrupted", "no-kernels")
+KINDS = ("order", "offline", "interrupted", "no-kernels", "pretended")
 SOAKED = Path(__file__).resolve().parent / "soaked"
 ADVICE = "cannot run this PyTorch"  # in the answer of gpus.probe
 
@@ -70,6 +74,7 @@ def _kind(kind: str, turns: list[list[Path]], chance: random.Random, cells: int 
             path, environment(), folder, chance
         ),
         "no-kernels": lambda path, folder, _: advised(path, folder),
+        "pretended": lambda path, folder, _: pretended(path, folder),
     }[kind]
     seconds: dict[str, list[float]] = {path.stem: [] for path in sorted(turns[0])}
     wrong = dict.fromkeys(seconds, 0)
@@ -120,6 +125,8 @@ def environment(mode: str = "") -> dict[str, str]:
         given["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(SOAKED), os.environ.get("PYTHONPATH")])
         )
+    if mode == "offline":  # the first cell installs what is missing, and pip must find no index
+        given |= {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "PIP_NO_INDEX": "1"}
     if mode == "no-kernels":  # as a student meets it: no profile asked for, the GPU in sight
         given |= {"TIGHT_FIT_PROFILE": "", "CUDA_VISIBLE_DEVICES": "0"}
     return given
@@ -140,6 +147,14 @@ def advised(path: Path, folder: Path) -> str:
             f"{said}"
         )
     return line
+
+
+def pretended(path: Path, folder: Path, card: str = "T4") -> None:
+    """Run a notebook on a pretended GPU. Raises Failed, which names the cells that failed."""
+    found = rehearse(path, card, 1, folder=folder)
+    if found.failed:
+        cells = "\n".join(f"    code cell {number}: {why}" for number, why in found.failed.items())
+        raise Failed(f"{path.name} failed on a pretended {card}:\n{cells}")
 
 
 @contextmanager

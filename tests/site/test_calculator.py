@@ -1,0 +1,196 @@
+"""The calculator: its plans are fresh plans, its page says what the command says."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from helpers import gpus
+from helpers.plan import kept, model_names
+from helpers.plan.answer import quietly
+from helpers.plan.hf_plan import plan_model_step
+from helpers.plan.ship import asked_of
+from tools.calculator import make, page, plans
+from tools.calculator.chunks import StreamChunks
+from tools.calculator.families import OPTIMIZERS
+from tools.calculator.sizes import Size, primes_for, size_of
+
+MODELS = plans.known()
+OFF = 0.005  # what a kept plan may be off a fresh one
+ON = ("T4", "8GB")
+
+
+def settings(name, draw):
+    """Fields of a random step of a model that the file holds."""
+    facts, parts = MODELS[name], draw.choice([1, 1, 2, 4])
+    key = draw.choice([key for key in facts["streams"] if "/0/" in key or "/1/" in key])
+    numbers, checkpointing, trained = key.split("/")
+    weights = "bf16" if numbers == "bf16" else "fp32"
+    others = [name for name in OPTIMIZERS if f"{weights}/{trained}/{name}" in facts["streams"]]
+    fields = {
+        "batch_size": parts * draw.choice([1, 2, 3, 8]),
+        "accumulation": parts,
+        "checkpointing": checkpointing == "1",
+        "optimizer": draw.choice(["adamw", *others]),
+        "weights": weights,
+        "precision": draw.choice(
+            {"fp32": ["fp32", "tf32"], "mixed": ["bf16", "fp16"], "bf16": ["bf16"]}[numbers]
+        ),
+    }
+    if facts["longest"]:
+        fields["length"] = 32 * draw.choice([1, 3, 8, 12])
+    if trained == "lora":
+        fields["lora_rank"] = draw.choice([4, 8, 64])
+    if trained == "half":
+        fields["frozen"] = facts["layers"] // 2
+    return fields
+
+
+def test_there_are_many_models_in_a_small_file():
+    assert len(MODELS) >= 10 and set(MODELS) <= set(make.MODELS) <= set(model_names.known())
+    assert make.FILE.stat().st_size < 400_000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kept_plan_is_a_fresh_plan(seed):
+    draw = random.Random(seed)
+    name = draw.choice(sorted(MODELS))
+    fields = settings(name, draw)
+    with quietly():
+        fresh = plan_model_step(plans.step(name, fields)).fits("T4")
+    told = plans.plan(name, fields).fits("T4")
+    assert abs(told.need / fresh.need - 1) < OFF, (name, fields)
+
+
+def test_sizes_are_told_by_primes():
+    first, second = primes_for([768, 3072, 30522])
+    size = Size(factor=768 * 4, examples=1, units=2, rank=1)
+    assert size_of(size.at(first), first) == size == size_of(size.at(second), second)
+    assert size_of(768, first) == Size(768, 0, 0, 0)
+    with pytest.raises(ValueError, match="primes"):
+        primes_for([29 * 31 * 37 * 41])
+
+
+def test_packed_streams_are_the_streams():
+    streams = {"a": {"first": [f"b3{n % 7}" for n in range(500)], "second": []}}
+    chunks = StreamChunks()
+    packed = chunks.pack(streams)
+    again = StreamChunks(json.loads(json.dumps(chunks.levels())))
+    assert again.unpack(packed) == streams and len(packed["a"]["first"]) < 50
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+FIT = """([model, step, gpu]) => {
+  const planned = Planner.plan(model, step);
+  return planned && [planned.peak, Planner.fit(planned, gpu).need];
+}"""
+ADVICE = """([model, step, gpu]) => {
+  const around = new Remedies.Around(model, step, gpu);
+  const fit = Planner.fit(around.plan({}), gpu);
+  return { need: fit.need, would_fit: around.changes(), largest_batch: around.largest() };
+}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    target = tmp_path_factory.mktemp("calculator")
+    page.write(target)
+    return target
+
+
+@pytest.fixture
+def calculator(noted, folder):
+    def opened(more=""):
+        shown = noted.open(folder / "index.html", more)
+        shown.wait_for_selector("#answer[aria-busy=false]")
+        return shown
+
+    yield opened
+    assert noted.wrong == []
+
+
+def as_js(name, fields):
+    """The step as the page's planner takes it."""
+    asked = plans.step(name, fields)
+    return {
+        "batch_size": asked.batch_size,
+        "accumulation": asked.accumulation,
+        "weights": asked.weights,
+        "precision": asked.precision,
+        "optimizer": asked.optimizer,
+        "checkpointing": asked.checkpointing,
+        "lora_rank": asked.lora_rank,
+        "frozen": asked.frozen,
+        "length": asked.tokens if MODELS[name]["longest"] else None,
+    }
+
+
+def test_the_page_plans_as_python_does(calculator):
+    shown, draw = calculator(), random.Random(0)
+    for _ in range(12):
+        name = draw.choice(sorted(MODELS))
+        fields, gpu = settings(name, draw), gpus.find(draw.choice([*gpus.GPUS, "12GB"]))
+        told = shown.evaluate(FIT, [name, as_js(name, fields), gpu._asdict()])
+        planned = plans.plan(name, fields)
+        assert told == [planned.peak, planned.fits(gpu).need], (name, fields, gpu)
+
+
+@pytest.mark.parametrize("gpu", ON)
+def test_the_page_answers_what_the_command_answers(calculator, gpu):
+    shown, card = calculator(), gpus.find(gpu)
+    differing = {}
+    for name in MODELS:
+        facts = kept.shipped(replace(asked_of(name), gpu=card))
+        if facts is None or (facts["length"] or 32) % 32:
+            continue
+        told = shown.evaluate(ADVICE, [name, as_js(name, {}), card._asdict()])
+        assert abs(told["need"] / facts["need"] - 1) < 1e-4, name
+        # The page does not know a loss in chunks, four-bit weights, and what waits on the host.
+        alone = {"loss", "base", "offload"}
+        changes = [change for change in facts["would_fit"] if not alone & set(change)]
+        said = {"would_fit": changes, "largest_batch": facts["largest_batch"]}
+        if said != {key: told[key] for key in said}:
+            differing[name] = (said, told)
+    assert differing == {}
+
+
+def test_a_change_that_is_offered_makes_it_fit_and_the_address_keeps_the_settings(calculator):
+    shown = calculator("#model=FacebookAI/roberta-base&gpu=GTX+1650&tokens=512&batch_size=16")
+    assert shown.inner_text("#verdict").startswith("NO")
+    assert shown.get_attribute("#bar", "aria-label").count("GiB") >= 2
+    shown.click("#advice button >> nth=0")
+    shown.wait_for_selector("#answer[data-fits=true][aria-busy=false]")
+    assert shown.inner_text("#verdict").startswith("YES")
+    address = shown.url
+    assert "accumulation=" in address and "tight-fit FacebookAI/roberta-base" in shown.inner_text(
+        "#typed"
+    )
+    again = calculator(address[address.index("#") :])
+    assert again.inner_text("#verdict").startswith("YES")
+
+
+def test_a_wrong_input_is_one_sentence(calculator):
+    shown = calculator()
+    for name, value, said in (
+        ("accumulation", "3", "do not divide"),
+        ("batch_size", "0", "at least 1"),
+        ("tokens", "100000", "at most 512 tokens"),
+    ):
+        before = shown.input_value(f"[name={name}]")
+        shown.fill(f"[name={name}]", value)
+        shown.wait_for_selector("#answer[aria-busy=false]")
+        assert said in shown.inner_text("#verdict")
+        shown.fill(f"[name={name}]", before)
+
+
+def test_outdated_requests_are_dropped(calculator):
+    shown = calculator()
+    shown.evaluate("window.answers = 0; const old = answer; answer = () => { answers++; old(); };")
+    for count in range(1, 20):
+        shown.evaluate("count => { form.elements.batch_size.value = count; changed(); }", count)
+    assert "planning" in shown.inner_text("#verdict") or shown.evaluate("answers") >= 1
+    shown.wait_for_selector("#answer[aria-busy=false]")
+    assert shown.evaluate("answers") <= 4
+    assert "--batch 19" in shown.inner_text("#typed")

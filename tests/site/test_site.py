@@ -1,0 +1,165 @@
+"""The site: every page in a real browser, without a network, in light and dark, wide and narrow."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+
+from tools.course.execute import every_notebook
+from tools.site.build import build
+from tools.site.sources import described, in_prose, linked
+
+LESSONS = {"02": Path("notebooks/02_gradient_accumulation.ipynb")}
+WIDTHS = {"wide": (1400, 1000), "narrow": (390, 844)}
+SHOWN = ("index.html", "notebooks/02_gradient_accumulation.html", "calculator/index.html")
+SERIOUS = ("serious", "critical")
+
+
+def test_numbers_of_lessons_and_issues_become_links_but_not_in_code():
+    text = "As before (02), (99) and `(02)`; see huggingface/peft#2171.\n```\n(02) a/b#1\n```\n"
+    told = linked(text, Path("docs/glossary.md"), LESSONS)
+    assert "([02](../notebooks/02_gradient_accumulation.ipynb)), (99) and `(02)`" in told
+    assert "[huggingface/peft#2171](https://github.com/huggingface/peft/issues/2171)" in told
+    assert told.endswith("```\n(02) a/b#1\n```\n")
+    assert in_prose("a `a` [a](a) $a$", str.upper) == "A `a` [a](a) $a$"
+
+
+def test_pictures_have_the_text_of_their_output():
+    from nbformat.v4 import new_code_cell, new_output
+
+    def picture(plain, alt=None):
+        metadata = {"image/png": {"alt": alt}} if alt else {}
+        data = {"image/png": "", "text/plain": plain}
+        return new_output("display_data", data=data, metadata=metadata)
+
+    outputs = [picture("<Figure size 1x1>"), picture("What is seen"), picture("x", alt="Two bars")]
+    assert described(new_code_cell(outputs=outputs)) == [
+        "A figure made by the code above.",
+        "What is seen",
+        "Two bars",
+    ]
+
+
+# -- the whole site --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("built"))
+
+
+def pages(site):
+    return sorted(page for page in site.rglob("*.html") if "_static" not in page.parts)
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.links, self.ids, self.loaded = [], set(), []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.ids |= {given["id"]} if given.get("id") else set()
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag in ("script", "img") and given.get("src"):
+            self.loaded.append(given["src"])
+        if tag == "link" and given.get("rel") == "stylesheet":
+            self.loaded.append(given["href"])
+
+
+def test_every_link_of_every_page_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+    read = {}
+    for page in pages(site):
+        read[page] = Links()
+        read[page].feed(page.read_text(encoding="utf8"))
+    lost = []
+    for page, found in read.items():
+        assert not [each for each in found.loaded if re.match("(https?:)?//", each)], page
+        for link in found.links:
+            parts = urlparse(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists():
+                lost.append((page.name, link))
+    assert lost == []
+
+
+def test_every_notebook_is_a_page_with_neighbours_and_a_copy_to_take(site):
+    for path in every_notebook():
+        place = path.relative_to(path.parents[2 if path.parent.name == "labs" else 1])
+        page = (site / place).with_suffix(".html").read_text(encoding="utf8")
+        assert 'rel="prev"' in page and 'rel="next"' in page, place
+        assert f"files/{place.as_posix()}" in page
+        copied = json.loads((site / "files" / place).read_text(encoding="utf8"))
+        assert copied["nbformat"] == 4
+
+
+def test_formulas_are_mathml_and_none_is_left_as_it_was_written(site):
+    text = (site / "notebooks/02_gradient_accumulation.html").read_text(encoding="utf8")
+    assert text.count("<math") > 5 and "MathJax" not in text
+
+
+def test_every_page_opens_without_an_error_and_fits_a_phone(site, noted):
+    noted.page.set_viewport_size({"width": 390, "height": 844})
+    wide, bare = [], []
+    for page in pages(site):
+        shown = noted.open(page)
+        if shown.evaluate("document.documentElement.scrollWidth") > 390:
+            wide.append(page.name)
+        if shown.evaluate("[...document.images].some((image) => !image.alt)"):
+            bare.append(page.name)
+    assert noted.wrong == [] and wide == [] and bare == []
+
+
+def test_search_finds_the_lesson_of_a_technique(site, noted):
+    shown = noted.open(site / "search.html", "?q=checkpointing")
+    shown.wait_for_selector("#search-results li")
+    assert "06 Gradient checkpointing" in shown.inner_text("#search-results")
+    shown = noted.open(site / "search.html", "?q=zzznothing")
+    shown.wait_for_selector("#search-results p.search-summary:not(:empty)")
+    assert "06 Gradient" not in shown.inner_text("#search-results")
+    assert noted.wrong == []
+
+
+def luminance(shown):
+    colour = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
+
+
+@pytest.mark.parametrize("place", SHOWN)
+def test_light_and_dark_wide_and_narrow(site, noted, shoot, place):
+    seen = {}
+    for name, (width, height) in WIDTHS.items():
+        for scheme in ("light", "dark"):
+            noted.page.set_viewport_size({"width": width, "height": height})
+            noted.page.emulate_media(color_scheme=scheme)
+            shown = noted.open(site / place)
+            if "calculator" in place:
+                shown.wait_for_selector("#answer[aria-busy=false]")
+            seen[name, scheme] = luminance(shown)
+            shoot(f"{Path(place).with_suffix('').as_posix().replace('/', '-')}-{name}-{scheme}")
+    assert seen["wide", "light"] > 600 and seen["wide", "dark"] < 200
+    assert seen["narrow", "light"] > 600 and seen["narrow", "dark"] < 200
+    assert noted.wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("place", [*SHOWN, "docs/techniques.html"])
+def test_axe_finds_nothing_serious(site, noted, place, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    noted.page.emulate_media(color_scheme=scheme)
+    shown = noted.open(site / place)
+    if "calculator" in place:
+        shown.wait_for_selector("#answer[aria-busy=false]")
+    found = axe.run(shown).response["violations"]
+    assert [
+        (each["id"], [node["target"] for node in each["nodes"]][:5])
+        for each in found
+        if each["impact"] in SERIOUS
+    ] == []

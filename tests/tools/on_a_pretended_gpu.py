@@ -1,0 +1,248 @@
+"""Checks that run on a pretended GPU, in one process for each card; test_pretended.py starts them.
+
+python on_a_pretended_gpu.py    prints {name of a check: "" or what was wrong} as JSON
+"""
+
+import json
+import sys
+import traceback
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from helpers.kernels import gelu_half2
+from helpers.memory.allocator import CachingAllocator
+from tools.pretend.cards import CONTEXT
+
+T4 = torch.cuda.get_device_capability() == (7, 5)
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def refused(words, work, error=RuntimeError):
+    try:
+        work()
+    except error as raised:
+        assert words in str(raised), raised
+    else:
+        raise AssertionError(f"nothing was raised that says {words!r}")
+
+
+@check
+def memory_is_the_allocators():
+    torch.cuda.empty_cache()
+    before, ours = torch.cuda.memory_allocated(), CachingAllocator()
+    assert before == torch.cuda.memory_reserved() == 0
+    kept = []
+    for size in (100, 3 << 20, 700_000, 12 << 20, 5, 3 << 20):
+        kept.append((torch.empty(size, dtype=torch.uint8, device="cuda"), ours.malloc(size)))
+        if size == 700_000:
+            tensor, address = kept.pop(1)
+            del tensor
+            ours.free(address)
+    assert torch.cuda.memory_allocated() == ours.allocated
+    assert torch.cuda.max_memory_allocated() == ours.most_allocated
+    assert torch.cuda.max_memory_reserved() == ours.most_reserved
+    del kept[:]
+    assert torch.cuda.memory_allocated() == 0 < torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_reserved() == 0
+
+
+@check
+def memory_ends():
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    assert free == total - CONTEXT
+    before = torch.cuda.memory_stats()["num_ooms"]
+    half = torch.empty(free // 2, dtype=torch.uint8, device="cuda")
+    words = "CUDA out of memory. Tried to allocate"
+    refused(words, partial(torch.empty, free * 2 // 3, device="cuda"), torch.OutOfMemoryError)
+    assert torch.cuda.memory_stats()["num_ooms"] == before + 1
+    del half
+    torch.empty(free * 2 // 3, dtype=torch.uint8, device="cuda")  # the cache is given back for it
+    torch.cuda.empty_cache()
+
+
+@check
+def a_matrix_product_takes_a_workspace_on_each_thread():
+    x = torch.randn(8, 8, device="cuda", requires_grad=True)
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    loss = (x @ x).sum()
+    forward = torch.cuda.memory_allocated()
+    loss.backward()
+    assert forward - before > 8 << 20
+    assert torch.cuda.memory_allocated() - forward > 8 << 20
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() - before < 8 << 20
+
+
+@check
+def devices_do_not_mix():
+    on_gpu = torch.ones(3, device="cuda")
+    assert (on_gpu + torch.tensor(2.0)).device.type == "cuda"  # a number may be on the host
+    refused("Expected all tensors to be on the same device", lambda: on_gpu + torch.ones(3))
+    refused("same device", lambda: F.linear(on_gpu, torch.ones(2, 3)))
+    refused("convert cuda", on_gpu.numpy, TypeError)
+    refused("invalid device ordinal", lambda: torch.empty(1, device="cuda:1"))
+
+
+@check
+def a_t4_has_no_bf16_and_an_a100_has():
+    assert torch.cuda.is_bf16_supported()  # the answer that counts emulation
+    assert torch.cuda.is_bf16_supported(including_emulation=False) is not T4
+    assert torch.cuda.get_device_name() == ("Tesla T4" if T4 else "NVIDIA A100-SXM4-40GB")
+
+
+@check
+def attention_is_chosen_as_on_cuda():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        on_cpu = torch.randn(2, 4, 50, 16).to(dtype).requires_grad_()
+        on_gpu = on_cpu.detach().cuda().requires_grad_()
+        made = F.scaled_dot_product_attention(on_gpu, on_gpu, on_gpu)
+        kind = type(made.grad_fn).__name__
+        if dtype == torch.float32 or (T4 and dtype == torch.float16):
+            assert "EfficientAttention" in kind, kind
+        else:
+            assert ("FlashAttention" in kind) is not T4, (dtype, kind)
+        told = F.scaled_dot_product_attention(on_cpu, on_cpu, on_cpu)
+        made.sum().backward()
+        told.sum().backward()
+        near = 1e-5 if dtype == torch.float32 else 0.05
+        assert torch.allclose(made.cpu(), told, atol=near)
+        assert torch.allclose(on_gpu.grad.cpu(), on_cpu.grad, atol=near)
+
+
+@check
+def autocast_is_cudas():
+    x = torch.randn(4, 8, device="cuda")
+    with torch.autocast("cuda", torch.float16):
+        product = x @ x.T
+        assert product.dtype == torch.float16
+        assert product.softmax(-1).dtype == torch.float32  # half in, float out, as CUDA's kernel
+        target = torch.zeros(4, dtype=torch.long, device="cuda")
+        assert F.cross_entropy(product, target).dtype == torch.float32
+        assert F.layer_norm(product, (4,)).dtype == torch.float32
+
+
+def trained(device, make):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 128).to(device)
+    optimizer, scaler = make(model.parameters()), torch.amp.GradScaler(device)
+    x = torch.linspace(-1, 1, 8 * 64).view(8, 64).to(device)
+    for _ in range(3):
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return model.weight.detach().cpu()
+
+
+@check
+def optimizers_do_what_they_do_on_a_cpu():
+    from bitsandbytes import optim as eight_bits
+
+    for make in (
+        lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+        lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, fused=True),
+        lambda p: eight_bits.AdamW8bit(p, lr=0.01),
+        lambda p: eight_bits.Lion8bit(p, lr=0.01),
+    ):
+        assert torch.allclose(trained("cuda", make), trained("cpu", make), atol=1e-6)
+
+
+@check
+def events_and_streams():
+    first, last, plain = (torch.cuda.Event(enable_timing=timed) for timed in (True, True, False))
+    refused("must be recorded", lambda: first.elapsed_time(last), ValueError)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        first.record()
+        torch.ones(1000, device="cuda").sum()
+        last.record()
+    torch.cuda.current_stream().wait_event(last)
+    torch.cuda.synchronize()
+    assert 0 < first.elapsed_time(last) < 10_000
+    plain.record()
+    refused("enable_timing=True", lambda: plain.elapsed_time(last), ValueError)
+
+
+@check
+def generators_repeat_and_belong_to_the_gpu():
+    torch.manual_seed(3)
+    state, first = torch.cuda.get_rng_state(), torch.rand(5, device="cuda")
+    second = torch.rand(5, device="cuda")
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.rand(5, device="cuda"), first) and not torch.equal(first, second)
+    own = torch.Generator("cuda").manual_seed(3)
+    assert torch.rand(2, device="cuda", generator=own).device.type == "cuda"
+    host = torch.Generator()
+    refused("device type", lambda: torch.rand(2, device="cuda", generator=host))
+    before = torch.get_rng_state()
+    torch.rand(5, device="cuda")
+    assert torch.equal(before, torch.get_rng_state())  # the CPU's numbers are its own
+
+
+@check
+def half2_is_launched_as_on_a_gpu():
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    given = torch.from_numpy(every).cuda()
+    made = gelu_half2.gelu(given).cpu().numpy()
+    assert np.array_equal(made, gelu_half2.emulate(every), equal_nan=True)
+    other = "80" if T4 else "75"
+    from helpers import torch_private
+
+    def foreign():
+        return torch_private.load_cuda_kernel(gelu_half2.build(other), "kernel_half2")
+
+    refused("no kernel image", foreign)
+    here = "".join(map(str, torch.cuda.get_device_capability()))
+    kernel = torch_private.load_cuda_kernel(gelu_half2.build(here), "kernel_half2")
+    few, block = (1, 1, 1), (256, 1, 1)  # threads for 2,048 of 65,536 values
+    refused("illegal memory", lambda: kernel(few, block, [given, given, 2**16, 1]))
+    refused("CUDA tensors", lambda: kernel(few, block, [given.cpu(), given, 8, 1]), ValueError)
+    refused("misaligned", lambda: kernel(few, block, [given[1:], given, 8, 1]))
+
+
+@check
+def a_step_is_what_its_plan_says():
+    """The narrow DeBERTa: every tensor of a step on the pretended GPU, by category."""
+    from helpers import memory, profile, train
+    from helpers.recipe import replace
+    from tools.pretend.narrow import inside
+
+    recipe = profile.recipe("deberta", batch_size=4)
+    data = train.encoded(recipe)["train"]
+    for change in ({"precision": "fp16"}, {"lora_rank": 2, "optimizer": "adamw8bit"}):
+        changed = replace(recipe, **change)
+        seen = memory.measure(changed, data, "cuda").tracked
+        from helpers.plan import plan
+
+        planned = inside(plan)(changed)
+        assert seen.peak == planned.peak and seen.at_peak == planned.at_peak, change
+
+
+def main() -> None:
+    answers = {}
+    for name, function in CHECKS.items():
+        try:
+            function()
+            answers[name] = ""
+        except Exception:
+            answers[name] = traceback.format_exc()
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

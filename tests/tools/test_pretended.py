@@ -1,0 +1,211 @@
+"""A pretended GPU behaves as a real one, and what runs on it can never become a record.
+
+The checks on the GPU itself are in on_a_pretended_gpu.py and ranks_on_pretended_gpus.py, as they
+need processes that start with it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from benchmarks import proof
+from helpers import record
+from helpers.gpus import REHEARSAL
+from tests.benchmarks.test_measured_steps import a_proof, a_step
+from tools.course import ROOT, session
+from tools.course.execute import chosen
+from tools.pretend import build, cards, page, rehearse
+from tools.pretend.rehearse import Rehearsed
+
+HERE = Path(__file__).parent
+LINES = (HERE / "on_a_pretended_gpu.py").read_text(encoding="utf8").splitlines()
+CHECKS = [
+    line.removeprefix("def ").partition("(")[0]
+    for before, line in zip(LINES, LINES[1:])
+    if before == "@check"
+]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The library; without a compiler a test that needs it is left out in a sentence."""
+    try:
+        build.library()
+    except build.CannotCompile as error:
+        pytest.skip(str(error))
+
+
+needs_the_library = pytest.mark.usefixtures("compiled")
+
+
+def variables(card, count=1):
+    return {**os.environ, **rehearse.environment(card, count)}
+
+
+@cache
+def answers(card):
+    script = str(HERE / "on_a_pretended_gpu.py")
+    done = subprocess.run(
+        [sys.executable, script], env=variables(card), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs_the_library
+@pytest.mark.parametrize("card", ["T4", "A100"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_a_pretended_gpu(card, check):
+    assert not answers(card)[check], answers(card)[check]
+
+
+@needs_the_library
+def test_every_check_ran():
+    assert len(CHECKS) >= 12 and set(answers("T4")) == set(CHECKS)
+
+
+@needs_the_library
+def test_ranks_exchange_messages_over_nccl():
+    """And two ranks that both send first are told that NCCL would wait for ever."""
+    script = str(HERE / "ranks_on_pretended_gpus.py")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            script,
+        ],
+        env=variables("T4", 2),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("both sent first: refused") >= 1
+
+
+def notebook(folder, *cells):
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    path = folder / "00_broken.ipynb"
+    nbformat.write(made, path)
+    return path
+
+
+@needs_the_library
+def test_a_broken_branch_for_gpus_is_caught(tmp_path):
+    """The branch has a name that does not exist; on a machine without a GPU nothing shows it."""
+    gpu_branch = (
+        "import torch\n"
+        "runs = {}\n"
+        "if torch.cuda.is_available():\n"
+        "    fastest = min(rnus, key=runs.get)\n"
+        "print('done')"
+    )
+    path = notebook(tmp_path, "x = 1", gpu_branch, "print(x)")
+    plain = subprocess.run([sys.executable, "-c", gpu_branch], capture_output=True, text=True)
+    assert plain.stdout == "done\n"
+    found = rehearse.rehearse(path, "T4", 1)
+    assert (found.cells, found.ran) == (3, 2) and list(found.failed) == ["2"]
+    assert "NameError: name 'rnus' is not defined" in found.failed["2"]
+
+
+@needs_the_library
+def test_a_lesson_runs_on_a_pretended_gpu():
+    """One lesson of all: `make soak SOAK="--only pretended"` runs every notebook."""
+    (path,) = chosen(["00"])
+    found = rehearse.rehearse(path, "T4", 1)
+    assert found.ran == found.cells >= 15 and not found.failed
+
+
+RUN = """
+from helpers import profile, record
+print(record.run(profile.recipe("vit", steps=2), "00_start_here/after").environment["rehearsal"])
+"""
+
+
+@needs_the_library
+def test_what_it_writes_is_marked_and_refused_everywhere(tmp_path, capsys):
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        env=variables("A100") | {record.RUNS: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+    )
+    assert done.stdout.splitlines()[-1] == "A100:1", done.stderr
+    (path,) = tmp_path.glob("*.json")
+    assert record.read_file(path).environment["name"] == "NVIDIA A100-SXM4-40GB"
+    assert record.read_all(tmp_path) == []  # what notebooks show
+    assert "of a rehearsal on a pretended GPU" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="of a rehearsal on a pretended GPU"):
+        session.keep(tmp_path, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_steps_of_a_rehearsal_are_refused(tmp_path, monkeypatch):
+    real = a_proof(a_step())
+    pretended = proof.Proof({**real.environment, "rehearsal": "T4:1"}, "", "", real.steps)
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    for finished in (True, False):
+        with pytest.raises(ValueError, match="rehearsal on a pretended GPU"):
+            proof.write(pretended, tmp_path / "results" / "steps", finished)
+    assert not (tmp_path / "results").exists()
+    assert proof.write(pretended, tmp_path / "elsewhere").exists()
+
+
+def test_no_record_is_of_a_rehearsal():
+    texts = [path.read_text("utf8") for path in record.RESULTS.rglob("*.json")]
+    assert texts and not any('"rehearsal"' in text for text in texts)
+
+
+@needs_the_library
+def test_make_record_refuses_to_rehearse_into_results(tmp_path):
+    command = [sys.executable, "-m", "tools.course", "record", "--minutes", "1"]
+    done = subprocess.run(
+        command, env=variables("T4"), capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 1
+    assert "nothing of it is a record: name another folder" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["P100", "T4:0", "T4:x", "T4:99", ":2"])
+def test_an_unknown_card_is_refused_in_a_sentence(monkeypatch, text):
+    monkeypatch.setenv(REHEARSAL, text)
+    with pytest.raises(ValueError, match="use T4 or A100"):
+        cards.asked()
+
+
+def test_without_the_variable_nothing_is_pretended(monkeypatch):
+    monkeypatch.delenv(REHEARSAL, raising=False)
+    assert cards.asked() is None
+    env = {**os.environ, "PYTHONPATH": str(rehearse.STARTUP)}
+    code = "import torch; print(torch.cuda.is_available(), hasattr(torch.ops.pretended, 'seed'))"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == [str(rehearse.torch_has_cuda()), "False"]
+
+
+def test_without_a_compiler_one_sentence_says_so(monkeypatch):
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build.CannotCompile, match=r"No C\+\+ compiler is here"):
+        build.library()
+
+
+def test_the_page_is_what_was_rehearsed():
+    assert page.written(page.PAGE.read_text("utf8"), rehearse.read()) == page.PAGE.read_text("utf8")
+
+
+def test_the_page_names_what_failed():
+    rows = [Rehearsed("00_x", "T4", 1, 3, 2, 5.0, failed={"2": "NameError: name 'x'"})]
+    text = page.written(f"# Title\n\n{page.BEGIN}old\n{page.END}\nend\n", rows)
+    assert "2 of 3, 1 FAILED; 5 s" in text and "code cell 2: `NameError" in text
+    assert "old" not in text and text.endswith("end\n")

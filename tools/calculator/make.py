@@ -1,0 +1,168 @@
+"""Plan well-known models for the calculator: `python -m tools.calculator.make [MODEL ...]`.
+
+Named models are planned anew and put beside those that are kept; without names it plans all. The
+file is written after each model. It takes about half a minute per model.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from helpers.commands.arguments import OneLineParser, did_you_mean
+from helpers.commands.wrapper import run
+from helpers.gpus import GPUS
+from helpers.plan import hf_config, kept, model_names, question
+from helpers.plan.hf_model import ModelStep
+from helpers.plan.ship import asked_of
+from helpers.values import clipped
+from tools.calculator.chunks import StreamChunks
+from tools.calculator.families import ModelStreams
+
+FILE = Path(__file__).parent / "plans.json.xz"
+# Those that people ask for most, and that no other one of the list stands for.
+MODELS = (
+    "google-bert/bert-base-uncased",
+    "meta-llama/Llama-3.1-8B",
+    "microsoft/deberta-v3-base",
+    "google/vit-base-patch16-224",
+    "openai-community/gpt2",
+    "FacebookAI/roberta-base",
+    "Qwen/Qwen2.5-0.5B",
+    "meta-llama/Llama-3.2-1B",
+    "microsoft/deberta-v3-large",
+    "distilbert/distilbert-base-uncased",
+    "mistralai/Mistral-7B-v0.1",
+    "answerdotai/ModernBERT-base",
+    "Qwen/Qwen2.5-7B",
+    "facebook/bart-base",
+    "FacebookAI/xlm-roberta-base",
+    "google-bert/bert-large-uncased",
+    "microsoft/resnet-50",
+    "sentence-transformers/all-MiniLM-L6-v2",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "openai-community/gpt2-medium",
+    "openai-community/gpt2-large",
+    "openai-community/gpt2-xl",
+    "Qwen/Qwen2.5-1.5B",
+    "facebook/dinov2-base",
+    "google/electra-base-discriminator",
+    "microsoft/deberta-v3-small",
+    "FacebookAI/roberta-large",
+    "FacebookAI/xlm-roberta-large",
+    "answerdotai/ModernBERT-large",
+    "openai/clip-vit-base-patch32",
+    "facebook/bart-large",
+    "distilbert/distilgpt2",
+    "nvidia/segformer-b0-finetuned-ade-512-512",
+    "albert/albert-base-v2",
+    "google-bert/bert-base-multilingual-cased",
+)
+
+
+def planned(name: str) -> dict[str, Any]:
+    """What is kept of a model; its streams are lists of words yet."""
+    config = hf_config.from_values(model_names.known()[name], name)
+    streams = ModelStreams(config)
+    made = streams.streams(lambda key: print(f"{name} {key}", file=sys.stderr, flush=True))
+    step = ModelStep(config)
+    most = getattr(hf_config.text_config(config), "max_position_embeddings", None)
+    return {
+        "parameters": streams.parameters,
+        "layers": streams.layers,
+        "task": step.task,
+        "reads": step.reads,
+        "length": step.tokens,
+        "longest": most if streams.first.units > 1 else None,
+        "weights": step.weights,
+        "sizes": streams.sizes,
+        "streams": made,
+        "seconds": times(name),
+    }
+
+
+def times(name: str) -> dict[str, float]:
+    """{GPU: seconds} of the model's step as the command plans it where nothing is said."""
+    asked, found = asked_of(name), {}
+    for gpu in GPUS.values():
+        facts = kept.shipped(replace(asked, gpu=gpu))
+        if facts and facts.get("seconds"):
+            found[gpu.name] = facts["seconds"]
+    return found
+
+
+def read_file() -> dict[str, Any]:
+    """The kept plans as they are in the file, streams in chunks; empty where there is none.
+
+    Raises ValueError for a damaged file.
+    """
+    try:
+        kept = json.loads(lzma.decompress(FILE.read_bytes()))
+    except FileNotFoundError:
+        return {"models": {}, "chunks": [[], []]}
+    except (lzma.LZMAError, EOFError, ValueError) as error:
+        raise ValueError(f"{FILE} is damaged ({error}): delete it, or restore it.") from None
+    if not isinstance(kept, dict) or not {"models", "chunks"} <= kept.keys():
+        raise ValueError(f"{FILE} holds no plans of the calculator: delete it, or restore it.")
+    return kept
+
+
+def write_file(models: dict[str, dict[str, Any]]) -> None:
+    """Write plans whose streams are lists of words, whole or not at all."""
+    chunks = StreamChunks()
+    packed = {
+        name: facts | {"streams": chunks.pack(facts["streams"])} for name, facts in models.items()
+    }
+    data = {"versions": question.versions(), "chunks": chunks.levels(), "models": packed}
+    unfinished = FILE.with_suffix(".unfinished")
+    text = json.dumps(data, separators=(",", ":"))
+    unfinished.write_bytes(lzma.compress(text.encode(), preset=9))
+    os.replace(unfinished, FILE)
+
+
+def kept_models() -> dict[str, dict[str, Any]]:
+    """The kept plans, their streams as lists of words again."""
+    data = read_file()
+    chunks = StreamChunks(data["chunks"])
+    return {
+        name: facts | {"streams": chunks.unpack(facts["streams"])}
+        for name, facts in data["models"].items()
+    }
+
+
+def make(names: list[str]) -> None:
+    """Plan models, and write the file after each. Raises ValueError for an unknown one."""
+    for name in names:
+        if name not in MODELS:
+            full = model_names.full_name(name) if len(name) < 200 else name
+            meant = f" Did you mean {full}?" if full in MODELS else did_you_mean(name, MODELS)
+            raise ValueError(
+                f"{clipped(name)!r} is none of the models of the calculator, which are named in "
+                f"tools/calculator/make.py.{meant}"
+            )
+    models, refused = kept_models(), []
+    for name in names:
+        try:
+            models[name] = planned(name)
+        except ValueError as error:
+            refused.append(f"{name}: {error}")
+            continue
+        write_file({each: models[each] for each in MODELS if each in models})
+    if refused:
+        raise ValueError(" ".join(refused))
+
+
+def main() -> None:
+    """Plan what is named."""
+    parser = OneLineParser(prog="python -m tools.calculator.make", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="only these; by default all")
+    make(parser.parse_args().models or list(MODELS))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, "python -m tools.calculator.make"))

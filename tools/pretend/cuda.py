@@ -1,0 +1,314 @@
+"""torch.cuda on a pretended GPU: what Python asks, answered by the library and the book."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from helpers.gpus import VISIBLE
+from tools.pretend import cards
+from tools.pretend.book import Book
+from tools.pretend.streams import Stream, StreamEvent, index_of
+
+ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90"]  # for which this "build" has kernels
+
+
+class PretendedCUDA:
+    """The state of CUDA in this process: it starts when it is first needed, as the real one does.
+
+    library  the compiled one, already loaded
+    card     the kind of every GPU
+    count    of GPUs in the machine; CUDA_VISIBLE_DEVICES hides some of them until CUDA starts
+    """
+
+    def __init__(self, library: ctypes.CDLL, card: cards.Card, count: int):
+        self.library, self.card, self.machine = library, card, count
+        self.started, self.seen = False, -1
+        library.pretended_freed.restype = ctypes.c_int64
+        library.pretended_freed.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self.book = Book(count, card.memory - cards.CONTEXT, library.pretended_freed)
+        library.pretended_card.argtypes = [
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int64,
+            ctypes.c_int64,
+        ]
+        self.tell()
+        library.pretended_book(self.book.callback)
+        atexit.register(library.pretended_book, None)
+
+    def tell(self) -> None:
+        """Tell the library how many GPUs there are, and of which kind."""
+        major, minor = self.card.capability
+        count = cards.visible(self.machine) if self.seen < 0 else self.seen
+        self.library.pretended_card(
+            count, 10 * major + minor, self.card.memory, self.card.workspace
+        )
+
+    def count(self) -> int:
+        """Visible GPUs. Like the driver, it reads CUDA_VISIBLE_DEVICES once."""
+        if self.seen < 0:
+            self.seen = cards.visible(self.machine)
+            self.tell()
+        return self.seen
+
+    def start(self) -> None:
+        """Raises RuntimeError where no GPU is visible."""
+        if not self.count():
+            raise RuntimeError("No CUDA GPUs are available")
+        if not self.started:
+            self.started = torch.cuda._initialized = True
+
+    def current(self) -> int:
+        return self.library.pretended_current()
+
+    def index(self, device: object = None) -> int:
+        """Raises RuntimeError, in CUDA's words, for a GPU that is not there."""
+        found = index_of(self.current(), device)
+        if found >= self.count():
+            raise RuntimeError(f"CUDA error: invalid device ordinal {found} (see {VISIBLE})")
+        return found
+
+    def exchange(self, device: int) -> int:
+        """Make a GPU the current one, and give the number of the one before."""
+        before = self.current()
+        if device >= 0:
+            self.library.pretended_set_current(device)
+        return before
+
+    def set_device(self, device: object) -> None:
+        self.start()
+        self.exchange(self.index(device))
+
+    def properties(self, device: object = None) -> SimpleNamespace:
+        """What the driver says of a GPU."""
+        if index_of(self.current(), device) >= self.count():
+            raise AssertionError("Invalid device id")
+        major, minor = self.card.capability
+        return SimpleNamespace(
+            name=self.card.driver,
+            total_memory=self.card.memory,
+            major=major,
+            minor=minor,
+            multi_processor_count=self.card.processors,
+            L2_cache_size=self.card.cache,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            warp_size=32,
+            max_threads_per_multi_processor=1024 if minor else 2048,
+            regs_per_multiprocessor=65536,
+            shared_memory_per_block=49152,
+            shared_memory_per_block_optin=65536,
+            gcnArchName="",
+            uuid="GPU-pretended",
+        )
+
+    def seed(self, value: int) -> None:
+        for generator in torch.cuda.default_generators if self.count() else ():
+            generator.manual_seed(int(value))
+
+    def random_state(self, device: object = "cuda") -> torch.Tensor:
+        return torch.ops.pretended.random_state(self.index(device))
+
+    def set_random_state(self, state: torch.Tensor, device: object = "cuda") -> None:
+        if state.is_cuda:
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        torch.ops.pretended.set_random_state(self.index(device), state)
+
+    def free_memory(self, device: object = None) -> tuple[int, int]:
+        """(free bytes, all bytes) of a GPU, as the driver counts them."""
+        reserved = self.book.now(self.index(device)).reserved
+        return self.card.memory - cards.CONTEXT - reserved, self.card.memory
+
+    def bf16(self, including_emulation: bool = True) -> bool:
+        """A T4 emulates bf16, and says so only when asked."""
+        return self.card.capability >= (8, 0) or including_emulation
+
+    def limit(self, fraction: float, device: object = None) -> None:
+        self.book.limit(self.index(device), int(fraction * self.card.memory))
+
+
+class DefaultGenerator:
+    """The default generator of a GPU, as far as Python asks it."""
+
+    def __init__(self, device: int):
+        self.index, self.device = device, torch.device("cuda", device)
+
+    def manual_seed(self, value: int) -> DefaultGenerator:
+        torch.ops.pretended.seed(self.index, value)
+        return self
+
+    def initial_seed(self) -> int:
+        return torch.ops.pretended.initial_seed(self.index)
+
+    def get_state(self) -> torch.Tensor:
+        return torch.ops.pretended.random_state(self.index)
+
+    def set_state(self, state: torch.Tensor) -> DefaultGenerator:
+        torch.ops.pretended.set_random_state(self.index, state)
+        return self
+
+
+def install(cuda: PretendedCUDA) -> None:
+    """Put the answers of `cuda` into torch.cuda, and into what else asks for a GPU."""
+    answers = _lazy_answers(cuda) | _answers(cuda)
+    for name, answer in answers.items():
+        for place in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+            if place is torch.cuda or hasattr(place, name):
+                setattr(place, name, answer)
+    torch.cuda.has_half = True
+    torch.cuda.default_generators = tuple(DefaultGenerator(i) for i in range(cuda.machine))
+    for name, answer in _answers_in_c(cuda).items():
+        if not hasattr(torch._C, name):
+            setattr(torch._C, name, answer)
+    ranges = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA")
+    torch.cuda.nvtx._nvtx = SimpleNamespace(**{name: lambda *given: 0 for name in ranges})
+    torch.version.cuda = "12.8"
+    torch.backends.cuda.is_built = lambda: True
+    torch.Tensor.pin_memory = lambda self, device=None: self
+    torch.Tensor.is_pinned = lambda self, device=None: False
+    torch.Tensor.record_stream = lambda self, stream: None
+    for name, answer in _accelerator(cuda).items():
+        setattr(torch.accelerator, name, answer)
+
+
+def _lazy_answers(cuda: PretendedCUDA) -> dict[str, Callable]:
+    """Functions of torch.cuda that start CUDA."""
+
+    def lazily(function: Callable) -> Callable:
+        @wraps(function)
+        def started(*args, **kwargs):
+            cuda.start()
+            return function(*args, **kwargs)
+
+        return started
+
+    book = cuda.book
+    plain: dict[str, Callable] = {
+        "current_device": lambda: cuda.current(),
+        "get_device_properties": lambda device=None: cuda.properties(device),
+        "get_device_name": lambda device=None: cuda.properties(device).name,
+        "get_device_capability": lambda device=None: cuda.card.capability,
+        "synchronize": lambda device=None: None,
+        "mem_get_info": cuda.free_memory,
+        "reset_peak_memory_stats": lambda d=None: book.now(cuda.index(d)).reset_peaks(),
+        "reset_max_memory_allocated": lambda d=None: book.now(cuda.index(d)).reset_peaks(),
+        "current_stream": lambda device=None: Stream(device),
+        "default_stream": lambda device=None: Stream(device),
+        "get_rng_state": cuda.random_state,
+        "set_rng_state": cuda.set_random_state,
+    }
+    return {name: lazily(function) for name, function in plain.items()}
+
+
+def _answers(cuda: PretendedCUDA) -> dict[str, Any]:
+    """Functions and classes of torch.cuda that answer whether or not CUDA has started."""
+    book = cuda.book
+
+    @contextlib.contextmanager
+    def stream(given):
+        yield given
+
+    class Device:
+        def __init__(self, given):
+            self.idx = -1 if given is None else cuda.index(given)
+
+        def __enter__(self):
+            cuda.start()
+            self.before = cuda.exchange(self.idx)
+
+        def __exit__(self, *raised):
+            cuda.exchange(self.before)
+
+    class DeviceOf(Device):
+        def __init__(self, tensor):
+            super().__init__(tensor.get_device() if tensor.is_cuda else None)
+
+    return {
+        "is_available": lambda: cuda.count() > 0,
+        "device_count": cuda.count,
+        "_device_count_nvml": cuda.count,
+        "is_initialized": lambda: cuda.started,
+        "_is_in_bad_fork": lambda: False,
+        "init": cuda.start,
+        "_lazy_init": cuda.start,
+        "_lazy_call": lambda call, **kwargs: call(),
+        "set_device": cuda.set_device,
+        "get_arch_list": lambda: list(ARCHITECTURES),
+        "is_bf16_supported": cuda.bf16,
+        "is_tf32_supported": lambda: cuda.card.capability >= (8, 0),
+        "ipc_collect": lambda: None,
+        "empty_cache": book.empty_cache,
+        "reset_accumulated_memory_stats": lambda device=None: None,
+        "memory_allocated": lambda device=None: book.now(cuda.index(device)).allocated,
+        "max_memory_allocated": lambda device=None: book.now(cuda.index(device)).most_allocated,
+        "memory_reserved": lambda device=None: book.now(cuda.index(device)).reserved,
+        "max_memory_reserved": lambda device=None: book.now(cuda.index(device)).most_reserved,
+        "memory_stats": lambda device=None: book.stats(cuda.index(device)),
+        "memory_summary": lambda device=None, **kwargs: str(book.stats(cuda.index(device))),
+        "set_per_process_memory_fraction": cuda.limit,
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": StreamEvent,
+        "stream": stream,
+        "set_stream": lambda given: None,
+        "device": Device,
+        "device_of": DeviceOf,
+        "current_blas_handle": lambda: 0,
+        "get_rng_state_all": lambda: [cuda.random_state(number) for number in range(cuda.count())],
+        "set_rng_state_all": lambda states: [
+            cuda.set_random_state(state, number) for number, state in enumerate(states)
+        ],
+        "manual_seed": cuda.seed,
+        "manual_seed_all": cuda.seed,
+        "initial_seed": lambda: torch.ops.pretended.initial_seed(cuda.current()),
+        "can_device_access_peer": lambda *devices: True,
+        "is_current_stream_capturing": lambda: False,
+        "_exchange_device": cuda.exchange,
+        "_maybe_exchange_device": cuda.exchange,
+    }
+
+
+def _answers_in_c(cuda: PretendedCUDA) -> dict[str, Callable]:
+    """Functions that a PyTorch with CUDA has in its compiled module."""
+    return {
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_init": cuda.start,
+        "_cuda_getDeviceCount": cuda.count,
+        "_cuda_getDevice": cuda.current,
+        "_cuda_setDevice": cuda.exchange,
+        "_cuda_exchangeDevice": cuda.exchange,
+        "_cuda_maybeExchangeDevice": cuda.exchange,
+        "_cuda_getCurrentRawStream": lambda device: 0,
+        "_cuda_synchronize": lambda: None,
+        "_cuda_emptyCache": cuda.book.empty_cache,
+        "_cuda_clearCublasWorkspaces": lambda: cuda.library.pretended_clear_workspaces(),
+        "_cuda_getCompiledVersion": lambda: 12080,
+        "_cuda_getArchFlags": lambda: " ".join(ARCHITECTURES),
+        "_cuda_canDeviceAccessPeer": lambda *devices: True,
+        "_nccl_version": lambda: 2 << 32 | 27 << 16,
+        "_nccl_version_suffix": lambda: b"",
+    }
+
+
+def _accelerator(cuda: PretendedCUDA) -> dict[str, Callable]:
+    """Functions of torch.accelerator."""
+    return {
+        "is_available": lambda: cuda.count() > 0,
+        "device_count": cuda.count,
+        "current_accelerator": lambda check_available=False: (
+            torch.device("cuda") if cuda.count() else None
+        ),
+        "synchronize": lambda *device: None,
+        "current_device_index": cuda.current,
+        "current_stream": lambda device=None: Stream(device),
+        "set_device_index": cuda.set_device,
+        "empty_cache": cuda.book.empty_cache,
+    }

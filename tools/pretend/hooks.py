@@ -1,0 +1,108 @@
+"""What startup/sitecustomize.py does to a module right after it has been imported."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+# The modules of this package are imported inside the functions: they import some of those that
+# are changed here.
+_library: ctypes.CDLL | None = None
+
+
+@contextmanager
+def around(name: str) -> Iterator[None]:
+    """The import of a module itself: the library comes before torch, bitsandbytes sees no GPU.
+
+    bitsandbytes would load its own library for CUDA, which cannot run here; its kernels for the CPU
+    answer instead.
+    """
+    global _library
+    if name == "torch":
+        from tools.pretend import build
+
+        _library = ctypes.CDLL(str(build.library()))
+        _library.pretended_current.restype = ctypes.c_int
+    if name != "bitsandbytes":
+        yield
+        return
+    import torch
+
+    available = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = available
+
+
+def after_torch(module: ModuleType) -> None:
+    from tools.pretend import cards, cuda, half2
+
+    asked = cards.asked()
+    assert asked is not None and _library is not None  # sitecustomize.py has looked
+    cuda.install(cuda.PretendedCUDA(_library, *asked))
+    import torch.cuda._utils
+
+    torch.cuda._utils._cuda_load_module = half2.load_module
+
+
+def after_distributed(module: ModuleType) -> None:
+    from tools.pretend import nccl
+
+    nccl.install(module)
+
+
+def after_gpus(module: ModuleType) -> None:
+    """The driver's folder lists the pretended GPUs."""
+    from tools.pretend import build, cards
+
+    asked = cards.asked()
+    count = asked[1] if asked else 0
+    folder = build.FOLDER / f"driver-{count}"
+    for number in range(count):
+        (folder / f"0000:{number:02x}:00.0").mkdir(parents=True, exist_ok=True)
+    vars(module)["DRIVER"] = Path(folder)
+
+
+def after_nvrtc(module: ModuleType) -> None:
+    from tools.pretend import half2
+
+    vars(module).update(compile_cuda=half2.compile_cuda, library=lambda: None)
+
+
+def after_recipe(module: ModuleType) -> None:
+    _narrow().change_recipe(module)
+
+
+def after_models(module: ModuleType) -> None:
+    _narrow().change_models(module)
+
+
+def after_planner(module: ModuleType) -> None:
+    _narrow().change_planner(module)
+
+
+def after_profile(module: ModuleType) -> None:
+    _narrow().change_profile(module)
+
+
+def after_train(module: ModuleType) -> None:
+    _narrow().change_train(module)
+
+
+def after_record(module: ModuleType) -> None:
+    vars(module)["run"] = _narrow().inside(vars(module)["run"])
+
+
+def after_measurement(module: ModuleType) -> None:
+    vars(module)["measure"] = _narrow().inside(vars(module)["measure"])
+
+
+def _narrow() -> ModuleType:
+    from tools.pretend import narrow
+
+    return narrow

@@ -1,0 +1,119 @@
+"""docs/rehearsal.md: which notebooks ran on which pretended GPUs, made from docs/rehearsal.json."""
+
+from __future__ import annotations
+
+from helpers.files import replace_all
+from helpers.tables import Table
+from tools.pretend.cards import CARDS
+from tools.pretend.rehearse import KEPT, Rehearsed, read
+
+PAGE = KEPT.with_suffix(".md")
+FOUND_BEGIN, FOUND_END = "<!-- found -->\n", "<!-- /found -->"
+# (where, what a GPU would have met, how it was found, what is so now)
+FOUND = (
+    (
+        "scripts/ddp.py, fsdp.py, pipeline.py, tensor_parallel.py (lessons 13 to 16)",
+        "two ranks on a machine with one GPU: the second asked for a GPU that is not there",
+        "lesson 13 on one T4",
+        "GPUs are taken where there is one for every rank, CPUs elsewhere",
+    ),
+    (
+        "lesson 14, the sharded toy",
+        "FSDP would have taken the GPU for a toy whose group and examples are the CPU's",
+        "lesson 14 on one T4, where FSDP itself cannot be pretended yet",
+        "the toy names the CPU",
+    ),
+    (
+        "helpers/parallel/rank.py, pipelines over NCCL",
+        "two stages that both send first waited for each other for ever",
+        "reading, then two pretended ranks",
+        "each direction between two ranks has a communicator of its own",
+    ),
+    (
+        "lab 19",
+        "KeyError where LoRA, or no rung at all, fits the GPU",
+        "reading",
+        "the cells end with what fitted",
+    ),
+    (
+        "lab 00",
+        "a claim of 25 % on mini models, of whose peak cuBLAS's workspaces are half",
+        "reading",
+        "the workspaces are given room",
+    ),
+    (
+        "results/, README",
+        "nothing told a record from a rehearsal",
+        "building this",
+        "what a pretended GPU writes is marked, and refused wherever records are kept or shown",
+    ),
+)
+BEGIN, END = "<!-- rehearsed -->\n", "<!-- /rehearsed -->"
+
+
+def table(rows: list[Rehearsed]) -> str:
+    """A row for each notebook, a column for each kind and number of GPUs, in Markdown."""
+    columns = [(card, count) for count in (1, 2) for card in CARDS]
+    lines = []
+    for name in sorted({row.notebook for row in rows}):
+        line = {"notebook": name}
+        for card, count in columns:
+            found = [r for r in rows if (r.notebook, r.card, r.count) == (name, card, count)]
+            line[f"{count} × {card}"] = _cell(found[0]) if found else ""
+        lines.append(line)
+    return Table(lines).to_markdown() if lines else "Nothing has been rehearsed yet."
+
+
+def _cell(row: Rehearsed) -> str:
+    text = f"{row.ran} of {row.cells}"
+    if row.excused:
+        text += f", {len(row.excused)} excused"
+    if row.failed:
+        text += f", {len(row.failed)} FAILED"
+    return f"{text}; {row.seconds:.0f} s"
+
+
+def found() -> str:
+    """The defects that rehearsals, and reading for them, have shown and that were mended."""
+    names = ("where", "what a GPU would have met", "found by", "now")
+    return Table([dict(zip(names, row)) for row in FOUND]).to_markdown()
+
+
+def _replaced(text: str, begin: str, end: str, content: str) -> str:
+    """The text with what stands between two marks made anew."""
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return before + begin + content + end + after
+
+
+def _first(error: str) -> str:
+    return error.splitlines()[0][:160].replace("`", "'")
+
+
+def written(text: str, rows: list[Rehearsed]) -> str:
+    """The page with its tables made anew."""
+    ran, cells = sum(row.ran for row in rows), sum(row.cells for row in rows)
+    excused = {(r.notebook, reason) for r in rows for reason in r.excused.values()}
+    notes = "".join(f"- {name}: {reason}\n" for name, reason in sorted(excused))
+    failed = "".join(
+        f"- {r.notebook}, {r.count} × {r.card}, code cell {number}: `{_first(error)}`\n"
+        for r in rows
+        for number, error in r.failed.items()
+    )
+    minutes = sum(row.seconds for row in rows) / 60
+    parts = [
+        f"{ran} of {cells} cells ran to their end in {len(rows)} rehearsals, which took "
+        f"{minutes:.0f} minutes on a busy machine. An empty field has not been rehearsed.\n"
+    ]
+    parts.append(f"\n{table(rows)}\n")
+    if notes:
+        parts.append(f"\nExcused, as a rehearsal has not what the cell speaks of:\n\n{notes}")
+    if failed:
+        parts.append(f"\nFailed:\n\n{failed}")
+    text = _replaced(text, FOUND_BEGIN, FOUND_END, f"{found()}\n") if FOUND_BEGIN in text else text
+    return _replaced(text, BEGIN, END, "".join(parts))
+
+
+def write() -> None:
+    """Write the page."""
+    replace_all(PAGE.parent, {PAGE.name: written(PAGE.read_text(encoding="utf8"), read())})

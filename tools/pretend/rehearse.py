@@ -1,0 +1,155 @@
+"""Lessons and labs on a pretended GPU, cell by cell, with a table of what ran and what did not.
+
+A cell that fails does not stop its notebook, so that one run finds all that is wrong. Cells in
+`EXCUSED` may fail: what they claim is about sizes, accuracies or times that a rehearsal lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import nbformat
+
+from helpers.files import replace_all
+from helpers.gpus import REHEARSAL, VISIBLE
+from tools.course import ROOT
+from tools.course.execute import COLOURS, QUIET, Failed, Line, client_for, failures, runs
+from tools.pretend import build, mirror
+
+STARTUP = Path(__file__).resolve().parent / "startup"
+WORK = build.FOLDER / "work"
+KEPT = ROOT / "docs" / "rehearsal.json"
+# {notebook: {words of the cell's source: why a rehearsal cannot have it}}
+EXCUSED: dict[str, dict[str, str]] = {}
+
+
+@dataclass
+class Rehearsed:
+    """One notebook on one kind and number of GPUs.
+
+    cells    code cells
+    ran      those that ran to their end
+    excused  {number of a code cell: why it may fail}, of those that failed
+    failed   {number of a code cell: the error}, of the others
+    seconds  wall-clock
+    """
+
+    notebook: str
+    card: str
+    count: int
+    cells: int
+    ran: int
+    seconds: float
+    excused: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def environment(card: str, count: int, runs_folder: str = "") -> dict[str, str]:
+    """Variables of a process that shall believe in `count` GPUs of a kind; builds what it needs.
+
+    Raises build.CannotCompile where the pretended GPU cannot be had.
+    """
+    build.library()
+    paths = [str(STARTUP), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        REHEARSAL: f"{card}:{count}",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "TIGHT_FIT_MIRROR": str(mirror.folder()),
+        "TIGHT_FIT_PROFILE": "",
+        "TIGHT_FIT_RUNS": runs_folder,
+        "TIGHT_FIT_COMMAND": f"a rehearsal on {count} pretended {card}",
+        "HF_HUB_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # what is compiled would be compiled for a real GPU
+        "OMP_NUM_THREADS": "1",
+        VISIBLE: ",".join(map(str, range(count))),
+    }
+
+
+def rehearse(path: Path, card: str, count: int, folder: Path | None = None) -> Rehearsed:
+    """Execute a notebook on pretended GPUs, all cells whatever fails. Prints a line of progress.
+
+    folder  where the kernel runs; None takes one in build/, which is then thrown away: the course
+            is found from there, and what cells write is gone
+    """
+    if folder is None:
+        WORK.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=WORK) as made:
+            return rehearse(path, card, count, Path(made))
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if runs(cell)]
+    line = Line(path.stem, len(code))
+    client = client_for(
+        notebook,
+        folder,
+        allow_errors=True,
+        on_cell_start=line.start,
+        on_cell_executed=line.step,
+    )
+    begun = time.perf_counter()
+    result = Rehearsed(path.stem, card, count, len(code), 0, 0.0)
+    try:
+        with failures(client, path, line):
+            client.execute(env={**os.environ, **QUIET, **environment(card, count)})
+    except Failed as error:  # the kernel died, or a cell hung
+        result.failed["0"] = str(error).splitlines()[0]
+    finally:
+        line.end()
+    excuses = EXCUSED.get(path.stem, {})
+    for number, cell in enumerate(code, 1):
+        errors = [output for output in cell.get("outputs", ()) if output.output_type == "error"]
+        if not errors:
+            result.ran += cell.get("execution_count") is not None
+            continue
+        reason = next((why for words, why in excuses.items() if words in cell.source), None)
+        (result.failed if reason is None else result.excused)[str(number)] = reason or _short(
+            f"{errors[0].ename}: {COLOURS.sub('', errors[0].evalue)}"
+        )
+    result.seconds = round(time.perf_counter() - begun, 1)
+    return result
+
+
+def _short(error: str) -> str:
+    """The first line of an error and, of one that holds a rank's traceback, the last.
+
+    Files of the course are named from its folder: what is kept tells nothing of this machine.
+    """
+    error = error.replace(f"{ROOT}{os.sep}", "")
+    lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
+    return " ... ".join(line[:200] for line in dict.fromkeys((lines[0], lines[-1])))
+
+
+def read() -> list[Rehearsed]:
+    """What was rehearsed last, as kept in docs/rehearsal.json."""
+    if not KEPT.exists():
+        return []
+    return [Rehearsed(**row) for row in json.loads(KEPT.read_text(encoding="utf8"))]
+
+
+def keep(result: Rehearsed) -> None:
+    """Keep a result in the place of an older one of the same notebook, card and number."""
+    import fcntl
+
+    key = (result.notebook, result.card, result.count)
+    build.FOLDER.mkdir(parents=True, exist_ok=True)
+    with (build.FOLDER / "kept.lock").open("w") as lock:  # rehearsals may run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _keep(key, result)
+
+
+def _keep(key: tuple[str, str, int], result: Rehearsed) -> None:
+    rows = [row for row in read() if (row.notebook, row.card, row.count) != key] + [result]
+    rows.sort(key=lambda row: (row.notebook[:2], row.notebook, row.card, row.count))
+    text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+    replace_all(KEPT.parent, {KEPT.name: text})
+
+
+def torch_has_cuda() -> bool:
+    """Whether this process, which pretends nothing, has a GPU."""
+    import torch
+
+    return torch.cuda.is_available()

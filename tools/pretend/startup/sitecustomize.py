@@ -1,0 +1,57 @@
+"""Puts a pretended GPU into every Python process that starts with this folder on PYTHONPATH.
+
+TIGHT_FIT_REHEARSAL says which one (tools.pretend.cards); without it nothing happens. The library is
+loaded before torch, and each module below is changed right after it has been imported.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+# {module: the function of tools.pretend.hooks that changes it, "" where only its import differs}
+CHANGED = {
+    "torch": "after_torch",
+    "torch.distributed.distributed_c10d": "after_distributed",
+    "bitsandbytes": "",
+    "helpers.gpus": "after_gpus",
+    "helpers.kernels.nvrtc": "after_nvrtc",
+    "helpers.recipe": "after_recipe",
+    "helpers.models": "after_models",
+    "helpers.plan.planner": "after_planner",
+    "helpers.profile": "after_profile",
+    "helpers.train": "after_train",
+    "helpers.record": "after_record",
+    "helpers.memory.measurement": "after_measurement",
+}
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Finds modules as Python does, and lets `tools.pretend.hooks` change those of `CHANGED`."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname not in CHANGED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def then(module):
+            hooks = importlib.import_module("tools.pretend.hooks")
+            with hooks.around(fullname):
+                load(module)
+            if CHANGED[fullname]:
+                getattr(hooks, CHANGED[fullname])(module)
+
+        vars(spec.loader)["exec_module"] = then  # of this loader only, not of its class
+        return spec
+
+
+if os.environ.get("TIGHT_FIT_REHEARSAL", "").strip():
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # behind what the process itself puts there
+    sys.meta_path.insert(0, AfterImport())

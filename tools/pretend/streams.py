@@ -1,0 +1,90 @@
+"""Streams, events and the choice of a device, as torch.cuda has them, where kernels run at once."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+def index_of(current: int, given: object = None) -> int:
+    """The number of a GPU that is named as torch allows it; None names the `current` one.
+
+    Raises ValueError for a device that is no GPU.
+    """
+    if given is None:
+        return current
+    if isinstance(given, int):
+        return given
+    found = torch.device(given)  # type: ignore[call-overload]
+    if found.type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {found}")
+    return current if found.index is None else found.index
+
+
+class Stream:
+    """The only stream of a GPU, on which everything has already been done."""
+
+    def __init__(self, device: object = None, priority: int = 0, **rest):
+        self.device = torch.device("cuda", index_of(torch.cuda.current_device(), device))
+        self.device_index, self.device_type = self.device.index, 1
+        self.cuda_stream = self.stream_id = 0
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+    def wait_event(self, event: StreamEvent) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: StreamEvent | None = None) -> StreamEvent:
+        event = event or StreamEvent()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *raised) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.device == self.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+
+class StreamEvent:
+    """A moment, by the clock of the host; used without `enable_timing` it refuses to give times."""
+
+    def __init__(self, enable_timing: bool = False, **rest):
+        self.enable_timing, self.moment = enable_timing, None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.moment = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, stream: Stream | None = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: StreamEvent) -> float:
+        """Milliseconds, as CUDA gives them, with CUDA's own refusals."""
+        if not (self.enable_timing and end.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.moment is None or end.moment is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end.moment - self.moment) * 1000
