@@ -2,9 +2,11 @@
 
 `check("02.1", answer)` prints one line and never raises for an answer, given or not. With the
 environment variable TIGHT_FIT_GRADE=1 a wrong or missing answer raises AssertionError with that
-line, so that a teacher can grade by machine. The exercises are in `exercises/nbNN.py`, registered
-by `@exercise` and loaded when first asked for. What their tests compare with is in
-`exercises.comparisons`.
+line, as nbgrader wants it. Where a teacher's program listens (`exercises.handout`), `check` hands
+the answer out and gives no verdict: that program finds it, in a process of its own.
+
+The exercises are in `exercises/nbNN.py`, registered by `@exercise` and loaded when first asked for.
+What their tests compare with is in `exercises.comparisons`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-import torch
-
 import exercises
+from exercises import handout
 
-__all__ = ["check", "exercise", "Result", "load", "load_all"]
+__all__ = ["check", "exercise", "Result", "load", "load_all", "verdict"]
 
 NUMBER = re.compile(r"(\d\d)\.([1-9]\d*)")
 
@@ -97,25 +98,29 @@ def exercise(number: str, hints: list[str], why: str) -> Callable:
 def check(number: str, answer: Any = None) -> Result:
     """Check an answer and print the verdict in one line.
 
-    None, `...` and a function without a body (see `_is_missing`) are no answer yet.
+    None, `...` and a function without a body (see `_is_missing`) are no answer yet. Where the
+    answer is handed out, `passed` of the result is None, and a teacher's program finds out.
 
     Raises ValueError for an exercise that does not exist, and in strict mode (TIGHT_FIT_GRADE=1)
     AssertionError for an answer that is missing or wrong.
     """
+    if handout.ADDRESS.exists():
+        handout.hand_out(number, answer, _is_missing(answer))
+        print(f"Exercise {number}: handed in.")
+        return Result(None)
     asked = load(number)
-    result = Result(None) if _is_missing(answer) else _verdict(asked, answer)
+    result = Result(None) if _is_missing(answer) else verdict(asked, answer)
     if result.passed:
         _tries.pop(number, None)
         print(f"Exercise {number}: right. {_sentence(asked.why)}")
         return result
     if result.passed is None:
-        hint, verdict = asked.hints[0], "not answered yet."
+        line = f"Exercise {number}: not answered yet."
     else:
         tries = _tries.get(number, 0)
         _tries[number] = tries + 1
         hint = asked.hints[min(tries, len(asked.hints) - 1)]
-        verdict = f"not yet: {result.sentence}"
-    line = f"Exercise {number}: {verdict} Hint: {_sentence(hint)}"
+        line = f"Exercise {number}: not yet: {result.sentence} Hint: {_sentence(hint)}"
     if os.environ.get("TIGHT_FIT_GRADE", "0") not in ("", "0"):
         raise AssertionError(line) from result.error
     print(line)
@@ -146,9 +151,12 @@ def load_all() -> dict[str, Exercise]:
     return dict(sorted(REGISTRY.items()))
 
 
-def _verdict(asked: Exercise, answer: Any) -> Result:
+def verdict(asked: Exercise, answer: Any) -> Result:
+    """Whether an answer that is there is right, and what is wrong with it. Prints nothing."""
     if not __debug__:
         raise RuntimeError("Exercises are checked by assert statements: run Python without -O.")
+    import torch  # takes seconds, and handing an answer out does without
+
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(0)  # the same draws at each check, whatever ran before
     try:

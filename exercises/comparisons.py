@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from helpers import recipe
+from helpers.parallel.transport import threads
 
-__all__ = ["close", "same", "agree", "only_changes"]
+__all__ = ["close", "same", "agree", "only_changes", "over_ranks"]
 
 
 def close(
@@ -129,6 +130,21 @@ def agree(
         seen.add(repr(expected))
     if len(seen) < 2:
         raise ValueError("Every example has the same answer: a constant would pass.")
+
+
+def over_ranks(
+    answer: Callable, arguments: list[tuple]
+) -> tuple[list, list[int], list[int], list[tuple]]:
+    """Run `answer(transport, *arguments[rank])` on as many ranks as there are tuples, in threads.
+
+    Gives, with one item per rank: the results, the bytes sent, the messages sent, and the arguments
+    as they are afterwards. Made for `exercises.handout.observe`.
+    """
+    results, transports = threads(
+        len(arguments), lambda transport: answer(transport, *arguments[transport.rank])
+    )
+    sent = [transport.bytes_sent for transport in transports]
+    return results, sent, [len(transport.sent) for transport in transports], arguments
 
 
 def only_changes(answer: Any, before: recipe.Recipe, *fields: str) -> None:

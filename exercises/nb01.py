@@ -1,4 +1,4 @@
-"""Exercises of notebook 01: pretrained weights, how far a run can go, and fair comparisons."""
+"""Exercises of notebook 01: pretrained weights, honest references, and fair comparisons."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close
+from exercises.handout import observe
 from helpers import models
 from helpers.recipe import Recipe, difference, replace
-from helpers.step import learning_rate
 
 FROM_PRETRAINED, FROM_RANDOM, BATCH = (
     60,
     480,
     16,
 )  # steps, and images per step, as the exercise says
-WALK = Recipe("vit", weights="random", learning_rate=3e-4)
-DEVIATIONS = 5
 
 
 @exercise(
@@ -42,25 +40,26 @@ def _(answer):
 @exercise(
     "01.2",
     hints=[
-        "Warm-up and decay are straight lines, so the mean learning rate is about half the peak.",
-        (
-            "Add up learning_rate(recipe, step) over all steps, "
-            "and raise `steps` until the sum is large enough."
-        ),
+        "torch.cdist(test, train) gives all distances, one row per test example.",
+        "argmin over the training examples gives an index into labels, not yet a label.",
     ],
-    why="A run that is shorter than this ends near its start, so the start had better be good.",
+    why=(
+        "A reference without any training is made in one line, "
+        "and it tells what a fine-tune has really added."
+    ),
 )
 def _(answer):
-    assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of steps"
+    line = torch.arange(4.0)[:, None]
+    agree(
+        answer,
+        _nearest_label,
+        [
+            (line, torch.tensor([7, 5, 7, 2]), torch.tensor([[0.2], [2.9], [1.1]])),
+            (line, torch.tensor([7, 5, 7, 2]), torch.tensor([[0.5], [9.0]])),
+            (10 * torch.eye(3), torch.tensor([2, 0, 1]), torch.ones(1, 3) - torch.eye(3)[:1]),
+        ],
+        _some_points,
     )
-    assert 1 < answer <= 100_000, "your answer should be a number of steps from 2 to 100,000"
-    far = DEVIATIONS * models.config(WALK).initializer_range
-    assert _reach(answer) >= far, (
-        f"with {answer} steps the learning rates add up to {_reach(answer):.4f}, "
-        f"which is less than {far:g}"
-    )
-    assert _reach(answer - 1) < far, f"{answer} steps are enough, but so are {answer - 1}"
 
 
 @exercise(
@@ -78,13 +77,12 @@ def _(answer):
     assert callable(answer), (
         "your answer should be a function of a model and a dictionary of tensors"
     )
-    model, other = _tiny(0), _tiny(1)
-    before = _copy(model.state_dict())
-    tensors = _copy(other.base_model.state_dict())
-    given = answer(
-        model, tensors | {"classifier.weight": torch.ones(5, 8), "classifier.bias": torch.ones(5)}
-    )
-    after = model.state_dict()
+    tensors = _copy(_tiny(1).base_model.state_dict())
+    head = {"classifier.weight": torch.ones(5, 8), "classifier.bias": torch.ones(5)}
+    before = _copy(_tiny(0).state_dict())
+    after, given, raised, told = observe(_copied, answer, tensors | head)
+    if raised:
+        raise AssertionError(f"your answer raised {raised}: {told}")
     assert all(torch.equal(after["vit." + name], value) for name, value in tensors.items()), (
         "a tensor of the body was not copied"
     )
@@ -178,9 +176,15 @@ def _pair(rng: random.Random) -> tuple[Recipe, Recipe]:
     )
 
 
-def _reach(steps: int) -> float:
-    recipe = replace(WALK, steps=steps)
-    return sum(learning_rate(recipe, step) for step in range(steps))
+def _nearest_label(train: torch.Tensor, labels: torch.Tensor, test: torch.Tensor) -> torch.Tensor:
+    apart = (test[:, None] - train[None]).square().sum(-1)
+    return labels[apart.argmin(1)]
+
+
+def _some_points(rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(rng.randrange(10**6))
+    train, test = (torch.randn(count, 5, generator=draw) for count in (30, 12))
+    return train, torch.randint(4, (30,), generator=draw), test
 
 
 def _tiny(seed: int) -> ViTForImageClassification:
@@ -206,23 +210,25 @@ def _copy(tensors: dict) -> dict:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
-def _refuses(answer, tensors: dict, name: str, what: str) -> None:
-    model = _tiny(0)
-    before = _copy(model.state_dict())
+def _copied(answer, tensors: dict) -> tuple:
+    """The model's tensors afterwards, what the answer gives, and what it raises: type and text."""
+    model, given, raised, told = _tiny(0), None, None, ""
     try:
-        answer(model, tensors)
-    except ValueError as error:
-        assert name in str(error), (
-            f"with {name} {what} the error should name it, and it says {str(error)[:80]!r}"
-        )
+        given = answer(model, tensors)
     except Exception as error:
-        raised = type(error).__name__
-        raise AssertionError(
-            f"with a tensor {what} it should raise a ValueError, and raises {raised}"
-        ) from error
-    else:
-        raise AssertionError(
-            f"with a tensor {what} it should raise a ValueError, and raises nothing"
-        )
-    unchanged = all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert unchanged, f"with a tensor {what} the model was changed before the error came"
+        raised = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+        told = str(error)
+    return _copy(model.state_dict()), given, raised, told
+
+
+def _refuses(answer, tensors: dict, name: str, what: str) -> None:
+    before = _tiny(0).state_dict()
+    after, _, raised, told = observe(_copied, answer, tensors)
+    assert raised, f"with a tensor {what} it should raise a ValueError, and raises nothing"
+    assert raised == "ValueError", (
+        f"with a tensor {what} it should raise a ValueError, and raises {raised}"
+    )
+    assert name in told, f"with {name} {what} the error should name it, and it says {told[:80]!r}"
+    assert all(torch.equal(after[key], value) for key, value in before.items()), (
+        f"with a tensor {what} the model was changed before the error came"
+    )

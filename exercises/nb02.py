@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 import torch.nn.functional as F
 
 from exercises.check import exercise
 from exercises.comparisons import close, same
+from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 
@@ -105,31 +104,25 @@ def _(answer):
         ("micro-batches from a generator", (2, 2, 1), None, True),
     ):
         group = _group(sizes, empty)
-        model = torch.nn.Sequential(
-            torch.nn.Embedding(VOCABULARY, 6), torch.nn.Linear(6, VOCABULARY)
-        ).double()
-        reference = copy.deepcopy(model)
-        loss = _full_batch(reference, group)
-        steps, watch = _Counting(model.parameters(), lr=0.5), _Watch(model, max(sizes))
-        given = answer(model, steps, (pair for pair in group) if lazy else group)
-        assert steps.count == 1, (
-            f"with {name}, optimizer.step() was called {steps.count} times and not once"
+        model = _model()
+        start = {key: value.clone() for key, value in model.state_dict().items()}
+        loss = _full_batch(model, group)
+        seen = observe(_trained, answer, start, group, lazy, max(sizes))
+        assert seen["steps"] == 1, (
+            f"with {name}, optimizer.step() was called {seen['steps']} times and not once"
         )
-        for parameter, truth in zip(model.parameters(), reference.parameters()):
-            same(
-                parameter, truth, rel=1e-9, atol=1e-12, what=f"a weight after the step with {name}"
-            )
-        assert not watch.whole, (
+        for weight, truth in zip(seen["weights"], model.parameters(), strict=True):
+            same(weight, truth, rel=1e-9, atol=1e-12, what=f"a weight after the step with {name}")
+        assert not seen["whole"], (
             "your function runs the model on more examples than a micro-batch holds: "
             "that saves no memory"
         )
-        assert not watch.late, (
+        assert not seen["late"], (
             "your function runs a second forward pass before the first backward pass: "
             "that saves no memory"
         )
-        assert all(p.grad is None or not p.grad.any() for p in model.parameters()), (
-            "the gradients are not cleared after the step"
-        )
+        assert seen["cleared"], "the gradients are not cleared after the step"
+        given = seen["given"]
         assert given is not None, "your function should return the mean loss per counted token"
         close(float(given), loss, rel=1e-6, what=f"the mean loss of {name}")
 
@@ -168,6 +161,28 @@ def _(answer):
             atol=1e-9,
             what=f"the running mean after a group with m={m} and k={k}",
         )
+
+
+def _model() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Embedding(VOCABULARY, 6), torch.nn.Linear(6, VOCABULARY)
+    ).double()
+
+
+def _trained(answer, start: dict, group: list, lazy: bool, most: int) -> dict:
+    """What the answer does to a model with these weights, and how."""
+    model = _model()
+    model.load_state_dict(start)
+    optimizer, watch = _Counting(model.parameters(), lr=0.5), _Watch(model, most)
+    given = answer(model, optimizer, (pair for pair in group) if lazy else group)
+    return {
+        "given": given,
+        "steps": optimizer.count,
+        "weights": [parameter.detach() for parameter in model.parameters()],
+        "whole": watch.whole,
+        "late": watch.late,
+        "cleared": all(p.grad is None or not p.grad.any() for p in model.parameters()),
+    }
 
 
 class _Counting(torch.optim.SGD):

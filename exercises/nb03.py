@@ -6,6 +6,7 @@ import torch
 
 from exercises.check import exercise
 from exercises.comparisons import close, same
+from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import GIB
@@ -78,36 +79,17 @@ def _(answer):
 )
 def _(answer):
     assert callable(answer), "your answer should be a function of a model, an optimizer and names"
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
-    for layer in model[:3]:
-        layer.requires_grad_(False)
-    optimizer = torch.optim.AdamW(model[3].parameters(), lr=0.1, weight_decay=0.2)
-    _step(model, optimizer)
-    optimizer.param_groups[0].update(lr=0.03, weight_decay=0.05)  # as a schedule would
-    moments = {key: value.clone() for key, value in optimizer.state[model[3].weight].items()}
-    for names, thawed in (
-        (["2.weight", "2.bias"], [2]),
-        (["1.weight", "1.bias", "2.bias"], [1, 2]),
-    ):
-        answer(model, optimizer, names)
-        for index, layer in enumerate(model):
-            for name, parameter in layer.named_parameters():
-                _check_parameter(
-                    f"{index}.{name}", parameter, optimizer, trains=index in (3, *thawed)
-                )
+    cases = ([2], ["2.weight", "2.bias"]), ([1, 2], ["1.weight", "1.bias", "2.bias"])
+    seen = observe(_thawed, answer, [names for _, names in cases])
+    moments = _thawed(None, [[]])[0]["moments"]
+    for (thawed, _), after in zip(cases, seen, strict=True):
+        for name, parameter in after["parameters"].items():
+            _check_parameter(name, parameter, trains=int(name[0]) in (3, *thawed))
         if thawed == [2]:
-            same(
-                dict(optimizer.state[model[3].weight]),
-                moments,
-                what="the moments of what trained before",
-            )
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        _step(model, optimizer)
-        moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters())]
+            same(after["moments"], moments, what="the moments of what trained before")
         for index in range(4):
             wanted = index in (3, *thawed)
-            assert moved[2 * index] == wanted, f"layer {index} " + (
+            assert after["moved"][index] == wanted, f"layer {index} " + (
                 "does not move in the next step"
                 if wanted
                 else "moves in the next step, although nobody named it"
@@ -149,22 +131,53 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _check_parameter(
-    name: str, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, trains: bool
-) -> None:
-    """Asserts that a parameter is what it should be, and in one group with today's settings."""
-    assert parameter.requires_grad == trains, (
-        f"{name} should {'' if trains else 'not '}require a gradient"
-    )
-    groups = [
+def _thawed(answer, requests: list[list[str]]) -> list[dict]:
+    """Call the answer with each list of names in turn; after each, what there is, and a step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
+    for layer in model[:3]:
+        layer.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[3].parameters(), lr=0.1, weight_decay=0.2)
+    _step(model, optimizer)
+    optimizer.param_groups[0].update(lr=0.03, weight_decay=0.05)  # as a schedule would
+    seen = []
+    for names in requests:
+        if answer is not None:
+            answer(model, optimizer, names)
+        after = {
+            "parameters": {
+                name: _described(it, optimizer) for name, it in model.named_parameters()
+            },
+            "moments": {
+                key: value.clone() for key, value in optimizer.state[model[3].weight].items()
+            },
+        }
+        before = [layer.weight.detach().clone() for layer in model]
+        _step(model, optimizer)
+        after["moved"] = [not torch.equal(old, it.weight) for old, it in zip(before, model)]
+        seen.append(after)
+    return seen
+
+
+def _described(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> dict:
+    """Whether a parameter requires a gradient, how often groups hold it, and their settings."""
+    members = [
         group
         for group in optimizer.param_groups
-        if any(member is parameter for member in group["params"])
+        for member in group["params"]
+        if member is parameter
     ]
-    held = sum(member is parameter for group in groups for member in group["params"])
+    settings = [{key: group[key] for key in ("lr", "weight_decay")} for group in members]
+    return {"trains": parameter.requires_grad, "groups": settings}
+
+
+def _check_parameter(name: str, seen: dict, trains: bool) -> None:
+    """Asserts that a parameter is what it should be, and in one group with today's settings."""
+    assert seen["trains"] == trains, f"{name} should {'' if trains else 'not '}require a gradient"
+    held = len(seen["groups"])
     if trains:
         assert held == 1, f"the optimizer holds {name} {held} times and not once"
         for key, value in (("lr", 0.03), ("weight_decay", 0.05)):
-            close(groups[0][key], value, rel=1e-6, what=f"{key} of {name}")
+            close(seen["groups"][0][key], value, rel=1e-6, what=f"{key} of {name}")
     else:
         assert held == 0, f"the optimizer holds {name}, which should stay frozen"

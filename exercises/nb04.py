@@ -11,6 +11,7 @@ from torch import nn
 
 from exercises.check import exercise
 from exercises.comparisons import close, same
+from exercises.handout import observe
 
 WEIGHT, MANTISSA = 0.3, 7  # of exercise 1: bf16's bits
 TAIL = 0.05  # of exercise 4: largest relative error
@@ -88,26 +89,22 @@ def _(answer):
         "a group after which the scale grows": ([1.0, 2.0, 0.5], 0.5, 1),
     }
     for name, (factors, limit, growth) in cases.items():
-        mine, truth = _Training(factors, growth), _Training(factors, growth)
-        returned, stepped = mine.run(answer, limit), truth.run(_group_step, limit)
+        mine = observe(_trained, answer, factors, growth, limit)
+        truth = _trained(_group_step, factors, growth, limit)
+        returned, stepped = mine["returned"], truth["returned"]
         moves = "should move by one" if stepped else "moves, although nothing was updated"
         did = "stepped" if stepped else "did not step"
         case = f"for {name}"
         assert isinstance(returned, bool), f"{case} your function should return True or False"
-        assert mine.updates == truth.updates, (
-            f"{case} the optimizer steps {mine.updates} times and should {truth.updates}"
+        assert mine["updates"] == truth["updates"], (
+            f"{case} the optimizer steps {mine['updates']} times and should {truth['updates']}"
         )
-        assert mine.scaler.get_scale() == truth.scaler.get_scale(), (
-            f"{case} the scale ends at {mine.scaler.get_scale():g}: is update called once?"
+        assert mine["scale"] == truth["scale"], (
+            f"{case} the scale ends at {mine['scale']:g}: is update called once?"
         )
-        for ours, theirs in zip(mine.model.parameters(), truth.model.parameters()):
-            same(ours.detach(), theirs.detach(), rel=1e-5, atol=1e-7, what=f"the weight {case}")
-            assert ours.grad is None or not ours.grad.any(), (
-                f"{case} gradients are left over for the next group"
-            )
-        assert mine.scheduler.last_epoch == truth.scheduler.last_epoch, (
-            f"{case} the scheduler {moves}"
-        )
+        same(mine["weights"], truth["weights"], rel=1e-5, atol=1e-7, what=f"the weight {case}")
+        assert mine["cleared"], f"{case} gradients are left over for the next group"
+        assert mine["epoch"] == truth["epoch"], f"{case} the scheduler {moves}"
         assert returned == stepped, f"{case} you return {returned}, and the optimizer {did}"
 
 
@@ -132,10 +129,8 @@ def _(answer):
     assert callable(answer), "your answer should be a function of an array of float16"
     x = np.linspace(-4, 4, 1601).astype(np.float16)
     x = x[x != 0]
-    given = answer(x.view(_OnlyHalf))
-    assert isinstance(given, _OnlyHalf), (
-        "compute with the array you are given, in NumPy: it watches the types"
-    )
+    halves, given = observe(_halved, answer, x)
+    assert halves, "compute with the array you are given, in NumPy: it watches the types"
     assert given.dtype == np.float16, f"your result is {given.dtype} and should be float16"
     assert given.shape == x.shape, f"your result has shape {given.shape} and not {x.shape}"
     values, exact = np.asarray(given, dtype=np.float64), x.astype(np.float64)
@@ -147,6 +142,12 @@ def _(answer):
     assert apart[worst] < TAIL, (
         f"for x = {exact[worst]:.3g} your function is off by {apart[worst]:.0%} of the true value"
     )
+
+
+def _halved(answer, x: np.ndarray) -> tuple:
+    """Whether the answer gives an array that stayed in float16, and what it gives."""
+    given = answer(x.view(_OnlyHalf))
+    return isinstance(given, _OnlyHalf), np.asarray(given)
 
 
 class _OnlyHalf(np.ndarray):
@@ -203,6 +204,21 @@ class _Training:
             return function(
                 self.model, list(self.losses), self.optimizer, self.scheduler, self.scaler, limit
             )
+
+
+def _trained(function, factors: list[float], growth: int, limit: float) -> dict:
+    """What a function returns for one group, and what it leaves behind."""
+    training = _Training(factors, growth)
+    returned = training.run(function, limit)
+    parameters = list(training.model.parameters())
+    return {
+        "returned": returned,
+        "updates": training.updates,
+        "scale": training.scaler.get_scale(),
+        "weights": [parameter.detach() for parameter in parameters],
+        "cleared": all(p.grad is None or not p.grad.any() for p in parameters),
+        "epoch": training.scheduler.last_epoch,
+    }
 
 
 def _group_step(model, losses, optimizer, scheduler, scaler, limit) -> bool:

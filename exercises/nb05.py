@@ -14,7 +14,7 @@ from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 
-GPU = "RTX 4060 Laptop"  # of exercise 4
+GPU = "RTX 4060 Laptop"  # of exercise 3
 
 
 @exercise(
@@ -120,7 +120,7 @@ def _unsigned_map() -> torch.Tensor:
 
 
 @exercise(
-    "05.3",
+    "05.4",
     hints=[
         (
             "The manager remembers group and position: "
@@ -175,7 +175,7 @@ def _matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 @exercise(
-    "05.4",
+    "05.3",
     hints=[
         (
             "What is largest at the peak: the states, or the activations? "

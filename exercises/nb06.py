@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 
@@ -12,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close, same
+from exercises.handout import observe
 from helpers.memory.tracker import ACTIVATIONS, BORN, DIES, PARAMETERS, Tracker, steady_memory
 
 LAYERS, KEPT = 64, 4  # of exercise 1; what a layer keeps, in units of its input
@@ -82,17 +82,16 @@ def _(answer):
     assert callable(answer), "your answer should be a function of layers, x and segment"
     for depth, segment in ((6, 2), (7, 3), (4, 4), (5, 1), (3, 8)):
         case = f"{depth} layers in segments of {segment}"
-        plain, mine = _layers(depth), _layers(depth)
         x = torch.randn(8, WIDTH)
-        truth, _, _ = _measured(lambda layers, x, segment: _through(layers, x), plain, x, segment)
-        reference = _measured(_keep_last, copy.deepcopy(mine), x, segment)
-        output, calls, held = _measured(answer, mine, x, segment)
+        truth, _, _, gradients = _measured(_all_kept, depth, x, segment)
+        reference = _measured(_keep_last, depth, x, segment)
+        output, calls, held, ours = observe(_measured, answer, depth, x, segment)
         same(output, truth, rel=1e-6, what=f"the output of {case}")
-        for ours, theirs in zip(mine.parameters(), plain.parameters()):
-            assert ours.grad is not None, (
+        for gradient, wanted in zip(ours, gradients, strict=True):
+            assert gradient is not None, (
                 f"with {case} a parameter has no gradient: is it the non-reentrant kind?"
             )
-            same(ours.grad, theirs.grad, rel=1e-5, atol=1e-7, what=f"a gradient of {case}")
+            same(gradient, wanted, rel=1e-5, atol=1e-7, what=f"a gradient of {case}")
         kept = depth - (depth - 1) // segment * segment
         assert all(count == 1 for count in calls[-kept:]), (
             f"with {case} the last {kept} should run once, and run again in the backward pass"
@@ -154,6 +153,10 @@ def _through(layers, x):
     return x
 
 
+def _all_kept(layers, x, segment):
+    return _through(layers, x)
+
+
 def _keep_last(layers, x, segment):
     for start in range(0, len(layers), segment):
         part = layers[start : start + segment]
@@ -166,13 +169,15 @@ def _keep_last(layers, x, segment):
 
 
 def _measured(
-    function, layers: nn.ModuleList, x: torch.Tensor, segment: int
-) -> tuple[torch.Tensor, list[int], int]:
-    """Run forward and backward: the output, the runs of each layer, and the bytes held between.
+    function, depth: int, x: torch.Tensor, segment: int
+) -> tuple[torch.Tensor, list[int], int, list[torch.Tensor | None]]:
+    """Run forward and backward: the output, the runs of each layer, the bytes held between, and
+    the gradients.
 
     The bytes are those of all storages but the parameters' that live from the forward pass into
     the backward pass.
     """
+    layers = _layers(depth)
     calls = [0] * len(layers)
 
     def count(index: int):
@@ -202,4 +207,5 @@ def _measured(
         for kind, storage, _, phase in tracker.storage_trace.events
         if phase == 0
     )
-    return output, calls, held - sum(parameter.nbytes for parameter in layers.parameters())
+    weights = sum(parameter.nbytes for parameter in layers.parameters())
+    return output, calls, held - weights, [parameter.grad for parameter in layers.parameters()]

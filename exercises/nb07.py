@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exercises.check import exercise
 from exercises.comparisons import close, same
+from exercises.handout import observe
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
@@ -133,23 +134,37 @@ def _(answer):
                 torch.randn(rows, rank),
                 torch.randn(4, columns),
             )
-            before = copy.deepcopy((linear.state_dict(), A, B))
+            before = copy.deepcopy((dict(linear.state_dict()), A, B))
             wanted = (linear(x) + alpha / rank * (x @ A.T) @ B.T).detach()
-            merged = answer(linear, A, B, alpha)
-            assert isinstance(merged, nn.Linear), f"your function should return an nn.Linear {case}"
-            same(
-                (linear.state_dict(), A, B),
-                before,
-                what="what your function was given, afterwards,",
-            )
-            assert merged is not linear, "your function should return a new layer"
-            assert (merged.bias is None) == (not bias), (
+            seen = observe(_merged, answer, before[0], A, B, alpha, x)
+            assert seen["linear"], f"your function should return an nn.Linear {case}"
+            same(seen["after"], before, what="what your function was given, afterwards,")
+            assert seen["new"], "your function should return a new layer"
+            assert seen["bias"] == bias, (
                 f"the merged layer should have {'a' if bias else 'no'} bias, as the old one"
             )
             same(
-                merged(x).detach(),
+                seen["output"],
                 wanted,
                 rel=1e-4,
                 atol=1e-4,
                 what=f"the merged layer's output {case}",
             )
+
+
+def _merged(answer, state: dict, A, B, alpha: float, x: torch.Tensor) -> dict:
+    """What the answer makes of a layer with these tensors, and what it does to the layer."""
+    rows, columns = state["weight"].shape
+    linear = nn.Linear(columns, rows, bias="bias" in state)
+    linear.load_state_dict(state)
+    merged = answer(linear, A, B, alpha)
+    after = (dict(linear.state_dict()), A, B)
+    if not isinstance(merged, nn.Linear):
+        return {"linear": False, "after": after}
+    return {
+        "linear": True,
+        "after": after,
+        "new": merged is not linear,
+        "bias": merged.bias is not None,
+        "output": merged(x).detach(),
+    }

@@ -11,8 +11,8 @@ from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
 
-LETTERS, LONGEST = 20, 16  # of exercise 1
-SPEED = 400e12  # FLOPs per second, of exercise 3
+LETTERS, LONGEST = 20, 16  # of exercise 4
+SPEED = 400e12  # FLOPs per second, of exercise 1
 WORDS = (
     "the oil price rose dlrs bundesbank intervened foreign exchange crude "
     "shr cts net opec refineries whirlpool"
@@ -20,7 +20,7 @@ WORDS = (
 
 
 @exercise(
-    "08.1",
+    "08.4",
     hints=[
         (
             "From its first letter on there are 16 substrings to look up. "
@@ -50,7 +50,7 @@ def _(answer):
 
 
 @exercise(
-    "08.2",
+    "08.3",
     hints=[
         (
             "Keep a position in the text and move it by each piece's length: "
@@ -77,7 +77,7 @@ def _(answer):
 
 
 @exercise(
-    "08.3",
+    "08.1",
     hints=[
         (
             "How long does the GPU take for a step? The plan's FLOPs, all phases together, "
@@ -86,7 +86,7 @@ def _(answer):
         "In that time the tokens of the next step, 16 x 256, must be ready.",
     ],
     why=(
-        "Compare it with the tokens per second in the notebook's table: "
+        "Compare it with the tokens per second that the lesson measures: "
         "is one process on your machine enough?"
     ),
 )
@@ -97,7 +97,7 @@ def _(answer):
 
 
 @exercise(
-    "08.4",
+    "08.2",
     hints=[
         (
             "Special tokens have the word id None; "

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close, same
+from exercises.handout import observe
 from helpers.data.batching import padded_share
 from helpers.data.collate import IGNORE, pad
 
@@ -83,7 +84,7 @@ def _(answer):
 
 
 @exercise(
-    "09.3",
+    "09.4",
     hints=[
         "The sum is right already; which number should it be divided by?",
         (
@@ -105,23 +106,21 @@ def _(answer):
         (wanted,) = torch.autograd.grad(truth, logits)
         for label in (0, -1, IGNORE):
             marked = labels.masked_fill(~real, label)
-            kept = marked.clone()
             counts = ", ".join(map(str, sizes))
             case = f"examples of {counts} tokens padded to {padded}, padding labelled {label}"
-            loss = answer(logits, marked, mask)
+            loss, slope, after = observe(_loss_and_gradient, answer, logits.detach(), marked, mask)
             assert isinstance(loss, torch.Tensor), (
                 "your function should return a tensor, so that it has a gradient"
             )
-            assert torch.equal(marked, kept), (
+            assert torch.equal(after, marked), (
                 "your function changes the labels that it is given: work on a copy"
             )
             same(loss, truth, rel=1e-5, what=f"the loss for {case}")
-            (slope,) = torch.autograd.grad(loss, logits)
             same(slope, wanted, rel=1e-4, atol=1e-7, what=f"the gradient for {case}")
 
 
 @exercise(
-    "09.4",
+    "09.3",
     hints=[
         (
             "A micro-batch of n examples has the full padded length with probability 1 - "
@@ -146,3 +145,12 @@ def _(answer):
         times=12,
         rel=0,
     )
+
+
+def _loss_and_gradient(answer, logits, labels, mask) -> tuple:
+    """What the answer gives, its gradient with respect to the logits, and the labels afterwards."""
+    logits, labels = logits.clone().requires_grad_(), labels.clone()
+    loss = answer(logits, labels, mask)
+    if not isinstance(loss, torch.Tensor):
+        return loss, None, labels
+    return loss, torch.autograd.grad(loss, logits)[0], labels

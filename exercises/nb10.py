@@ -12,7 +12,7 @@ from exercises.comparisons import close, same
 from helpers.data.batching import cut, padded_share
 
 DOCUMENTS = (10, 250, 20, 240, 30, 230, 40, 220)  # tokens, exercise 1
-BIASED = {  # of exercise 4: why each of these is no unbiased first step
+BIASED = {  # of exercise 3: why each of these is no unbiased first step
     "A": "A always begins with the shortest documents",
     "B": "B never shows the longest documents: what it drops is not random",
     "C": "C always begins with the shortest documents of its first window",
@@ -39,7 +39,7 @@ def _(answer):
 
 
 @exercise(
-    "10.2",
+    "10.4",
     hints=[
         (
             "random.Random(seed).shuffle the numbers of the examples; "
@@ -85,7 +85,7 @@ def _(answer):
 
 
 @exercise(
-    "10.3",
+    "10.2",
     hints=[
         "Join the batches to one list, order: the value at index i belongs to example order[i].",
         (
@@ -120,7 +120,7 @@ def _(answer):
 
 
 @exercise(
-    "10.4",
+    "10.3",
     hints=[
         (
             "Follow the shortest and the longest document: can each be in the first batch, "

@@ -11,10 +11,11 @@ from torch import nn
 
 from exercises.check import exercise
 from exercises.comparisons import close, same
+from exercises.handout import observe
 from helpers.units import GIB
 
 LEFT = 8  # of exercise 1: the forward pass calls the model that was not set up
-PARAMETERS, RANKS = 85.8e6, 8  # of exercise 3
+PARAMETERS, RANKS = 85.8e6, 8  # of exercise 4
 
 
 @exercise(
@@ -43,7 +44,7 @@ def _(answer):
 
 
 @exercise(
-    "11.2",
+    "11.3",
     hints=[
         (
             "The mean over all examples has the gradient (sum of all ranks' sums) / rows_all; "
@@ -72,11 +73,9 @@ def _check_average(answer, counts: list[int]) -> None:
     (truth,) = torch.autograd.grad((inputs @ weight).square().sum() / total, weight)
     gradients = []
     for part in inputs.split(counts):
-        given = answer((part @ weight).square().sum(), len(part), total, len(counts))
-        assert isinstance(given, torch.Tensor) and given.requires_grad, (
-            "your function should give back a loss to go backward from"
-        )
-        gradients.append(torch.autograd.grad(given, weight)[0])
+        gradient = observe(_gradient, answer, part, weight.detach(), total, len(counts))
+        assert gradient is not None, "your function should give back a loss to go backward from"
+        gradients.append(gradient)
     same(
         torch.stack(gradients).mean(dim=0),
         truth,
@@ -87,8 +86,17 @@ def _check_average(answer, counts: list[int]) -> None:
     )
 
 
+def _gradient(answer, part, weight, total: int, ranks: int):
+    """The gradient of what the answer makes of a rank's summed loss; None where it has none."""
+    weight = weight.clone().requires_grad_()
+    given = answer((part @ weight).square().sum(), len(part), total, ranks)
+    if not (isinstance(given, torch.Tensor) and given.requires_grad):
+        return None
+    return torch.autograd.grad(given, weight)[0]
+
+
 @exercise(
-    "11.3",
+    "11.4",
     hints=[
         (
             "Count fp32 copies of the parameters: weights, gradients, two states of AdamW, "
@@ -113,7 +121,7 @@ def _(answer):
 
 
 @exercise(
-    "11.4",
+    "11.2",
     hints=[
         (
             "Two lines to set up, one for backward, and the clipping: "
@@ -127,6 +135,40 @@ def _(answer):
     why="A loop that is right in every precision asks Fabric for all that touches gradients.",
 )
 def _(answer):
+    for name in ("32-true", "bf16-mixed", "16-mixed"):
+        truth, true_losses = _truth(_fabric(name))
+        weight, losses, loader_is_set_up = observe(_trained, answer, name)
+        assert isinstance(losses, list) and len(losses) == len(true_losses), (
+            "your function should give back one loss per batch, in a list"
+        )
+        assert loader_is_set_up, (
+            "your function leaves the loader as it was: on a GPU its batches would stay on the CPU"
+        )
+        same(
+            [float(loss) for loss in losses],
+            true_losses,
+            rel=1e-4,
+            what=f"the list of losses in {name}",
+        )
+        same(
+            weight,
+            truth,
+            rel=1e-4,
+            atol=1e-6,
+            what=f"the weight after training in {name}",
+        )
+
+
+def _trained(answer, precision: str) -> tuple:
+    """The weight after training, the losses, and whether the loader was set up."""
+    fabric = _fabric(precision)
+    net, optimizer, loader = _task()
+    losses = answer(fabric, net, optimizer, loader)
+    return net.weight.detach(), losses, fabric.loader_is_set_up
+
+
+def _fabric(precision: str):
+    """A Fabric of that precision on the CPU, which tells whether a loader was set up."""
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.precision import MixedPrecision
 
@@ -139,38 +181,12 @@ def _(answer):
             self.loader_is_set_up = True
             return super().setup_dataloaders(*loaders, **settings)
 
-    def new(precision: str) -> Spy:
-        if precision == "32-true":
-            return Spy(accelerator="cpu", devices=1)
-        # With this scale nothing overflows.
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if precision == "16-mixed" else None
-        plugin = MixedPrecision(precision, "cpu", scaler)
-        return Spy(accelerator="cpu", devices=1, plugins=[plugin])
-
-    for name in ("32-true", "bf16-mixed", "16-mixed"):
-        truth, true_losses = _truth(new(name))
-        fabric = new(name)
-        net, optimizer, loader = _task()
-        losses = answer(fabric, net, optimizer, loader)
-        assert isinstance(losses, list) and len(losses) == len(true_losses), (
-            "your function should give back one loss per batch, in a list"
-        )
-        assert fabric.loader_is_set_up, (
-            "your function leaves the loader as it was: on a GPU its batches would stay on the CPU"
-        )
-        same(
-            [float(loss) for loss in losses],
-            true_losses,
-            rel=1e-4,
-            what=f"the list of losses in {name}",
-        )
-        same(
-            net.weight.detach(),
-            truth,
-            rel=1e-4,
-            atol=1e-6,
-            what=f"the weight after training in {name}",
-        )
+    if precision == "32-true":
+        return Spy(accelerator="cpu", devices=1)
+    # With this scale nothing overflows.
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if precision == "16-mixed" else None
+    plugin = MixedPrecision(precision, "cpu", scaler)
+    return Spy(accelerator="cpu", devices=1, plugins=[plugin])
 
 
 def _task() -> tuple[nn.Linear, torch.optim.Optimizer, torch.utils.data.DataLoader]:

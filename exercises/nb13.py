@@ -7,7 +7,8 @@ import random
 import torch
 
 from exercises.check import exercise
-from exercises.comparisons import agree, close, same
+from exercises.comparisons import agree, close, over_ranks, same
+from exercises.handout import observe
 from helpers.parallel.collectives import ring_all_reduce
 from helpers.parallel.transport import Transport, threads
 
@@ -70,29 +71,28 @@ def _(answer):
         generator = torch.Generator().manual_seed(ranks)
         tensors = [torch.randint(-99, 99, (length,), generator=generator) for _ in range(ranks)]
 
-        def work(transport: Transport, tensors=tensors):
-            return answer(_OnlyLeft(transport), tensors[transport.rank])
-
-        given, transports = threads(ranks, work)
-        generator.manual_seed(ranks)
-        before = [torch.randint(-99, 99, (length,), generator=generator) for _ in range(ranks)]
-        assert all(torch.equal(now, then) for now, then in zip(tensors, before)), (
+        given, sent, messages, after = observe(
+            _to_the_left, answer, [(tensor.clone(),) for tensor in tensors]
+        )
+        assert all(torch.equal(now, then) for (now,), then in zip(after, tensors)), (
             f"with {case} your function changes its tensor: pieces are views until you clone them"
         )
-        for rank, truth in enumerate(torch.stack(before).sum(0).tensor_split(ranks)):
+        for rank, truth in enumerate(torch.stack(tensors).sum(0).tensor_split(ranks)):
             assert isinstance(given[rank], torch.Tensor), (
                 f"with {case} your function should give a tensor on every rank"
             )
             same(given[rank], truth, what=f"the piece of rank {rank} with {case}")
-        for transport in transports:
-            assert len(transport.sent) == ranks - 1, (
-                f"with {case} rank {transport.rank} sends {len(transport.sent)} messages "
-                f"instead of {ranks - 1}"
+        for rank in range(ranks):
+            assert messages[rank] == ranks - 1, (
+                f"with {case} rank {rank} sends {messages[rank]} messages instead of {ranks - 1}"
             )
-            assert transport.bytes_sent <= 8 * (length - length // ranks), (
-                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: "
-                "one piece per message is less"
+            assert sent[rank] <= 8 * (length - length // ranks), (
+                f"with {case} rank {rank} sends {sent[rank]} bytes: one piece per message is less"
             )
+
+
+def _to_the_left(answer, arguments: list[tuple]):
+    return over_ranks(lambda transport, tensor: answer(_OnlyLeft(transport), tensor), arguments)
 
 
 class _OnlyLeft(Transport):

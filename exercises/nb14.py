@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from exercises.check import exercise
-from exercises.comparisons import agree, close, same
+from exercises.comparisons import agree, close, over_ranks, same
+from exercises.handout import observe
 from helpers.models import empty
 from helpers.parallel.transport import threads
 from helpers.parallel.zero_by_hand import Zero
@@ -103,10 +104,7 @@ def _(answer):
         pieces = [torch.randn(length, generator=generator) for length in lengths]
         norm = torch.cat(pieces).norm()
 
-        def work(transport, pieces=pieces, most=most):
-            return answer(transport, pieces[transport.rank].clone(), most)
-
-        given, transports = threads(ranks, work)
+        given, sent, _, _ = observe(over_ranks, answer, [(piece.clone(), most) for piece in pieces])
         case = (
             f"{ranks} ranks, pieces of {', '.join(map(str, lengths))} numbers and at most {most:g}"
         )
@@ -120,10 +118,9 @@ def _(answer):
                 rel=1e-5,
                 what=f"the piece of rank {rank} with {case}",
             )
-        for transport in transports:
-            assert transport.bytes_sent <= 8 * 2 * ranks, (
-                f"with {case} rank {transport.rank} sends {transport.bytes_sent} bytes: "
-                "one number is enough"
+        for rank in range(ranks):
+            assert sent[rank] <= 8 * 2 * ranks, (
+                f"with {case} rank {rank} sends {sent[rank]} bytes: one number is enough"
             )
 
 

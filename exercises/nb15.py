@@ -64,7 +64,7 @@ def _(answer):
 
 
 @exercise(
-    "15.3",
+    "15.4",
     hints=[
         (
             "How many mini-batches are between their forward and their backward pass at stage s? "
@@ -98,7 +98,7 @@ def _some_stages(rng: random.Random) -> tuple[int, list[int]]:
 
 
 @exercise(
-    "15.4",
+    "15.3",
     hints=[
         "Look at the two heads only: when can they be done?",
         "One send and one receive are done together; two alike, or one alone, never.",

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from exercises.check import exercise
-from exercises.comparisons import agree, close, same
+from exercises.comparisons import agree, close, over_ranks, same
+from exercises.handout import observe
 from helpers.parallel.exchange import Ring
 from helpers.parallel.tensor_by_hand import MLP
 from helpers.parallel.transport import Transport, threads
@@ -90,19 +91,15 @@ def _(answer):
 
         slices = list(zip(x.tensor_split(ranks, -1), weight.tensor_split(ranks, -1)))
 
-        def work(transport: Transport, slices=slices, bias=bias):
-            return answer(transport, *slices[transport.rank], bias)
-
-        outputs, transports = threads(ranks, work)
+        outputs, sent, _, _ = observe(over_ranks, answer, [(*part, bias) for part in slices])
         for rank, given in enumerate(outputs):
             assert isinstance(given, torch.Tensor), (
                 "your function should give a tensor on every rank"
             )
             same(given, F.linear(x, weight, bias), what=f"the output of rank {rank} of {ranks}")
-        sent = sum(transport.bytes_sent for transport in transports)
         needed = 2 * (ranks - 1) * 2 * 5 * out * 8
-        assert sent == needed, (
-            f"with {ranks} ranks {sent} bytes are sent, "
+        assert sum(sent) == needed, (
+            f"with {ranks} ranks {sum(sent)} bytes are sent, "
             f"and one all-reduce of the output is {needed}"
         )
 
@@ -129,10 +126,7 @@ def _(answer):
         parts = logits.tensor_split(ranks, -1)
         begins = [0, *itertools.accumulate(part.shape[-1] for part in parts)]
 
-        def work(transport: Transport, parts=parts, begins=begins):
-            return answer(transport, parts[transport.rank], begins[transport.rank])
-
-        outputs, transports = threads(ranks, work)
+        outputs, sent, _, _ = observe(over_ranks, answer, list(zip(parts, begins)))
         case = f"{words} words on {ranks} ranks"
         truth = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)
         for given in outputs:
@@ -140,7 +134,7 @@ def _(answer):
                 f"with {case} your function should give int64 words on every rank"
             )
             same(given.double(), truth.double(), what=f"the words with {case}")
-        most = max(transport.bytes_sent for transport in transports)
+        most = max(sent)
         assert most <= 4 * (ranks - 1) * 14 * 8, (
             f"with {case} a rank sends {most / 14 / 8:g} numbers per token, "
             f"and 4 (N-1) = {4 * (ranks - 1)} are allowed"

@@ -74,7 +74,7 @@ def _(answer):
 
 
 @exercise(
-    "17.3",
+    "17.4",
     hints=[
         (
             "Compare with the notebook's class: what happens to m and v before the quotient, "
@@ -116,7 +116,7 @@ def _(answer):
 
 
 @exercise(
-    "17.4",
+    "17.3",
     hints=[
         (
             "Two equations: squares = L + S / b and whole = L + S / B, "

@@ -105,7 +105,7 @@ def leaving(parallel: Parallel, per_machine: int) -> set[str]:
 )
 def _(answer):
     assert isinstance(answer, Recipe), "your answer should be a Recipe: replace(job, ...)"
-    job, machines = SCENARIOS["two T4s"]
+    job, machines = SCENARIOS["two T4 GPUs"]
     for field in ("model", "profile", "length", "batch_size", "optimizer", "lora_rank", "frozen"):
         mine, asked = getattr(answer, field), getattr(job, field)
         assert mine == asked, f"{field} should stay {asked!r}, yours is {mine!r}"

@@ -8,6 +8,7 @@ from functools import cache
 
 from exercises.check import exercise
 from exercises.comparisons import same
+from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy.ladder import START
@@ -186,7 +187,7 @@ def _(answer):
             for size in range(count + 1)
             for part in itertools.combinations(names, size)
         }
-        given = answer(lambda on, values=values: values[frozenset(on)], names)
+        given = observe(_credited, answer, values, names)
         assert isinstance(given, dict), (
             "your function should give a dict: name of the technique to bytes"
         )
@@ -200,6 +201,10 @@ def _(answer):
             atol=1e-6,
             what=f"the credits of {count} techniques",
         )
+
+
+def _credited(answer, values: dict[frozenset, int], names: tuple[str, ...]):
+    return answer(lambda on: values[frozenset(on)], names)
 
 
 def _credit(values: dict[frozenset, int], names: tuple[str, ...]) -> dict[str, float]:

@@ -68,8 +68,8 @@ def zero_is_trouble(v, codes, block=256):
 RIGHT = {
     "05.1": state_bytes,
     "05.2": quantize_up,
-    "05.3": {"vit.layers.3.mlp.fc1.weight"},
-    "05.4": {"B", "D"},
+    "05.4": {"vit.layers.3.mlp.fc1.weight"},
+    "05.3": {"B", "D"},
 }
 WRONG = {
     "05.1": [
@@ -93,7 +93,7 @@ WRONG = {
         lambda v, codes, block=256: v,
         3,
     ],
-    "05.3": [
+    "05.4": [
         set(),
         {"vit.embeddings.cls_token"},
         {"vit.layers.3.attention.o_proj.weight"},
@@ -102,5 +102,5 @@ WRONG = {
         {"fc1"},
         67,
     ],
-    "05.4": [{"B"}, {"A", "B"}, {"B", "C"}, {"A", "B", "C", "D"}, {"D"}, set("AC"), {"E"}, 2],
+    "05.3": [{"B"}, {"A", "B"}, {"B", "C"}, {"A", "B", "C", "D"}, {"D"}, set("AC"), {"E"}, 2],
 }

@@ -107,7 +107,7 @@ def largest(p, share):
     return rows
 
 
-RIGHT = {"09.1": (TOTAL - REAL) / TOTAL, "09.2": batch, "09.3": token_loss, "09.4": largest}
+RIGHT = {"09.1": (TOTAL - REAL) / TOTAL, "09.2": batch, "09.4": token_loss, "09.3": largest}
 WRONG = {
     "09.1": [
         REAL / TOTAL,
@@ -130,7 +130,7 @@ WRONG = {
         lambda rows, pad_id: batch(rows, pad_id)["input_ids"],
         3,
     ],
-    "09.3": [
+    "09.4": [
         as_printed,
         over_all_positions,
         only_the_divisor,
@@ -140,7 +140,7 @@ WRONG = {
         no_gradient,
         3,
     ],
-    "09.4": [
+    "09.3": [
         lambda p, share: math.ceil(math.log(1 - share) / math.log(1 - p)),
         lambda p, share: math.floor(share / p),
         lambda p, share: 5,

@@ -105,10 +105,10 @@ def within_batches(values, batches):
     return torch.cat(out)
 
 
-RIGHT = {"10.1": 442800 / 234800, "10.2": buckets, "10.3": put_back, "10.4": {"D", "E"}}
+RIGHT = {"10.1": 442800 / 234800, "10.4": buckets, "10.2": put_back, "10.3": {"D", "E"}}
 WRONG = {
     "10.1": [1880 / 1080, 234800 / 442800, 2, 1.0, "1.89"],
-    "10.2": [
+    "10.4": [
         sorted_all,
         sorted_then_shuffled,
         not_sorted,
@@ -121,8 +121,8 @@ WRONG = {
         longest_first,
         [[0, 1]],
     ],
-    "10.3": [inverse, as_given, in_place, within_batches, 3],
-    "10.4": [
+    "10.2": [inverse, as_given, in_place, within_batches, 3],
+    "10.3": [
         {"A", "D", "E"},
         {"B", "D"},
         {"C", "D", "E"},

@@ -65,13 +65,13 @@ def one_number(fabric, net, optimizer, loader):
 
 RIGHT = {
     "11.1": 8,
-    "11.2": lambda total, here, rows, ranks: total / rows * ranks,
-    "11.3": (5 * ONE, 4 * ONE, ONE / 2),
-    "11.4": convert,
+    "11.3": lambda total, here, rows, ranks: total / rows * ranks,
+    "11.4": (5 * ONE, 4 * ONE, ONE / 2),
+    "11.2": convert,
 }
 WRONG = {
     "11.1": [9, 5, 4, 7, 10, 0, 12, 8.0, "8"],
-    "11.2": [
+    "11.3": [
         lambda total, here, rows, ranks: total / rows,
         lambda total, here, rows, ranks: total / here,
         lambda total, here, rows, ranks: total / (rows * ranks),
@@ -81,7 +81,7 @@ WRONG = {
         lambda total, here, rows, ranks: total.item() / rows,
         4,
     ],
-    "11.3": [
+    "11.4": [
         (4 * ONE, 4 * ONE, ONE / 2),
         (5 * ONE, 4 * ONE, 5 * ONE / 8),
         (5 * ONE / 8, 4 * ONE / 8, ONE / 2),
@@ -90,5 +90,5 @@ WRONG = {
         1.6,
         (4 * ONE, 3 * ONE, ONE / 2),
     ],
-    "11.4": [unwrapped, old_backward, old_clip, no_clip, old_loader, one_number, 3],
+    "11.2": [unwrapped, old_backward, old_clip, no_clip, old_loader, one_number, 3],
 }

@@ -39,7 +39,7 @@ def stuck(first, second):
     return bool(first or second)
 
 
-RIGHT = {"15.1": 63, "15.2": pairs(lambda s, K: min(1, K - 1 - s)), "15.3": copies, "15.4": stuck}
+RIGHT = {"15.1": 63, "15.2": pairs(lambda s, K: min(1, K - 1 - s)), "15.4": copies, "15.3": stuck}
 WRONG = {
     "15.1": [70, 64, 62, 72, 56, 7, 63.5, "63"],
     "15.2": [
@@ -52,14 +52,14 @@ WRONG = {
         lambda s, K, M: 0,
         3,
     ],
-    "15.3": [
+    "15.4": [
         lambda K, sizes: K * sum(sizes),
         lambda K, sizes: sum(sizes),
         lambda K, sizes: sum((K - 1 - s) * size for s, size in enumerate(sizes)),
         lambda K, sizes: sum((s + 1) * size for s, size in enumerate(sizes)),
         3,
     ],
-    "15.4": [
+    "15.3": [
         lambda first, second: first == second,
         lambda first, second: len(first) != len(second),
         lambda first, second: any(a == b for a, b in zip(first, second)),

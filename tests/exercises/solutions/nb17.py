@@ -81,8 +81,8 @@ def rows_forgotten(b, squares, B, whole):
 RIGHT = {
     "17.1": (33, 0.001 * math.sqrt(32), 0.032),
     "17.2": (10 / 768, 10 / math.sqrt(128100 * 768)),
-    "17.3": right,
-    "17.4": critical,
+    "17.4": right,
+    "17.3": critical,
 }
 WRONG = {
     "17.1": [
@@ -102,7 +102,7 @@ WRONG = {
         0.013,
         (1.0, 1.0),
     ],
-    "17.3": [
+    "17.4": [
         as_given,
         without_corrections,
         norm_without_decay,
@@ -112,7 +112,7 @@ WRONG = {
         clipped,
         3,
     ],
-    "17.4": [
+    "17.3": [
         biased,
         no_limit,
         swapped,

@@ -4,7 +4,7 @@ from exercises.nb18 import break_even
 from helpers.recipe import replace
 from helpers.strategy.choose import SCENARIOS
 
-JOB = SCENARIOS["two T4s"][0]
+JOB = SCENARIOS["two T4 GPUs"][0]
 
 
 def crossing(parallel, per_machine):

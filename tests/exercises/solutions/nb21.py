@@ -1,0 +1,72 @@
+"""Answers to the exercises of notebook 21, right and wrong."""
+
+import torch
+
+
+def quantize(block, levels):
+    scale = block.abs().max()
+    divided = block / scale if scale > 0 else block
+    return scale, (divided[:, None] - levels).abs().argmin(1)
+
+
+def without_a_case_for_zero(block, levels):
+    scale = block.abs().max()
+    return scale, (block[:, None] / scale - levels).abs().argmin(1)
+
+
+def scales_by_the_largest(block, levels):
+    scale = block.max()
+    return scale, (block[:, None] / (scale or 1) - levels).abs().argmin(1)
+
+
+def next_lower(block, levels):
+    scale = block.abs().max()
+    return scale, torch.searchsorted(levels, block / (scale or 1), right=True) - 1
+
+
+def gives_weights(block, levels):
+    scale, numbers = quantize(block, levels)
+    return scale, levels[numbers] * scale
+
+
+def numbers_alone(block, levels):
+    return quantize(block, levels)[1]
+
+
+def in_place(block, levels):
+    scale = block.abs().max()
+    block /= scale or 1
+    return scale, (block[:, None] - levels).abs().argmin(1)
+
+
+def pack(numbers):
+    return [16 * a + b for a, b in zip(numbers[::2], numbers[1::2])]
+
+
+def upside_down(numbers):
+    return [a + 16 * b for a, b in zip(numbers[::2], numbers[1::2])]
+
+
+def halves(numbers):
+    half = len(numbers) // 2
+    return [16 * a + b for a, b in zip(numbers[:half], numbers[half:])]
+
+
+def tens(numbers):
+    return [10 * a + b for a, b in zip(numbers[::2], numbers[1::2])]
+
+
+RIGHT = {"21.1": 7e9 / 2 + 7e9 / 64 * 4, "21.2": quantize, "21.3": pack}
+WRONG = {
+    "21.1": [3.5e9, 7e9 / 2 + 7e9 / 64, 7e9 * 4.127 / 8, 7e9 / 2 + 7e9 / 64 * 2, 3.7, "3.9 GB"],
+    "21.2": [
+        without_a_case_for_zero,
+        scales_by_the_largest,
+        next_lower,
+        gives_weights,
+        numbers_alone,
+        in_place,
+        3,
+    ],
+    "21.3": [upside_down, halves, tens, lambda numbers: numbers, 3],
+}

@@ -1,0 +1,113 @@
+"""Every lesson keeps a lesson's limits and anatomy, and every rule finds what breaks it."""
+
+import copy
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from helpers import notebook_setup
+from tests.lessons import rules
+from tools.course import NOTEBOOKS
+
+LESSONS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+GLOSSARY = (NOTEBOOKS.parent / "docs" / "glossary.md").read_text(encoding="utf8")
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_lesson(path):
+    nb = nbformat.read(path, as_version=4)
+    assert [fault for rule in rules.RULES for fault in rule(nb)] == []
+
+
+def good():
+    """A notebook that breaks no rule."""
+    drawing = new_output(
+        "display_data", {"image/png": "iVBORw0KGgo=", "text/plain": "<schematic: two boxes>"}
+    )
+    opening = (
+        "# 02 Title\n\n**You will be able to** do it.\n\n**In one line:** do it.\n\n"
+        "[glossary](../docs/glossary.md), [lab](labs/02_title_lab.ipynb)"
+    )
+    cells = [new_markdown_cell(opening), new_code_cell(notebook_setup.first_cell())]
+    for heading in rules.HEADINGS:
+        cells.append(new_markdown_cell(f"## {heading}"))
+        if heading == "The idea":
+            cells.append(new_code_cell("idea.drawing()", outputs=[drawing]))
+        if heading == "In your own code":
+            cells.append(new_code_cell("import torch\n\n%time\ntorch.ones(1)"))
+        if heading == "Decision card":
+            cells[-1].source += "\n\n" + "\n".join(f"**{part}** x" for part in rules.CARD)
+        if heading == "Exercises":
+            cells += [new_code_cell(f'check("02.{k}", None)') for k in (1, 2, 3)]
+            cells.append(new_markdown_cell("**Open task.** Predict."))
+        if heading == "References":
+            cells[-1].source += "\n\n- One"
+    for count, cell in enumerate((c for c in cells if c.cell_type == "code"), 1):
+        cell.execution_count = count
+    return new_notebook(cells=cells)
+
+
+def adds(source):
+    return lambda nb: nb.cells.append(new_code_cell(source))
+
+
+def says(text):
+    return lambda nb: nb.cells.append(new_markdown_cell(text))
+
+
+def without(text):
+    def change(nb):
+        for cell in nb.cells:
+            cell.source = cell.source.replace(text, "")
+
+    return change
+
+
+def unexecuted(nb):
+    rules.sections(nb)["In your own code"][-1].execution_count = None
+
+
+BROKEN = [
+    (rules.length, says("word " * 1500)),
+    (rules.length, lambda nb: [adds("x = 1\n" * 15)(nb) for _ in range(15)]),
+    (rules.length, adds("assert True\n" * 6)),
+    (rules.cells, adds("x = 1\n" * 16)),
+    (rules.columns, adds("x = 1" + " " * 100 + "# far")),
+    (rules.statements, adds("x = 1; y = 2")),
+    (rules.statements, adds("if True: y = 2")),
+    (rules.strings, adds('print("in " "pieces")')),
+    (rules.anatomy, says("## Verify")),
+    (rules.anatomy, without("## The idea")),
+    (rules.opening, without("**In one line:**")),
+    (rules.opening, without("docs/glossary.md")),
+    (rules.schematic, lambda nb: [cell.update(outputs=[]) for cell in rules.code(nb)]),
+    (rules.in_your_own_code, unexecuted),
+    (rules.in_your_own_code, without("import torch")),
+    (rules.card, without("**Watch**")),
+    (rules.exercises, without('check("02.3", None)')),
+    (rules.exercises, without("**Open task.**")),
+    (rules.references, without("- One")),
+    (rules.references, says("## References\n\n" + "- One\n" * 9)),
+    (
+        rules.no_empty_record,
+        lambda nb: rules.code(nb)[1].outputs.append(
+            new_output("stream", name="stdout", text=f"{rules.EMPTY} has been taken yet.")
+        ),
+    ),
+]
+
+
+def test_the_good_lesson_is_good():
+    assert [fault for rule in rules.RULES for fault in rule(good())] == []
+
+
+@pytest.mark.parametrize("rule, breaks", BROKEN)
+def test_a_rule_finds_what_breaks_it(rule, breaks):
+    nb = copy.deepcopy(good())
+    breaks(nb)
+    assert rule(nb)
+
+
+def test_every_rule_is_tested():
+    assert {rule for rule, _ in BROKEN} == set(rules.RULES)
