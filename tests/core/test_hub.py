@@ -40,12 +40,20 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "unreachable", lambda repo: "no answer from the hub")
 
 
+SMALLEST = {  # of each kind of file, what is no damage
+    ".json": b"{}",
+    ".model": b"\n\x01x",
+    ".safetensors": b"\x02" + bytes(7) + b"{}",
+    ".parquet": b"PAR1" + bytes(4) + b"PAR1",
+}
+
+
 def stub(folder, repo_id, leave_out=()):
-    """A folder with the files that make a repository complete, all empty."""
+    """A folder with the files that make a repository complete, each as small as it may be."""
     for name in STUB[repo_id]:
         if name not in leave_out:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).touch()
+            (folder / name).write_bytes(SMALLEST[Path(name).suffix])
     return folder
 
 
@@ -124,9 +132,11 @@ def cached(home, repo_id, commit):
 
 def test_the_table_pins_every_repository():
     names = {repo_id for _, repo_id in hub.REPOS}
-    assert names == {BASE, "microsoft/deberta-v3-large", VIT, CIFAR, "SetFit/20_newsgroups"}
+    decoders = {"Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"}
+    others = {"microsoft/deberta-v3-large", "SetFit/20_newsgroups"}
+    assert names == {BASE, VIT, CIFAR} | decoders | others
     commits = [commit for repo in hub.REPOS.values() for commit in repo.revisions]
-    assert len(set(commits)) == len(commits) == 7 and MAIN in hub.REPOS["model", BASE].revisions
+    assert len(set(commits)) == len(commits) == 9 and MAIN in hub.REPOS["model", BASE].revisions
     assert all(len(commit) == 40 and int(commit, 16) for commit in commits)
 
 
@@ -173,7 +183,7 @@ def test_an_incomplete_mirror_folder_is_passed_over(tmp_path, monkeypatch):
     with pytest.raises(hub.HubUnavailable, match=f"{tmp_path}, which has no complete copy of it"):
         hub.find("model", BASE)
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").touch()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
     assert hub.find("model", BASE).path == folder
 
 
@@ -216,6 +226,20 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
             40 - length
         )
     assert 3 not in encoded.columns["input_ids"][1]  # no [UNK]
+
+
+def test_a_decoder_is_whole_only_with_all_its_shards(tmp_path, monkeypatch):
+    files = ("config.json", "tokenizer.json", "tokenizer_config.json")
+    shards = ["model.safetensors.index.json"]
+    shards += [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    larger = "Qwen/Qwen3-1.7B"
+    monkeypatch.setitem(STUB, larger, (*files, *shards))
+    folder = stub(tmp_path / "mirror" / larger, larger, leave_out=shards[2:])
+    monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "mirror"))
+    with pytest.raises(hub.HubUnavailable, match="lacks model-00002-of-00002.safetensors"):
+        hub.find("model", larger)
+    stub(folder, larger)
+    assert hub.find("model", larger).source == "mirror"
 
 
 def test_the_cache_prefers_the_pinned_commit_and_takes_another_only_without_the_hub(
@@ -394,7 +418,7 @@ except hub.HubUnavailable as error:
 
 REMOTE = {
     "config.json": b"{}",
-    "spm.model": b"s",
+    "spm.model": SMALLEST[".model"],
     "tokenizer_config.json": b"{}",
     "pytorch_model.bin": b"b" * 9,
     "rust_model.ot": b"r" * 99,
@@ -404,7 +428,7 @@ REMOTE = {
 
 def test_the_hub_is_asked_for_the_pinned_commit_and_only_for_what_is_read(tmp_path):
     pinned = hub.REPOS["model", BASE].revisions[0]
-    converted = {**REMOTE, "model.safetensors": b"w" * 9}
+    converted = {**REMOTE, "model.safetensors": SMALLEST[".safetensors"]}
     answer, fetched = ask_hub(tmp_path / "a", {pinned: converted, MAIN: REMOTE})
     assert answer == ["hub", pinned, "cache", True]
     assert fetched == ["config.json", "model.safetensors", "spm.model", "tokenizer_config.json"]

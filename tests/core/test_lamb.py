@@ -1,4 +1,4 @@
-"""The LARS and LAMB of notebook 17, taken from its cells, against the papers and bitsandbytes.
+"""The LARS and LAMB of lab 17, taken from its cells, against the papers and bitsandbytes.
 
 The papers' algorithms are written in NumPy; bitsandbytes' are other algorithms, and the tests say
 where they agree and where they do not.
@@ -18,24 +18,25 @@ from helpers.recipe import Recipe
 from helpers.step import loss_sum
 
 bitsandbytes = pytest.importorskip("bitsandbytes").optim
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "17_large_batch_lamb.ipynb"
+LABS = Path(__file__).parents[2] / "notebooks" / "labs"
+NOTEBOOK = LABS / "17_large_batch_lamb_lab.ipynb"
 STEPS, RATE = 6, 0.01
 
 
-def from_notebook(tag, name):
-    """What the one cell with that tag defines."""
+def from_notebook(name):
+    """The class of that name, from the first cell of the lab that begins with it."""
     cells = [
-        cell
+        cell.source
         for cell in nbformat.read(NOTEBOOK, as_version=4).cells
-        if tag in cell.metadata.get("tags", [])
+        if cell.cell_type == "code" and cell.source.startswith(f"class {name}(")
     ]
-    assert len(cells) == 1
+    assert cells, f"the lab defines no {name} at the head of a cell"
     scope = {"torch": torch}
-    exec(compile(cells[0].source, f"{NOTEBOOK.name}:{tag}", "exec"), scope)
+    exec(compile(cells[0], f"{NOTEBOOK.name}:{name}", "exec"), scope)
     return scope[name]
 
 
-Lars, Lamb = from_notebook("lars", "Lars"), from_notebook("lamb", "Lamb")
+Lars, Lamb = from_notebook("Lars"), from_notebook("Lamb")
 
 
 def weights(scale=0.05, shape=(64, 96)):

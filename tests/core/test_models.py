@@ -18,7 +18,8 @@ from helpers.plan import plan
 from helpers.recipe import MODELS, Recipe, replace
 from helpers.step import train_step
 
-MINI = {"deberta": Recipe(length=16, batch_size=4), "vit": Recipe(model="vit", batch_size=4)}
+CLASSIFIERS = {"deberta": Recipe(length=16, batch_size=4), "vit": Recipe(model="vit", batch_size=4)}
+MINI = CLASSIFIERS | {"decoder": Recipe(model="decoder", length=32, batch_size=4)}
 
 
 @pytest.mark.parametrize("model", MINI)
@@ -45,7 +46,7 @@ def test_every_parameter_trains(model):
     # A key's bias shifts every score of a row alike, which softmax undoes: its gradient is
     # rounding, or nothing.
     assert [name for name in still if "key" not in name and "k_proj" not in name] == []
-    net.classifier.weight.requires_grad_(False)
+    next(net.parameters()).requires_grad_(False)
     with pytest.raises(RuntimeError, match="does not train"):
         model_changes.check_trainable(net)
 
@@ -61,7 +62,7 @@ def test_what_is_frozen_stays_and_what_is_not_moves(model, frozen):
     moved = {name for name, value in net.named_parameters() if not torch.equal(value, before[name])}
     still = models.frozen_names(net, recipe)
     layers = {int(match[1]) for name in still if (match := re.search(r"layers?\.(\d+)\.", name))}
-    assert layers == set(range(frozen)) and any("embeddings" in name for name in still)
+    assert layers == set(range(frozen)) and any("embed" in name for name in still)
     assert moved == set(before) - still
     assert len(optimizer.state) == len(moved), "what is frozen has no optimizer states"
 
@@ -83,9 +84,10 @@ def test_pretrained_weights_are_the_files_and_random_ones_have_their_shapes(mode
     trained, random = (
         models.build(replace(MINI[model], weights=kind)) for kind in ("pretrained", "random")
     )
+    classes = MINI[model].classes if model in CLASSIFIERS else trained.config.num_labels
     names = [name for name, _ in trained.named_parameters()]
     assert names == [name for name, _ in random.named_parameters()]
-    assert trained.config.num_labels == random.config.num_labels == MINI[model].classes
+    assert trained.config.num_labels == random.config.num_labels == classes
     stored = list(
         load_file(models.MINI / model / "model.safetensors").values()
     )  # the library renames some on the way
@@ -96,7 +98,7 @@ def test_pretrained_weights_are_the_files_and_random_ones_have_their_shapes(mode
             ), name
 
 
-@pytest.mark.parametrize("model", MINI)
+@pytest.mark.parametrize("model", CLASSIFIERS)
 def test_the_same_seed_makes_the_same_head(model):
     one, two, other = (models.build(replace(MINI[model], seed=seed)) for seed in (5, 5, 6))
     assert torch.equal(one.classifier.weight, two.classifier.weight)
@@ -132,6 +134,16 @@ def test_the_full_configurations_are_the_published_ones():
     )
     assert (large.hidden_size, large.num_hidden_layers, large.num_attention_heads) == (1024, 24, 16)
     assert (vit.hidden_size, vit.image_size, vit.patch_size) == (768, 224, 16)
+    small, larger = (
+        models.config(Recipe(profile="full", model=name)) for name in ("decoder", "decoder-1.7b")
+    )
+    assert (small.hidden_size, small.intermediate_size) == (1024, 3072)
+    assert (larger.hidden_size, larger.intermediate_size) == (2048, 6144)
+    for shape in (small, larger):
+        heads = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        assert heads == (16, 8, 128) and shape.tie_word_embeddings
+        assert (shape.num_hidden_layers, shape.vocab_size) == (28, 151_936)
+        assert shape.rope_parameters["rope_theta"] == 1_000_000
     assert (
         base.position_buckets == 256
         and base.pos_att_type == ["p2c", "c2p"]
@@ -158,6 +170,10 @@ def test_mini_and_full_have_the_same_architecture():
             "type_vocab_size",
             "qkv_bias",
             "hidden_dropout_prob",
+            "tie_word_embeddings",
+            "attention_bias",
+            "attention_dropout",
+            "rms_norm_eps",
         ):
             assert mini.get(name) == full.get(name), name
 
@@ -185,6 +201,8 @@ def test_the_full_architecture_runs_without_a_hub(monkeypatch, tmp_path):
         profile="full", model="vit", weights="random", data="digits", train_size=16, batch_size=2
     )
     assert train.encoded(image)["train"].batch([0, 1])["pixel_values"].shape == (2, 3, 224, 224)
+    chat = replace(text, model="decoder", length=32)
+    assert train.encoded(chat)["train"].batch([0, 1])["labels"].shape == (2, 32)
     with pytest.raises(models.hub.HubUnavailable):
         models.processor(replace(text, weights="pretrained"))
 
@@ -202,3 +220,5 @@ def test_the_table_of_models_agrees_with_their_configurations(model, profile):
         MODELS[model].layers[profile] == shape.num_hidden_layers
         and MODELS[model].width[profile] == shape.hidden_size
     )
+    if MODELS[model].positions:
+        assert MODELS[model].positions[profile] == shape.max_position_embeddings

@@ -1,14 +1,17 @@
 """The first cell, the badges, and the commands that make calls."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
+import warnings
 
 import nbformat
 import pytest
 import torch
 
 from helpers import gpus, notebook_setup, profile
+from helpers.packages import required
 from tests.small import notebook
 from tools.course import ROOT, __main__, badges, stress
 from tools.course.execute import execute
@@ -32,10 +35,8 @@ def test_badges_are_put_in_once_and_found_stale(folder, tmp_path):
     assert cells[0].source.count(f"{address}/blob/main/notebooks/00_small.ipynb") == 2
     assert cells[0].source.startswith("# Small\n\n[![") and "\n\nSee [the next]" in cells[0].source
     assert [cell.source for cell in cells[1:]] == [notebook_setup.first_cell(), "import torch"]
-    assert (
-        f"git clone {notebook_setup.repository()}\n" in page.read_text()
-        and page.read_text().endswith("end\n")
-    )
+    fetched = f"git clone {notebook_setup.repository()}\n" in page.read_text()
+    assert fetched == badges.is_published() and page.read_text().endswith("end\n")
     path.write_text(path.read_text().replace(address, "some/fork"))
     assert set(badges.stale(folder, page)) == {path}
 
@@ -71,7 +72,7 @@ def test_notebook_says_what_runs_in_two_lines(capsys):
     notebook_setup.setup()
     said = capsys.readouterr().out.splitlines()
     assert 2 <= len(said) <= 3 and said[0].startswith("Python 3.") and ", torch 2." in said[0]
-    assert said[1].startswith("Profile mini: TIGHT_FIT_PROFILE asks for it.")
+    assert said[1].startswith("Profile mini: the small bundled models (chosen by TIGHT_FIT_PROF")
 
 
 SETUP = """
@@ -83,6 +84,14 @@ import torch
 visible = os.environ["CUDA_VISIBLE_DEVICES"]
 print(torch.cuda.is_available(), torch.cuda.device_count(), repr(visible))
 """
+
+
+def test_libraries_warn_of_nothing_that_is_to_come(capsys):
+    notebook_setup.setup()
+    with warnings.catch_warnings(record=True) as caught:
+        for module in ("transformers.modeling_utils", "peft.tuners", "__main__", "torchless"):
+            warnings.warn_explicit("to come", FutureWarning, "a file", 1, module)
+    assert [str(one.message) for one in caught] == ["to come"] * 2
 
 
 def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
@@ -98,7 +107,8 @@ def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
     ).stdout.splitlines()
     assert lines[0].endswith("on the CPU.")
     assert lines[1].startswith(
-        "Profile mini: there is a GPU, but it cannot run this PyTorch (CUDA error: no kernel image"
+        "Profile mini: the small bundled models (there is a GPU, but it cannot run this PyTorch "
+        "(CUDA error: no kernel image"
     )
     assert lines[-1] == "False 0 ''"
 
@@ -208,14 +218,14 @@ def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
 
 
 def test_problems_compares_versions(monkeypatch):
-    assert notebook_setup.problems() == {}
-    real = notebook_setup.importlib.metadata.version
+    assert required.problems() == {}
+    real = importlib.metadata.version
     monkeypatch.setattr(
-        notebook_setup.importlib.metadata,
+        importlib.metadata,
         "version",
         lambda name: "4.50.0" if name == "transformers" else real(name),
     )
-    assert set(notebook_setup.problems()) == {"transformers"}
+    assert set(required.problems()) == {"transformers"}
 
 
 @pytest.mark.parametrize(
@@ -259,6 +269,23 @@ def test_the_first_cell_finds_the_course_and_runs_before_torch(tmp_path):
         check=True,
     )
     assert said.stdout.split("\n")[1] == str(attached)
+
+
+def test_the_first_cell_waits_for_no_network_that_is_not_there(tmp_path):
+    slow = tmp_path / "git"
+    slow.write_text("#!/bin/sh\nsleep 60\n", encoding="utf8")
+    slow.chmod(0o755)
+    cell = notebook_setup.first_cell()
+    assert 'git(8, "ls-remote"' in cell
+    done = subprocess.run(
+        [sys.executable, "-c", cell.replace("git(8,", "git(0.1,")],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1 and "turn on the internet, or attach a copy" in done.stderr
 
 
 def test_say_prints_where_there_is_no_page(capsys):

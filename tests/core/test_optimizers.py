@@ -11,6 +11,7 @@ from torch import nn
 
 from helpers import checkpoint, models, train
 from helpers.optimizers import make_optimizer, make_scaler, states
+from helpers.packages import cells
 from helpers.recipe import Recipe, replace
 from helpers.step import loss_sum, train_step
 from helpers.values import OPTIMIZERS
@@ -29,6 +30,7 @@ def recipe(model="vit", **fields):
         batch_size=8,
         train_size=64,
         **({"length": 32} if model == "deberta" else {}),
+        **({"base": "bf16"} if fields.get("optimizer") == "adamw_stochastic" else {}),
         **fields,
     )
 
@@ -91,6 +93,8 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
         "lion": {fp32: 4 * everything},
         "lion8bit": quantised(counts, 1),
         "adamw8bit": quantised(counts, 2),
+        "paged_adamw8bit": quantised(counts, 2),  # nothing is paged on a CPU
+        "adamw_stochastic": {torch.bfloat16: 4 * everything},
         "adafactor": {
             fp32: 4
             * sum(
@@ -183,17 +187,22 @@ def test_a_deleted_model_is_gone(name):
     assert [ghost() for ghost in ghosts] == [None] * 3
 
 
+def test_a_missing_peft_is_said_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(cells, "missing", lambda *modules: list(modules))
+    with pytest.raises(ModuleNotFoundError, match="run `pip install peft`") as caught:
+        models.build(recipe(lora_rank=2))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_missing_bitsandbytes_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     net = nn.Linear(4, 4)
     for name in LIBRARY:
-        with pytest.raises(
-            ModuleNotFoundError, match="pip install bitsandbytes, or use optimizer='adamw'"
-        ) as caught:
+        with pytest.raises(ModuleNotFoundError, match="run `pip install bitsandbytes`") as caught:
             make_optimizer(net, recipe(optimizer=name))
         assert "\n" not in str(caught.value)
     for name in set(OPTIMIZERS) - set(LIBRARY):
-        make_optimizer(net, recipe(optimizer=name))
+        make_optimizer(net.to(torch.bfloat16), recipe(optimizer=name))
 
 
 # -- what each computes ----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Panels: the static form stands by itself, the live form follows its controls, nothing leaks."""
 
+import asyncio
 import base64
 import io
 from pathlib import Path
@@ -16,6 +17,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 from helpers import panels
+from helpers.memory.figures import DescribedFigure
 from helpers.panels import panel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,6 +197,55 @@ def test_without_ipywidgets_there_is_the_picture(monkeypatch):
     bundle, _ = subject._repr_mimebundle_()
     assert set(bundle) == {"image/png", "text/plain"} and bundle["text/plain"] == LINE
     assert subject.values == {"batch_size": 16, "length": 256} and subject.widget is None
+
+
+def test_what_was_drawn_comes_back_without_drawing():
+    drawn = []
+
+    def counted(rows=1):
+        drawn.append(rows)
+        return draw(rows)
+
+    subject = panel(counted, rows=[1, 2, 3])
+    before = len(drawn)
+    for rows in (2, 3, 2, 3, 2):
+        subject.controls["rows"].value = rows
+    assert drawn[before:] == [2, 3]
+    assert subject._state.value == "rows 2" and "planning" not in subject._image._dom_classes
+
+
+def test_of_moves_in_a_browser_only_the_last_is_drawn_and_the_old_picture_is_grey():
+    drawn = []
+
+    def slow(rows=1):
+        drawn.append(rows)
+        return draw(rows)
+
+    async def dragged():
+        subject = panel(slow, rows=(1, 9, 1))
+        before, old = len(drawn), subject.view
+        for rows in range(2, 9):
+            subject.controls["rows"].set_state({"value": rows})  # as from a browser
+            assert "tight-fit-planning" in subject._image._dom_classes
+            assert subject._state.value == f"<i>planning ... rows {rows}</i>"
+            assert subject.view is old
+        await asyncio.sleep(4 * panels.WAIT)
+        assert drawn[before:] == [8] and subject._state.value == "rows 8"
+        assert "tight-fit-planning" not in subject._image._dom_classes
+
+    asyncio.run(dragged())
+
+
+def test_a_panel_says_that_its_kernel_has_ended_and_its_picture_has_words():
+    def worded(rows=1):
+        figure = plt.figure(FigureClass=DescribedFigure)
+        figure.alt = "Two bars."
+        return figure
+
+    subject = panel(worded, rows=[1, 2])
+    assert "jupyter-widgets-disconnected" in subject.widget.children[-1].value
+    _, metadata = subject._repr_mimebundle_()
+    assert metadata["image/png"]["alt"].startswith("Two bars. Run the notebook")
 
 
 CELLS = [

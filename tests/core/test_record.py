@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from helpers import plots, profile, record, tables
-from helpers.plan import plan
+from helpers.plan import for_record, plan
 from helpers.plan.out_of_memory import OutOfMemory
 from helpers.recipe import Recipe, replace
+from helpers.record import Run
 from helpers.units import duration, number, size
+from tests.small import a_run
 
 RECIPE = Recipe(model="vit", steps=6, batch_size=8, train_size=24)
 
@@ -172,3 +174,17 @@ def test_counts_and_durations():
         "1.3 s",
         "2 min 05 s",
     ]
+
+
+def test_a_record_of_a_gpu_has_planned_seconds_beside_measured_ones():
+    planned = plan(a_run("00_small/before").recipe)
+    assert for_record.seconds_on(planned, "Tesla T4") == planned.seconds("T4").total
+    assert for_record.seconds_on(planned, "Another GPU") is None
+    bf16 = plan(with_(planned.recipe, precision="bf16"))
+    assert for_record.seconds_on(bf16, "Tesla T4") is None
+    run = a_run("00_small/before")
+    timed = with_(run, plan=run.plan | {"seconds": 0.25})
+    assert run.planned_seconds is None and Run.from_json(timed.to_json()).planned_seconds == 0.25
+    both = tables.runs({"before": run, "after": timed}).frame
+    assert list(both["planned step"]) == ["n/a", "250 ms"]
+    assert "planned step" not in tables.runs({"before": run}).frame

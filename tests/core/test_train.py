@@ -19,6 +19,7 @@ from helpers import checkpoint, models, train
 from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from helpers.step import learning_rate
+from helpers.storage import folder, state_file
 
 SHORT = Recipe(
     model="vit", steps=5, batch_size=8, accumulation=2, train_size=20
@@ -135,12 +136,13 @@ def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    model = models.build(recipe)
-    with pytest.raises(OSError):
-        checkpoint.save(tmp_path, recipe, 1, model, train.make_optimizer(model, recipe), [1.0])
+    monkeypatch.setattr(state_file, "save_file", full)
+    model, data = models.build(recipe), checkpoint.fingerprint(train.encoded(recipe)["train"])
+    optimizer = train.make_optimizer(model, recipe)
+    with pytest.raises(OSError, match="the state of step 2 there is whole"):
+        checkpoint.save(tmp_path, recipe, 1, model, optimizer, [1.0], data=data)
     assert (tmp_path / checkpoint.FILE).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
+    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.FILE, folder.LOCK}
 
 
 def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):

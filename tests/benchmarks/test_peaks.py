@@ -1,0 +1,109 @@
+"""Published peaks of memory: the kept plans, and what is said of them."""
+
+import re
+
+import pytest
+import torch
+
+from benchmarks.peaks import kept, page, qwen_plans
+from benchmarks.peaks.points import LEFT_OUT, POINTS
+from benchmarks.peaks.qwen import LORA, PUBLISHED, QLORA, Qwen
+from helpers.gpus import MARGIN
+from tools.course import readme
+
+BY_NAME = {point.name: point for point in POINTS}
+
+
+def test_points_are_described():
+    assert len(BY_NAME) == len(POINTS)
+    assert LEFT_OUT.keys() < BY_NAME.keys() and all(LEFT_OUT.values())
+    for point in POINTS:
+        assert point.allocated or point.reserved, point.name
+        assert re.match(r"https://|torch-preflight", point.source), point.name
+        assert page.group(point.release) in page.GROUPS
+
+
+def test_every_point_that_counts_has_a_kept_plan():
+    planned = kept.read()
+    assert planned.keys() <= BY_NAME.keys()
+    assert not BY_NAME.keys() - planned.keys() - LEFT_OUT.keys()
+
+
+def test_the_page_is_what_the_kept_plans_give():
+    text = page.PAGE.read_text(encoding="utf8")
+    assert text == page.with_kept(page.text(), text), "run `python -m benchmarks.peaks`"
+    assert page.with_kept(page.text(), "") == page.text() != text
+
+
+def test_every_published_step_of_qwen_is_on_the_page():
+    """None is left out for its error, and what is shown for the context is said."""
+    planned, section = qwen_plans.read(), qwen_plans.section()
+    assert set(planned) <= {row.name for row in PUBLISHED} and len(PUBLISHED) == 9
+    for row in PUBLISHED:
+        shown = f"| {row.name} | {row.memory} GiB |" if row.name in planned else row.name
+        assert shown in section, row.name
+    assert "500.0 MiB for the CUDA context" in section
+
+
+def test_qwens_set_up_has_the_published_sizes():
+    """7.7 billion weights, adapters of 143 million, and half a byte for each quantized weight."""
+    with torch.device("meta"):
+        plain, quantized = (Qwen(way, layers=1) for way in (LORA, QLORA))
+    count = {name: part.numel() for name, part in plain.named_parameters()}
+    layer = sum(number for name, number in count.items() if name.startswith("h.0."))
+    adapters = sum(number for name, number in count.items() if "lora_" in name)
+    assert 32 * (layer - adapters) + 2 * 151_936 * 4096 + 4096 == 7_721_324_544
+    assert 32 * adapters == 143_130_624
+    packed = sum(part.nbytes for name, part in quantized.named_buffers() if "qweight" in name)
+    products = 4096 * 3 * 4096 + 4096 * 4096 + 3 * 4096 * 11_008
+    assert packed == products / 2
+
+
+def test_readme_says_the_same():
+    errors = page.Errors.of(page.counted(page.ALLOCATED))
+    said = f"by {errors.mean:.1%} in the mean, {errors.worst:+.1%} at worst"
+    assert said in readme.README.read_text(encoding="utf8"), "run `make readme`"
+
+
+def test_the_margin_is_what_the_reserved_peaks_ask_for():
+    assert page.margin() == MARGIN
+    short = page.shortfalls(m for m in page.counted(kept.RESERVED) if not page.is_old(m))
+    assert sum(need <= MARGIN for need in short) >= page.SUFFICES * len(short)
+    assert sum(need <= MARGIN - 0.01 for need in short) < page.SUFFICES * len(short)
+
+
+def test_figures_that_count_are_enough_to_say_something():
+    assert len(page.counted(kept.ALLOCATED)) >= 40
+    assert len(page.counted(kept.RESERVED)) >= 20
+
+
+@pytest.mark.parametrize(
+    "release, group",
+    [
+        ("2.11", "2.5 or later"),
+        ("2.6.0", "2.5 or later"),
+        ("2.2 to 2.4", "2.2 to 2.4"),
+        ("2.4.0", "2.2 to 2.4"),
+        ("2.1.0", "2.1"),
+        ("2.1.0.dev20230623", "before 2.1"),
+        ("1.8", "before 2.1"),
+        ("", "not stated"),
+    ],
+)
+def test_releases_are_grouped(release, group):
+    assert page.group(release) == group
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DistilBERT, 4 × 128",
+        "BERT-base, fp16, 4 × 256, sdpa",
+        "GPT 124M, 8 × 1024, fused attention",
+        "20 linear layers, DDP, after the first update",
+        "RMSNorm, 2048 × 32768",
+    ],
+)
+def test_kept_plans_are_todays(name):
+    peaks = BY_NAME[name].planned()
+    assert kept.read()[name] == {"allocated": peaks.allocated, "reserved": peaks.reserved}
