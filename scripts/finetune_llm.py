@@ -7,6 +7,7 @@ torch, transformers, peft, bitsandbytes and a GPU with bf16 (a CPU will do for t
 """
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -17,34 +18,32 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 
-def encode(tokenizer, example, length):
-    """(token ids, labels) of one example, both int64 [1, tokens]; -100 where the prompt is."""
-    prompt = [{"role": "user", "content": example["prompt"]}]
-    answer = [{"role": "assistant", "content": example["answer"]}]
-    begin = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    whole = tokenizer.apply_chat_template(prompt + answer, tokenize=False)
-    ids = tokenizer(whole, add_special_tokens=False, return_tensors="pt").input_ids[:, :length]
-    labels = ids.clone()
-    labels[:, : len(tokenizer(begin, add_special_tokens=False).input_ids)] = -100
-    return ids, labels
-
-
 def read(path):
-    """The examples of a file with one JSON object per line. Raises ValueError, OSError."""
+    """The examples of a file, of which there is at least one. Raises ValueError, OSError."""
     examples = []
     with open(path, encoding="utf8") as file:
         for number, line in enumerate(file, 1):
             try:
-                example = json.loads(line)
-            except ValueError:
-                example = None
-            texts = isinstance(example, dict) and [example.get("prompt"), example.get("answer")]
-            if not texts or not all(isinstance(text, str) and text for text in texts):
+                examples.append(json.loads(line))
+                empty = not all(examples[-1][key].strip() for key in ("prompt", "answer"))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                empty = True
+            if empty:
                 raise ValueError(f'line {number} is not {{"prompt": "...", "answer": "..."}}')
-            examples.append(example)
     if not examples:
         raise ValueError("it holds no examples")
     return examples
+
+
+def encode(tokenizer, example, length):
+    """(token ids, labels) of one example, both int64 [1, tokens]; -100 where the prompt is."""
+    prompt = [{"role": "user", "content": example["prompt"]}]
+    chat = [*prompt, {"role": "assistant", "content": example["answer"]}]
+    begin = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+    ids = torch.tensor([tokenizer.apply_chat_template(chat, return_dict=False)[:length]])
+    labels = ids.clone()
+    labels[:, : len(begin)] = -100
+    return ids, labels
 
 
 def loss_sum(model, ids, labels, chunk=1024):
@@ -53,23 +52,21 @@ def loss_sum(model, ids, labels, chunk=1024):
     head = model.get_output_embeddings()
 
     def part(hidden, wanted):
-        return F.cross_entropy(head(hidden).float(), wanted, ignore_index=-100, reduction="sum")
+        return F.cross_entropy(head(hidden).float(), wanted, reduction="sum")
 
     pairs = zip(hidden.split(chunk), labels[0, 1:].split(chunk))
-    return sum(checkpoint(part, states, wanted, use_reentrant=False) for states, wanted in pairs)
+    return sum(checkpoint(part, *pair, use_reentrant=False) for pair in pairs)
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = arguments.add_argument
-    add("--model", required=True)
-    add("--data", required=True)
-    add("--out", default="adapter")
-    for name, value in {"length": 2048, "rank": 16, "batch": 8, "steps": 100}.items():
-        add(f"--{name}", type=int, default=value)
-    add("--rate", type=float, default=2e-4, help="peak learning rate")
+    arguments.add_argument("--model", required=True)
+    arguments.add_argument("--data", required=True)
+    numbers = {"length": 2048, "rank": 16, "batch": 8, "steps": 100}
+    for name, value in {"out": "adapter", "rate": 2e-4, **numbers}.items():
+        arguments.add_argument(f"--{name}", type=type(value), default=value)
     asked = arguments.parse_args()
-    for name in ("length", "rank", "batch", "steps"):
+    for name in numbers:
         if getattr(asked, name) < 1:
             arguments.error(f"--{name} must be a whole number of at least 1.")
     if not 0 < asked.rate < 1:
@@ -77,32 +74,30 @@ def main():
     if Path(asked.out).is_file():
         arguments.error(f"--out: {asked.out} is a file; name a folder.")
     try:
-        examples = read(asked.data)
+        examples = itertools.cycle(read(asked.data))
     except (OSError, ValueError) as error:
         arguments.error(f"--data: {asked.data} cannot be used: {error}.")
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     model = AutoModelForCausalLM.from_pretrained(
         asked.model, quantization_config=nf4, dtype=torch.bfloat16, device_map=device
     )
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.gradient_checkpointing_enable()
     lora = LoraConfig(r=asked.rank, lora_alpha=2 * asked.rank, target_modules="all-linear")
-    model = get_peft_model(model, lora)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=asked.rate, fused=True)
+    model = get_peft_model(model, lora).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, asked.steps)
-    model.train()
     for step in range(asked.steps):
-        rows = [examples[(step * asked.batch + i) % len(examples)] for i in range(asked.batch)]
+        rows = itertools.islice(examples, asked.batch)
         batch = [encode(tokenizer, row, asked.length) for row in rows]
-        count = sum((labels[:, 1:] != -100).sum() for _, labels in batch)
+        count = sum((labels != -100).sum().item() for _, labels in batch)
         if not count:
             raise SystemExit("A batch has no answer left within --length tokens: use a larger one.")
         total = 0.0
@@ -110,7 +105,7 @@ def main():
             loss = loss_sum(model, ids.to(device), labels.to(device)) / count
             loss.backward()
             total += loss.item()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
