@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
@@ -19,6 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from helpers.memory.cublas import PRODUCTS, copied_for_cublas
 from helpers.techniques import host
 from helpers.timing.trace_ops import Recorder, TracedOps
 from helpers.torch_private import (
@@ -29,7 +30,6 @@ from helpers.torch_private import (
     adds_in_place,
     count_holders,
     device_for_torch,
-    is_dense,
     storage_key,
     tree_leaves,
 )
@@ -39,8 +39,6 @@ CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "tem
 HOST = len(CATEGORIES)  # the category of what lies in the host's memory (`techniques.host`)
 PHASES = ("forward", "backward", "optimizer")
 BORN, DIES, MOVES, MARK = range(4)
-# Matrix products by cuBLAS -> which argument is the first of the two matrices.
-PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 JOINS = {"cat", "stack"}  # operations that read many tensors at once
 REDUCE_SCATTER = "_reduce_scatter_base_"  # by which FSDP gets this rank's shard of a gradient
 COPY_IN = "all_gather_copy_in"  # by which FSDP fills the buffer in which weights are gathered
@@ -87,7 +85,7 @@ class Tracker(PlainDispatchMode):
 
     recorder  is told of each operation, for plans of time; None where nobody asks for them
     on_gpu    whether the step is that of a GPU, whose matrix products copy operands that cuBLAS
-              cannot read (`copied_for_cublas`)
+              cannot read (`memory.cublas`)
     """
 
     def __init__(self, recorder: Recorder | None = None, on_gpu: bool = False):
@@ -281,26 +279,6 @@ class Tracker(PlainDispatchMode):
             return
         index, category = self._alive.pop(key)
         self.storage_trace.events.append((DIES, index, category, self._phase))
-
-
-def copied_for_cublas(operands: Sequence[object]) -> list[torch.Tensor]:
-    """Those of the two operands of a matrix product that a GPU copies first.
-
-    cuBLAS reads a matrix whose rows or whose columns lie in one piece (prepare_matrix_for_cublas in
-    ATen/native/cuda/Blas.cpp). Such is not the gradient of a sum, one element that stands for all.
-    """
-    return [
-        operand
-        for operand in operands[:2]
-        if isinstance(operand, torch.Tensor) and operand.dim() >= 2 and not _read_by_cublas(operand)
-    ]
-
-
-def _read_by_cublas(matrix: torch.Tensor) -> bool:
-    (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
-    if is_dense(matrix) if matrix.dim() == 2 else matrix.is_contiguous():
-        return True
-    return (down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns))
 
 
 @contextmanager

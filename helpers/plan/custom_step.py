@@ -40,12 +40,12 @@ from torch import nn
 
 from helpers.gpus import GPU, WORKSPACE, as_gpu, cublas_workspace
 from helpers.memory.allocator import MAX_STEPS, AllocatorPeaks, CachingAllocator
+from helpers.memory.cublas import PRODUCTS
 from helpers.memory.tracker import (
     ACTIVATIONS,
     BORN,
     DIES,
     PARAMETERS,
-    PRODUCTS,
     StorageTrace,
     Tracker,
     steady_memory,

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from helpers.memory.tracker import BORN, DIES, Tracker, copied_for_cublas
+from helpers.memory.cublas import copied_for_cublas
+from helpers.memory.tracker import BORN, DIES, Tracker
 from helpers.torch_private import (
     ADD,
     FakeTensorMode,
