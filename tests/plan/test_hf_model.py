@@ -11,6 +11,7 @@ import transformers as library
 
 from benchmarks.measure_step import recorded
 from helpers import hub, models
+from helpers.downloads.local import MIRROR
 from helpers.optimizers import make_optimizer
 from helpers.plan import hf_config, hf_model, hf_plan, plan
 from helpers.plan.hf_config import CannotPlan
@@ -350,7 +351,7 @@ def test_configurations_come_from_files_and_are_not_changed(tmp_path):
 
 def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch):
     CONFIGS["bert"]().save_pretrained(tmp_path / "models" / "somebody" / "bert")
-    monkeypatch.setenv(hub.MIRROR, str(tmp_path))
+    monkeypatch.setenv(MIRROR, str(tmp_path))
     assert hf_config.read("somebody/bert").hidden_size == 32
     monkeypatch.setattr(hub, "unreachable", lambda repo: "no answer")
     with pytest.raises(hub.HubUnavailable, match="somebody/else cannot be had .no answer"):

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from helpers import hub
+from helpers.downloads.local import MIRROR, LocalCopy, in_mirror
 from helpers.packages import install
 from tools.course import ROOT, bundle
 
@@ -39,7 +40,7 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
         (repo / name).write_text("{}")
     vit = hub.REPOS["model", "google/vit-base-patch16-224-in21k"]
     monkeypatch.setattr(hub, "REPOS", {("model", vit.id): vit})
-    monkeypatch.setattr(hub, "find", lambda *_: hub.LocalCopy(vit, repo, "cache", None))
+    monkeypatch.setattr(hub, "find", lambda *_: LocalCopy(vit, repo, "cache", None))
     monkeypatch.setattr(bundle, "network", lambda: True)
 
     def download(folder, names):
@@ -54,8 +55,8 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
         packed.extractall(tmp_path / "input" / "attached")
     home = tmp_path / "input" / "attached" / bundle.TOP
     assert (home / install.WHEELS.relative_to(ROOT) / "peft-1-py3-none-any.whl").exists()
-    monkeypatch.setenv(hub.MIRROR, str(home / "mirror"))
-    copy = hub.in_mirror(vit)
+    monkeypatch.setenv(MIRROR, str(home / "mirror"))
+    copy = in_mirror(vit)
     assert copy is not None and not (copy.path / "notes.md").exists()
 
 
