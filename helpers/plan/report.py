@@ -147,20 +147,31 @@ def details(facts: Facts) -> list[str]:
     return lines
 
 
-def _settings(facts: Facts) -> str:
-    """The line that comes first."""
-    weights, precision, assumed = facts["weights"], facts["precision"], facts["assumed"]
-    words = f"{weights} weights"
-    if "weights" in assumed and weights != "fp32":
-        words += ", as its configuration says"
-    elif "weights" in assumed and facts["weights_stored"] != weights:
-        words += f" (stored as {facts['weights_stored']}, in which they cannot be trained)"
+def weights_in_words(facts: Mapping[str, Any], why: str = "") -> str:
+    """How a step holds its weights, and what is trained in their place.
+
+    facts  "weights", "base", "lora_rank" and "lora_targets", as the fields of a `ModelStep`
+    why    what is said after the dtype of weights that are not in 4 bits
+    """
+    words = f"{facts['weights']} weights{why}"
     if facts["base"] == "nf4":
-        words = f"weights in 4 bits (NF4), {weights} where they are not quantized"
+        words = f"weights in 4 bits (NF4), {facts['weights']} where they are not quantized"
     if facts["lora_rank"] is not None:
         words += f", frozen; fp32 adapters of rank {facts['lora_rank']}"
         if facts["lora_targets"] != "query-value":
             words += f" ({facts['lora_targets']})"
+    return words
+
+
+def _settings(facts: Facts) -> str:
+    """The line that comes first."""
+    weights, precision, assumed = facts["weights"], facts["precision"], facts["assumed"]
+    why = ""
+    if "weights" in assumed and weights != "fp32":
+        why = ", as its configuration says"
+    elif "weights" in assumed and facts["weights_stored"] != weights:
+        why = f" (stored as {facts['weights_stored']}, in which they cannot be trained)"
+    words = weights_in_words(facts, why)
     words += f"; {AUTOCAST[precision]}; {facts['optimizer']}"
     guesses = [
         f"{'batch ' if name == 'batch_size' else ''}{value}{' tokens' if name == 'length' else ''} "

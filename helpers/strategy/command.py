@@ -124,6 +124,8 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
         "weights": "fp32",
         "precision": "bf16" if has_arithmetic("bf16", cluster.gpu) else "fp32",
     }
+    if asked.fields.get("base") is not None:  # another word for `weights`
+        del usual["weights"]
     fields = usual | asked.fields
     given = options.recompute or ("full" if fields.pop("checkpointing", False) else None)
     with quietly():

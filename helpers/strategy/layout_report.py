@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from helpers.plan.report import three_figures
+from helpers.plan.report import three_figures, weights_in_words
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_layout import LayoutPlan
 from helpers.timing.specs import SPECS
@@ -31,6 +31,9 @@ def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
         "accumulation": step.accumulation,
         "length": tokens,
         "weights": getattr(step, "weights", "fp32"),
+        "base": step.base,
+        "lora_rank": step.lora_rank,
+        "lora_targets": step.lora_targets,
         "precision": step.precision,
         "optimizer": step.optimizer,
         "reduce": planned.reduce if layout.strategy != "ddp" else None,
@@ -142,12 +145,14 @@ def _times(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(facts: Mapping[str, Any]) -> str:
-    weights, precision = facts["weights"], facts["precision"]
+    precision = facts["precision"]
     if facts["reduce"] is None:
-        engine = f"{weights} weights, {precision} autocast" if precision != "fp32" else weights
+        engine = weights_in_words(facts) + (
+            f", {precision} autocast" if precision != "fp32" else ""
+        )
     else:
         engine = (
-            f"{weights} shards, gathered and computed in {precision}, gradients summed in "
+            f"{facts['weights']} shards, gathered and computed in {precision}, gradients summed in "
             f"{facts['reduce']} (FSDP2, MixedPrecisionPolicy)"
         )
     recompute = f"; {facts['recompute']} recomputation" if facts["recompute"] else ""

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from helpers.plan.report import option, three_figures
+from helpers.plan.hf_model import ModelStep
+from helpers.plan.report import option, three_figures, weights_in_words
 from helpers.strategy.choose import TIE
 from helpers.strategy.cluster import LIMITS, span
 from helpers.strategy.layout_report import Facts
@@ -79,9 +80,20 @@ def _nothing_fits(found: Searched, what: str) -> str:
     return (
         f"Nothing fits: for a step of {what} even {layout} needs at least "
         f"{size(missing[layout])} more than the {size(found.cluster.gpu.memory)} of a GPU, with "
-        "every recomputation and number of micro-batches that was tried. Take more or larger GPUs, "
-        "shorter examples, or weights of 16 bits (--weights bf16)."
+        "every recomputation and number of micro-batches that was tried. "
+        f"Take {_what_saves(found.job)}."
     )
+
+
+def _what_saves(job: ModelStep) -> str:
+    """What makes a step smaller that no search tries."""
+    adapters = job.lora_rank is not None
+    ways = ["larger GPUs" if adapters else "more or larger GPUs", "shorter examples"]
+    if adapters and job.base != "nf4":
+        ways.append("a base in 4 bits (--base nf4)")
+    elif job.weights == "fp32":
+        ways.append("weights of 16 bits (--weights bf16)")
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"
 
 
 def _limit(best: PlannedTrial) -> str:
@@ -185,7 +197,7 @@ def lines_of(facts: Facts, found: Searched) -> list[str]:
     slow = job.precision == "fp32" and not has_arithmetic("bf16", gpu)
     why = f" (the {gpu.name} has no bf16, and fp16 is not planned over ranks)" if slow else ""
     lines = [
-        f"{facts['model']}: {job.weights} weights, computed in {job.precision}{why}, "
+        f"{facts['model']}: {weights_in_words(vars(job))}, computed in {job.precision}{why}, "
         f"{job.optimizer}, on {facts['cluster']}",
         "",
         facts["answer"],

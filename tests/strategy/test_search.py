@@ -10,7 +10,7 @@ from transformers import BertConfig, LlamaConfig
 from helpers.parallel.model_layout import Layout, parse
 from helpers.plan import hf_config
 from helpers.plan.hf_model import ModelStep
-from helpers.strategy import search_report
+from helpers.strategy import layout_report, search_report
 from helpers.strategy.choose import TIE
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.command import main
@@ -263,6 +263,64 @@ def test_what_one_gpu_cannot_hold_is_said_with_what_is_missing(tmp_path, capsys)
     assert facts["too_large"]["fsdp=2"] > 0 and facts["plans"] <= 3
     least = 12 * 2 * 8 * 10**8 - 4 * 2**30  # 2.15 G parameters, 12 bytes of each
     assert facts["too_large"]["one GPU"] > least
+
+
+def in_blocks(size, counts):
+    """Bytes of tensors of so many numbers in blocks of 512 bytes, as CUDA's allocator has them."""
+    return sum(-(-size * count // 512) * 512 for count in counts)
+
+
+ADAPTERS = ["--lora", "4", "--targets", "all-linear", "--recompute", "full", "--accumulation", "1"]
+
+
+@pytest.mark.parametrize(
+    "base, weights, held, header",
+    [
+        (["--base", "bf16"], "bf16", 2, "bf16 weights, frozen; fp32 adapters of rank 4 (all-"),
+        (["--base", "nf4"], "bf16", None, "weights in 4 bits (NF4), bf16 where they are not"),
+    ],
+    ids=["bf16", "nf4"],
+)
+def test_adapters_are_laid_out_over_copies_of_the_model(model, capsys, base, weights, held, header):
+    """Bytes of the base and of the messages by hand; one GPU and DDP are all that is planned."""
+    assert main([model, *STEP, "--gpus", "4", *ADAPTERS, *base, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {row["layout"] for row in facts["ranked"]} == {"ddp=1", "ddp=4"}
+    assert len(facts["left_out"]) == 6
+    assert all("strategy='ddp' only" in why for why in facts["left_out"].values())
+    # A layer has q, k, v, o and the three of its MLP; there are half as many heads of k and v.
+    pairs = ((64, 64), (64, 32), (64, 32), (64, 64), (64, 176), (64, 176), (176, 64))
+    adapters = [4 * width for pair in 2 * pairs for width in pair]
+    matrices = [rows * columns for rows, columns in 2 * pairs]
+    others = [512 * 64] * 2 + [64] * 5  # embeddings, head and norms
+    for found in (facts["winner"], facts["runner_up"]):
+        assert (found["weights"], found["lora_rank"]) == (weights, 4)
+        of_base = found["at_peak"]["parameters"] - in_blocks(4, adapters)
+        if held:
+            rotary = [8, 8]  # frequencies in fp32, in two buffers
+            assert of_base == in_blocks(held, matrices + others) + in_blocks(4, rotary)
+        else:  # half a byte of each number, and a few blocks of scales beside each matrix
+            scales = of_base - in_blocks(2, others) - in_blocks(0.5, matrices)
+            assert 0 < scales <= len(matrices) * 8 * 512
+        if found["gpus"] == 4:  # each rank sends its gradients of adapters twice, but for its part
+            assert found["sent"]["data"]["all_reduce"] == 4 * sum(adapters) * 2 * 3 / 4
+            own = found
+    assert main([*own.pop("command").split()[1:], "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {name: again[name] for name in own} == own
+    assert header in layout_report.lines_of(again, model)[0]
+
+
+def test_adapters_that_fit_nowhere_are_told_what_saves(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL | {"hidden_size": 4096, "intermediate_size": 65536}))
+    step = ["--gpu", "GTX 1650", "--batch", "2", "--length", "32", "--gpus", "2", *ADAPTERS]
+    assert main([str(path), *step, "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["winner"] is None and set(facts["too_large"]) == {"one GPU", "ddp=2"}
+    assert facts["answer"].endswith(
+        "Take larger GPUs, shorter examples or a base in 4 bits (--base nf4)."
+    )
 
 
 @pytest.mark.parametrize(
