@@ -182,6 +182,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_half_precision_is_found_where_products_take_the_time",
         "test_it_is_as_fast_as_the_fastest_of_all_combinations",
         "test_the_command_prints_it",
+        "test_the_host_is_tried_last_and_only_where_nothing_fits_without",
     ),
     "plan/test_compiled.py": (
         "test_a_compiled_decoder_keeps_less_and_does_not_break",

@@ -11,6 +11,10 @@ More micro-batches, checkpointing, chunks and 4 bits never make a step faster. S
 combination only the fewest micro-batches that fit are timed, and what only saves memory is not
 added to a combination that fits without it. Combinations within `TIE` of the fastest are a tie, in
 which the one with the fewest changes wins.
+
+The optimizer or the activations on the host are tried last, only where nothing fits without: they
+wait for the link and for the CPU, and are nearly always slower. Their seconds are planned for a
+usual host (`timing.host_memory`); another CPU or link takes another time.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from helpers.fields.techniques import ON_HOST
 from helpers.memory.timeline import Plan
+from helpers.plan.hf_model import ModelStep
 from helpers.plan.remedies import Change, Remedies
 from helpers.timing.specs import find_gpu, has_arithmetic
 from helpers.units import duration, size
@@ -39,14 +45,18 @@ SAVERS: tuple[Change, ...] = tuple(
     )
     for optimizer in ({}, {"optimizer": "adamw8bit"})
 )
+OFFLOADS: tuple[Change, ...] = ({"offload": "activations"}, {"offload": "optimizer"})
 TIE = 0.05  # of the time of a step; a plan cannot tell smaller differences
 WORDS = {
     "loss": "the loss in chunks",
     "checkpointing": "checkpointing",
     "base": "weights in 4 bits",
     "optimizer": "8-bit AdamW",
+    "offload": "optimizer or activations on the host",
 }
-MOST_PLANS = 48  # whole plans of one search; a model's last combinations are left out beyond them
+# Whole plans of one search, and of one with offload; a model's last combinations are left out
+# beyond them.
+MOST_PLANS = 48
 
 
 @dataclass(frozen=True)
@@ -96,34 +106,55 @@ def fastest(remedies: Remedies) -> Fastest:
     """
     find_gpu(remedies.gpu)
     remedies.plan()
-    times: list[tuple[float, int, Change]] = []
-    tried = left = 0
-    looked: list[Change] = []
-    for precision in _precisions(remedies):
-        enough: list[Change] = []  # with which no more memory need be saved
-        for saver in SAVERS:
-            change = _applied(remedies, precision | saver)
-            if change is None or any(_only_saves(saver, fitting) for fitting in enough):
-                continue
-            if remedies.planned >= MOST_PLANS:
-                left += 1
-                continue
-            tried += 1
-            looked.append(change)
-            found = _fewest_micro_batches(remedies, change)
-            if found is None:
-                continue
-            times.append((_seconds(remedies, found), len(found), found))
-            if "accumulation" not in found:
-                enough.append(saver)
-    fields = tuple(name for name in WORDS if any(name in change for change in looked))
-    if not times:
+    search = _Combinations(remedies)
+    search.through(SAVERS, MOST_PLANS)
+    if not search.times and _can_offload(remedies):
+        combinations = [offload | saver for offload in OFFLOADS for saver in SAVERS]
+        search.through(combinations, remedies.planned + MOST_PLANS)
+    fields = tuple(name for name in WORDS if any(name in change for change in search.looked))
+    tried, left = len(search.looked), search.left
+    if not search.times:
         return Fastest(None, None, {}, tried, left, fields)
-    limit = (1 + TIE) * min(seconds for seconds, _, _ in times)
-    seconds, _, best = min(
-        (entry for entry in times if entry[0] <= limit), key=lambda entry: (entry[1], entry[0])
-    )
+    limit = (1 + TIE) * min(seconds for seconds, _ in search.times)
+    within = [entry for entry in search.times if entry[0] <= limit]
+    seconds, best = min(within, key=lambda entry: (len(entry[1]), entry[0]))
     return Fastest(best, seconds, _reasons(remedies, best, seconds), tried, left, fields)
+
+
+class _Combinations:
+    """What was looked at: `times` holds (seconds, change) of each combination that fits, `looked`
+    the combinations that were planned or bounded; `left` counts those without a plan left."""
+
+    def __init__(self, remedies: Remedies):
+        self.remedies = remedies
+        self.times: list[tuple[float, Change]] = []
+        self.looked: list[Change] = []
+        self.left = 0
+
+    def through(self, savers: Sequence[Change], most: int) -> None:
+        """Look at each of the savers with each precision, until `most` plans have been made."""
+        remedies = self.remedies
+        for precision in _precisions(remedies):
+            enough: list[Change] = []  # with which no more memory need be saved
+            for saver in savers:
+                change = _applied(remedies, precision | saver)
+                if change is None or any(_only_saves(saver, fitting) for fitting in enough):
+                    continue
+                if remedies.planned >= most:
+                    self.left += 1
+                    continue
+                self.looked.append(change)
+                found = _fewest_micro_batches(remedies, change)
+                if found is None:
+                    continue
+                self.times.append((_seconds(remedies, found), found))
+                if "accumulation" not in found:
+                    enough.append(saver)
+
+
+def _can_offload(remedies: Remedies) -> bool:
+    step = remedies.step
+    return step.offload is None and remedies.target == "cuda" and isinstance(step, ModelStep)
 
 
 def _and(names: Sequence[str]) -> str:
@@ -155,6 +186,10 @@ def _applied(remedies: Remedies, change: Change) -> Change | None:
     step = remedies.step
     if "optimizer" in change and (step.optimizer != "adamw" or step.lora_rank is not None):
         return None  # states of adapters are small
+    if change.get("offload") == "optimizer" and (
+        change.get("optimizer", step.optimizer) not in ON_HOST or step.lora_rank is not None
+    ):
+        return None  # the CPU does not update 8-bit states, and those of adapters are small
     if "checkpointing" in change and step.checkpointing:
         return None
     if "loss" in change and (

@@ -12,6 +12,7 @@ from helpers.gpus import find
 from helpers.plan import fastest as module
 from helpers.plan.command import main
 from helpers.plan.fastest import TIE, fastest
+from helpers.plan.hf_model import ModelStep
 from helpers.plan.remedies import Remedies
 from helpers.recipe import Recipe, replace
 from helpers.units import MIB
@@ -77,6 +78,39 @@ def test_nothing_fits_and_too_many(monkeypatch):
     monkeypatch.setattr(module, "MOST_PLANS", 1)
     bounded = fastest(Remedies(MINI, find("T4")))
     assert bounded.left > 0 and f"{bounded.left} more were left out" in bounded.lines("T4", str)[-1]
+
+
+def test_the_host_is_tried_last_and_only_where_nothing_fits_without():
+    """Nearly all of this step are weights and what AdamW keeps of them."""
+    config = library.LlamaConfig(
+        vocab_size=8192,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    step = ModelStep(config, batch_size=1, length=16, weights="fp32")
+    need = Remedies(step, find("T4")).plan({"offload": "optimizer"}).fits(find("T4")).need
+    small = gpus.GPU("T4", need, find("T4").capability)
+    every = [
+        dict(zip(("precision", "optimizer", "checkpointing", "loss"), values))
+        for values in itertools.product(
+            ("fp32", "fp16"), ("adamw", "adamw8bit"), (False, True), ("full", "chunked")
+        )
+    ]
+    remedies = Remedies(step, small)
+    assert not any(remedies.fits(change) for change in every)
+    found = fastest(remedies)
+    assert found.change is not None and found.change["offload"] == "optimizer"
+    on_host = [{"offload": "optimizer", "precision": kind} for kind in ("fp32", "fp16")]
+    assert found.seconds <= (1 + TIE) * min(
+        remedies.plan(change).seconds(small).total for change in on_host if remedies.fits(change)
+    )
+    assert "without it the GPU has" in found.reasons["offload"]
+    assert "optimizer or activations on the host" in found.lines("T4", lambda *pair: "")[-1]
+    larger = fastest(remedies.for_gpu(find("T4")))
+    assert larger.change is not None and "offload" not in (*larger.change, *larger.fields)
 
 
 def test_a_gpu_whose_speed_is_unknown_is_refused():
