@@ -89,7 +89,7 @@ quick: lint
 	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow" -n $(JOBS) --dist loadfile --durations=15
 
 test: lint
-	@TQDM_DISABLE=1 $(PY) -m pytest $(T) -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
+	@TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=300 --nbval-sanitize-with tests/sanitize.cfg --durations=15
 
 attack: $(NEEDS)

@@ -98,6 +98,8 @@ def _fit(
     make_optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer],
 ) -> TrainResult:
     model = models.build(recipe, device)
+    if isinstance(train, Encoded):
+        train.check_words(model)
     optimizer = of_type("optimizer", make_optimizer(model, recipe), torch.optim.Optimizer)
     scaler = make_scaler(recipe, device)
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took

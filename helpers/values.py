@@ -100,6 +100,7 @@ LENGTH = {"mini": 64, "full": 256}
 # The largest whole number of a recipe: beyond it numbers of bytes no longer fit 64 bits.
 MOST = 2**31 - 1
 MOST_FLOAT = int(sys.float_info.max)
+SMALLEST_FLOAT32 = 2.0**-126
 MOST_SEED = 2**32 - 1  # of NumPy's generators
 SHOWN = 60  # characters of a value in a message
 
@@ -336,6 +337,11 @@ def _check_schedule(recipe: Any) -> None:
     whole("seed", recipe.seed, 0, MOST_SEED)
     if recipe.learning_rate is not None:
         real("learning_rate", recipe.learning_rate, above=0)
+        if recipe.learning_rate < SMALLEST_FLOAT32:
+            raise ValueError(
+                f"learning_rate={recipe.learning_rate} is below the smallest number of float32, so "
+                "that no weight would change: fine-tunes take 1e-6 to 1e-2."
+            )
     real("warmup", recipe.warmup, at_least=0)
     if recipe.warmup > 1:
         raise ValueError(

@@ -31,6 +31,10 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_what_it_writes_is_marked_and_refused_everywhere",
         "test_make_record_refuses_to_rehearse_into_results",
     ),
+    "tools/test_again.py": (
+        "test_what_fails_runs_again_by_itself",
+        "test_where_much_fails_nothing_runs_again",
+    ),
     "tools/test_session.py": ("test_a_notebook_is_stopped_when_its_time_is_over",),
     "attack/test_ranks.py": ("test_no_process_of_a_rank_outlives_the_launch",),
     "packages/test_install.py": (

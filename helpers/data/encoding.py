@@ -20,6 +20,7 @@ from helpers.values import IGNORE, READS, shown
 if TYPE_CHECKING:
     from datasets import Dataset
     from PIL.Image import Image
+    from transformers import PreTrainedModel
 
     from helpers.recipe import Recipe
 
@@ -194,6 +195,18 @@ class Encoded:
                 f"These examples have labels from {least} to {most}, and columns of "
                 f"{' and '.join(map(str, sorted(sizes)))} examples: labels go from 0 to "
                 f"{recipe.classes - 1}, and columns are of one length."
+            )
+
+    def check_words(self, model: PreTrainedModel) -> None:
+        """Raises ValueError for tokens that the model's word embedding has no row for."""
+        if "input_ids" not in self.columns:
+            return
+        words = model.get_input_embeddings().num_embeddings
+        least, most = (int(value) for value in self.columns["input_ids"].aminmax())
+        if least < 0 or most >= words:
+            raise ValueError(
+                f"These examples have tokens from {least} to {most}, and the model knows those "
+                f"from 0 to {words - 1}: encode the texts with the model's own tokenizer."
             )
 
     def __getitem__(self, example: int) -> dict[str, Tensor]:

@@ -48,8 +48,8 @@ def install() -> bool:
     return True
 
 
-def network() -> bool:
-    """Whether pip's index answers within `PROBE_SECONDS`."""
+def network(seconds: float = PROBE_SECONDS) -> bool:
+    """Whether pip's index answers within so many seconds."""
     with tempfile.TemporaryDirectory() as folder:
         ask = [*PIP, "download", "-q", "--no-deps", "--retries", "0", "--timeout", "5"]
         try:
@@ -58,7 +58,7 @@ def network() -> bool:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                timeout=PROBE_SECONDS,
+                timeout=seconds,
             )
         except (subprocess.TimeoutExpired, OSError):
             return False

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import data, record, train
+from helpers import data, models, record, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tests.attack import refused
@@ -43,6 +43,9 @@ CASES = [
     ("batch_size", np.array([4, 8])),
     ("batch_size", torch.tensor([4, 8])),
     ("learning_rate", np.float32("nan")),
+    ("learning_rate", 1e-300),
+    ("learning_rate", 5e-324),
+    ("learning_rate", 2.0**-127),
 ]
 
 
@@ -173,6 +176,19 @@ SPLITS = {
 @pytest.mark.parametrize("value, words", SPLITS.values(), ids=SPLITS)
 def test_data_that_the_model_cannot_take_is_one_sentence(value, words, no_model):
     refused((ValueError, TypeError), words, lambda: fit(train=value))
+
+
+@pytest.mark.parametrize(
+    "model, beyond", [("deberta", -1), ("deberta", 0), ("deberta", 2**40), ("decoder", 0)]
+)
+def test_a_token_that_the_model_does_not_know_is_one_sentence(model, beyond):
+    recipe = Recipe(model, batch_size=4, steps=1, length=64)
+    examples = train.encoded(recipe)["train"]
+    words = models.build(recipe).get_input_embeddings().num_embeddings
+    ids = examples.columns["input_ids"].clone()
+    ids[1, 0] = words + beyond if beyond >= 0 else beyond
+    wrong = replace(examples, columns=examples.columns | {"input_ids": ids})
+    refused(ValueError, f"from 0 to {words - 1}", lambda: fit(recipe=recipe, train=wrong))
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "64", True, HUGE], ids=short)

@@ -24,8 +24,7 @@ def lacking(monkeypatch):
 def test_a_network_that_answers_nothing_costs_the_limit_and_no_more(monkeypatch):
     silent = [sys.executable, "-c", "import time; time.sleep(600)", "--"]
     monkeypatch.setattr(installer, "PIP", silent)
-    monkeypatch.setattr(installer, "PROBE_SECONDS", 0.5)
-    assert not installer.network()
+    assert not installer.network(0.5)
 
 
 def test_the_limits_of_the_first_cell_stay_under_ten_seconds():

