@@ -39,7 +39,6 @@ td:first-child, th:first-child { text-align: left } .small { opacity: .7 }"""
 
 def html(notebook: NotebookNode) -> str:
     """One self-contained page. The notebook's pictures get the words of `described`."""
-    from jinja2 import pass_context
     from nbconvert import HTMLExporter
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
@@ -50,11 +49,8 @@ def html(notebook: NotebookNode) -> str:
         def inline_math(self, body: str) -> str:
             return mathml(body, "inline")
 
-    @pass_context
-    def shown(context, source: str) -> str:
-        attachments = context.get("cell", {}).get("attachments", {})
-        renderer = Formulas(escape=False, attachments=attachments)
-        return MarkdownWithMath(renderer=renderer).render(source)
+    def shown(source: str) -> str:
+        return MarkdownWithMath(renderer=Formulas(escape=False)).render(source)
 
     exporter = HTMLExporter(
         template_name="lab",
