@@ -99,10 +99,11 @@ attack: $(NEEDS)
 soak: $(NEEDS)
 	@$(COURSE) soak $(N) $(SOAK)
 
-# As root, which is usual in a container, Jupyter starts only when told so. The settings in tools/lab save panels with
-# their notebook, so that they are there when it is opened again.
+# As root, which is usual in a container, Jupyter starts only when told so. What is in tools/lab saves panels with their
+# notebook, so that they are there when it is opened again, and asks for no news from the internet.
 lab: $(NEEDS)
 	@$(PY) -m jupyterlab notebooks --LabApp.app_settings_dir="$(CURDIR)/tools/lab" \
+		--ContentsManager.pre_save_hook=tools.lab.saving.keep_pictures \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 record: $(NEEDS)

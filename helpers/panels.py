@@ -9,7 +9,7 @@ notebook to move the sliders: ...".
 
 While a picture is made, the old one is grey and "planning ..." stands above it with the settings
 that were asked for. Of several moves only the last is drawn, and a picture that was drawn before
-comes back at once. After a restart of the kernel the panel says that its cell must run again.
+comes back at once. When the kernel has ended, the panel says that its cell must run again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MOST = 200  # pictures that a panel keeps
 LOST = """<style>
 .tight-fit-lost { display: none } .jupyter-widgets-disconnected .tight-fit-lost { display: block }
 .tight-fit-planning { opacity: 0.4; filter: grayscale(1) }
-</style><b class="tight-fit-lost">The kernel was restarted: run this cell again, and the controls
-move the picture again.</b>"""
+</style><b class="tight-fit-lost">The kernel that drew this picture has ended, so the controls no
+longer move it. Run the import cells and this cell again.</b>"""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class Panel:
         for control in self.controls.values():
             control.observe(self._moved, "value")
         self._show()
-        shown = [*self.controls.values(), self._state, self._image, self._html]
-        self.widget = ipywidgets.VBox([*shown, ipywidgets.HTML(LOST)])
+        shown = [ipywidgets.HTML(LOST), self._state, self._image, self._html]
+        self.widget = ipywidgets.VBox([*self.controls.values(), *shown])
 
     def _moved(self, change: dict[str, Any]) -> None:
         """A control has another value: show it at once, or say that it is being planned.
@@ -178,15 +178,16 @@ class Panel:
             self.view = view
         else:
             self.view = self._views[key]
-        self._image.remove_class("tight-fit-planning")
-        self._html.remove_class("tight-fit-planning")
-        self._state.value = html.escape(self.settings)
         if self.view.png is not None:
             self._image.value = self.view.png
         else:
             self._html.value = self.view.html
         self._image.layout.display = None if self.view.png is not None else "none"
         self._html.layout.display = "none" if self.view.png is not None else None
+        # These come last, so that the old picture never stands below the new settings.
+        self._state.value = html.escape(self.settings)
+        self._image.remove_class("tight-fit-planning")
+        self._html.remove_class("tight-fit-planning")
 
     def _render(self, values: dict[str, Any], caption: str = "") -> View:
         """Draw, turn the result into bytes or HTML, and close every figure that was opened."""

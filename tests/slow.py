@@ -296,6 +296,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_the_page_plans_as_python_does",
         "test_the_page_answers_what_the_command_answers",
     ),
+    "site/test_jupyterlab.py": ("test_a_panel_answers_and_is_never_lost",),
     "site/test_site.py": (
         "test_every_link_of_every_page_leads_somewhere_and_nothing_is_loaded_from_elsewhere",
         "test_every_notebook_is_a_page_with_neighbours_and_a_copy_to_take",

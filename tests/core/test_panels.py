@@ -236,6 +236,13 @@ def test_of_moves_in_a_browser_only_the_last_is_drawn_and_the_old_picture_is_gre
     asyncio.run(dragged())
 
 
+def test_the_old_picture_never_stands_below_the_new_settings():
+    subject, told = two(), []
+    subject._state.observe(lambda change: told.append(subject._image.value), "value")
+    subject.controls["length"].value = 512
+    assert told == [subject.view.png]
+
+
 def test_a_panel_says_that_its_kernel_has_ended_and_its_picture_has_words():
     def worded(rows=1):
         figure = plt.figure(FigureClass=DescribedFigure)
@@ -243,7 +250,8 @@ def test_a_panel_says_that_its_kernel_has_ended_and_its_picture_has_words():
         return figure
 
     subject = panel(worded, rows=[1, 2])
-    assert "jupyter-widgets-disconnected" in subject.widget.children[-1].value
+    said = subject.widget.children[1].value  # between the control and the settings of the picture
+    assert "jupyter-widgets-disconnected" in said and "this cell again" in said
     _, metadata = subject._repr_mimebundle_()
     assert metadata["image/png"]["alt"].startswith("Two bars. Run the notebook")
 

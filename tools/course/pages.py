@@ -1,7 +1,6 @@
 """HTML pages of executed notebooks, and an index of them.
 
-A page is one file with its figures and its style in it. Only formulas need the network: MathJax
-typesets them, and without it they are readable as LaTeX.
+A page is one file with its figures, its style and its formulas in it, and needs no network.
 """
 
 from __future__ import annotations
@@ -16,31 +15,60 @@ import nbformat
 from nbformat import NotebookNode
 
 from helpers.files import replace_all
-from tools.course import NOTEBOOKS
+from tools.course import NOTEBOOKS, badges
+from tools.site.formulas import mathml
+from tools.site.sources import described
 
 if TYPE_CHECKING:
     from helpers.tables import Table
 
-NEIGHBOUR = re.compile(r'href="(?:\./)?(\d\d_\w+)\.ipynb')  # a link from one notebook to another
+# A link from one notebook to another. Pages of lessons and labs lie in one folder.
+NEIGHBOUR = re.compile(r'href="(?:\./|\.\./|labs/)?(\d\d_\w+)\.ipynb')
 SCRIPT = re.compile(r'<script src="(?:require)?"></script>')
-STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em;
-  color: #222 }
+MATHJAX = re.compile(r"<!-- Load mathjax -->.*?<!-- End of mathjax configuration -->", re.DOTALL)
+# A figure. This template of nbconvert leaves out the words that the output has for it.
+PICTURE = re.compile(
+    r'(<div class="jp-RenderedImage[^>]*>\s*<img alt=")[^"]*(?=" [^>]*src="data:image/png)'
+)
+STYLE = """:root { color-scheme: light dark }
+body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; font-size: 14px; margin: .5em 0 }
 td, th { padding: .2em .8em; text-align: right } th { border-bottom: 1px solid #999 }
-td:first-child, th:first-child { text-align: left } .small { color: #666 }"""
+td:first-child, th:first-child { text-align: left } .small { opacity: .7 }"""
 
 
 def html(notebook: NotebookNode) -> str:
-    """One self-contained page."""
+    """One self-contained page. The notebook's pictures get the words of `described`."""
     from nbconvert import HTMLExporter
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    class Formulas(IPythonRenderer):
+        def block_math(self, body: str) -> str:
+            return mathml(body, "block")
+
+        def inline_math(self, body: str) -> str:
+            return mathml(body, "inline")
+
+    def shown(source: str) -> str:
+        return MarkdownWithMath(renderer=Formulas(escape=False)).render(source)
 
     exporter = HTMLExporter(
-        template_name="lab", embed_images=True, require_js_url="", mermaid_js_url=""
+        template_name="lab",
+        embed_images=True,
+        require_js_url="",
+        mermaid_js_url="",
+        filters={"markdown2html": shown},
     )
     exporter.log.setLevel("ERROR")
     notebook.metadata.title = title(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":  # badges are pictures from the internet
+            kept = [line for line in cell.source.split("\n") if badges.MARK not in line]
+            cell.source = "\n".join(kept)
     page, _ = exporter.from_notebook_node(notebook)
-    return NEIGHBOUR.sub(r'href="\1.html', SCRIPT.sub("", page))
+    words = iter([text for cell in notebook.cells for text in described(cell)])
+    page = PICTURE.sub(lambda found: f"{found[1]}{escape.escape(next(words))}", page)
+    return NEIGHBOUR.sub(r'href="\1.html', MATHJAX.sub("", SCRIPT.sub("", page)))
 
 
 def title(notebook: NotebookNode) -> str:
@@ -72,6 +100,7 @@ def index(build: Path, tables: dict[str, list[Table]]) -> None:
         {
             "index.html": (
                 '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+                '<meta name="viewport" content="width=device-width, initial-scale=1">'
                 f"<title>Tight Fit</title><style>{STYLE}</style></head>\n"
                 f"<body><h1>Tight Fit</h1>\n{body}\n</body></html>\n"
             )
