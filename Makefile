@@ -90,7 +90,7 @@ quick: lint
 
 test: lint
 	@TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
-		--nbval-cell-timeout=300 --nbval-sanitize-with tests/sanitize.cfg --durations=15
+		--nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg --durations=15
 
 attack: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests/attack -q -n $(JOBS) --dist loadfile
