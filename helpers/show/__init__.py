@@ -19,4 +19,13 @@ from helpers.show.moved_table import moved
 from helpers.strategy.show import show_phases as phases
 from helpers.strategy.show import show_plans as plans
 
-__all__ = ["before_and_after", "contexts", "layouts", "moved", "phases", "plans", "rungs", "savings"]
+__all__ = [
+    "before_and_after",
+    "contexts",
+    "layouts",
+    "moved",
+    "phases",
+    "plans",
+    "rungs",
+    "savings",
+]

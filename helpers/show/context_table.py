@@ -30,5 +30,5 @@ def contexts() -> Table:
         )
     return Table(
         rows,
-        f"Planned, nothing was run: Llama 3.1 8B on {long_context.CLUSTER}, one text per data rank.",
+        f"Planned, nothing was run: Llama 3.1 8B on {long_context.CLUSTER}, a text per data rank.",
     )
