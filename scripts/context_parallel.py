@@ -170,13 +170,6 @@ def forward_and_loss(model, inputs, at, targets):
 
 
 def main():
-    from transformers import (  # takes seconds, which the attention alone does not need
-        AttentionInterface,
-        AttentionMaskInterface,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-    )
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=str(HELPERS / "mini" / "decoder"))
     parser.add_argument("--attention", choices=("sdpa", "ring", "ulysses"), default="ring")
@@ -185,6 +178,12 @@ def main():
     args = parser.parse_args()
     if args.steps < 1 or args.length < 2:
         parser.error("--steps must be at least 1, and --length at least 2.")
+    from transformers import (  # takes seconds, which the attention alone does not need
+        AttentionInterface,
+        AttentionMaskInterface,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+    )
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpu:

@@ -74,7 +74,7 @@ class Experts(nn.Module):
         outputs = outputs.unflatten(1, (self.ranks, seats)).transpose(0, 1).flatten(0, 2)
         outputs = AllToAll.apply(outputs)  # combine: back to the ranks of the tokens
 
-        share = wanted.sum(0).to(x.dtype)  # of all ranks' pairs, how many each expert was chosen for
+        share = wanted.sum(0).to(x.dtype)  # choices of each expert, on all ranks
         dist.all_reduce(share)
         share /= share.sum()
         self.balance = self.experts * (share * probabilities.mean(0)).sum() / self.ranks
