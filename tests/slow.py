@@ -123,6 +123,13 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_the_batch_file_trains_on_two_machines",
     ),
     "parallel/test_collectives.py": ("test_on_real_processes_it_is_torchs_own_all_reduce",),
+    "parallel/test_context_script.py": (
+        "test_attention_and_its_gradients_are_those_of_one_process",
+        "test_experts_on_two_ranks_are_those_of_one_process",
+        "test_a_model_whose_text_is_cut_has_the_losses_of_one_process",
+        "test_experts_train_to_the_losses_of_one_process",
+        "test_what_cannot_be_cut_ends_in_one_sentence",
+    ),
     "parallel/test_launch.py": (
         "test_a_failing_rank_is_named_with_its_traceback",
         "test_a_killed_rank_is_named_with_its_signal",
@@ -221,6 +228,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_flops_of_a_micro_batch_are_a_polynomial_in_its_width",
         "test_the_blogs_confounded_rows_are_those_whose_peak_something_else_moved",
     ),
+    "strategy/test_long_context.py": ("test_a_kept_plan_is_todays",),
     "strategy/test_plan_cache.py": ("test_kept_plans_are_those_of_today",),
     "strategy/test_plan_ranks.py": (
         "test_messages_are_zeros_formulas",

@@ -9,6 +9,7 @@ from helpers.commands.wrapper import run
 
 NAME = "python -m helpers.strategy"
 GROUPS = ("layouts", "ladder", "techniques")  # kept plans, each group in a file of its name
+CONTEXT = "context"  # plans of layouts of any model, which are kept as facts (`long_context`)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,18 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "groups",
         nargs="*",
         metavar="group",
-        help="layouts (notebooks 18, 19), ladder (notebook 19), techniques (README and notebooks); "
-        "all by default",
+        help="layouts (notebooks 18, 19), ladder (notebook 19), techniques (README and notebooks), "
+        "context (notebook 24); all by default",
     )
-    groups = parser.parse_args(arguments).groups or list(GROUPS)
-    unknown = ", ".join(repr(group) for group in groups if group not in GROUPS)
+    groups = parser.parse_args(arguments).groups or [*GROUPS, CONTEXT]
+    unknown = ", ".join(repr(group) for group in groups if group not in (*GROUPS, CONTEXT))
     if unknown:
-        parser.error(f"{unknown} is not known: use {', '.join(GROUPS)}.")
-    from helpers.strategy import choose, ladder, techniques  # takes seconds
+        parser.error(f"{unknown} is not known: use {', '.join((*GROUPS, CONTEXT))}.")
+    from helpers.strategy import choose, ladder, long_context, techniques  # takes seconds
     from helpers.strategy.plan_cache import CACHE
 
     rooms = {"layouts": choose, "ladder": ladder, "techniques": techniques}
     for group in groups:
+        if group == CONTEXT:
+            print(f"Written: {long_context.write()}", flush=True)
+            continue
         CACHE.forget()
         rooms[group].plan_everything()
         print(f"Written: {CACHE.write(group)}", flush=True)

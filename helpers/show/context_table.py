@@ -1,0 +1,34 @@
+"""Plans of long texts: each GPU with texts of its own, against several GPUs for a text."""
+
+from __future__ import annotations
+
+from helpers.strategy import long_context
+from helpers.strategy.cluster import span
+from helpers.tables import Table
+from helpers.units import size
+
+
+def contexts() -> Table:
+    """A row per length and layout of `strategy.long_context`: bytes per GPU, and the step's time.
+
+    Nothing is planned here: the plans are kept with the package.
+    """
+    rows = []
+    for (length, layout), facts in long_context.kept().items():
+        sent = facts["sent"].get("context", {})
+        rows.append(
+            {
+                "tokens": f"{length:,}",
+                "layout": layout,
+                "need per GPU": size(facts["need"]),
+                "fits": "yes" if facts["fits"] else "no",
+                "activations": size(facts["at_peak"].get("activations", 0)),
+                "keys and values sent": size(sum(sent.values())) if sent else "nothing",
+                "time per step": span(facts["seconds"]),
+                "tokens per second": f"{facts['tokens_per_second']:,.0f}",
+            }
+        )
+    return Table(
+        rows,
+        f"Planned, nothing was run: Llama 3.1 8B on {long_context.CLUSTER}, a text per data rank.",
+    )

@@ -1,0 +1,78 @@
+"""Answers to the exercises of notebook 24, right and wrong."""
+
+import math
+
+import torch
+
+
+def merge(output_a, sum_a, output_b, sum_b):
+    both = torch.logaddexp(sum_a, sum_b)
+    weight_a, weight_b = (sum_a - both).exp(), (sum_b - both).exp()
+    return weight_a[:, None] * output_a + weight_b[:, None] * output_b, both
+
+
+def overflows(output_a, sum_a, output_b, sum_b):
+    a, b = sum_a.exp()[:, None], sum_b.exp()[:, None]
+    return (a * output_a + b * output_b) / (a + b), (a + b).log()[:, 0]
+
+
+def plain_mean(output_a, sum_a, output_b, sum_b):
+    return (output_a + output_b) / 2, torch.logaddexp(sum_a, sum_b)
+
+
+def sum_of_sums(output_a, sum_a, output_b, sum_b):
+    return merge(output_a, sum_a, output_b, sum_b)[0], sum_a + sum_b
+
+
+def output_only(output_a, sum_a, output_b, sum_b):
+    return merge(output_a, sum_a, output_b, sum_b)[0]
+
+
+def pairs(tokens, ranks, rank, zigzag):
+    if not zigzag:
+        size = tokens // ranks
+        places = range(rank * size, (rank + 1) * size)
+        return sum(place + 1 for place in places)
+    size = tokens // (2 * ranks)
+    first = range(rank * size, (rank + 1) * size)
+    last = range(tokens - (rank + 1) * size, tokens - rank * size)
+    return sum(place + 1 for place in (*first, *last))
+
+
+def without_itself(tokens, ranks, rank, zigzag):
+    return pairs(tokens, ranks, rank, zigzag) - tokens // ranks
+
+
+def even(tokens, ranks, rank, zigzag):
+    return tokens * (tokens + 1) / 2 / ranks
+
+
+def never_zigzag(tokens, ranks, rank, zigzag):
+    return pairs(tokens, ranks, rank, False)
+
+
+def dropped(chosen, capacity):
+    seats = math.ceil(capacity * sum(chosen) / len(chosen))
+    return sum(max(0, count - seats) for count in chosen)
+
+
+def rounded_down(chosen, capacity):
+    seats = int(capacity * sum(chosen) / len(chosen))
+    return sum(max(0, count - seats) for count in chosen)
+
+
+def free_seats_count_too(chosen, capacity):
+    seats = math.ceil(capacity * sum(chosen) / len(chosen))
+    return abs(sum(count - seats for count in chosen))
+
+
+def without_capacity(chosen, capacity):
+    return dropped(chosen, 1.0)
+
+
+RIGHT = {"24.1": merge, "24.2": pairs, "24.3": dropped}
+WRONG = {
+    "24.1": [overflows, plain_mean, sum_of_sums, output_only, 3],
+    "24.2": [without_itself, even, never_zigzag, 36],
+    "24.3": [rounded_down, free_seats_count_too, without_capacity, 2],
+}

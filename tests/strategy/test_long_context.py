@@ -1,0 +1,39 @@
+"""The kept plans of long texts: those of today, with the bytes that a formula gives."""
+
+import json
+
+import pytest
+
+from helpers import show
+from helpers.strategy import long_context
+
+KEPT = long_context.kept()
+
+
+def test_every_length_and_layout_is_kept():
+    wanted = [(size, way) for size in long_context.LENGTHS for way in long_context.LAYOUTS]
+    assert list(KEPT) == wanted
+    assert len(show.contexts().frame) == len(wanted)
+
+
+def test_a_kept_plan_is_todays():
+    length, layout = 8_192, "fsdp=2,context=4"
+    today = long_context.plan_one(length, layout)
+    assert json.loads(json.dumps(today)) == KEPT[length, layout], "stale: make plans"
+
+
+@pytest.mark.parametrize("length", long_context.LENGTHS)
+def test_context_ranks_send_the_keys_and_values_of_llama_3(length):
+    """32 layers, 8 key heads of width 128 in bf16: gathered forward and again, then scattered."""
+    whole, cut = (KEPT[length, layout] for layout in long_context.LAYOUTS)
+    gathered = 2 * length * 8 * 128 * 2 * 3 / 4  # bytes; a rank of four has a quarter of it already
+    sent = cut["sent"]["context"]
+    assert sent["all_gather"] == 2 * 32 * gathered and sent["reduce_scatter"] == 32 * gathered
+    assert "context" not in whole["sent"]
+
+
+@pytest.mark.parametrize("length", long_context.LENGTHS)
+def test_a_text_over_four_ranks_needs_less_of_each(length):
+    whole, cut = (KEPT[length, layout] for layout in long_context.LAYOUTS)
+    assert cut["at_peak"]["activations"] < whole["at_peak"]["activations"] / 2
+    assert cut["fits"] and whole["fits"] == (length < 131_072)
