@@ -201,7 +201,7 @@ class Encoded:
         """Raises ValueError for tokens that the model's word embedding has no row for."""
         if "input_ids" not in self.columns:
             return
-        words = model.get_input_embeddings().num_embeddings
+        words = len(model.get_input_embeddings().get_parameter("weight"))
         least, most = (int(value) for value in self.columns["input_ids"].aminmax())
         if least < 0 or most >= words:
             raise ValueError(
