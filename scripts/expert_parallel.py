@@ -102,8 +102,8 @@ def main():
     args = parser.parse_args()
     if min(args.experts, args.width, args.batch_size, args.steps) < 1 or args.balance < 0:
         parser.error("--experts, --width, --batch-size and --steps must be at least 1.")
-    if not 1 <= args.top_k <= args.experts or not args.capacity > 0:
-        parser.error("--top-k must be from 1 to --experts, and --capacity above 0.")
+    if not 1 <= args.top_k <= args.experts or not 0 < args.capacity <= args.experts:
+        parser.error("--top-k must be from 1 to --experts, --capacity above 0 up to --experts.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpu:
@@ -120,8 +120,12 @@ def main():
     experts = model[4]
     shared = [p for name, p in model.named_parameters() if not name.endswith(("up", "down"))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text = torch.frombuffer(bytearray(lzma.open(NEWS).read(2**20)), dtype=torch.uint8)
+    needed = args.steps * args.batch_size  # tokens to predict
+    with lzma.open(NEWS) as news:
+        text = torch.frombuffer(bytearray(news.read(needed * (CONTEXT + 1))), dtype=torch.uint8)
     text = text.unfold(0, CONTEXT + 1, CONTEXT + 1).long().to(device)  # a row per token to predict
+    if len(text) < needed:
+        sys.exit(f"The news have {len(text):,} tokens to predict: take fewer --steps.")
 
     for step in range(args.steps):
         batch = text[step * args.batch_size :][: args.batch_size].chunk(ranks)[rank]

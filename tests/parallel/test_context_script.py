@@ -78,6 +78,8 @@ def test_experts_train_to_the_losses_of_one_process():
         (EXPERTS, ("--experts", 3), 2, "3 experts cannot be dealt out to 2 ranks evenly."),
         (EXPERTS, ("--batch-size", 9), 2, "--batch-size 9 cannot be divided by 2 ranks."),
         (EXPERTS, ("--top-k", 9), 1, "--top-k must be from 1 to --experts"),
+        (EXPERTS, ("--capacity", "inf"), 1, "--capacity above 0 up to --experts"),
+        (EXPERTS, ("--steps", 10**5), 1, "tokens to predict: take fewer --steps."),
         (CONTEXT, ("--steps", 0), 1, "--steps must be at least 1, and --length at least 2."),
     ],
 )
