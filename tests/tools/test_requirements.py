@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = ("helpers", "exercises")  # these may import only what requirements.txt names
 REPOSITORY = (
     "benchmarks",
+    "scripts",
     "tools",
     "tests",
 )  # these may import what requirements-dev.txt names as well
