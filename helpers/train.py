@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from helpers import checkpoint as checkpoints
 from helpers import data, gpus, models
 from helpers.checkpoint import Diverged
-from helpers.data import Encoded, batches_of, batching
+from helpers.data import Encoded, batches_of, batching, check_words
 from helpers.data.chat import right_answers
 from helpers.data.steps import WINDOW, rows_of_step
 from helpers.optimizers import make_optimizer, make_scaler
@@ -98,8 +98,7 @@ def _fit(
     make_optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer],
 ) -> TrainResult:
     model = models.build(recipe, device)
-    if isinstance(train, Encoded):
-        train.check_words(model)
+    check_words(train, model)
     optimizer = of_type("optimizer", make_optimizer(model, recipe), torch.optim.Optimizer)
     scaler = make_scaler(recipe, device)
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took

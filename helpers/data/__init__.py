@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from helpers.data.encoding import Encoded, Pixels, batches_of, encode
+from helpers.data.encoding import Encoded, Pixels, batches_of, check_words, encode
 from helpers.data.images import cifar10, digits
 from helpers.data.subset import balanced_order, proportional_order
 from helpers.data.text import newsgroups, r8
@@ -23,6 +23,7 @@ __all__ = [
     "Pixels",
     "balanced_order",
     "batches_of",
+    "check_words",
     "encode",
     "load",
     "proportional_order",

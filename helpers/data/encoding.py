@@ -197,18 +197,6 @@ class Encoded:
                 f"{recipe.classes - 1}, and columns are of one length."
             )
 
-    def check_words(self, model: PreTrainedModel) -> None:
-        """Raises ValueError for tokens that the model's word embedding has no row for."""
-        if "input_ids" not in self.columns:
-            return
-        words = len(model.get_input_embeddings().get_parameter("weight"))
-        least, most = (int(value) for value in self.columns["input_ids"].aminmax())
-        if least < 0 or most >= words:
-            raise ValueError(
-                f"These examples have tokens from {least} to {most}, and the model knows those "
-                f"from 0 to {words - 1}: encode the texts with the model's own tokenizer."
-            )
-
     def __getitem__(self, example: int) -> dict[str, Tensor]:
         """One example without the batch dimension: what torch's DataLoader asks of a data set."""
         return {name: values[0] for name, values in self.batch([example]).items()}
@@ -297,6 +285,19 @@ def _stack(images: Sequence[Image], pixels: Pixels) -> Tensor:
     arrays = np.stack([np.asarray(image) for image in converted])
     stacked = torch.from_numpy(arrays.reshape(*arrays.shape[:3], -1))
     return stacked.permute(0, 3, 1, 2).contiguous()
+
+
+def check_words(examples: Encoded, model: PreTrainedModel) -> None:
+    """Raises ValueError for tokens that the model's word embedding has no row for."""
+    if not isinstance(examples, Encoded) or "input_ids" not in examples.columns:
+        return
+    words = len(model.get_input_embeddings().get_parameter("weight"))
+    least, most = (int(value) for value in examples.columns["input_ids"].aminmax())
+    if least < 0 or most >= words:
+        raise ValueError(
+            f"These examples have tokens from {least} to {most}, and the model knows those "
+            f"from 0 to {words - 1}: encode the texts with the model's own tokenizer."
+        )
 
 
 def batches_of(name: str, value: Encoded) -> Encoded:
