@@ -4,6 +4,7 @@
 once per rank. It has tests of its own (test_launch.py), and tests that kill a rank use it.
 """
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -101,6 +102,8 @@ def _rank(
         "TQDM_DISABLE": "1",
     }
     sys.argv = [script, *arguments]
+    # A signal that ends the rank leaves where every thread of it was.
+    faulthandler.enable(open(Path(folder, f"{rank}.error"), "w"))
     sys.stdout = open(Path(folder, f"{rank}.txt"), "w", buffering=1)
     try:
         runpy.run_path(script, run_name="__main__")
