@@ -29,20 +29,19 @@ IMPORTS = [
 ROOT = Path(__file__).parent.parent
 
 
-def forked(script: str | Path, *arguments: str, ranks: int, timeout: float = 300.0) -> list[str]:
+def forked(script: str | Path, *arguments: object, ranks: int, timeout: float = 300.0) -> list[str]:
     """Run a script as `ranks` processes, as `launch` does, and return what each printed.
 
     Raises RuntimeError with the traceback of the first that failed, and TimeoutError after
     `timeout` seconds.
     """
+    words = tuple(map(str, arguments))
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
         processes = [
-            _server().Process(
-                target=_rank, args=(str(script), arguments, rank, ranks, port, folder)
-            )
+            _server().Process(target=_rank, args=(str(script), words, rank, ranks, port, folder))
             for rank in range(ranks)
         ]
         try:
@@ -89,7 +88,7 @@ def results(out: Iterable[str]) -> list[Any]:
 
 
 def _rank(
-    script: str, arguments: tuple[str, ...], rank: int, ranks: int, port: int, folder: str
+    script: str, words: tuple[str, ...], rank: int, ranks: int, port: int, folder: str
 ) -> None:
     os.environ |= {
         "RANK": str(rank),
@@ -98,18 +97,22 @@ def _rank(
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "OMP_NUM_THREADS": "1",
         "TQDM_DISABLE": "1",
     }
-    sys.argv = [script, *arguments]
-    # A signal that ends the rank leaves where every thread of it was.
-    faulthandler.enable(open(Path(folder, f"{rank}.error"), "w"))
+    sys.argv = [script, *words]
     sys.stdout = open(Path(folder, f"{rank}.txt"), "w", buffering=1)
+    sys.stderr = open(Path(folder, f"{rank}.error"), "w", buffering=1)
+    faulthandler.enable(sys.stderr)  # a signal that ends the rank leaves where its threads were
+    code = 0
     try:
         runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:  # as Python does: a sentence is written, and a number is the code
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        print(end.code if isinstance(end.code, str) else "", file=sys.stderr)
     except BaseException:
-        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
-        sys.stdout.flush()
-        os._exit(1)
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads now and then abort while Python is taken down
+    os._exit(code)  # gloo's threads now and then abort while Python is taken down

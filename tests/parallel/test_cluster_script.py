@@ -15,6 +15,7 @@ import torch
 from helpers import gpus
 from helpers.parallel import RankFailed, launch
 from helpers.parallel.rank_output import REPORT, RankOutput
+from tests.forked import forked
 from tests.parallel.test_launch import gone
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -23,7 +24,12 @@ LOSS = re.compile(r"step (\d+): loss ([\d.]+)")
 CLOSE = 2e-4  # losses are printed to four digits; other ranks add up in another order
 
 
-def run(*arguments, ranks=1, **more):
+def run(*arguments, ranks=1):
+    return forked(CLUSTER, *arguments, ranks=ranks)[0]
+
+
+def launched(*arguments, ranks=1, **more):
+    """By torchrun, which can start ranks again."""
     return launch(CLUSTER, *arguments, ranks=ranks, show=False, **more)[0]
 
 
@@ -61,7 +67,7 @@ def copy(saved, tmp_path):
 def test_a_lost_rank_costs_the_steps_since_the_last_checkpoint_and_no_loss(alone, tmp_path):
     """On two machines: both start anew, and meet again."""
     lost = ("--lose", 1, "--at", 6, "--steps", 8)
-    printed = run("--folder", tmp_path, "--every", 2, *lost, machines=2, restarts=1)
+    printed = launched("--folder", tmp_path, "--every", 2, *lost, machines=2, restarts=1)
     assert steps(printed) == [1, 2, 3, 4, 5, 5, 6, 7, 8]
     assert "2 ranks go on after step 4" in printed
     assert losses(printed) == pytest.approx(alone, abs=CLOSE)
@@ -69,7 +75,7 @@ def test_a_lost_rank_costs_the_steps_since_the_last_checkpoint_and_no_loss(alone
 
 
 def test_without_a_checkpoint_all_steps_are_done_again(alone):
-    printed = run("--lose", 1, "--at", 3, "--steps", 4, ranks=2, restarts=1)
+    printed = launched("--lose", 1, "--at", 3, "--steps", 4, ranks=2, restarts=1)
     assert steps(printed) == [1, 2, 1, 2, 3, 4]
     assert losses(printed) == pytest.approx({n: alone[n] for n in range(1, 5)}, abs=CLOSE)
 
@@ -113,24 +119,23 @@ DAMAGES = [
 @pytest.mark.parametrize("damage, arguments, reason", DAMAGES)
 def test_a_checkpoint_that_does_not_fit_ends_in_one_sentence(damage, arguments, reason, copy):
     damage(copy)
-    with pytest.raises(RankFailed) as caught:
+    with pytest.raises(RuntimeError) as caught:
         run("--folder", copy, "--steps", 5, *arguments)
-    sentence = caught.value.traceback.strip().splitlines()[-1]
+    sentence = str(caught.value).strip().splitlines()[-1]
     assert sentence.startswith(f"{copy / 'step-4'} is damaged or of another model (")
     assert reason in sentence and sentence.endswith("): move it away.")
-    assert gone(str(copy))
 
 
 def test_a_rank_lost_without_restarts_is_named_and_nothing_is_left(tmp_path):
     lost = ("--lose", 1, "--at", 2, "--steps", 3)
     with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9 .SIGKILL.") as caught:
-        run("--folder", tmp_path, *lost, machines=2)
+        launched("--folder", tmp_path, *lost, machines=2)
     assert caught.value.rank == 1 and caught.value.exitcode == -9
     assert gone(str(tmp_path))
 
 
 def test_a_number_that_cannot_be_is_refused():
-    with pytest.raises(RankFailed, match="--every, --batch-size and --width must be at least 1"):
+    with pytest.raises(RuntimeError, match="--every, --batch-size and --width must be at least 1"):
         run("--every", 0)
 
 
@@ -140,7 +145,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"^Port {port} of this machine cannot be used, .*pass"):
-            run("--folder", tmp_path, machines=2, port=port)
+            launched("--folder", tmp_path, machines=2, port=port)
     assert gone(str(tmp_path))
 
 
@@ -155,7 +160,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path):
 )
 def test_numbers_that_cannot_be_are_refused(wrong, error):
     with pytest.raises(ValueError, match=error):
-        run(**wrong)
+        launched(**wrong)
 
 
 # -- its parts ------------------------------------------------------------------------------------

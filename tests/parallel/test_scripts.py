@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.parallel import launch
+from tests.forked import forked
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 LOSS = re.compile(r"step (\d+): loss ([\d.]+)")
@@ -19,7 +19,7 @@ def losses(printed):
 @pytest.fixture(scope="module")
 def alone():
     """The losses of one process."""
-    return losses(launch(SCRIPTS / "ddp.py", *STEPS, ranks=1, show=False))
+    return losses(forked(SCRIPTS / "ddp.py", *STEPS, ranks=1))
 
 
 SPLIT = [
@@ -33,15 +33,15 @@ SPLIT = [
 @pytest.mark.parametrize("name, arguments", SPLIT)
 def test_two_ranks_have_the_losses_of_one_process(name, arguments, alone):
     assert len(alone) == 2 and alone[3] < alone[1]
-    split = losses(launch(SCRIPTS / name, *STEPS, *arguments, ranks=2, show=False))
+    split = losses(forked(SCRIPTS / name, *STEPS, *arguments, ranks=2))
     assert split == pytest.approx(alone, abs=2e-4)  # printed to four digits
 
 
 def test_shards_of_two_ranks_are_resumed_by_three(alone, tmp_path):
     """Three steps and three more are the six steps of a run that never stopped."""
-    saved = launch(SCRIPTS / "fsdp.py", *STEPS, "--save", tmp_path / "state", ranks=2, show=False)
+    saved = forked(SCRIPTS / "fsdp.py", *STEPS, "--save", tmp_path / "state", ranks=2)
     assert losses(saved) == pytest.approx(alone, abs=2e-4)
     resume = ("--resume", tmp_path / "state")
-    resumed = losses(launch(SCRIPTS / "fsdp.py", *STEPS, *resume, ranks=3, show=False))
-    whole = losses(launch(SCRIPTS / "ddp.py", "--steps", 6, ranks=1, show=False))
+    resumed = losses(forked(SCRIPTS / "fsdp.py", *STEPS, *resume, ranks=3))
+    whole = losses(forked(SCRIPTS / "ddp.py", "--steps", 6, ranks=1))
     assert set(resumed) == {4, 6} and resumed[6] == pytest.approx(whole[6], abs=2e-4)

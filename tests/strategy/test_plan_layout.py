@@ -60,13 +60,13 @@ def test_a_planned_rank_is_a_real_one(ranks):
     )
     found = results(out)
     assert len(found) == ranks * len(cases)
+    plans = []  # the same for all ranks of a layout
+    for fields, layout, kind, selective in cases:
+        recomputed = {"checkpointing": selective or fields.get("checkpointing", False)}
+        step = ModelStep(CONFIGURATIONS[kind], **fields | recomputed)
+        plans.append((step, plan_step(step, layout, "cpu", selective)))
     for real in found:
-        fields, layout, kind, selective = cases[real["case"]]
-        step = ModelStep(
-            CONFIGURATIONS[kind],
-            **fields | {"checkpointing": selective or fields.get("checkpointing", False)},
-        )
-        planned = plan_step(step, layout, "cpu", selective)
+        (_, layout, kind, _), (step, planned) = cases[real["case"]], plans[real["case"]]
         at = f"{kind}, {layout}, rank {real['rank']}"
         assert real["distance"] < (1e-5 if step.precision == "fp32" else 1e-4), at
         sent = tuple(SentMessage(**message) for message in real["sent"])
