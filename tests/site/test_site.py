@@ -7,8 +7,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tools.course.execute import every_notebook
+from tools.course.pages import html
 from tools.site.build import build
 from tools.site.sources import described, in_prose, linked
 
@@ -147,6 +149,17 @@ def test_light_and_dark_wide_and_narrow(site, noted, shoot, place):
     assert seen["wide", "light"] > 600 and seen["wide", "dark"] < 200
     assert seen["narrow", "light"] > 600 and seen["narrow", "dark"] < 200
     assert noted.wrong == []
+
+
+def test_a_page_of_make_run_is_as_light_as_the_readers_system(noted, tmp_path):
+    cells = [new_markdown_cell("# Title\n\nText"), new_code_cell("print(1)")]
+    file = tmp_path / "page.html"
+    file.write_text(html(new_notebook(cells=cells)), encoding="utf8")
+    seen = {}
+    for scheme in ("light", "dark"):
+        noted.page.emulate_media(color_scheme=scheme)
+        seen[scheme] = luminance(noted.open(file))
+    assert seen["light"] > 600 and seen["dark"] < 200 and noted.wrong == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

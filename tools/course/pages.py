@@ -37,8 +37,20 @@ td, th { padding: .2em .8em; text-align: right } th { border-bottom: 1px solid #
 td:first-child, th:first-child { text-align: left } .small { opacity: .7 }"""
 
 
+# What nbconvert's dark theme leaves as it is: figures are drawn on white.
+DARK = """<style>@media (prefers-color-scheme: dark) {{
+{theme}
+:root {{ color-scheme: dark }}
+.jp-RenderedImage img, .jp-RenderedMarkdown img {{ background: #fff; padding: 4px }}
+}}</style>
+</head>"""
+
+
 def html(notebook: NotebookNode) -> str:
-    """One self-contained page. The notebook's pictures get the words of `described`."""
+    """One self-contained page, light or dark as the reader's system is.
+
+    The notebook's pictures get the words of `described`.
+    """
     from nbconvert import HTMLExporter
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
@@ -66,6 +78,9 @@ def html(notebook: NotebookNode) -> str:
             kept = [line for line in cell.source.split("\n") if badges.MARK not in line]
             cell.source = "\n".join(kept)
     page, _ = exporter.from_notebook_node(notebook)
+    loader, environment = exporter.environment.loader, exporter.environment
+    theme, *_ = loader.get_source(environment, "static/theme-dark.css")
+    page = page.replace("</head>", DARK.format(theme=theme), 1)
     words = iter([text for cell in notebook.cells for text in described(cell)])
     page = PICTURE.sub(lambda found: f"{found[1]}{escape.escape(next(words))}", page)
     return NEIGHBOUR.sub(r'href="\1.html', MATHJAX.sub("", SCRIPT.sub("", page)))
