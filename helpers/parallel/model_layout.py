@@ -81,11 +81,8 @@ class Layout:
                 f"data={self.data} ranks cannot be divided into {self.replicate} replicas: use a "
                 f"multiple of {self.replicate}."
             )
-        if self.context > 1 and (self.replicate > 1 or self.data == 1):
-            raise ValueError(
-                "Context ranks are planned beside fsdp=2 or more, and not with hsdp yet: use such "
-                "data ranks."
-            )
+        if self.context > 1 and self.replicate > 1:
+            raise ValueError("Context ranks are not planned with hsdp yet: use fsdp=N,context=M.")
         if self.strategy == "ddp":
             self._check_ddp()
 

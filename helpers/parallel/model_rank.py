@@ -47,7 +47,10 @@ def grid_of(layout: Layout, device: str = "cpu") -> dict[str, DeviceMesh]:
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=AXES)
     line = {axis: mesh[axis] for axis in AXES}
     shards = line["data"]
-    if layout.context > 1:
+    if layout.context == layout.ranks > 1:
+        # The same ranks as those of the context, in a group of its own: other messages are sent.
+        shards = DeviceMesh.from_group(dist.new_group(), device, mesh_dim_names=("shards",))
+    elif layout.context > 1:
         shards = mesh["data", "context"]._flatten("shards")
     line["fsdp"] = shards if layout.replicate == 1 else mesh["replicate", "data"]
     return line

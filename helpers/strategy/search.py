@@ -158,13 +158,14 @@ def search(
     find_gpu(cluster.gpu).peak(job.precision)  # or its error
     work = _Work(Searched(job, cluster), reduce, tell, bounds)
     work.fill(recompute, accumulation)
-    if not work.open and not work.found.planned:
-        why = next(iter(work.found.left_out.values()), "nothing is left to try.")
-        raise ValueError(f"No layout of {cluster.gpus} GPUs can be planned: {why}")
     if bounds:
         work.plan_references(recompute)
     work.until_decided()
-    return work.found
+    found = work.found
+    if not (found.planned or found.too_large or found.slower):
+        *_, why = found.left_out.values() or ["nothing is left to try."]
+        raise ValueError(f"No layout of {cluster.gpus} GPUs can be planned: {why}")
+    return found
 
 
 Family = tuple[Layout, str]  # of trials that differ in their micro-batches only

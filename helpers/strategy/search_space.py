@@ -76,8 +76,7 @@ def layouts_of(cluster: Cluster) -> list[Layout]:
         found.append(Layout(gpus, replicate=cluster.machines))
     for count in (number for number in range(2, inside + 1) if inside % number == 0):
         found.append(Layout(gpus // count, tensor=count))
-        if gpus > count:
-            found.append(Layout(gpus // count, context=count))
+        found.append(Layout(gpus // count, context=count))
     return found
 
 

@@ -184,21 +184,27 @@ def test_replicas_sum_their_shards():
     assert copies.bytes_by_axis["replicate"]["all_reduce"] == shard * 2 * 3 / 4
 
 
-def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all():
-    """By shapes: each layer gathers keys and values of all tokens, and scatters their gradients."""
-    config, length = deep(), 64
+@pytest.mark.parametrize("context", [2, 4])
+def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
+    """By shapes: each layer gathers keys and values of all tokens, and scatters their gradients.
+
+    Also where there are context ranks only, over which FSDP2 shards then.
+    """
+    config, length, data = deep(), 64, 4 // context
     alone, divided = (
-        plan_layout(config, Layout(4 // context, context=context), batch_size=4, length=length)
-        for context in (1, 2)
+        plan_layout(config, layout, batch_size=4, length=length)
+        for layout in (Layout(4), Layout(data, context=context))
     )
     width = config.hidden_size // config.num_attention_heads
-    keys_and_values = 2 * 4 * length * config.num_key_value_heads * width * 2  # bytes of bf16
+    rows = 4 // data  # examples that each context rank has a part of
+    keys_and_values = 2 * rows * length * config.num_key_value_heads * width * 2  # bytes of bf16
     sent = divided.bytes_by_axis["context"]
-    assert sent["all_gather"] == config.num_hidden_layers * keys_and_values / 2 / 2
+    each = keys_and_values * (context - 1) / context
+    assert sent["all_gather"] == config.num_hidden_layers * each
     assert sent["reduce_scatter"] == sent["all_gather"]
     assert divided.bytes_by_axis["data"] == alone.bytes_by_axis["data"]
     shapes = {op.shape for ops in divided.operations.ops for op in ops if op.kind == "attention"}
-    assert shapes == {(2 * config.num_attention_heads, length // 2, length, width)}
+    assert shapes == {(rows * config.num_attention_heads, length // context, length, width)}
 
 
 @pytest.mark.parametrize(
@@ -244,6 +250,7 @@ def test_streams_of_their_own_reserve_by_themselves():
         ("hsdp=2x4", Layout(8, replicate=2)),
         ("zero1=4", Layout(4, "zero1")),
         ("fsdp=2,cp=4", Layout(2, context=4)),
+        ("context=8", Layout(1, context=8)),
     ],
 )
 def test_layouts_are_read_and_written(text, layout):
@@ -264,8 +271,7 @@ def test_layouts_are_read_and_written(text, layout):
         ("pipeline=4", "pipeline stages cannot be planned yet"),
         ("fsdp=2,ep=4", "expert parallelism cannot be planned yet"),
         ("ddp=2,tensor=2", "FSDP2 only"),
-        ("hsdp=2x2,context=2", "not with hsdp yet"),
-        ("context=2", "beside fsdp=2 or more"),
+        ("hsdp=2x2,context=2", "not planned with hsdp"),
     ],
 )
 def test_layouts_that_are_none(text, says):

@@ -69,6 +69,8 @@ def test_layouts_of_two_machines_are_those_that_can_be_asked_for():
         "fsdp=2,context=2",
     ]
     assert [parse(str(layout)) for layout in found] == found
+    inside = [str(layout) for layout in layouts_of(Cluster("A100-40GB", 4))]
+    assert inside[-4:] == ["fsdp=2,tensor=2", "fsdp=2,context=2", "tensor=4", "context=4"]
     assert layouts_of(Cluster("T4")) == [Layout(1, "ddp")]
     assert all(layout.ranks in (1, 6) for layout in layouts_of(Cluster("T4", 6)))
 
@@ -214,6 +216,19 @@ def test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did(
     assert "ddp=8" in search_report.report_of(found, "x", {})["too_large"]
 
 
+def test_a_text_that_is_too_long_for_the_model_is_refused_in_one_sentence():
+    with pytest.raises(ValueError, match="^No layout of 4 GPUs .* longer than the 2048 tokens"):
+        search(job(batch_size=1, length=4096), Cluster("A100-40GB", 4), ("none",))
+
+
+def test_one_long_example_is_divided_over_all_gpus():
+    """Data ranks have nothing to divide then: tensor or context ranks do."""
+    found = search(job(batch_size=1, length=2048), Cluster("A100-40GB", 4), ("none",))
+    assert {str(one.trial.layout) for one in found.planned} == {"ddp=1", "context=4"}
+    assert "2 key and value heads" in found.left_out["tensor=4"]
+    assert len(found.left_out) == 7
+
+
 SMALL = LLAMA.to_dict() | {"num_hidden_layers": 2, "architectures": ["LlamaForCausalLM"]}
 STEP = ["--gpu", "A100-40GB", "--batch", "8", "--length", "64"]
 
@@ -286,7 +301,7 @@ def test_adapters_are_laid_out_over_copies_of_the_model(model, capsys, base, wei
     assert main([model, *STEP, "--gpus", "4", *ADAPTERS, *base, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {row["layout"] for row in facts["ranked"]} == {"ddp=1", "ddp=4"}
-    assert len(facts["left_out"]) == 6
+    assert len(facts["left_out"]) == 7
     assert all("strategy='ddp' only" in why for why in facts["left_out"].values())
     # A layer has q, k, v, o and the three of its MLP; there are half as many heads of k and v.
     pairs = ((64, 64), (64, 32), (64, 32), (64, 64), (64, 176), (64, 176), (176, 64))
