@@ -67,7 +67,7 @@ def _some_shapes(rng: random.Random) -> tuple:
             "and mind the block whose largest element is zero."
         ),
         (
-            "torch.bucketize(share, codes) gives the index of the first code "
+            "torch.bucketize(share, levels) gives the index of the first level "
             "that is not below the share."
         ),
     ],
@@ -77,7 +77,7 @@ def _some_shapes(rng: random.Random) -> tuple:
     ),
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of v, codes and block"
+    assert callable(answer), "your answer should be a function of v, levels and block"
     codes = _unsigned_map()
     draw = torch.Generator().manual_seed(5)
     for shape, block in (((512,), 256), (((7, 100)), 256), ((3, 50), 64), ((1000,), 100)):

@@ -68,7 +68,7 @@ def main():
         model.eval()
         with torch.no_grad():
             right = (model(images[1297:]).logits.argmax(-1) == labels[1297:]).float().mean()
-        print(f"{ranks} ranks of {len(mine)} examples per step: accuracy {right.item():.1%}")
+        print(f"accuracy {right.item():.1%} ({ranks} x {len(mine)} examples per step)")
     dist.barrier()  # wait for rank 0 before the connections close
     dist.destroy_process_group()
 

@@ -28,7 +28,7 @@ def bit_layouts() -> Drawing:
         drawing.row(10, y, 2.6, 5, [""] * len(kinds), kinds)
         remark = f"1 + {exponent} + {mantissa} bits, {REMARKS[index]}"
         drawing.text(10, y + 7, remark, size=9, align="left")
-    words = {"plain": "sign", "rank 0": "exponent: range", "rank 2": "mantissa: fineness"}
+    words = {"plain": "sign", "rank 0": "exponent: range", "rank 2": "mantissa: precision"}
     drawing.legend(10, 0.8, words, 25)
     return drawing
 
@@ -36,9 +36,10 @@ def bit_layouts() -> Drawing:
 def fp16_step() -> Drawing:
     """The order of one training step in fp16 with loss scaling."""
     alt = (
-        "A chain of seven boxes: fp32 weights are cast to fp16, forward and backward pass run in "
+        "A chain of eight boxes: fp32 weights are cast to fp16, forward and backward pass run in "
         "fp16 on the loss times S, the gradients are divided by S in fp32, clipped, and the "
-        "optimizer updates the fp32 weights, or skips the step if a gradient is infinite."
+        "optimizer updates the fp32 weights, or skips the step if a gradient is infinite; at last "
+        "S is updated."
     )
     drawing = Drawing(100, 34, alt)
     drawing.box(1, 20, 15, 10, "weights\nfp32", "trained")

@@ -10,9 +10,9 @@ PARTS = ("patches", "layer 1", "layer 2", "...", "layer 12")
 def two_starts() -> Drawing:
     """The same model from random weights, and from a pretrained body with a new head."""
     alt = (
-        "Three rows. A file holds the body of a pretrained model. Below, the same model twice: in "
-        "the first, body and head start from random numbers; in the second, the body is copied "
-        "from the file and only the head, which names your classes, is random."
+        "Three rows. A file holds the body of a pretrained model and its old head. Below, the same "
+        "model twice: in the first, the body is copied from the file and only the head, which "
+        "names your classes, is random; in the second, body and head start from random numbers."
     )
     drawing = Drawing(100, 44, alt)
     rows = (

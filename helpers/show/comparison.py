@@ -49,7 +49,10 @@ def _row(label: str, run: Run) -> dict[str, str]:
 def _sentence(before: Run, after: Run) -> str:
     """What changed from the first run to the second, in words and numbers."""
     saved = 1 - after.peak / before.peak
-    memory = f"{abs(saved):.0%} {'less' if saved >= 0 else 'more'} memory"
+    percent = f"{abs(saved):.0%}"
+    memory = f"{percent} {'less' if saved > 0 else 'more'} memory than before"
+    if percent == "0%":
+        memory = "as much memory as before"
     if before.environment["device"] == "cuda":
         machine = f"the {before.environment['name']}"
         ratio = after.step_seconds / before.step_seconds
@@ -59,6 +62,6 @@ def _sentence(before: Run, after: Run) -> str:
     points = 100 * (after.accuracy - before.accuracy)
     test = f"{after.test_rows} test examples"
     return (
-        f"On {machine}: after takes {memory} than before{time}. "
+        f"On {machine}: after takes {memory}{time}. "
         f"Its accuracy on {test} differs by {points:+.1f} points, from one run each."
     )

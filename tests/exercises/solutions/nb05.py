@@ -15,11 +15,11 @@ def bytes_of(small=lambda n: 8 * n, large=lambda n: 2 * n + 8 * math.ceil(n / 25
     return lambda shapes: sum(small(n) if n < limit else large(n) for n in map(math.prod, shapes))
 
 
-def quantize_up(v, codes, block=256):
+def quantize_up(v, levels, block=256):
     rows = F.pad(v.flatten(), (0, -v.numel() % block)).view(-1, block)
     scale = rows.amax(1)
     share = torch.where(scale[:, None] > 0, rows / scale[:, None].clamp(min=1e-38), 0.0)
-    places = torch.bucketize(share, codes).clamp(max=255)
+    places = torch.bucketize(share, levels).clamp(max=255)
     return places.to(torch.uint8).flatten()[: v.numel()].view_as(v), scale
 
 
