@@ -113,10 +113,10 @@ class Choice:
             for candidate in self.candidates[:most]
         ]
         goal = self.goal if self.goal != "simplest" else "simplicity"
-        tie = f"; ≈ within {TIE:.0%} of the fastest: take the simplest" if self.ties else ""
+        tie = f"; ≈ within {TIE:.0%} of the fastest, the simplest first" if self.ties else ""
         return tables.Table(
             rows,
-            f"Plan: {self.cluster}; what learns the same first, the best by {goal} on top; "
+            f"Plan: {self.cluster}; sorted by {goal}, what learns something else last; "
             f"✗ does not fit{tie}",
         )
 
