@@ -25,6 +25,11 @@ def number(count: float | None) -> str:
     return f"{count:.3g}"
 
 
+def several(count: int, word: str) -> str:
+    """A count and a regular noun: "1 example", "16 examples"."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as 85 ms, 1.3 s or 2 min 05 s; "n/a" for None."""
     if seconds is None:

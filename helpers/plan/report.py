@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from helpers.units import duration, number, size
+from helpers.units import duration, number, several, size
 
 Facts = Mapping[str, Any]
 # Fields whose option has another name, and values that are options of their own.
@@ -197,7 +197,7 @@ def _model(facts: Facts) -> str:
         shape.append(" × ".join(map(str, facts["image"])) + " pixels")
     if facts["length"]:
         shape.append(f"{facts['length']} tokens")
-    settings = [f"{facts['batch_size']} examples of {' and '.join(shape)}"]
+    settings = [f"{several(facts['batch_size'], 'example')} of {' and '.join(shape)}"]
     if facts["accumulation"] > 1:
         settings.append(f"{facts['accumulation']} micro-batches")
     if facts["checkpointing"]:

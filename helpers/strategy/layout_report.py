@@ -9,7 +9,7 @@ from helpers.plan.report import three_figures, weights_in_words
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_layout import LayoutPlan
 from helpers.timing.specs import SPECS
-from helpers.units import duration, number, size
+from helpers.units import duration, number, several, size
 
 Facts = dict[str, Any]
 
@@ -98,7 +98,8 @@ def lines_of(facts: Mapping[str, Any], model: str) -> list[str]:
     over = abs(facts["need"] - facts["card_memory"])
     lines = [
         _settings(facts),
-        f"{model}: {number(facts['parameters'])} parameters; {facts['batch_size']} examples"
+        f"{model}: {number(facts['parameters'])} parameters; "
+        + several(facts["batch_size"], "example")
         + (f" of {facts['length']} tokens" if facts["length"] else "")
         + f", {facts['micro_batch']} per data rank and micro-batch"
         + (f", {facts['accumulation']} micro-batches" if facts["accumulation"] > 1 else ""),

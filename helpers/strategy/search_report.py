@@ -14,7 +14,7 @@ from helpers.strategy.layout_report import Facts
 from helpers.strategy.search import PlannedTrial, Searched
 from helpers.strategy.search_space import Trial
 from helpers.timing.specs import has_arithmetic
-from helpers.units import number, size
+from helpers.units import number, several, size
 
 AXES = {**LIMITS, "replicate": "messages between replicas", "context": "context messages"}
 MOST_ROWS = 8  # of the table; --json has all
@@ -48,7 +48,7 @@ def report_of(found: Searched, model: str, typed: Mapping[str, Any]) -> Facts:
 def answer(found: Searched) -> str:
     """The paragraph: the best, what it takes and what limits it, the runner-up and why it lost."""
     job, best = found.job, found.best
-    what = f"{job.batch_size} examples" + (f" of {job.tokens} tokens" if job.tokens else "")
+    what = several(job.batch_size, "example") + (f" of {job.tokens} tokens" if job.tokens else "")
     if best is None:
         return _nothing_fits(found, what)
     facts = best.facts

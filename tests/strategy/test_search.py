@@ -227,6 +227,7 @@ def test_one_long_example_is_divided_over_all_gpus():
     assert {str(one.trial.layout) for one in found.planned} == {"ddp=1", "context=4"}
     assert "2 key and value heads" in found.left_out["tensor=4"]
     assert len(found.left_out) == 7
+    assert "a step of 1 example of 2048 tokens" in search_report.answer(found)
 
 
 SMALL = LLAMA.to_dict() | {"num_hidden_layers": 2, "architectures": ["LlamaForCausalLM"]}
