@@ -1,7 +1,7 @@
 # Tight Fit. `make` alone prints what there is to make. These variables may be given on the command line:
 #
 #   N="00 02"          takes only these notebooks (run, soak, record, record-dry, sweeps, notebooks).
-#                      `make run` takes 00 to 02 where N is not given; N=all takes every notebook.
+#                      `make run` takes 00 to 02 where N is not given; N=all takes every lesson.
 #   PYTHON=python3.12  is the Python that .venv is made from. The default is the first one found from 3.11 on.
 #   SOAK="--only offline"  is passed to soak, which also takes --rounds 3, --seed 0 and
 #                      --only order|offline|interrupted|no-kernels|pretended.

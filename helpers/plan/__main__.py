@@ -1,4 +1,7 @@
-"""`python -m helpers.plan`: does this training step fit that GPU? The same as `tight-fit`."""
+"""`python -m helpers.plan`: does this training step fit that GPU?
+
+`tight-fit` does the same, and also plans several GPUs and training programs.
+"""
 
 from helpers.plan.command import entry
 

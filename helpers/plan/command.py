@@ -263,7 +263,12 @@ def main(
     layouts  answers a question with --layout or --gpus (`helpers.strategy.command`); None refuses
     """
     options = parser(prog)
-    asked = options.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if layouts is None and words and words[0] in ("script", "explain"):
+        options.error(
+            f"{words[0]} is answered by tight-fit, or python -m helpers.strategy.command."
+        )
+    asked = options.parse_args(words)
     if asked.list_gpus:
         for gpu in GPUS.values():
             print(f"{gpu.name:16} {gpu.memory / GIB:6.2f} GiB{'' if gpu.bf16 else '   no bf16'}")

@@ -52,6 +52,8 @@ LEGACY = {name: f"{owner}/{name}" for owner, names in OWNERS.items() for name in
 # Families, and the model of each that is meant where nothing more is said.
 FAMILIES = {
     "bert": "bert-base-uncased",
+    "bert-base": "bert-base-uncased",
+    "bert-large": "bert-large-uncased",
     "roberta": "roberta-base",
     "distilbert": "distilbert-base-uncased",
     "t5": "t5-base",

@@ -334,6 +334,9 @@ print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
     [
         ([], "a model is needed"),
         (["gpt2", "--model", "gpt2"], "named twice"),
+        (["script", "train.py", "--gpu", "T4"], "script is answered by tight-fit"),
+        (["explain", "snapshot.json"], "explain is answered by tight-fit"),
+        (["gpt2", "--gpus", "8"], "--layout and --gpus are answered by tight-fit"),
         (["rebarta-base"], "or FacebookAI/roberta-base?"),
         (["gpt2", "--gpu", "RTX 4060"], "did you mean RTX 4060 Laptop?"),
         (["gpt2", "--gpu", "5000GB"], "no size of a GPU"),

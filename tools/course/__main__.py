@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="NN.k",
         default=[],
-        help="what counts in every notebook (all of the notebook's chapter)",
+        help="what counts in every notebook (those of the lesson, or of its lab)",
     )
     grading.add_argument(
         "--seconds",
