@@ -109,6 +109,8 @@ def _accuracy(source: tuple[str, str] | str) -> str:
         return source
     difference = sweeps.read(source[0]).difference(source[1])
     low, high = difference.low * 100, difference.high * 100
+    if low == high == 0:
+        return "the same in each seed"
     return f"{difference.mean * 100:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
@@ -156,11 +158,14 @@ def answer() -> str:
 
 def trust() -> str:
     """One line on how far a plan of memory is off."""
-    errors = page.Errors.of(page.counted(page.ALLOCATED))
+    allocated, reserved = (
+        page.Errors.of(page.counted(kind)) for kind in (page.ALLOCATED, page.RESERVED)
+    )
     return (
-        f"Plans miss the memory of {errors.count} training steps that others measured on GPUs and "
-        f"published by {errors.mean:.1%} in the mean, {errors.worst:+.1%} at worst "
-        "([every comparison, misses included](docs/accuracy.md)); times are a model with "
+        "Against steps that others measured on GPUs, plans miss allocated memory by "
+        f"{allocated.mean:.1%} in the mean ({allocated.count} steps, {allocated.worst:+.1%} at "
+        f"worst), reserved memory by {reserved.mean:.1%} ({reserved.count}, {reserved.worst:+.1%}): "
+        "[every comparison](docs/accuracy.md). Times have "
         "[published errors](docs/gpu-time.md)."
     )
 

@@ -30,8 +30,8 @@ STEPS_ON_A_CPU = (
     "{far}the others by {near:.1%} at most, {near_bytes} "
     "([benchmarks/measure_step.py](../benchmarks/measure_step.py) says of what). In the mean it is "
     "{misses.mean:.2%}. Linux saw the process gain {resident.mean:.1%} more or less than the "
-    "allocator's record in the mean, {resident.worst:+.1%} at most. What CUDA does differently is "
-    "not tried by this. "
+    "allocator's record in the mean, {resident.worst:+.1%} at most. These are plans for a "
+    "CPU, whose kernels keep other tensors than a GPU's: on a GPU the same steps take other bytes. "
 )
 FAR_STEP = "{model} with {technique} by {miss:+.1%}"
 BITSANDBYTES = (
@@ -44,8 +44,8 @@ RECORDS = (
     "({run}, {gpu}).\n\n{table}"
 )
 NO_RECORDS = (
-    "**Against our own GPUs.** `results/` holds no run from a GPU yet: DeBERTa and ViT with large "
-    "batches, and every technique but mixed precision, are still to be met on a GPU."
+    "**Against our own GPUs.** `results/` holds no run from a GPU yet: what is said of GPUs on "
+    "this page was measured by others."
 )
 
 
