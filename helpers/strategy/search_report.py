@@ -9,12 +9,12 @@ from typing import Any
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.report import option, three_figures, weights_in_words
 from helpers.strategy.choose import TIE
-from helpers.strategy.cluster import LIMITS, span
+from helpers.strategy.cluster import LIMITS
 from helpers.strategy.layout_report import Facts
 from helpers.strategy.search import PlannedTrial, Searched
 from helpers.strategy.search_space import Trial
 from helpers.timing.specs import has_arithmetic
-from helpers.units import number, several, size
+from helpers.units import number, several, size, span
 
 AXES = {**LIMITS, "replicate": "messages between replicas", "context": "context messages"}
 MOST_ROWS = 8  # of the table; --json has all

@@ -1,8 +1,10 @@
 """What a search of layouts tries, and what arithmetic says of a trial before it is planned.
 
 A trial needs at least its weights and states and its share of what one plan, the reference, keeps
-of the layers; it takes at least the same work, and the time of its messages. Both are lower bounds:
-a layout shards the layers and sends messages, and what a layer computes stays the same.
+of the layers; it takes at least the work that grows with the tokens, and the time of its messages.
+Both are lower bounds: a layout shards the layers and sends messages, and what a layer computes of
+each token stays the same. What does not grow with the tokens is left out: copies of gathered
+weights, the optimizer, and the least time of a kernel are another number on another layout.
 """
 
 from __future__ import annotations
@@ -18,9 +20,20 @@ from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.layout_report import axes_of
 from helpers.strategy.plan_layout import LayoutPlan
+from helpers.timing.kernel_time import constants
+from helpers.timing.kernel_time import least_seconds as least_seconds_of
 
 RECOMPUTED = ("none", "selective", "full")  # from the least to the most
-LIKE_ENOUGH = 0.9  # autocast and a whole model on one GPU take other kernels than FSDP2 does
+# Autocast takes other kernels than FSDP2 does, and small micro-batches fit into caches.
+LIKE_ENOUGH = 0.9
+# What FSDP2 does with weights and gradients, whatever the tokens (torch's names).
+OF_WEIGHTS = (
+    "all_gather_copy_in",
+    "split_with_sizes_copy",
+    "chunk_cat",
+    "_foreach_copy_",
+    "embedding_dense_backward",
+)
 IN_A_LAYER = 8  # messages of tensor ranks in a layer, forward and backward, without recomputation
 
 
@@ -48,6 +61,15 @@ class Trial:
             RECOMPUTED.index(self.recompute),
             self.accumulation,
             STRATEGIES.index(self.layout.strategy),
+        )
+
+    def adds_work_to(self, other: Trial) -> bool:
+        """Whether this does what the other does, and recomputes more or has more micro-batches."""
+        return (
+            self != other
+            and self.layout == other.layout
+            and RECOMPUTED.index(self.recompute) >= RECOMPUTED.index(other.recompute)
+            and self.accumulation >= other.accumulation
         )
 
     def step(self, job: ModelStep) -> ModelStep:
@@ -102,26 +124,44 @@ def accumulations(layout: Layout, job: ModelStep, gpus: int, given: int | None) 
 class Reference:
     """What bounds take from the plan of FSDP2 with one micro-batch and some recomputation.
 
-    ranks    of the plan, all of them data ranks
-    work     seconds of its kernels, waits for launches left out
-    kept     bytes of activations and temporaries at its peak
-    highest  most bytes of activations
+    ranks       of the plan, all of them data ranks
+    work        seconds of the kernels that work on tokens, forward and backward
+    growing     of these what grows with the tokens: without the time that any kernel takes
+    products    of these only matrix products, each at the rate of large ones
+    kept        {"activations", "temporaries": bytes at its peak}
+    highest     most bytes of activations
+    parameters  of the model
     """
 
     ranks: int
     work: float
-    kept: int
+    growing: float
+    products: float
+    kept: dict[str, int]
     highest: int
     parameters: int
 
     @classmethod
     def of(cls, planned: LayoutPlan, gpu: Any) -> Reference:
         """The reference that a plan is for a GPU of known speed."""
-        alone, at_peak = planned.seconds(gpu), planned.at_peak
+        alone, tf32 = planned.seconds(gpu), planned.recipe.precision == "tf32"
+        gap = constants()["shared"]["gap"]
+        work = growing = products = 0.0
+        for kernel in alone.kernels:
+            op = kernel.op
+            if kernel.phase == "optimizer" or op.name in OF_WEIGHTS:
+                continue
+            limit = kernel.times * least_seconds_of(op, alone.gpu, tf32)
+            moving = 0.0 if limit else max(0.0, kernel.seconds - kernel.times * op.kernels * gap)
+            work += kernel.seconds
+            growing += limit + moving
+            products += limit
         return cls(
             planned.layout.ranks,
-            alone.total - alone.waiting,
-            at_peak["activations"] + at_peak["temporaries"],
+            work,
+            growing,
+            products,
+            planned.at_peak,
             planned.highest["activations"],
             planned.parameters,
         )
@@ -140,9 +180,12 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     at_once = like.ranks / (layout.ranks * trial.accumulation)  # of the reference's tokens
     if layout.strategy == "ddp":
         gradients = layout.data > 1 or several  # DDP's buckets stay
-        return weights * (3 + gradients) + like.highest * at_once
+        of_tokens = max(0.0, like.highest - like.parameters * _compute(job))  # not gathered weights
+        activations = max(like.highest * min(1.0, at_once), of_tokens * at_once)
+        return weights * (3 + gradients) + activations
+    kept = like.kept["activations"] + like.kept["temporaries"] / layout.tensor
     shards = {"zero1": 1}.get(layout.strategy, layout.shard)
-    return 3 * weights / layout.shard + several * weights / shards + like.kept * at_once
+    return 3 * weights / layout.shard + several * weights / shards + kept * at_once
 
 
 def least_need(trial: Trial, job: ModelStep, like: Reference, cluster: Cluster) -> int:
@@ -154,13 +197,18 @@ def least_need(trial: Trial, job: ModelStep, like: Reference, cluster: Cluster) 
 def least_seconds(
     trial: Trial, job: ModelStep, like: Reference, cluster: Cluster, reduce: str = "fp32"
 ) -> float:
-    """Seconds that a step takes at the least: the reference's work divided over the ranks, and what
-    tensor ranks wait for; or the messages of the data ranks or of the replicas, if these are more.
+    """Seconds that a step takes at the least: the reference's work on tokens, divided over the
+    ranks, and what tensor ranks wait for; or the messages of the data ranks or of the replicas, if
+    these are more.
     """
     layout, links = trial.layout, cluster.links_of_axes(axes_of(trial.layout))
-    work = like.work * like.ranks / layout.ranks
-    if layout.strategy == "ddp":
-        work *= LIKE_ENOUGH
+    times = like.ranks / layout.ranks  # as many tokens as a rank of the reference has
+    if layout.strategy != "ddp" and layout.tensor == times == 1:  # the same kernels
+        work = LIKE_ENOUGH * like.work
+    elif times >= trial.accumulation:  # kernels as large as those of the reference, or larger
+        work = LIKE_ENOUGH * like.growing * times
+    else:
+        work = like.products * times
     if layout.tensor > 1:
         config: Any = job.config
         tokens = job.batch_size // layout.data * (job.tokens or 1)

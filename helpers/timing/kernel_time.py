@@ -124,6 +124,24 @@ def kernel_seconds(
     return seconds
 
 
+def least_seconds(op: Op, gpu: GpuSpecs, tf32: bool = False, known: dict | None = None) -> float:
+    """Seconds that a product's FLOPs take at the least, however they are divided over kernels: at
+    the rate of large products. 0 for a kernel that multiplies no matrices.
+
+    tf32, known  as for `kernel_seconds`
+    """
+    if op.kind not in PRODUCTS:
+        return 0.0
+    known = known or constants()
+    kind, arithmetic, flavour = _group(op, tf32 and bool(gpu.tf32))
+    rate = gpu.peak(arithmetic)
+    if kind != "convolution":
+        rate *= _rule(known, gpu, arithmetic, flavour == "batched")["efficiency"]
+    if kind == "attention":
+        rate *= known["shared"]["attention"]
+    return op.flops / rate
+
+
 def _group(op: Op, tf32: bool) -> tuple[str, str, str]:
     """(kind, arithmetic, flavour): operations of a group differ in their sizes only."""
     if op.kind not in PRODUCTS:
