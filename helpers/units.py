@@ -10,7 +10,8 @@ def size(count: float | None) -> str:
     if count is None:
         return "n/a"
     for unit, name, digits in ((GIB, "GiB", 2), (MIB, "MiB", 1), (KIB, "KiB", 1)):
-        if abs(count) >= unit:
+        # What rounds to 1024 of the unit below is one of this unit.
+        if abs(count) >= unit or (unit > KIB and round(abs(count) / unit * 1024, 1) >= 1024):
             return f"{count / unit:.{digits}f} {name}"
     return f"{count:.0f} bytes"
 
@@ -20,9 +21,14 @@ def number(count: float | None) -> str:
     if count is None:
         return "n/a"
     for unit, name in ((10**12, " T"), (10**9, " G"), (10**6, " M"), (10**3, " k")):
-        if abs(count) >= unit:
-            return f"{count / unit:.3g}{name}"
+        if abs(count) >= 0.9995 * unit:  # which is 1000 of the unit below in three figures
+            return _figures(count / unit) + name
     return f"{count:.3g}"
+
+
+def _figures(count: float) -> str:
+    """Three figures, and all of those before the point."""
+    return f"{count:.3g}" if abs(count) < 999.5 else f"{count:.0f}"
 
 
 def several(count: int, word: str) -> str:
@@ -34,6 +40,14 @@ def duration(seconds: float | None) -> str:
     """Seconds as 85 ms, 1.3 s or 2 min 05 s; "n/a" for None."""
     if seconds is None:
         return "n/a"
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {round(seconds % 60):02d} s"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+    if seconds >= 59.95:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02d} s"
+    return f"{seconds:.1f} s" if seconds >= 0.9995 else f"{seconds * 1000:.0f} ms"
+
+
+def span(seconds: float) -> str:
+    """Seconds in three figures, also those of a short step: 0.494 ms, 85.0 ms, 1.3 s."""
+    if seconds >= 0.9995:
+        return duration(seconds)
+    return f"{seconds * 1e3:#.3g}".rstrip(".") + " ms"

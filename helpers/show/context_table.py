@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from helpers.strategy import long_context
-from helpers.strategy.cluster import span
 from helpers.tables import Table
-from helpers.units import size
+from helpers.units import size, span
 
 
 def contexts() -> Table:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from helpers.gpus import GPU, as_gpu
 from helpers.memory.timeline import Plan
-from helpers.strategy.cluster import span
 from helpers.strategy.show import how_sure
 from helpers.tables import Table
 from helpers.timing.specs import has_arithmetic
-from helpers.units import size
+from helpers.units import size, span
 from helpers.values import each_of_type
 
 

@@ -12,7 +12,7 @@ from helpers.parallel import Parallel
 from helpers.recipe import Recipe, difference
 from helpers.strategy.plan_ranks import ParallelPlan
 from helpers.strategy.step_time import Link, StepTime, find_link
-from helpers.units import duration, size
+from helpers.units import size, span
 from helpers.values import whole
 
 # Fields that change what is learnt. Accumulation and checkpointing, for example, do not.
@@ -24,11 +24,6 @@ LIMITS = {
     "host": "host messages",
 }
 WORTH_A_WORD = 0.02  # fraction of the step below which communication is not mentioned
-
-
-def span(seconds: float) -> str:
-    """Seconds in three figures, also those of a short step: 0.494 ms, 85.0 ms, 1.3 s."""
-    return duration(seconds) if seconds >= 1 else f"{seconds * 1e3:#.3g}".rstrip(".") + " ms"
 
 
 @dataclass(frozen=True, init=False)
@@ -143,17 +138,10 @@ class Cluster:
         return f"{self.machines} machines of {machine}, {self._cards} between"
 
 
-def changes_of(job: Recipe, recipe: Recipe) -> dict[str, object]:
-    """{field: new value} of the fields in which a recipe differs from the job's."""
-    return {name: new for name, (_, new) in difference(job, recipe).items()}
-
-
-def name_of(job: Recipe, recipe: Recipe, parallel: Parallel, offload: bool = False) -> str:
-    """The name of a candidate: its layout, then what it changes of the job."""
+def name_of(changed: Mapping[str, object], parallel: Parallel, offload: bool = False) -> str:
+    """The name of a candidate: its layout, then what it changes of the job, {field: new value}."""
     layout = "one GPU" if parallel.ranks == 1 else str(parallel)
-    changes = [
-        name if new is True else f"{name} {new}" for name, new in changes_of(job, recipe).items()
-    ]
+    changes = [name if new is True else f"{name} {new}" for name, new in changed.items()]
     return ", ".join([layout, *changes, *["states off the GPU"] * offload])
 
 
@@ -176,7 +164,7 @@ class Candidate:
     @cached_property
     def changed(self) -> dict[str, object]:
         """{field: new value} of the fields of the recipe that differ from the job's."""
-        return changes_of(self.job, self.plan.recipe)
+        return {name: new for name, (_, new) in difference(self.job, self.plan.recipe).items()}
 
     @property
     def parallel(self) -> Parallel:
@@ -185,7 +173,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The layout, then what is changed: "data 2, ZeRO-1", "one GPU, accumulation 8"."""
-        return name_of(self.job, self.plan.recipe, self.parallel, self.offload)
+        return name_of(self.changed, self.parallel, self.offload)
 
     @cached_property
     def peak(self) -> int:

@@ -16,11 +16,10 @@ from helpers.memory.timeline import Plan
 from helpers.plan.custom_step import CustomStepPlan
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
-from helpers.strategy.cluster import span
 from helpers.tables import Table
 from helpers.timing.kernel_time import constants
 from helpers.timing.specs import has_arithmetic
-from helpers.units import size
+from helpers.units import size, span
 from helpers.values import each_of_type
 
 # What many readers have: Colab's and Kaggle's GPU, one for games, and a data centre's.

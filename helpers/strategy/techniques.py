@@ -11,11 +11,10 @@ from helpers import gpus
 from helpers.memory.timeline import Plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
-from helpers.strategy.cluster import span
 from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
 from helpers.timing.specs import has_arithmetic
-from helpers.units import size
+from helpers.units import size, span
 
 MODELS = {
     "DeBERTa-v3-base, 16 × 256 tokens": Recipe(profile="full", batch_size=16, length=256),

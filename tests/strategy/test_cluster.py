@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.parallel import Parallel
-from helpers.strategy.cluster import Cluster, span
+from helpers.strategy.cluster import Cluster
 from helpers.strategy.step_time import LINKS, Link
 
 
@@ -92,7 +92,3 @@ def test_clusters_that_are_refused():
         Cluster("T4", True)
     with pytest.raises(ValueError, match="more than one machine of 2"):
         Cluster("T4", 2, machines=2).links(Parallel(tensor=4))
-
-
-def test_spans():
-    assert [span(value) for value in (2.5, 0.1234, 0.000494)] == ["2.5 s", "123 ms", "0.494 ms"]

@@ -18,11 +18,10 @@ from helpers.plan import kept, model_names, planner, report
 from helpers.plan.ship import asked_of
 from helpers.recipe import Recipe, replace
 from helpers.strategy import techniques as planned
-from helpers.strategy.cluster import span
 from helpers.strategy.plan_ranks import plan_parallel
 from helpers.tables import Table
 from helpers.timing.specs import has_arithmetic
-from helpers.units import duration, size
+from helpers.units import duration, size, span
 from tools.course import NOTEBOOKS
 
 RECORDED = (
@@ -164,7 +163,8 @@ def trust() -> str:
     return (
         "Against steps that others measured on GPUs, plans miss allocated memory by "
         f"{allocated.mean:.1%} in the mean ({allocated.count} steps, {allocated.worst:+.1%} at "
-        f"worst), reserved memory by {reserved.mean:.1%} ({reserved.count}, {reserved.worst:+.1%}): "
+        f"worst), reserved memory by {reserved.mean:.1%} ({reserved.count}, "
+        f"{reserved.worst:+.1%}): "
         "[every comparison](docs/accuracy.md). Times have "
         "[published errors](docs/gpu-time.md)."
     )
