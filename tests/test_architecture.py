@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.plan import question
 from tests.slow import FAST, SLOW
 
 ROOT = Path(__file__).parents[1]
@@ -303,3 +304,16 @@ def test_every_room_has_fast_tests(folder):
         for name in _tests_in(path) - set(SLOW.get(f"{folder}/{path.name}", ()))
     ]
     assert len(fast) >= 5
+
+
+def test_kept_answers_are_asked_anew_after_any_change_of_what_plans_them():
+    """`question.CODE` names every package that `helpers.plan` reaches by imports."""
+    waiting, reached = [name for name in sources() if name.startswith("helpers.plan.")], set()
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += imports()[name]
+    parts = [name.split(".")[1:] for name in reached if name.startswith("helpers.")]
+    packages = {part[0] for part in parts if (ROOT / "helpers" / part[0]).is_dir()}
+    assert packages - {"commands", "downloads"} <= {*question.CODE}

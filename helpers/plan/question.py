@@ -29,8 +29,8 @@ BATCH = 16  # examples per optimizer step where nothing is said
 USUAL = {"optimizer": "adamw", "accumulation": 1}  # what changes nothing where it is said
 # Libraries that a plan depends on.
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "numpy")
-# The parts of this package that make plans.
-CODE = ("plan", "memory", "timing", "*.py")
+# The parts of this package that make plans: what helpers.plan imports, directly or not.
+CODE = ("data", "fields", "language", "memory", "packages", "plan", "techniques", "timing", "*.py")
 
 
 @dataclass(frozen=True)

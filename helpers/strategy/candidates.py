@@ -8,22 +8,32 @@ from typing import Any, NamedTuple
 
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe
-from helpers.strategy.cluster import Candidate, Cluster, span
+from helpers.strategy.cluster import Candidate, Cluster
 from helpers.strategy.plan_ranks import ParallelPlan
 from helpers.timing.specs import find_gpu
-from helpers.units import size
+from helpers.units import size, span
 
 Change = dict[str, Any]  # fields of a recipe
 CHECKPOINTING: Change = {"checkpointing": True}
 EIGHT_BIT: Change = {"optimizer": "adamw8bit"}
 ADAPTERS: Change = {"lora_rank": 8}
+# With these fields weights, gradients and states take 16 bytes per parameter.
+PLAIN: Change = {
+    "optimizer": "adamw",
+    "lora_rank": None,
+    "frozen": None,
+    "base": "fp32",
+    "offload": None,
+    "optimizer_in_backward": False,
+}
 MOST_MICRO_BATCHES = 8  # of a pipeline: more make its bubble smaller, and planning slower
 
 
 class Attempt(NamedTuple):
-    """What may become a candidate: its recipe, its layout, and whether states are offloaded."""
+    """What may become a candidate: what it changes of the job, its layout, and whether the states
+    are offloaded."""
 
-    recipe: Recipe
+    change: Change
     parallel: Parallel
     offload: bool = False
 
@@ -35,7 +45,7 @@ def layouts(job: Recipe, cluster: Cluster, goal: str = "time") -> Iterator[Attem
     has GPUs; with as many stages as there are machines (in a single machine: as GPUs, up to 4); and
     with all three axes.
     """
-    yield Attempt(job, Parallel())
+    yield Attempt({}, Parallel())
     gpus, inside = cluster.gpus, cluster.per_machine
     if gpus == 1:
         return
@@ -50,7 +60,7 @@ def layouts(job: Recipe, cluster: Cluster, goal: str = "time") -> Iterator[Attem
         grids.append(Parallel(data=data, pipeline=stages, tensor=2, zero_stage=int(data > 1)))
     for parallel in dict.fromkeys(grids):
         for accumulation in accumulations(job, parallel, goal):
-            yield Attempt(replace(job, accumulation=accumulation), parallel)
+            yield Attempt({"accumulation": accumulation}, parallel)
 
 
 def _with_zero_1(parallel: Parallel) -> list[Parallel]:
@@ -98,14 +108,14 @@ def changes(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
         yield from _on_all_gpus(job, cluster)
         same = [CHECKPOINTING, *most, *both]
     for change in same:
-        yield Attempt(replace(job, **change), Parallel())
+        yield Attempt(change, Parallel())
     unchanged: Change = {}
     for change in (unchanged, *most, *both):
-        yield Attempt(replace(job, **change), Parallel(), offload=True)
+        yield Attempt(change, Parallel(), offload=True)
     other = [EIGHT_BIT, *(EIGHT_BIT | change for change in most)]
     other += [ADAPTERS, *(ADAPTERS | change for change in both)]
     for change in other:
-        yield Attempt(replace(job, **change), Parallel())
+        yield Attempt(change, Parallel())
 
 
 def _on_all_gpus(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
@@ -115,7 +125,7 @@ def _on_all_gpus(job: Recipe, cluster: Cluster) -> Iterator[Attempt]:
         for zero_stage in (0, 3):
             if job.batch_size % (cluster.gpus * change.get("accumulation", 1)) == 0:
                 parallel = Parallel(data=cluster.gpus, zero_stage=zero_stage)
-                yield Attempt(replace(job, **change), parallel)
+                yield Attempt(change, parallel)
 
 
 def hopeless(
@@ -125,22 +135,25 @@ def hopeless(
     alone: ParallelPlan,
     candidates: list[Candidate],
     goal: str,
+    offload: bool = False,
 ) -> str | None:
     """Why a candidate need not be planned; None where it must be.
 
     alone       the plan of the job on one GPU
     candidates  those planned so far
+    offload     whether the optimizer's states lie in the memory of the machine
     The arithmetic holds for every plan: the mean over the ranks is no more than the fullest rank
     has, all ranks together compute at least as much as one GPU does, and no GPU is faster than its
     peak.
     """
-    if recipe.optimizer == "adamw" and recipe.lora_rank is None and recipe.frozen is None:
+    if not offload and all(getattr(recipe, name) == value for name, value in PLAIN.items()):
         parameters = alone.ranks[0].parameters / (parallel.tensor * parallel.pipeline)
         least = _bytes_per_parameter(parallel) * parameters
         if least > cluster.gpu.memory:
             return f"Weights, gradients and states alone are {size(least)} per GPU."
     fastest = min((candidate.time.total for candidate in candidates if candidate.fit), default=None)
-    if goal == "time" and fastest is not None:
+    same_work = recipe.lora_rank == alone.recipe.lora_rank
+    if goal == "time" and fastest is not None and same_work:
         speed = find_gpu(cluster.gpu).peak(recipe.precision)
         bubble = (parallel.pipeline - 1) / recipe.accumulation
         work = sum(alone.ranks[0].flops.values()) / speed / parallel.ranks * (1 + bubble)

@@ -17,9 +17,9 @@ from helpers.parallel import Parallel
 from helpers.recipe import Recipe
 from helpers.strategy import plan_cache
 from helpers.strategy.candidates import Change, changes, hopeless, layouts
-from helpers.strategy.cluster import Candidate, Cluster, name_of, span
+from helpers.strategy.cluster import Candidate, Cluster, name_of
 from helpers.timing.specs import find_gpu
-from helpers.units import size
+from helpers.units import size, span
 from helpers.values import of_type, one_of
 
 GOALS = ("time", "memory", "simplest")
@@ -159,13 +159,14 @@ def choose(job: Recipe, cluster: Cluster, goal: str = "time") -> Choice:
     candidates: list[Candidate] = []
     left_out: dict[str, str] = {}
     for attempts in (layouts(job, cluster, goal), changes(job, cluster)):
-        for recipe, parallel, offload in attempts:
-            if any(_will_do(candidate, recipe, parallel) for candidate in candidates):
-                continue  # with less accumulation
+        for change, parallel, offload in attempts:
             why: str | None = None
             try:
+                recipe = replace(job, **change)
+                if any(_will_do(candidate, recipe, parallel) for candidate in candidates):
+                    continue  # with less accumulation
                 if not plan_cache.is_kept(recipe, parallel):
-                    why = hopeless(recipe, parallel, cluster, alone, candidates, goal)
+                    why = hopeless(recipe, parallel, cluster, alone, candidates, goal, offload)
                 if why is None:
                     cluster.links(parallel)
                     plan = plan_cache.planned(recipe, parallel)
@@ -173,7 +174,8 @@ def choose(job: Recipe, cluster: Cluster, goal: str = "time") -> Choice:
             except (ValueError, ModuleNotFoundError) as error:  # no bitsandbytes: no 8-bit states
                 why = str(error)
             if why is not None:
-                left_out[name_of(job, recipe, parallel, offload)] = why
+                changed = {name: new for name, new in change.items() if getattr(job, name) != new}
+                left_out[name_of(changed, parallel, offload)] = why
         if any(candidate.fit for candidate in candidates):
             break
     return Choice(job, cluster, goal, ranked(candidates, goal), left_out)

@@ -10,7 +10,7 @@ from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import choose as choose_module
 from helpers.strategy import plan_cache
-from helpers.strategy.candidates import accumulations, hopeless
+from helpers.strategy.candidates import Attempt, accumulations, hopeless
 from helpers.strategy.choose import GOALS, TIE, Choice, choose, ranked
 from helpers.strategy.cluster import Candidate, Cluster
 from helpers.strategy.plan_ranks import plan_parallel
@@ -154,7 +154,7 @@ def test_what_the_planner_refuses_is_left_out_with_its_reason():
     } and "gradients overflow" in choice.left_out["data 2, ZeRO-1"]
     odd = choose(replace(MINI, batch_size=3), Cluster("T4", 2))
     assert "cannot be divided evenly" in odd.left_out["data 2"] and odd.candidate("tensor 2").fit
-    attempts = [(MINI, Parallel(tensor=8), False)]
+    attempts = [Attempt({}, Parallel(tensor=8))]
     with patch.object(choose_module, "layouts", lambda *_: attempts):
         heads = choose(MINI, Cluster("T4", 8))
     assert "4 attention heads cannot be divided by 8" in heads.left_out["tensor 8"]
@@ -225,3 +225,29 @@ def test_hopeless_says_why():
         hopeless(MINI, Parallel(data=2), Cluster(T4, 2), alone, fast, "memory") is None
         and cluster.gpus == 2
     )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"offload": "optimizer"},
+        {"optimizer_in_backward": True, "max_grad_norm": None},
+        {"base": "bf16", "lora_rank": 8},
+    ],
+    ids=str,
+)
+def test_sixteen_bytes_per_parameter_are_asked_only_of_recipes_that_have_them(fields):
+    """What makes weights, gradients or states smaller is planned, not judged by that arithmetic."""
+    recipe, cluster = replace(MINI, **fields), Cluster(GPU("T4", MIB, T4.capability))
+    alone = plan_cache.planned(MINI)
+    assert hopeless(MINI, Parallel(), cluster, alone, [], "time")
+    assert hopeless(recipe, Parallel(), cluster, alone, [], "time") is None
+    assert hopeless(MINI, Parallel(), cluster, alone, [], "time", offload=True) is None
+
+
+def test_a_change_that_the_job_does_not_allow_is_left_out_with_its_reason():
+    job = replace(MINI, optimizer_in_backward=True, max_grad_norm=None)
+    choice = choose(job, Cluster(tiny(MIB)))
+    assert choice.best is None and choice.candidates
+    assert any("accumulation" in name for name in choice.left_out)
+    assert any("optimizer_in_backward" in why for why in choice.left_out.values())
