@@ -43,7 +43,8 @@ def batch_of(step, size, examples):
 def newest(folder):
     """The newest whole checkpoint: .metadata is written last, when every rank has saved."""
     whole = [file.parent for file in Path(folder).glob("step-*/.metadata")]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    named = [path for path in whole if path.name.removeprefix("step-").isdecimal()]
+    return max(named, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 
 def main():
@@ -75,6 +76,8 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = torch.frombuffer(bytearray(lzma.open(NEWS).read(2**20)), dtype=torch.uint8)
     text = text.unfold(0, CONTEXT + 1, CONTEXT + 1).long().to(device)  # a row per example
+    if args.batch_size > len(text):
+        sys.exit(f"--batch-size {args.batch_size} is more than the {len(text)} examples.")
 
     done = torch.tensor(0)  # steps
     if args.folder and (found := newest(args.folder)):

@@ -100,8 +100,10 @@ def main():
     parser.add_argument("--batch-size", type=int, default=256, help="tokens of all ranks together")
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
-    if min(args.experts, args.width, args.batch_size, args.steps) < 1 or args.balance < 0:
+    if min(args.experts, args.width, args.batch_size, args.steps) < 1:
         parser.error("--experts, --width, --batch-size and --steps must be at least 1.")
+    if args.balance < 0:
+        parser.error("--balance must be at least 0.")
     if not 1 <= args.top_k <= args.experts or not 0 < args.capacity <= args.experts:
         parser.error("--top-k must be from 1 to --experts, --capacity above 0 up to --experts.")
 

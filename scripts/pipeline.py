@@ -8,6 +8,7 @@ Runs on CPUs (gloo) and on GPUs (nccl). For a full model on GPUs:
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -71,6 +72,8 @@ def main():
     device = torch.device("cuda" if on_gpu else "cpu")
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    if args.schedule == "1f1b" and args.micro_batches < ranks:
+        sys.exit(f"1f1b needs a micro-batch per rank: --micro-batches {ranks} or more.")
 
     torch.manual_seed(0)
     whole = ViTForImageClassification.from_pretrained(

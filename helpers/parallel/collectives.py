@@ -84,25 +84,6 @@ def ring_all_reduce(transport: Transport, tensor: Tensor) -> Tensor:
     return torch.cat(pieces).view(tensor.shape)
 
 
-def tree_broadcast(transport: Transport, tensor: Tensor, root: int = 0) -> Tensor:
-    """The root's tensor on every rank, in ceil(log2 N) rounds: whoever has it sends it on.
-
-    tensor  on the root what is sent; on the others any tensor of the same shape, dtype and device
-    Over all ranks S (N-1) bytes are sent.
-    """
-    distance = (transport.rank - root) % transport.ranks
-    received = tensor.clone() if distance == 0 else None
-    reached = 1  # ranks at a smaller distance from the root have the tensor
-    while reached < transport.ranks:
-        if received is not None and distance < reached and distance + reached < transport.ranks:
-            transport.send(received, (transport.rank + reached) % transport.ranks)
-        elif reached <= distance < 2 * reached:
-            received = transport.receive(tensor, (transport.rank - reached) % transport.ranks)
-        reached *= 2
-    assert received is not None  # the distance of every rank is below `reached` by now
-    return received
-
-
 def server_all_reduce(transport: Transport, tensor: Tensor, server: int = 0) -> Tensor:
     """The sum over all ranks by a parameter server: all send to one rank, which answers each.
 

@@ -168,6 +168,10 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
         raise ValueError(
             "loss='chunked' is not planned with ddp: use fsdp, zero1 or zero2, or loss='full'."
         )
+    if layout.context > 1 and model_step.attention not in (None, "sdpa"):
+        raise ValueError(
+            f"attention={model_step.attention!r} is not planned with context ranks: leave it out."
+        )
     if model_step.precision == "fp16":
         raise ValueError(
             "precision='fp16' skips steps whose gradients overflow, and ranks would have to agree: "

@@ -292,10 +292,21 @@ def main(
     try:
         if layouts is not None and several:
             return layouts(question.of(asked), asked)
-        return _answer(question.of(asked), asked)
+        of = question.of(asked)
+        if asked.fastest and of.gpu and of.gpu.name not in GPUS:
+            options.error(
+                "--fastest compares times, and a size says nothing of a GPU's speed: name the GPU "
+                "(--list-gpus)."
+            )
+        return _answer(of, asked)
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name in question.LIBRARIES:
+            options.error(
+                f"no answer to this comes with the package, and a new plan needs {error.name}: "
+                "pip install -r requirements.txt."
+            )
         options.error(sentence(error))
 
 
@@ -316,6 +327,10 @@ def _check_layout(asked: argparse.Namespace, options: argparse.ArgumentParser) -
                 "--layout, as fsdp=8, or their number with --gpus, or leave it out."
             )
         return
+    if asked.checkpointing and asked.recompute == "selective":
+        options.error(
+            "--checkpointing recomputes whole layers, and --recompute selective less: give one."
+        )
     for name in ("fastest", "examples", "price"):
         if _given(getattr(asked, name)):
             options.error(

@@ -191,5 +191,7 @@ def most_positions(model: torch.nn.Module, config: PretrainedConfig) -> int | No
 
 def sentence(error: BaseException) -> str:
     """An error's message on one line, at most 300 characters, with a full stop."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split())
+    if not text or isinstance(error, KeyError):  # whose text is the key alone
+        text = f"{type(error).__name__} {text}".strip()
     return text[:300] + ("" if text.endswith(".") else ".")

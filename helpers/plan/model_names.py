@@ -14,6 +14,7 @@ from typing import Any
 from helpers import hub
 from helpers.downloads.local import MIRROR, in_cache, in_mirror
 from helpers.downloads.repositories import Repo
+from helpers.values import shown
 
 KNOWN = Path(__file__).parent / "known" / "configs.json"
 
@@ -146,4 +147,9 @@ def values_of(source: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{found} has no model_type: it is not the configuration of a transformers model."
         )
+    for name, right in (("model_type", str), ("architectures", list)):
+        value = values.get(name)
+        if value is not None and not isinstance(value, right):
+            kind = "a text" if right is str else "a list of class names"
+            raise ValueError(f"{found} has {name}={shown(value)}, which is not {kind}.")
     return values

@@ -5,6 +5,7 @@ The first line says what was planned: dtypes, optimizer, and what was assumed.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -87,7 +88,8 @@ def advice(facts: Facts) -> list[str]:
     elif not facts["fits"]:
         lines.append(
             "No technique planned here makes it fit: take a smaller model, shorter examples or a "
-            f"larger GPU. Not planned are {_list(facts['not_planned'])}, any of which may help."
+            f"larger GPU. Several GPUs are planned with --gpus N. {facts['not_planned'][0]} is not "
+            "planned, and may help."
         )
     parts = f" ({facts['accumulation']} micro-batches)" if facts["accumulation"] > 1 else ""
     lines.append(
@@ -107,19 +109,20 @@ def _with_it(terms: Facts) -> str:
 
 
 def _recipe(facts: Facts) -> list[str]:
-    """The command with the change that gives the fastest step, as it is typed."""
+    """The command with the change that gives the fastest step, or with the first change where no
+    time is known, as it is typed."""
     timed = [
         (terms["seconds"], number)
         for number, terms in enumerate(facts["would_take"])
         if terms["seconds"]
     ]
-    if not timed:
-        return []
-    change = facts["would_fit"][min(timed)[1]]
+    change = facts["would_fit"][min(timed)[1] if timed else 0]
     given = {name: value for name, value in facts["asked"].items() if name not in change}
     typed = " ".join(option(*pair) for pair in (given | change).items() if pair[1] is not None)
-    which = "" if len(facts["would_fit"]) == 1 else ", the fastest of them"
-    return [f'YES with{which}: tight-fit {facts["model"]} --gpu "{facts["card"]}" {typed}']
+    best = "the fastest of them" if timed else "the first of them"
+    which = "" if len(facts["would_fit"]) == 1 else f" {best}"
+    model = shlex.quote(facts["model"])
+    return [f'YES with{which}: tight-fit {model} --gpu "{facts["card"]}" {typed}']
 
 
 def details(facts: Facts) -> list[str]:
@@ -213,7 +216,7 @@ def _model(facts: Facts) -> str:
     if facts["lora_rank"] is not None:
         settings.append(f"LoRA rank {facts['lora_rank']}")
     if facts["frozen"] is not None:
-        settings.append(f"embeddings and {facts['frozen']} layers frozen")
+        settings.append(f"embeddings and {several(facts['frozen'], 'layer')} frozen")
     parameters = number(facts["parameters"])
     return f"{facts['model']}: {facts['class']}, {parameters} parameters; {', '.join(settings)}"
 
@@ -227,10 +230,6 @@ def _card(facts: Facts) -> str:
 
 def _line(name: str, count: int) -> str:
     return f"  {name:20} {size(count):>12}"
-
-
-def _list(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _time(facts: Facts) -> list[str]:
@@ -264,8 +263,8 @@ def three_figures(count: float) -> str:
 
 
 def option(name: str, value: object) -> str:
-    """A changed field as it is typed."""
+    """A changed field as it is typed in a shell."""
     if isinstance(value, str) and (name, value) in FLAGS:
         return f"--{FLAGS[name, value]}"
     typed = "--" + OPTIONS.get(name, name).replace("_", "-")
-    return typed if value is True else f"{typed} {value}"
+    return typed if value is True else f"{typed} {shlex.quote(str(value))}"

@@ -12,8 +12,6 @@ import torch
 
 from helpers.gpus import GPU
 
-DEVICE = torch.device("cuda", 0)
-
 
 class _Moment:
     """A stream or an event of a GPU on which everything is done at once."""

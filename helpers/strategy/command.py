@@ -71,7 +71,8 @@ def _plan(asked: Question, options: argparse.Namespace) -> int:
     if options.reduce and layout.strategy == "ddp":
         raise ValueError("--reduce says how FSDP2 sums gradients: leave it out with ddp.")
     cluster = cluster_of(asked.gpu, layout.ranks, options)
-    fields = {"batch_size": question.BATCH, **asked.fields}
+    usual = {"batch_size": question.BATCH, "precision": _precision(cluster)}
+    fields = usual | asked.fields
     if options.recompute:
         fields["checkpointing"] = True
     with quietly():
@@ -111,7 +112,7 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
         from helpers.strategy import search_report
         from helpers.strategy.search import search
         from helpers.strategy.search_space import RECOMPUTED
-        from helpers.timing.specs import SPECS, has_arithmetic
+        from helpers.timing.specs import SPECS
     finally:
         gc.enable()
     if cluster.gpu.name not in SPECS:
@@ -122,7 +123,7 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     usual: dict[str, Any] = {
         "batch_size": -(-max(question.BATCH, 2 * cluster.gpus) // cluster.gpus) * cluster.gpus,
         "weights": "fp32",
-        "precision": "bf16" if has_arithmetic("bf16", cluster.gpu) else "fp32",
+        "precision": _precision(cluster),
     }
     if asked.fields.get("base") is not None:  # another word for `weights`
         del usual["weights"]
@@ -144,6 +145,11 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     else:
         print("\n".join(search_report.lines_of(facts, found)))
     return 0 if found.best else 1
+
+
+def _precision(cluster: Cluster) -> str:
+    """What is computed in where nothing is said: bf16, or fp32 where the GPU has no bf16."""
+    return "bf16" if cluster.gpu.bf16 else "fp32"
 
 
 def _typed(cluster: Cluster, fields: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

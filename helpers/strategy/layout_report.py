@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from helpers.plan.report import three_figures, weights_in_words
+from helpers.plan.report import AUTOCAST, three_figures, weights_in_words
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_layout import LayoutPlan
 from helpers.timing.specs import SPECS
@@ -148,9 +148,7 @@ def _times(facts: Mapping[str, Any]) -> list[str]:
 def _settings(facts: Mapping[str, Any]) -> str:
     precision = facts["precision"]
     if facts["reduce"] is None:
-        engine = weights_in_words(facts) + (
-            f", {precision} autocast" if precision != "fp32" else ""
-        )
+        engine = f"{weights_in_words(facts)}, {AUTOCAST[precision]}"
     else:
         engine = (
             f"{facts['weights']} shards, gathered and computed in {precision}, gradients summed in "

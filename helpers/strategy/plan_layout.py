@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig
 
 from helpers.gpus import GPU, NCCL, cublas_workspace, find
+from helpers.language.four_bits import count_parameters
 from helpers.memory.allocator import AllocatorPeaks, replay
 from helpers.memory.repeated_layers import RepeatedLayers
 from helpers.memory.splice import NotAlike
@@ -248,7 +249,7 @@ def _fake_rank(
     model = empty(model_step, recompute=kernels)
     if selective:
         enable_recomputation(model.model, True, kernels)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = count_parameters(model.model)
     shape = _Shape(model)
     # As in `plan_ranks`: of 1,024 chunks of each parameter only those are made that are asked for.
     with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):

@@ -185,8 +185,7 @@ def command_of(trial: Trial, model: str, typed: Mapping[str, Any]) -> str:
         options["recompute"] = trial.recompute
     words = ["tight-fit", shlex.quote(model)]
     for name, value in options.items():
-        quoted = value if value is True else shlex.quote(str(value))
-        words.append(option(name, quoted))
+        words.append(option(name, value))
     return " ".join(words)
 
 

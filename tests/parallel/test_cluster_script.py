@@ -137,6 +137,8 @@ def test_a_rank_lost_without_restarts_is_named_and_nothing_is_left(tmp_path):
 def test_a_number_that_cannot_be_is_refused():
     with pytest.raises(RuntimeError, match="--every, --batch-size and --width must be at least 1"):
         run("--every", 0)
+    with pytest.raises(RuntimeError, match="--batch-size 9999999 is more than the [0-9]+ examples"):
+        run("--batch-size", 9_999_999)
 
 
 def test_a_port_in_use_is_one_sentence(tmp_path):
@@ -181,7 +183,7 @@ def test_an_epoch_has_each_example_once_and_the_next_another_order(parts):
 
 def test_the_newest_is_the_largest_number_that_is_whole(parts, tmp_path):
     assert parts["newest"](tmp_path) is None and parts["newest"](tmp_path / "none") is None
-    for name in ("step-9", "step-10", "step-100"):
+    for name in ("step-9", "step-10", "step-11-damaged", "step-100"):
         (tmp_path / name).mkdir()
         if name != "step-100":
             (tmp_path / name / ".metadata").touch()

@@ -1,7 +1,6 @@
 """Collectives by hand against torch's own and plain sums: any number of ranks, length, dtype."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from helpers.parallel.collectives import (
     ring_all_reduce,
     ring_reduce_scatter,
     server_all_reduce,
-    tree_broadcast,
 )
 from helpers.parallel.transport import threads
 from tests.forked import forked
@@ -60,20 +58,16 @@ def test_torchs_own_give_the_same(ranks, length, dtype, root):
     tensors, root = data(ranks, length, dtype), root % ranks
 
     def torchs(group, rank):
-        summed, broadcast = tensors[rank].clone(), tensors[rank].clone()
+        summed = tensors[rank].clone()
         group.allreduce([summed]).wait()
-        group.broadcast(broadcast, root).wait()
-        return summed, broadcast
+        return summed
 
     by_hand, _ = threads(
         ranks,
-        lambda transport: (
-            ring_all_reduce(transport, tensors[transport.rank]),
-            tree_broadcast(transport, tensors[transport.rank], root),
-        ),
+        lambda transport: ring_all_reduce(transport, tensors[transport.rank]),
     )
     for ours, theirs in zip(by_hand, among_threads(ranks, torchs)):
-        assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+        assert torch.equal(ours, theirs)
 
 
 @settings(max_examples=40, deadline=None)
@@ -142,26 +136,6 @@ def test_the_halves_of_the_ring(ranks, length):
     assert all(
         torch.equal(piece, right) for pieces in gathered for piece, right in zip(pieces, total)
     )
-
-
-@settings(max_examples=60, deadline=None)
-@given(ranks=RANKS, length=LENGTH, data=st.data())
-def test_a_broadcast_reaches_everybody_in_logarithmic_rounds(ranks, length, data):
-    root = data.draw(st.integers(0, ranks - 1))
-    given_ = torch.arange(length)
-    results, transports = threads(
-        ranks,
-        lambda transport: tree_broadcast(
-            transport, given_ if transport.rank == root else torch.zeros_like(given_), root
-        ),
-    )
-    assert all(torch.equal(result, given_) for result in results)
-    assert (
-        max(len(transport.sent) for transport in transports) <= math.ceil(math.log2(ranks))
-        if ranks > 1
-        else True
-    )
-    assert sum(len(transport.sent) for transport in transports) == ranks - 1
 
 
 def test_wrong_partners_and_shapes_are_refused():

@@ -37,6 +37,18 @@ def test_two_ranks_have_the_losses_of_one_process(name, arguments, alone):
     assert split == pytest.approx(alone, abs=2e-4)  # printed to four digits
 
 
+REFUSED = [
+    ("pipeline.py", ("--micro-batches", 1), "1f1b needs a micro-batch per rank"),
+    ("expert_parallel.py", ("--balance", -1), "--balance must be at least 0"),
+]
+
+
+@pytest.mark.parametrize("name, arguments, says", REFUSED)
+def test_what_a_script_cannot_do_it_says(name, arguments, says):
+    with pytest.raises(RuntimeError, match=says):
+        forked(SCRIPTS / name, *arguments, ranks=2)
+
+
 def test_shards_of_two_ranks_are_resumed_by_three(alone, tmp_path):
     """Three steps and three more are the six steps of a run that never stopped."""
     saved = forked(SCRIPTS / "fsdp.py", *STEPS, "--save", tmp_path / "state", ranks=2)

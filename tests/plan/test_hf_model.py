@@ -403,6 +403,22 @@ def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch)
         (lambda folder: plan_model(written(folder, "{}")), "no model_type"),
         (lambda folder: plan_model(written(folder, "{")), "is not JSON"),
         (
+            lambda folder: plan_model(written(folder, '{"model_type": ["bert"]}')),
+            "which is not a text",
+        ),
+        (
+            lambda folder: plan_model(
+                written(folder, '{"model_type": "bert", "architectures": 3}'), task="causal-lm"
+            ),
+            "architectures=3, which is not a list",
+        ),
+        (
+            lambda folder: plan_model(
+                written(folder, '{"model_type": "bert", "hidden_act": "weird"}'), length=8
+            ),
+            "KeyError 'weird'",
+        ),
+        (
             lambda folder: plan_model(
                 written(folder, '{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
             ),

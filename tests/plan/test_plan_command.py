@@ -241,7 +241,8 @@ def test_a_hopeless_case_ends_plainly(folder, capsys, monkeypatch):
     monkeypatch.setitem(gpus.GPUS, "None", gpus.GPU("None", gpus.CONTEXT, (7, 5)))
     code, text = asked(capsys, "--model", folder, "--gpu", "None", "--batch", 2, "--length", 16)
     assert code == 1 and "No technique planned here" in text and "not even one example" in text
-    assert "Not planned are offloading weights to main memory and several GPUs" in text
+    assert "Several GPUs are planned with --gpus N." in text
+    assert "Offloading weights to main memory is not planned" in text
 
 
 def test_lora_beside_eight_billion_parameters_on_24_gb(capsys):
@@ -329,6 +330,18 @@ print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == f"{status} []", done.stderr
 
 
+def test_without_pytorch_a_new_plan_says_what_to_install():
+    code = "import sys\nsys.modules['torch'] = None\nfrom helpers.plan.command import main\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "main(['gpt2', '--length', '77', '--fresh'])"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "a new plan needs torch: pip install -r" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -337,6 +350,7 @@ print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
         (["script", "train.py", "--gpu", "T4"], "script is answered by tight-fit"),
         (["explain", "snapshot.json"], "explain is answered by tight-fit"),
         (["gpt2", "--gpus", "8"], "--layout and --gpus are answered by tight-fit"),
+        (["gpt2", "--fastest", "--gpu", "8GB"], "a size says nothing of a GPU's speed"),
         (["rebarta-base"], "or FacebookAI/roberta-base?"),
         (["gpt2", "--gpu", "RTX 4060"], "did you mean RTX 4060 Laptop?"),
         (["gpt2", "--gpu", "5000GB"], "no size of a GPU"),

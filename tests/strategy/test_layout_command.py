@@ -62,6 +62,8 @@ def test_a_gpu_by_its_size_has_no_seconds(model, capsys):
         (["--layout", "fsdp=3"], "use a multiple of 3"),
         (["--layout", "fsdp=4,zz=2"], "is not understood at 'zz=2'"),
         (["--layout", "fsdp=4", "--inside", "string"], "link='string' is not known"),
+        (["--layout", "fsdp=2,context=2", "--attention", "eager"], "not planned with context"),
+        (["--layout", "fsdp=2", "--checkpointing", "--recompute", "selective"], "give one"),
         (["--machines", "2"], "say with --gpus how many"),
     ],
 )
@@ -70,6 +72,12 @@ def test_what_it_refuses(model, capsys, options, says):
         main([model, *STEP, *options])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_a_gpu_without_bf16_computes_in_fp32(model, capsys):
+    assert main([model, "--gpu", "T4", "--batch", "4", "--length", "16", "--layout", "ddp=2"]) == 0
+    said = capsys.readouterr().out
+    assert "fp32 weights, no autocast" in said and "A step takes" in said
 
 
 def test_without_a_gpu_it_asks_for_one(model, capsys):

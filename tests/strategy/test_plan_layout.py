@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MistralConfig
 
 from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.model_layout import Layout, parse
@@ -220,6 +220,20 @@ def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
 def test_axes_that_do_not_divide(layout, fields, says):
     with pytest.raises(ValueError, match=says):
         plan_layout(deep(), layout, "cpu", **{"batch_size": 8, "length": 16} | fields)
+
+
+def test_a_window_of_attention_is_not_passed_over_by_context_ranks():
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+    )
+    with pytest.raises(ValueError, match="Attention with sliding_window is not planned"):
+        plan_layout(config, Layout(2, context=2), "cpu", batch_size=4, length=16)
 
 
 def test_slower_links_wait_longer_and_work_the_same():

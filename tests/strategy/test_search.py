@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -263,7 +264,7 @@ STEP = ["--gpu", "A100-40GB", "--batch", "8", "--length", "64"]
 
 @pytest.fixture
 def model(tmp_path):
-    path = tmp_path / "config.json"
+    path = tmp_path / "of a user.json"  # a name that a shell would take for three
     path.write_text(json.dumps(SMALL))
     return str(path)
 
@@ -276,7 +277,7 @@ def test_the_command_answers_and_its_own_command_gives_the_same(model, capsys):
     assert {row["recompute"] for row in facts["ranked"]} == {"selective"}
     assert {row["accumulation"] for row in facts["ranked"]} == {2}
     for key in ("winner", "runner_up"):
-        words = facts[key].pop("command").split()
+        words = shlex.split(facts[key].pop("command"))
         assert words[:2] == ["tight-fit", model]
         assert main([*words[1:], "--json"]) == 0
         again = json.loads(capsys.readouterr().out)
@@ -313,7 +314,8 @@ def in_blocks(size, counts):
     return sum(-(-size * count // 512) * 512 for count in counts)
 
 
-ADAPTERS = ["--lora", "4", "--targets", "all-linear", "--recompute", "full", "--accumulation", "1"]
+ADAPTERS = ["--lora", "4", "--targets", "all-linear", "--rslora"]
+ADAPTERS += ["--recompute", "full", "--accumulation", "1"]
 
 
 @pytest.mark.parametrize(
@@ -345,10 +347,11 @@ def test_adapters_are_laid_out_over_copies_of_the_model(model, capsys, base, wei
         else:  # half a byte of each number, and a few blocks of scales beside each matrix
             scales = of_base - in_blocks(2, others) - in_blocks(0.5, matrices)
             assert 0 < scales <= len(matrices) * 8 * 512
+        assert found["parameters"] == sum(adapters + matrices) + sum(others)
         if found["gpus"] == 4:  # each rank sends its gradients of adapters twice, but for its part
             assert found["sent"]["data"]["all_reduce"] == 4 * sum(adapters) * 2 * 3 / 4
             own = found
-    assert main([*own.pop("command").split()[1:], "--json"]) == 0
+    assert main([*shlex.split(own.pop("command"))[1:], "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert {name: again[name] for name in own} == own
     assert header in layout_report.lines_of(again, model)[0]

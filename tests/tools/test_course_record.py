@@ -11,6 +11,7 @@ from helpers.recipe import replace
 from helpers.record import read
 from tests.small import AFTER, BEFORE, a_run, files_in, notebook, writing
 from tools.course import record
+from tools.course.__main__ import main
 from tools.course.execute import Failed
 
 
@@ -26,6 +27,12 @@ def test_record_keeps_a_checked_run_under_its_device(folder, tmp_path, capsys):
     for name in other:
         (out / name).unlink()
     assert set(read("00_small", out)) == {"before", "after"}
+
+
+@pytest.mark.parametrize("words", [["00"], ["--dry-run"]], ids=" ".join)
+def test_minutes_are_of_a_whole_recording(words, capsys):
+    assert main(["record", "--minutes", "9", *words]) == 1
+    assert "--minutes divides a recording of all notebooks" in capsys.readouterr().err
 
 
 def test_a_dry_record_keeps_nothing(folder, capsys):

@@ -91,6 +91,7 @@ def test_what_notebooks_read_is_copied_for_them():
         ),
         (Ended("stopped", None, None, {}), "was stopped"),
         (Ended(None, -11, 2, {}), "died of SIGSEGV in code cell 2"),
+        (Ended(None, -35, None, {}), "died of signal 35"),
         (Ended(None, 3, 2, {}), "ended by itself in code cell 2, before its last cell"),
     ],
 )

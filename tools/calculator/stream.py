@@ -17,7 +17,6 @@ from helpers.memory.tracker import BORN, DIES, MOVES, OPTIMIZER, StorageTrace
 from tools.calculator.sizes import Shape, Size
 
 FORWARD, UPDATE = 0, 2  # phases, as `tracker.PHASES` counts them
-SECTIONS = ("parameters", "states", "first", "second", "update")
 
 
 @dataclass

@@ -149,6 +149,11 @@ def _run(asked: argparse.Namespace, typed: str) -> int:
     if asked.command == "grade":
         limits = sandbox.Limits(seconds=asked.seconds, memory=asked.memory * 2**30)
         return grade.command(asked.files, asked.csv, limits, asked.exercises)
+    if asked.command == "record" and asked.minutes and (asked.numbers or asked.dry_run):
+        raise ValueError(
+            "--minutes divides a recording of all notebooks over calls: leave it out where some "
+            "are named, and with --dry-run."
+        )
     paths = chosen(asked.numbers, labs=asked.command in ("save", "soak", "clean"))
     if asked.command == "soak":
         return stress.soak(paths, asked.rounds, asked.seed, asked.only, asked.cells)

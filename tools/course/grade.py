@@ -215,8 +215,14 @@ def how_it_ended(ended: Ended, limits: Limits) -> str | None:
     if ended.why:
         return reasons[ended.why] + where
     if ended.status is not None and ended.status < 0:
-        return f"died of {signal.Signals(-ended.status).name}{where}"
+        return f"died of {_signal(-ended.status)}{where}"
     return f"ended by itself{where}, before its last cell"
+
+
+def _signal(number: int) -> str:
+    """Its name, as SIGKILL; real-time signals have none."""
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
 def of_its_chapter(path: Path, cells: Sequence[str], handed: Sequence[str]) -> list[str]:

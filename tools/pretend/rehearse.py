@@ -146,10 +146,3 @@ def _keep(key: tuple[str, str, int], result: Rehearsed) -> None:
     rows.sort(key=lambda row: (row.notebook[:2], row.notebook, row.card, row.count))
     text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
     replace_all(KEPT.parent, {KEPT.name: text})
-
-
-def torch_has_cuda() -> bool:
-    """Whether this process, which pretends nothing, has a GPU."""
-    import torch
-
-    return torch.cuda.is_available()
