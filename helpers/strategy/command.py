@@ -71,7 +71,7 @@ def _plan(asked: Question, options: argparse.Namespace) -> int:
     if options.reduce and layout.strategy == "ddp":
         raise ValueError("--reduce says how FSDP2 sums gradients: leave it out with ddp.")
     cluster = cluster_of(asked.gpu, layout.ranks, options)
-    usual = {"batch_size": question.BATCH, "precision": _precision(cluster)}
+    usual: dict[str, Any] = {"batch_size": question.BATCH, "precision": _precision(cluster)}
     fields = usual | asked.fields
     if options.recompute:
         fields["checkpointing"] = True
