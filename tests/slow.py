@@ -2,7 +2,7 @@
 
 That is on one quiet core with everything imported; a test with many parameters counts with all of
 them together. tests/conftest.py gives them the marker `slow`, so that `pytest -m "not slow"` runs
-the others. tests/test_architecture.py asks that they exist and that every room keeps fast tests.
+the others. tests/test_architecture.py asks that they exist and that every package keeps fast tests.
 """
 
 # These exercises plan full-size models: about 10 to 30 seconds each.

@@ -1,10 +1,10 @@
-"""The house as docs/architecture.md draws it: which room may import which, no circle, a small core.
+"""The architecture of docs/architecture.md: which package may import which, no circle, a small core.
 
 Every import counts: those inside functions, those for type checkers, and modules that a string
 names, as for `python -m` and `importlib.import_module`.
 
 Before this layout (the same counts on the modules of that time): 43 modules flat in helpers/ on 13
-floors, one circle of seven modules, six imports that reached up, and no core that one could name.
+layers, one circle of seven modules, six imports that reached up, and no core that one could name.
 """
 
 import ast
@@ -19,7 +19,7 @@ from tests.slow import FAST, SLOW
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("helpers", "exercises", "benchmarks", "tools")
-ROOMS = (
+SUBPACKAGES = (
     "commands",
     "downloads",
     "packages",
@@ -42,12 +42,12 @@ ROOMS = (
 )
 WIDTH, LENGTH = 100, 420  # of a line in columns, of a file in lines
 
-# The folders of tests/ that mirror rooms; tests of the flat modules of helpers/ are in core.
+# The folders of tests/ that mirror packages; tests of the flat modules of helpers/ are in core.
 # mini has no code of its own.
-TESTED = {*ROOMS, *PACKAGES} - {"helpers", "mini"} | {"core"}
+TESTED = {*SUBPACKAGES, *PACKAGES} - {"helpers", "mini"} | {"core"}
 
-# Floors from the ground up. A module imports only from floors below its own, or from its own room.
-FLOORS = (
+# Layers from the lowest up. A module imports only from layers below its own, or its own package.
+LAYERS = (
     {
         "units",
         "values",
@@ -134,24 +134,24 @@ def _dotted_names() -> frozenset[str]:
     return frozenset(name for name in sources() if "." in name)
 
 
-def room(module: str) -> str:
-    """The room a module is in: a package of helpers, a flat module of it, or a top-level folder."""
+def package_of(module: str) -> str:
+    """The package a module is in: one of helpers, a flat module of it, or a top-level folder."""
     parts = module.split(".")
     return parts[1] if parts[0] == "helpers" and len(parts) > 1 else parts[0]
 
 
-def floor(module: str) -> int:
-    """The number of the floor that a module is on, counted from the ground."""
-    return next(number for number, rooms in enumerate(FLOORS) if room(module) in rooms)
+def layer_of(module: str) -> int:
+    """The number of the layer that a module is in, counted from the lowest."""
+    return next(number for number, packages in enumerate(LAYERS) if package_of(module) in packages)
 
 
 def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf8").splitlines())
 
 
-def test_every_room_has_its_floor():
-    rooms = {room(module) for module in sources()} - {"helpers", "mini"}
-    assert rooms == set().union(*FLOORS)
+def test_every_package_has_its_layer():
+    packages = {package_of(module) for module in sources()} - {"helpers", "mini"}
+    assert packages == set().union(*LAYERS)
 
 
 @pytest.mark.parametrize("module", sorted(sources()))
@@ -162,13 +162,13 @@ def test_arrows_point_down(module):
     up = sorted(
         target
         for target in imports()[module]
-        if room(target) != room(module) and floor(target) >= floor(module)
+        if package_of(target) != package_of(module) and layer_of(target) >= layer_of(module)
     )
-    assert not up, f"{module} (floor {floor(module)}) reaches up or across to {', '.join(up)}"
+    assert not up, f"{module} (layer {layer_of(module)}) reaches up or across to {', '.join(up)}"
 
 
 def test_no_circle():
-    """Of modules, not only of rooms; without the `__init__` of packages, which may name parts."""
+    """Of modules, not only of packages; without `__init__` files, which may name their parts."""
     packages = {module for module in sources() if sources()[module].name == "__init__.py"}
     arrows = {
         module: imports()[module] - packages for module in sources() if module not in packages
@@ -196,7 +196,7 @@ def test_the_core_is_read_in_one_sitting():
     assert len(files) <= 11 and sum(map(lines, files)) <= 1500, sum(map(lines, files))
 
 
-@pytest.mark.parametrize("package", [*(f"helpers/{name}" for name in ROOMS), *PACKAGES])
+@pytest.mark.parametrize("package", [*(f"helpers/{name}" for name in SUBPACKAGES), *PACKAGES])
 def test_every_package_says_what_it_is_for(package):
     purpose = ast.get_docstring(tree(ROOT / package / "__init__.py"))
     assert purpose and purpose.splitlines()[0].endswith(".")
@@ -271,9 +271,9 @@ def test_an_excuse_names_the_rule_it_excuses_from():
     assert not excused
 
 
-def test_the_tests_have_the_same_rooms():
+def test_the_tests_have_the_same_packages():
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
-    # Bad inputs of every room; notebooks; the site and the calculator in a browser.
+    # Bad inputs of every package; notebooks; the site and the calculator in a browser.
     assert folders == TESTED | {"attack", "lessons", "site"}
     at_the_top = {path.name for path in (ROOT / "tests").glob("test_*.py")}
     assert at_the_top == {"test_architecture.py", "test_torch_private.py"}
@@ -296,8 +296,8 @@ def test_what_is_marked_slow_is_there(file):
 
 
 @pytest.mark.parametrize("folder", sorted(TESTED))
-def test_every_room_has_fast_tests(folder):
-    """`make quick` leaves out what is marked slow, and must not leave out a room."""
+def test_every_package_has_fast_tests(folder):
+    """`make quick` leaves out what is marked slow, and must not leave out a package."""
     fast = [
         name
         for path in (ROOT / "tests" / folder).glob("test_*.py")

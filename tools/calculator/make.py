@@ -38,6 +38,9 @@ MODELS = (
     "microsoft/deberta-v3-large",
     "distilbert/distilbert-base-uncased",
     "mistralai/Mistral-7B-v0.1",
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-1.7B",
+    "Qwen/Qwen3-8B",
     "answerdotai/ModernBERT-base",
     "Qwen/Qwen2.5-7B",
     "facebook/bart-base",
@@ -58,10 +61,6 @@ MODELS = (
     "answerdotai/ModernBERT-large",
     "openai/clip-vit-base-patch32",
     "facebook/bart-large",
-    "distilbert/distilgpt2",
-    "nvidia/segformer-b0-finetuned-ade-512-512",
-    "albert/albert-base-v2",
-    "google-bert/bert-base-multilingual-cased",
 )
 
 
