@@ -1,4 +1,4 @@
-"""The architecture of docs/architecture.md: which package may import which, no circle, a small core.
+"""What docs/architecture.md draws: which package may import which, no circle, a small core.
 
 Every import counts: those inside functions, those for type checkers, and modules that a string
 names, as for `python -m` and `importlib.import_module`.
