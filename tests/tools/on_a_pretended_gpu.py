@@ -57,6 +57,20 @@ def memory_is_the_allocators():
 
 
 @check
+def a_storage_is_resized_as_fsdp_does():
+    torch.cuda.empty_cache()
+    tensor = torch.arange(300.0, device="cuda")
+    storage, before = tensor.untyped_storage(), torch.cuda.memory_allocated()
+    for count, allocated in ((600, 2560), (100, 512), (0, 0), (300, 1536)):
+        assert storage.resize_(4 * count) is storage and storage.nbytes() == 4 * count
+        assert torch.cuda.memory_allocated() == before - 1536 + allocated
+        if count == 100:
+            assert tensor[:100].tolist() == list(range(100))
+    host = torch.ones(4).untyped_storage()
+    assert host.resize_(8).nbytes() == 8
+
+
+@check
 def memory_ends():
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()

@@ -44,6 +44,28 @@ else:
     dist.send(got + 1, 0)
 assert got.tolist() == [2.0 - rank] * 2
 
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+
+
+def trained(place, examples, sharded):
+    """The weights of two layers after three steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 2)).to(place)
+    for module in (*model, model) if sharded else ():
+        fully_shard(module)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(examples.to(place)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    whole = [weight.full_tensor() if sharded else weight for weight in model.parameters()]
+    return torch.cat([weight.detach().cpu().flatten() for weight in whole])
+
+
+examples = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+alone = trained("cpu", examples, False)
+assert torch.allclose(trained(device, examples[2 * rank : 2 * rank + 2], True), alone, atol=1e-5)
+
 from helpers.parallel.layout import Parallel  # noqa: E402
 from helpers.parallel.rank import grid  # noqa: E402
 from helpers.parallel.transport import PipelineTransport, ProcessGroupTransport  # noqa: E402

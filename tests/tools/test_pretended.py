@@ -210,3 +210,12 @@ def test_the_page_names_what_failed():
     text = page.written(f"# Title\n\n{page.BEGIN}old\n{page.END}\nend\n", rows)
     assert "2 of 3, 1 FAILED; 5 s" in text and "code cell 2: `NameError" in text
     assert "old" not in text and text.endswith("end\n")
+
+
+def test_the_page_says_what_the_rank_said():
+    wrote = (
+        "RankFailed: Rank 1 of 2 failed. What it wrote:\n[rank1]: Traceback\n[rank1]: OSError: no"
+    )
+    rows = [Rehearsed("00_x", "T4", 2, 3, 2, 5.0, failed={"2": wrote})]
+    text = page.written(f"{page.BEGIN}{page.END}", rows)
+    assert "code cell 2: `RankFailed: Rank 1 of 2 failed. What it wrote: OSError: no`" in text

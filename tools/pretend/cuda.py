@@ -177,6 +177,20 @@ def install(cuda: PretendedCUDA) -> None:
     torch.Tensor.record_stream = lambda self, stream: None
     for name, answer in _accelerator(cuda).items():
         setattr(torch.accelerator, name, answer)
+    torch.UntypedStorage.resize_ = _resize_of(torch.UntypedStorage.resize_)
+
+
+def _resize_of(resize: Callable) -> Callable:
+    """A storage's `resize_`, which builds of PyTorch without CUDA refuse for one of a GPU."""
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if storage.device.type != "cuda":
+            return resize(storage, size)
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        torch.ops.pretended.resize_storage(whole, int(size))
+        return storage
+
+    return resize_
 
 
 def _lazy_answers(cuda: PretendedCUDA) -> dict[str, Callable]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from helpers.files import replace_all
 from helpers.tables import Table
 from tools.pretend.cards import CARDS
 from tools.pretend.rehearse import KEPT, Rehearsed, read
 
 PAGE = KEPT.with_suffix(".md")
+CAUSE = re.compile(r"(?:\[rank\d+\]: *)?(\w*(?:Error|Exception)\b.*)")
 FOUND_BEGIN, FOUND_END = "<!-- found -->\n", "<!-- /found -->"
 # (where, what a GPU would have met, how it was found, what is so now)
 FOUND = (
@@ -20,7 +23,7 @@ FOUND = (
     (
         "lesson 14, the sharded toy",
         "FSDP would have taken the GPU for a toy whose group and examples are the CPU's",
-        "lesson 14 on one T4, where FSDP itself cannot be pretended yet",
+        "lesson 14 on one T4",
         "the toy names the CPU",
     ),
     (
@@ -87,7 +90,13 @@ def _replaced(text: str, begin: str, end: str, content: str) -> str:
 
 
 def _first(error: str) -> str:
-    return error.splitlines()[0][:160].replace("`", "'")
+    """The first line of an error; of one that quotes a rank's output, also the rank's own error."""
+    first, *rest = error.splitlines()
+    quoted = [found[1] for line in rest if (found := CAUSE.match(line))]
+    text = first[:160]
+    if first.endswith(":") and quoted:
+        text = f"{first} {quoted[-1][:160]}"
+    return text.replace("`", "'")
 
 
 def written(text: str, rows: list[Rehearsed]) -> str:

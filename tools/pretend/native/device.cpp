@@ -100,7 +100,20 @@ void seed(int64_t device, int64_t value) {
 }
 int64_t initial_seed(int64_t device) { return default_generator(int(device)).current_seed(); }
 
+// What a storage's resize_ does on a GPU (at::native::resize_bytes_cuda), which a build without CUDA
+// lacks. FSDP frees and takes the memory of gathered weights by it.
+void resize_storage(const Tensor& tensor, int64_t bytes) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+  c10::DataPtr data = allocator.on(storage->device().index(), size_t(bytes));
+  const size_t kept = std::min(storage->nbytes(), size_t(bytes));
+  if (kept > 0) std::memcpy(data.get(), storage->data(), kept);
+  storage->set_data_ptr_noswap(std::move(data));
+  storage->set_nbytes(size_t(bytes));
+}
+
 TORCH_LIBRARY(pretended, m) {
+  m.def("resize_storage(Tensor tensor, int bytes) -> ()");
   m.def("random_state(int device) -> Tensor", &random_state);
   m.def("set_random_state(int device, Tensor state) -> ()", &set_random_state);
   m.def("seed(int device, int value) -> ()", &seed);
@@ -109,7 +122,10 @@ TORCH_LIBRARY(pretended, m) {
   m.def("add_nccl(__torch__.torch.classes.c10d.ProcessGroup group, bool alone) -> ()", &add_nccl);
 }
 Tensor alias(const Tensor& tensor) { return on_host(tensor); }
-TORCH_LIBRARY_IMPL(pretended, CUDA, m) { m.impl("on_host", &alias); }
+TORCH_LIBRARY_IMPL(pretended, CUDA, m) {
+  m.impl("on_host", &alias);
+  m.impl("resize_storage", &resize_storage);
+}
 
 struct Start {
   Start() {
