@@ -212,10 +212,7 @@ def test_the_page_names_what_failed():
     assert "old" not in text and text.endswith("end\n")
 
 
-def test_the_page_says_what_the_rank_said():
-    wrote = (
-        "RankFailed: Rank 1 of 2 failed. What it wrote:\n[rank1]: Traceback\n[rank1]: OSError: no"
-    )
-    rows = [Rehearsed("00_x", "T4", 2, 3, 2, 5.0, failed={"2": wrote})]
-    text = page.written(f"{page.BEGIN}{page.END}", rows)
-    assert "code cell 2: `RankFailed: Rank 1 of 2 failed. What it wrote: OSError: no`" in text
+def test_an_error_is_kept_with_what_the_rank_said():
+    wrote = "RankFailed: Rank 1 of 2 failed:\n[rank1]: OSError: no\n[rank1]: a warning after it"
+    assert rehearse._short(wrote) == "RankFailed: Rank 1 of 2 failed: ... OSError: no"
+    assert rehearse._short("NameError: name 'x'") == "NameError: name 'x'"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from helpers.files import replace_all
 from helpers.tables import Table
 from tools.pretend.cards import CARDS
 from tools.pretend.rehearse import KEPT, Rehearsed, read
 
 PAGE = KEPT.with_suffix(".md")
-CAUSE = re.compile(r"(?:\[rank\d+\]: *)?(\w*(?:Error|Exception)\b.*)")
 FOUND_BEGIN, FOUND_END = "<!-- found -->\n", "<!-- /found -->"
 # (where, what a GPU would have met, how it was found, what is so now)
 FOUND = (
@@ -90,13 +87,7 @@ def _replaced(text: str, begin: str, end: str, content: str) -> str:
 
 
 def _first(error: str) -> str:
-    """The first line of an error; of one that quotes a rank's output, also the rank's own error."""
-    first, *rest = error.splitlines()
-    quoted = [found[1] for line in rest if (found := CAUSE.match(line))]
-    text = first[:160]
-    if first.endswith(":") and quoted:
-        text = f"{first} {quoted[-1][:160]}"
-    return text.replace("`", "'")
+    return error.splitlines()[0].replace("`", "'")
 
 
 def written(text: str, rows: list[Rehearsed]) -> str:

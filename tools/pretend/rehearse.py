@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ from tools.pretend import build, mirror
 
 STARTUP = Path(__file__).resolve().parent / "startup"
 WORK = build.FOLDER / "work"
+CAUSE = re.compile(r"(?:\[rank\d+\]: *)?(\w*(?:Error|Exception)\b.*)")  # in a rank's output
 KEPT = ROOT / "docs" / "rehearsal.json"
 # {notebook: {words of the cell's source: why a rehearsal cannot have it}}
 EXCUSED: dict[str, dict[str, str]] = {}
@@ -114,13 +116,14 @@ def rehearse(path: Path, card: str, count: int, folder: Path | None = None) -> R
 
 
 def _short(error: str) -> str:
-    """The first line of an error and, of one that holds a rank's traceback, the last.
+    """The first line of an error and, of one that holds a rank's output, the rank's own error.
 
     Files of the course are named from its folder: what is kept tells nothing of this machine.
     """
     error = error.replace(f"{ROOT}{os.sep}", "")
-    lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
-    return " ... ".join(line[:200] for line in dict.fromkeys((lines[0], lines[-1])))
+    first, *rest = [line.strip() for line in error.strip().splitlines() if line.strip()]
+    causes = [found[1] for line in rest if (found := CAUSE.match(line))] or rest
+    return " ... ".join(line[:200] for line in dict.fromkeys((first, *causes[-1:])))
 
 
 def read() -> list[Rehearsed]:
