@@ -46,7 +46,6 @@ MODELS = (
     "facebook/bart-base",
     "FacebookAI/xlm-roberta-base",
     "google-bert/bert-large-uncased",
-    "microsoft/resnet-50",
     "sentence-transformers/all-MiniLM-L6-v2",
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
     "openai-community/gpt2-medium",

@@ -162,13 +162,15 @@ const Planner = (() => {
     }
     giveBack() {
       for (const small of [true, false]) {
-        this.pools[small] = this.pools[small].filter(([size, address]) => {
+        const pool = this.pools[small];
+        const kept = pool.filter(([size, address]) => {
           const block = this.blocks.get(address);
           if (block.previous !== null || block.next !== null) return true;
           this.reserved -= size;
           this.blocks.delete(address);
           return false;
         });
+        pool.splice(0, pool.length, ...kept);  // in place: malloc goes on with the same list
       }
     }
   }
