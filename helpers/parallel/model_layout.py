@@ -81,8 +81,6 @@ class Layout:
                 f"data={self.data} ranks cannot be divided into {self.replicate} replicas: use a "
                 f"multiple of {self.replicate}."
             )
-        if self.context > 1 and self.replicate > 1:
-            raise ValueError("Context ranks are not planned with hsdp yet: use fsdp=N,context=M.")
         if self.strategy == "ddp":
             self._check_ddp()
 

@@ -30,8 +30,9 @@ from helpers.step import Batch, loss_sum
 
 
 def grid_of(layout: Layout, device: str = "cpu") -> dict[str, DeviceMesh]:
-    """{axis: the ranks that lie on one line of the grid with this rank}, and {"fsdp": those over
-    which FSDP2 shards}, with a dimension of replicas where there are any.
+    """{axis: the ranks that lie on one line of the grid with this rank}, {"shards": those that hold
+    a part of every tensor each}, and {"fsdp": the same with a dimension of replicas where there are
+    any}.
 
     Ranks are counted along replicas, data, context and tensor ranks; the last runs fastest. Needs a
     process group; raises ValueError where it has another number of ranks than the layout.
@@ -52,7 +53,9 @@ def grid_of(layout: Layout, device: str = "cpu") -> dict[str, DeviceMesh]:
         shards = DeviceMesh.from_group(dist.new_group(), device, mesh_dim_names=("shards",))
     elif layout.context > 1:
         shards = mesh["data", "context"]._flatten("shards")
-    line["fsdp"] = shards if layout.replicate == 1 else mesh["replicate", "data"]
+    line |= {"shards": shards, "fsdp": shards}
+    if layout.replicate > 1:
+        line["fsdp"] = mesh["replicate", "data" if layout.context == 1 else "shards"]
     return line
 
 

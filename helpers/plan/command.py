@@ -107,7 +107,8 @@ def _add_layout(add: Callable[..., object]) -> None:
         "--layout",
         metavar="AXES",
         help="lay the step over several GPUs: ddp=8, zero1=8, zero2=8, fsdp=8 or hsdp=2x4 "
-        "(replicas x shards); --batch counts the examples of all",
+        "(replicas x shards), with tensor=2 or context=2 beside FSDP2; --batch counts the "
+        "examples of all",
     )
     add(
         "--gpus",

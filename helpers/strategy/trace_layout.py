@@ -58,7 +58,7 @@ def trace_model_rank(
     sent_at: list[int] = []  # the place in `order` of each message
     groups: dict[str, str] = {rank.mesh[axis].get_group().group_name: axis for axis in AXES}
     if rank.layout.context > 1:
-        groups[rank.mesh["fsdp"].get_group().group_name] = "data"
+        groups[rank.mesh["shards"].get_group().group_name] = "data"
     meter = CommMeter(groups, told=lambda: sent_at.append(len(order)))
     begins: list[int] = []  # the place in `order` of each micro-batch and of the update
 

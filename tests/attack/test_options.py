@@ -205,7 +205,6 @@ LAYOUTS = [
     ("zero3=8", "did you mean zero"),
     ("fsdp=8,ddp=2", "choose one of them"),
     ("ddp=2,tp=2", "FSDP2 only"),
-    ("hsdp=2x2,cp=2", "not planned with hsdp"),
     ("pp=2", "pipeline stages"),
     ("ep=2", "expert parallelism"),
     ("fsdp=999999", "100,000"),

@@ -207,6 +207,24 @@ def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
     assert shapes == {(rows * config.num_attention_heads, length // context, length, width)}
 
 
+@pytest.mark.parametrize("data", [1, 2])
+def test_replicas_of_context_ranks_do_what_one_replica_does_and_sum_their_gradients(data):
+    config = deep()
+    one, copies = (
+        plan_layout(config, layout, batch_size=4 * replicas, length=64)
+        for replicas, layout in (
+            (1, Layout(data, context=2)),
+            (3, Layout(3 * data, replicate=3, context=2)),
+        )
+    )
+    assert (one.timeline == copies.timeline).all() and one.peak == copies.peak
+    sent = dict(copies.bytes_by_axis)
+    (name, replicated) = next(iter(sent.pop("replicate").items()))
+    assert sent == one.bytes_by_axis and name == "all_reduce"
+    gradients = 4 * -(-one.parameters // (2 * data))  # bytes of a rank's shard
+    assert replicated == pytest.approx(gradients * 2 * 2 / 3, rel=0.01)  # shards are padded
+
+
 @pytest.mark.parametrize(
     "layout, fields, says",
     [
@@ -285,7 +303,6 @@ def test_layouts_are_read_and_written(text, layout):
         ("pipeline=4", "pipeline stages cannot be planned yet"),
         ("fsdp=2,ep=4", "expert parallelism cannot be planned yet"),
         ("ddp=2,tensor=2", "FSDP2 only"),
-        ("hsdp=2x2,context=2", "not planned with hsdp"),
     ],
 )
 def test_layouts_that_are_none(text, says):
