@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import CORE, FLOORS
+from tests.test_architecture import CORE, LAYERS
 from tools.course.clean import PATH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,14 +95,14 @@ def test_make_targets_exist(page):
     assert named <= TARGETS
 
 
-def test_the_architecture_page_draws_the_floors_that_are_tested():
+def test_the_architecture_page_draws_the_layers_that_are_tested():
     rows = re.findall(
         r"^\| (\d+) \| ([^|]+) \|", (ROOT / "docs/architecture.md").read_text("utf8"), re.M
     )
-    floors: dict[int, set[str]] = {}
-    for number, rooms in rows:
-        floors.setdefault(int(number), set()).update(re.findall(r"\w+", rooms))
-    assert [floors[number] for number in sorted(floors)] == list(FLOORS)
+    layers: dict[int, set[str]] = {}
+    for number, packages in rows:
+        layers.setdefault(int(number), set()).update(re.findall(r"\w+", packages))
+    assert [layers[number] for number in sorted(layers)] == list(LAYERS)
 
 
 def test_the_architecture_page_marks_the_core():
