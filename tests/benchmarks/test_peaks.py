@@ -60,8 +60,14 @@ def test_qwens_set_up_has_the_published_sizes():
 
 
 def test_readme_says_the_same():
-    errors = page.Errors.of(page.counted(page.ALLOCATED))
-    said = f"by {errors.mean:.1%} in the mean, {errors.worst:+.1%} at worst"
+    allocated, reserved = (
+        page.Errors.of(page.counted(kind)) for kind in (page.ALLOCATED, page.RESERVED)
+    )
+    said = (
+        f"allocated memory by {allocated.mean:.1%} in the mean ({allocated.count} steps, "
+        f"{allocated.worst:+.1%} at worst), reserved memory by {reserved.mean:.1%} "
+        f"({reserved.count}, {reserved.worst:+.1%})"
+    )
     assert said in readme.README.read_text(encoding="utf8"), "run `make readme`"
 
 
