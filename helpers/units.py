@@ -9,9 +9,10 @@ def size(count: float | None) -> str:
     """Bytes with the binary unit that suits them: 9.37 GiB, 13.2 MiB, 512 bytes; "n/a" for None."""
     if count is None:
         return "n/a"
+    # From where on each is used: what rounds to 1024.0 of the unit below is one of this unit.
+    begins = {GIB: 1023.95 * MIB, MIB: 1023.95 * KIB, KIB: KIB}
     for unit, name, digits in ((GIB, "GiB", 2), (MIB, "MiB", 1), (KIB, "KiB", 1)):
-        # What rounds to 1024 of the unit below is one of this unit.
-        if abs(count) >= unit or (unit > KIB and round(abs(count) / unit * 1024, 1) >= 1024):
+        if abs(count) >= begins[unit]:
             return f"{count / unit:.{digits}f} {name}"
     return f"{count:.0f} bytes"
 

@@ -123,7 +123,7 @@ PLANS = (
         validation=600,
     ),
     SweepPlan(
-        name="05_neighbours",
+        name="05_optimizers",
         question="How accurate are optimizers with smaller states, each at its own learning rate?",
         base=DIGITS,
         arms=(

@@ -29,9 +29,9 @@ TOKENS = 2  # the dimension of tokens in [examples, heads, tokens, width]
 def gather_in_attention(model: Any, mesh: DeviceMesh) -> None:
     """Let every attention of a model gather keys and values over the ranks of `mesh`, in place.
 
-    The forward pass raises ValueError for attention with a window, capped scores or sinks.
-
-    Raises NotImplementedError among real ranks, where it would train something else.
+    Raises NotImplementedError among real ranks, where it would train something else. The forward
+    pass raises ValueError for attention with capped scores, with sinks, or with a window that is
+    shorter than the text.
     """
     group = mesh.get_group()
     if dist.get_backend(group) != "fake":
@@ -43,13 +43,16 @@ def gather_in_attention(model: Any, mesh: DeviceMesh) -> None:
     def attention(
         module: nn.Module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options
     ):
+        key, value = (all_gather_with_gradient(part, TOKENS, group) for part in (key, value))
+        window = options.get("sliding_window")
+        if window is not None and window >= key.shape[TOKENS]:
+            options["sliding_window"] = None  # every token is in it
         for name in ("sliding_window", "softcap", "s_aux"):
             if options.get(name) is not None:
                 raise ValueError(
                     f"Attention with {name} is not planned with context ranks: use data or tensor "
                     "ranks for this model."
                 )
-        key, value = (all_gather_with_gradient(part, TOKENS, group) for part in (key, value))
         result = F.scaled_dot_product_attention(
             query,
             key,

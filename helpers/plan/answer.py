@@ -25,7 +25,7 @@ from helpers.timing.specs import SPECS
 Facts = dict[str, Any]
 
 # What would help beyond the techniques that are planned, said where those do not suffice.
-NOT_PLANNED = ("Offloading weights to main memory",)
+NOT_PLANNED = ("offloading weights to main memory",)
 
 
 class Answers:

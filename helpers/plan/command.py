@@ -291,15 +291,15 @@ def main(
         )
     _check_layout(asked, options)
     try:
+        wanted = question.of(asked)
         if layouts is not None and several:
-            return layouts(question.of(asked), asked)
-        of = question.of(asked)
-        if asked.fastest and of.gpu and of.gpu.name not in GPUS:
+            return layouts(wanted, asked)
+        if asked.fastest and wanted.gpu and wanted.gpu.name not in GPUS:
             options.error(
                 "--fastest compares times, and a size says nothing of a GPU's speed: name the GPU "
                 "(--list-gpus)."
             )
-        return _answer(of, asked)
+        return _answer(wanted, asked)
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise

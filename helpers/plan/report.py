@@ -88,8 +88,8 @@ def advice(facts: Facts) -> list[str]:
     elif not facts["fits"]:
         lines.append(
             "No technique planned here makes it fit: take a smaller model, shorter examples or a "
-            f"larger GPU. Several GPUs are planned with --gpus N. {facts['not_planned'][0]} is not "
-            "planned, and may help."
+            "larger GPU, or plan several with --gpus N. Not planned, and may help: "
+            f"{', '.join(facts['not_planned'])}."
         )
     parts = f" ({facts['accumulation']} micro-batches)" if facts["accumulation"] > 1 else ""
     lines.append(

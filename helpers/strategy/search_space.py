@@ -20,8 +20,7 @@ from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.layout_report import axes_of
 from helpers.strategy.plan_layout import LayoutPlan
-from helpers.timing.kernel_time import constants
-from helpers.timing.kernel_time import least_seconds as least_seconds_of
+from helpers.timing.kernel_time import constants, seconds_at_full_rate
 
 RECOMPUTED = ("none", "selective", "full")  # from the least to the most
 # Autocast takes other kernels than FSDP2 does, and small micro-batches fit into caches.
@@ -151,7 +150,7 @@ class Reference:
             op = kernel.op
             if kernel.phase == "optimizer" or op.name in OF_WEIGHTS:
                 continue
-            limit = kernel.times * least_seconds_of(op, alone.gpu, tf32)
+            limit = kernel.times * seconds_at_full_rate(op, alone.gpu, tf32)
             moving = 0.0 if limit else max(0.0, kernel.seconds - kernel.times * op.kernels * gap)
             work += kernel.seconds
             growing += limit + moving

@@ -124,15 +124,15 @@ def kernel_seconds(
     return seconds
 
 
-def least_seconds(op: Op, gpu: GpuSpecs, tf32: bool = False, known: dict | None = None) -> float:
-    """Seconds that a product's FLOPs take at the least, however they are divided over kernels: at
-    the rate of large products. 0 for a kernel that multiplies no matrices.
+def seconds_at_full_rate(op: Op, gpu: GpuSpecs, tf32: bool = False) -> float:
+    """Seconds of a product at the rate of large products, the least that its FLOPs take however
+    they are divided over kernels. 0 for a kernel that multiplies no matrices.
 
-    tf32, known  as for `kernel_seconds`
+    tf32  as for `kernel_seconds`
     """
     if op.kind not in PRODUCTS:
         return 0.0
-    known = known or constants()
+    known = constants()
     kind, arithmetic, flavour = _group(op, tf32 and bool(gpu.tf32))
     rate = gpu.peak(arithmetic)
     if kind != "convolution":

@@ -241,8 +241,8 @@ def test_a_hopeless_case_ends_plainly(folder, capsys, monkeypatch):
     monkeypatch.setitem(gpus.GPUS, "None", gpus.GPU("None", gpus.CONTEXT, (7, 5)))
     code, text = asked(capsys, "--model", folder, "--gpu", "None", "--batch", 2, "--length", 16)
     assert code == 1 and "No technique planned here" in text and "not even one example" in text
-    assert "Several GPUs are planned with --gpus N." in text
-    assert "Offloading weights to main memory is not planned" in text
+    assert "or plan several with --gpus N." in text
+    assert "Not planned, and may help: offloading weights to main memory." in text
 
 
 def test_lora_beside_eight_billion_parameters_on_24_gb(capsys):

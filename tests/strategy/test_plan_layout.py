@@ -248,10 +248,14 @@ def test_a_window_of_attention_is_not_passed_over_by_context_ranks():
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        sliding_window=8,
+        sliding_window=16,
     )
+    layout, step = Layout(2, context=2), {"batch_size": 4}
     with pytest.raises(ValueError, match="Attention with sliding_window is not planned"):
-        plan_layout(config, Layout(2, context=2), "cpu", batch_size=4, length=16)
+        plan_layout(config, layout, "cpu", **step, length=32)
+    within = plan_layout(config, layout, "cpu", **step, length=16)  # all tokens are in the window
+    config.sliding_window = None
+    assert within.peak == plan_layout(config, layout, "cpu", **step, length=16).peak
 
 
 def test_slower_links_wait_longer_and_work_the_same():
