@@ -26,13 +26,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import LlamaConfig
-
 from helpers.commands.wrapper import run
 from helpers.gpus import GPU
 from helpers.parallel.model_layout import Layout
 from helpers.plan import hf_config
 from helpers.strategy.cluster import Cluster
+from helpers.strategy.large_models import LLAMA_70B
 from helpers.strategy.layout_report import axes_of
 from helpers.strategy.plan_layout import plan_layout
 from helpers.tables import Table
@@ -52,15 +51,7 @@ SPECS = described(
 LLAMA_8B = "Llama-3.1-8B"
 MODELS = {
     LLAMA_8B: hf_config.read(f"meta-llama/{LLAMA_8B}"),
-    "Llama-3.1-70B": LlamaConfig(  # table 3 of the Llama 3 paper (arXiv 2407.21783)
-        vocab_size=128256,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-    ),
+    "Llama-3.1-70B": LLAMA_70B,
 }
 SECTION = """## Several GPUs
 

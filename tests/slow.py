@@ -228,6 +228,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_flops_of_a_micro_batch_are_a_polynomial_in_its_width",
         "test_the_blogs_confounded_rows_are_those_whose_peak_something_else_moved",
     ),
+    "strategy/test_large_models.py": ("test_the_kept_plans_are_todays",),
     "strategy/test_long_context.py": ("test_a_kept_plan_is_todays",),
     "strategy/test_plan_cache.py": ("test_kept_plans_are_those_of_today",),
     "strategy/test_plan_ranks.py": (

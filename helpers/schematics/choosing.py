@@ -6,28 +6,36 @@ from helpers.schematics.drawing import Drawing
 
 
 def tree() -> Drawing:
-    """Three questions that lead to a layout."""
+    """Four questions that lead to a layout."""
     alt = (
-        "A decision tree. First: does the step fit one GPU, with mixed precision, smaller "
-        "micro-batches and checkpointing? If yes and you have several GPUs, use data parallelism. "
-        "If no: are the GPUs in one machine with fast links? Then FSDP. Between machines with slow "
-        "links: FSDP or tensor parallelism inside each machine, and pipeline stages between them."
+        "A decision tree. First: does the step fit one GPU, with 16 bits, small micro-batches and "
+        "checkpointing? If yes: is one GPU fast enough? Then use one GPU; else data parallelism, "
+        "DDP. If no: what fills the GPU? If the activations of a single long example: context or "
+        "tensor ranks beside FSDP. If the parameters, gradients and optimizer states: are the "
+        "links between all GPUs fast? If yes, FSDP. If no: FSDP inside a machine, and replicas or "
+        "pipeline stages between machines."
     )
-    drawing = Drawing(100, 52, alt)
-    drawing.box(22, 42, 56, 9, "Does the step fit ONE GPU?\n(16 bits, small micro-batches)")
-    drawing.arrow((36, 42), (21, 34.5), "yes")
-    drawing.arrow((64, 42), (73, 34.5), "no")
-    drawing.box(3, 25.5, 36, 9, "Is one GPU fast enough?")
-    drawing.box(47, 25.5, 50, 9, "Do all GPUs have fast links\nto each other?")
-    drawing.arrow((14, 25.5), (10, 17), "yes")
-    drawing.arrow((30, 25.5), (34, 17), "no")
-    drawing.arrow((61, 25.5), (60, 17), "yes")
-    drawing.arrow((83, 25.5), (85, 17), "no")
+    drawing = Drawing(100, 66, alt)
+    drawing.box(
+        20, 56, 60, 9, "Does the step fit ONE GPU?\n(16 bits, 1 example at a time, checkpointing)"
+    )
+    drawing.arrow((34, 56), (21, 48.5), "yes")
+    drawing.arrow((66, 56), (73, 48.5), "no")
+    drawing.box(2, 39.5, 36, 9, "Is one GPU fast enough?")
+    drawing.box(50, 39.5, 48, 9, "What fills the GPU?")
+    drawing.arrow((12, 39.5), (9.5, 17), "yes")
+    drawing.arrow((28, 39.5), (29.5, 17), "no")
+    drawing.arrow((62, 39.5), (58, 33.5), "the model")
+    drawing.arrow((88, 39.5), (89, 17), "one long\nexample")
+    drawing.box(40, 24.5, 40, 9, "Are the links between\nall GPUs fast?")
+    drawing.arrow((52, 24.5), (49, 17), "yes")
+    drawing.arrow((68, 24.5), (70, 17), "no")
     leaf = "trained"
-    drawing.box(1, 4, 20, 13, "one GPU:\naccumulate\n(02, 04, 06)", leaf)
-    drawing.box(24, 4, 22, 13, "data parallel,\nDDP (13)", leaf)
-    drawing.box(49, 4, 22, 13, "shards, FSDP (14);\nlong examples:\nalso tensor (16)", leaf)
-    drawing.box(74, 4, 25, 13, "FSDP or tensor inside\na machine, pipeline\nbetween (15)", leaf)
+    drawing.box(0.5, 4, 18, 13, "one GPU:\naccumulate\n(02, 04, 06)", leaf)
+    drawing.box(20.5, 4, 18, 13, "data\nparallel, DDP\n(13)", leaf)
+    drawing.box(40.5, 4, 17, 13, "FSDP over\nall GPUs\n(14)", leaf)
+    drawing.box(59.5, 4, 20, 13, "FSDP in a machine,\nreplicas (14) or\nstages (15) between", leaf)
+    drawing.box(81.5, 4, 18, 13, "FSDP beside\ncontext (24) or\ntensor ranks (16)", leaf)
     return drawing
 
 

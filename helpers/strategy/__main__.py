@@ -9,7 +9,9 @@ from helpers.commands.wrapper import run
 
 NAME = "python -m helpers.strategy"
 GROUPS = ("layouts", "ladder", "techniques")  # kept plans, each group in a file of its name
-CONTEXT = "context"  # plans of layouts of any model, which are kept as facts (`long_context`)
+# Plans of layouts of any model, which are kept as facts: `long_context`, `large_models`.
+CONTEXT, LARGE = "context", "large"
+ALL = (*GROUPS, CONTEXT, LARGE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,22 +25,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         nargs="*",
         metavar="group",
         help="layouts (notebooks 18, 19), ladder (notebook 19), techniques (README and notebooks), "
-        "context (notebook 24); all by default",
+        "context (notebook 24), large (notebook 18); all by default",
     )
-    groups = parser.parse_args(arguments).groups or [*GROUPS, CONTEXT]
-    unknown = ", ".join(repr(group) for group in groups if group not in (*GROUPS, CONTEXT))
+    groups = parser.parse_args(arguments).groups or ALL
+    unknown = ", ".join(repr(group) for group in groups if group not in ALL)
     if unknown:
-        parser.error(f"{unknown} is not known: use {', '.join((*GROUPS, CONTEXT))}.")
-    from helpers.strategy import choose, ladder, long_context, techniques  # takes seconds
+        parser.error(f"{unknown} is not known: use {', '.join(ALL)}.")
+    # These take seconds to import.
+    from helpers.strategy import choose, ladder, large_models, long_context, techniques
     from helpers.strategy.plan_cache import CACHE
 
-    rooms = {"layouts": choose, "ladder": ladder, "techniques": techniques}
+    plans = {"layouts": choose, "ladder": ladder, "techniques": techniques}
+    facts = {CONTEXT: long_context, LARGE: large_models}
     for group in groups:
-        if group == CONTEXT:
-            print(f"Written: {long_context.write()}", flush=True)
+        if group in facts:
+            print(f"Written: {facts[group].write()}", flush=True)
             continue
         CACHE.forget()
-        rooms[group].plan_everything()
+        plans[group].plan_everything()
         print(f"Written: {CACHE.write(group)}", flush=True)
 
 

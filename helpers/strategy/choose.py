@@ -230,7 +230,11 @@ LARGE = Recipe("deberta-large", profile="full", length=512, batch_size=16)
 SCENARIOS = {
     "one T4": (replace(LARGE, precision="fp16"), Cluster("T4")),
     "two T4 GPUs": (replace(LARGE, model="deberta"), Cluster("T4", 2)),
-    "two T4 GPUs, fp16": (replace(LARGE, model="deberta", precision="fp16"), Cluster("T4", 2)),
+    "two T4 GPUs, fp16": (replace(LARGE, precision="fp16"), Cluster("T4", 2)),
+    "four RTX 3090": (
+        replace(LARGE, precision="bf16", batch_size=32),
+        Cluster("RTX 3090", 4, inside="PCIe 4 x16"),
+    ),
     "one machine": (
         replace(LARGE, precision="bf16", batch_size=64),
         Cluster("A100-40GB", 8, inside="NVLink 3"),

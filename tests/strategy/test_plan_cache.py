@@ -113,4 +113,4 @@ def test_the_command_explains_itself_and_refuses_other_groups(capsys):
                 command.main(arguments)
             assert stopped.value.code == status
     shown = capsys.readouterr()
-    assert "plans/" in shown.out and "use layouts, ladder, techniques, context" in shown.err
+    assert "plans/" in shown.out and "use layouts, ladder, techniques, context, large" in shown.err

@@ -1,0 +1,36 @@
+"""The table of searched layouts for large models, the published choice among them."""
+
+from __future__ import annotations
+
+from helpers.strategy import large_models
+from helpers.tables import Table
+from helpers.units import duration, size
+
+PUBLISHED = "torchtitan's"
+
+
+def large(name: str, most: int = 4) -> Table:
+    """The best layouts of a job of `large_models.JOBS`, the best first, and the published one.
+
+    Nothing is planned here: the plans are kept with the package. Raises KeyError for another name.
+    """
+    job, found = large_models.JOBS[name], large_models.kept()[name]
+    published, rows = found["published"], found["rows"][:most]
+    rows += [published] if published not in rows else []
+    return Table(
+        [_line(row, PUBLISHED if row == published else "") for row in rows],
+        f"Planned, nothing was run: Llama 3.1 {job.model} on {job.cluster}, "
+        f"{job.step.batch_size} examples of {large_models.LENGTH:,} tokens per step.",
+    )
+
+
+def _line(row: large_models.Facts, mark: str) -> dict[str, str]:
+    return {
+        "layout": row["layout"],
+        "recomputation": row["recompute"],
+        "micro-batches": str(row["micro_batches"]),
+        "need per GPU": size(row["need"]),
+        "time per step": duration(row["seconds"]),
+        "tokens per second and GPU": f"{row['tokens_per_second_per_gpu']:,.0f}",
+        "published": mark,
+    }
