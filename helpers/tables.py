@@ -140,5 +140,5 @@ def record(notebook: str) -> Table:
 
 
 def _measure(run: Run) -> str:
-    how = "CUDA's allocated peak" if run.memory["allocated"] else "tensors, by the tracker"
+    how = "CUDA's allocated peak" if run.memory["allocated"] else "the bytes of all tensors, counted while it ran"
     return f"measured peak: {how}"

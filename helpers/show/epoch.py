@@ -50,7 +50,7 @@ def epochs(
         for gpu in gpus:
             seconds = sum(cost_of_epoch(recipe, shapes, gpu))
             times = seconds / first.setdefault(gpu, seconds)
-            row[gpu] = duration(seconds) + (f" (x {times:.2f})" if rows else "")
+            row[gpu] = duration(seconds) + (f" (× {times:.2f})" if rows else "")
         rows.append(row)
     return Table(rows, "Planned, nothing was run: one epoch, and how long it takes on each GPU.")
 
