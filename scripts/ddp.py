@@ -38,9 +38,11 @@ def main():
         parser.error("--steps must be at least 1, and --batch-size from 1 to 1,297, all examples.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if on_gpu else "gloo")  # torchrun has set RANK, WORLD_SIZE ...
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda" if on_gpu else "cpu")
 
     torch.manual_seed(0)  # the same new classifier on every rank
     model = ViTForImageClassification.from_pretrained(

@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--model", default=str(MINI))
     parser.add_argument("--batch-size", type=int, default=32, help="of all ranks together")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--bf16", action="store_true", help="compute and send in bf16")
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16, sum gradients in fp32")
     parser.add_argument("--save", help="folder for a checkpoint after the last step")
     parser.add_argument("--resume", help="folder of a checkpoint to go on from")
     args = parser.parse_args()
@@ -57,8 +57,8 @@ def main():
     model = ViTForImageClassification.from_pretrained(
         args.model, num_labels=10, dtype=torch.float32
     ).to(device)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if args.bf16 else None
-    options = {"mp_policy": policy} if policy else {}
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mp_policy": policy} if args.bf16 else {}
     for layer in model.vit.layers:
         fully_shard(layer, **options)  # gathered and dropped one at a time
     fully_shard(model, **options)  # the rest: embeddings and classifier

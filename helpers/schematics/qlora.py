@@ -72,5 +72,5 @@ def layer() -> Drawing:
     drawing.box(81, 12, 17, 7, "gradients\nof A and B", "gradient")
     drawing.box(81, 21, 17, 7, "AdamW's states\nof A and B", "state")
     words = {"frozen": "frozen", "again": "for a moment", "trained": "trained"}
-    drawing.legend(1, 1, words, 18)
+    drawing.legend(1, 1, words, 15)
     return drawing
