@@ -186,7 +186,12 @@ PLANS = (
         arms=(
             Arm("all weights train", {}, 2e-3),
             Arm("LoRA: all linear layers, rank 8", ADAPTERS, 8e-3),
-            Arm("QLoRA: the same beside NF4", ADAPTERS | {"base": "nf4"}, 8e-3),
+            Arm(
+                "QLoRA: the same beside NF4",
+                ADAPTERS | {"base": "nf4"},
+                8e-3,
+                against="LoRA: all linear layers, rank 8",
+            ),
         ),
         validation=600,
         note="Accuracy is the share of answers that are generated right, word for word.",
