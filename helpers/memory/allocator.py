@@ -241,6 +241,19 @@ class CachingAllocator:
             self._join(address, freed)
         insort(pool, (self._blocks[address].size, address))
 
+    def segments(self) -> list[list[tuple[int, int, bool]]]:
+        """The blocks of each segment that is held, in their order: (address, bytes, used)."""
+        held = []
+        for address, block in self._blocks.items():
+            if block.previous is None:
+                blocks, at = [], address
+                while at is not None:
+                    here = self._blocks[at]
+                    blocks.append((at, here.size, here.used))
+                    at = here.next
+                held.append(blocks)
+        return held
+
     def reset_peaks(self) -> None:
         """Count peaks from here on, as `torch.cuda.reset_peak_memory_stats` does."""
         self.most_allocated, self.most_reserved = self.allocated, self.reserved

@@ -28,8 +28,15 @@ def for_record(recipe: Recipe, device: str) -> dict:
 
 
 def seconds_on(planned: Plan, device: str) -> float | None:
-    """Seconds of a planned step on the GPU that the driver names so."""
+    """Seconds of a planned step on the GPU that the driver names so.
+
+    None where it is not known, or has not the arithmetic of the step: frozen weights in bf16 or NF4
+    are multiplied in bf16 under precision="fp32", which a T4 does by other means.
+    """
     gpu = of_device(device)
     if gpu is None or not has_arithmetic(planned.recipe.precision, gpu):
         return None
-    return planned.seconds(gpu).total
+    try:
+        return planned.seconds(gpu).total
+    except ValueError:  # "has no bf16 arithmetic", of a product inside the step
+        return None

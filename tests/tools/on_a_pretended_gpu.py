@@ -4,6 +4,7 @@ python on_a_pretended_gpu.py    prints {name of a check: "" or what was wrong} a
 """
 
 import json
+import pickle
 import sys
 import traceback
 from functools import partial
@@ -245,6 +246,47 @@ def a_step_is_what_its_plan_says():
 
         planned = inside(plan)(changed)
         assert seen.peak == planned.peak and seen.at_peak == planned.at_peak, change
+
+
+@check
+def what_is_compiled_is_traced_and_runs_as_it_is():
+    graphs = []
+
+    def look(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    layer = torch.nn.Linear(4, 3).cuda()
+    given = torch.randn(5, 4, device="cuda")
+    assert torch.equal(torch.compile(layer, backend=look)(given), layer(given))
+    torch.compiler.reset()
+    output = torch.compile(layer)(given)
+    output.sum().backward()
+    assert torch.equal(output, layer(given)) and len(graphs) == 1
+    torch.testing.assert_close(layer.weight.grad, given.sum(0).expand(3, 4))
+
+
+@check
+def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pickle"):
+    """Every allocation since the recording, and the blocks that are in use at its end."""
+    from helpers.memory.history import recorded
+
+    before = torch.empty(1000, device="cuda")
+    with recorded(path):
+        gone, kept = (torch.empty(count, device="cuda") for count in (300, 2**20))
+        del gone
+        now = torch.cuda.memory_allocated()
+    with open(path, "rb") as file:
+        found = pickle.load(file)
+    events = [(event["action"], event["size"]) for event in found["device_traces"][0]]
+    assert events == [("alloc", 1200), ("alloc", 2**22), ("free_completed", 1200)]
+    blocks = [block for segment in found["segments"] for block in segment["blocks"]]
+    used = [block["size"] for block in blocks if block["state"] == "active_allocated"]
+    assert sum(used) == now and 4096 in used and 2**22 in used
+    assert sum(segment["total_size"] for segment in found["segments"]) == (
+        torch.cuda.memory_reserved()
+    )
+    assert before.numel() + kept.numel() == 1000 + 2**20
 
 
 def main() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 from helpers.memory.allocator import CachingAllocator, CapacityExceeded
 
@@ -28,6 +31,8 @@ class Book:
         self.ooms = [0] * count
         self.allocators = [CachingAllocator(capacity) for _ in range(count)]
         self.freed, self.callback = freed, ENTER(self.enter)
+        self.history: list[list[dict[str, Any]]] | None = None  # of each GPU, while it is recorded
+        self._asked: dict[tuple[int, int], int] = {}  # bytes of the blocks that history knows
         self._notes = (ctypes.c_int64 * (2 * AT_ONCE))()
         self._lock = threading.Lock()
 
@@ -36,7 +41,9 @@ class Book:
         with self._lock:
             self._strike_out()
             try:
-                return self.allocators[device].malloc(size) + 1
+                address = self.allocators[device].malloc(size)
+                self._note("alloc", device, address, size)
+                return address + 1
             except CapacityExceeded:
                 self.ooms[device] += 1
                 return FULL
@@ -46,6 +53,40 @@ class Book:
             notes = self._notes[: 2 * count]
             for device, address in zip(notes[::2], notes[1::2]):
                 self.allocators[device].free(address - 1)
+                self._note("free_completed", device, address - 1)
+
+    def _note(self, action: str, device: int, address: int, size: int | None = None) -> None:
+        if self.history is None:
+            return
+        if size is None:
+            size = self._asked.pop((device, address), None)
+            if size is None:  # it was there before
+                return
+        else:
+            self._asked[device, address] = size
+        frames = _frames() if action == "alloc" else []
+        event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames}
+        self.history[device].append(event)
+
+    def record(self, enabled: str | None, *arguments: Any) -> None:
+        """Begin to note what is allocated and freed, or end; as `torch._C` is asked for it."""
+        with self._lock:
+            self._strike_out()
+            self._asked = {}
+            self.history = [[] for _ in self.allocators] if enabled else None
+
+    def snapshot(self, pool: Any = None) -> dict[str, Any]:
+        """What `torch.cuda.memory._snapshot` returns: segments with their blocks, and the events
+        of each GPU since `record`."""
+        with self._lock:
+            self._strike_out()
+            segments = [
+                _segment(device, blocks, self._asked)
+                for device, allocator in enumerate(self.allocators)
+                for blocks in allocator.segments()
+            ]
+            traces = [list(events) for events in self.history or [[] for _ in self.allocators]]
+            return {"segments": segments, "device_traces": traces}
 
     def now(self, device: int) -> CachingAllocator:
         """The allocator of a GPU, up to date."""
@@ -76,3 +117,41 @@ class Book:
         for name, (current, peak) in figures.items():
             stats |= {f"{name}.all.current": current, f"{name}.all.peak": peak}
         return stats
+
+
+def _segment(
+    device: int, blocks: list[tuple[int, int, bool]], asked: dict[tuple[int, int], int]
+) -> dict[str, Any]:
+    used = sum(size for _, size, taken in blocks if taken)
+    return {
+        "device": device,
+        "address": blocks[0][0],
+        "total_size": sum(size for _, size, _ in blocks),
+        "allocated_size": used,
+        "active_size": used,
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": [
+            {
+                "address": address,
+                "size": size,
+                "requested_size": asked.get((device, address), size),
+                "state": "active_allocated" if taken else "inactive",
+                "frames": [],
+            }
+            for address, size, taken in blocks
+        ],
+    }
+
+
+def _frames() -> list[dict[str, Any]]:
+    """The functions that are running, the innermost first, without those of this file."""
+    found: list[dict[str, Any]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename != __file__:
+            place = {"filename": code.co_filename, "line": frame.f_lineno}
+            found.append({"name": code.co_name, **place})
+        frame = frame.f_back
+    return found

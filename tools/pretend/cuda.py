@@ -285,8 +285,9 @@ def _answers(cuda: PretendedCUDA) -> dict[str, Any]:
         "initial_seed": lambda: torch.ops.pretended.initial_seed(cuda.current()),
         "can_device_access_peer": lambda *devices: True,
         "is_current_stream_capturing": lambda: False,
-        "_exchange_device": cuda.exchange,
-        "_maybe_exchange_device": cuda.exchange,
+        # Two functions, as in torch: TorchDynamo keeps a handler for each.
+        "_exchange_device": lambda device: cuda.exchange(device),
+        "_maybe_exchange_device": lambda device: cuda.exchange(device),
     }
 
 
@@ -307,6 +308,11 @@ def _answers_in_c(cuda: PretendedCUDA) -> dict[str, Callable]:
         "_cuda_getCompiledVersion": lambda: 12080,
         "_cuda_getArchFlags": lambda: " ".join(ARCHITECTURES),
         "_cuda_canDeviceAccessPeer": lambda *devices: True,
+        "_cuda_record_memory_history": cuda.book.record,
+        "_cuda_memorySnapshot": cuda.book.snapshot,
+        # What torch._inductor imports for CUDA graphs, which nothing records here.
+        "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
+        "_set_cached_tensors_enabled": lambda enabled: None,
         "_nccl_version": lambda: 2 << 32 | 27 << 16,
         "_nccl_version_suffix": lambda: b"",
     }

@@ -56,6 +56,20 @@ def after_distributed(module: ModuleType) -> None:
     nccl.install(module)
 
 
+def after_inductor(module: ModuleType) -> None:
+    """What would be compiled for a GPU is traced and cut in two, and then runs as it is."""
+    compiled = module.compile_fx
+
+    def compile_fx(graph, inputs, *arguments, **options):
+        from torch._dynamo.backends.debugging import aot_eager
+
+        if any(getattr(given, "is_cuda", False) for given in inputs):
+            return aot_eager(graph, inputs)
+        return compiled(graph, inputs, *arguments, **options)
+
+    vars(module)["compile_fx"] = compile_fx
+
+
 def after_gpus(module: ModuleType) -> None:
     """The driver's folder lists the pretended GPUs."""
     from tools.pretend import build, cards

@@ -66,7 +66,6 @@ def environment(card: str, count: int, runs_folder: str = "") -> dict[str, str]:
         "TIGHT_FIT_RUNS": runs_folder,
         "TIGHT_FIT_COMMAND": f"a rehearsal on {count} pretended {card}",
         "HF_HUB_OFFLINE": "1",
-        "TORCHDYNAMO_DISABLE": "1",  # what is compiled would be compiled for a real GPU
         "OMP_NUM_THREADS": "1",
         VISIBLE: ",".join(map(str, range(count))),
     }
