@@ -140,5 +140,7 @@ def record(notebook: str) -> Table:
 
 
 def _measure(run: Run) -> str:
-    how = "CUDA's allocated peak" if run.memory["allocated"] else "the bytes of all tensors, counted while it ran"
+    how = (
+        "CUDA's allocated peak" if run.memory["allocated"] else "all tensors, counted while it ran"
+    )
     return f"measured peak: {how}"

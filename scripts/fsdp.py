@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--model", default=str(MINI))
     parser.add_argument("--batch-size", type=int, default=32, help="of all ranks together")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--bf16", action="store_true", help="compute in bf16, sum gradients in fp32")
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16, add up in fp32")
     parser.add_argument("--save", help="folder for a checkpoint after the last step")
     parser.add_argument("--resume", help="folder of a checkpoint to go on from")
     args = parser.parse_args()

@@ -46,7 +46,8 @@ def main():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     kind = "cuda" if on_gpu else "cpu"
     ranks = int(os.environ["WORLD_SIZE"])
-    mesh = init_device_mesh(kind, (ranks,))  # also connects the ranks
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    mesh = init_device_mesh(kind, (ranks,))
 
     torch.manual_seed(0)  # every rank starts from the same whole model and keeps its part
     model = ViTForImageClassification.from_pretrained(

@@ -13,6 +13,8 @@ def install(distributed: ModuleType) -> None:
 
     def new_group(group_size, group_rank, ranks, backend, store, *more, **options):
         names = str(backend).lower()
+        if names == "undefined":  # where no backend is named, torch takes one for each device
+            backend = distributed.Backend(names := "cpu:gloo,cuda:nccl")
         if "nccl" not in names:
             return make(group_size, group_rank, ranks, backend, store, *more, **options)
         options.pop("backend_options", None)
@@ -31,4 +33,6 @@ def install(distributed: ModuleType) -> None:
 
     distributed._new_process_group_helper = new_group
     distributed._NCCL_AVAILABLE = True
+    # torch asks of a backend whether it is one; the groups made above are none.
+    vars(distributed).setdefault("ProcessGroupNCCL", type("ProcessGroupNCCL", (), {}))
     distributed.default_pg_nccl_timeout = distributed.default_pg_timeout
