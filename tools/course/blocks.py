@@ -10,13 +10,14 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.peaks import page
-from helpers import record, sweeps
+from helpers import record, show, sweeps
 from helpers.gpus import find
 from helpers.memory.timeline import Plan
 from helpers.parallel import Parallel
 from helpers.plan import kept, model_names, planner, report
 from helpers.plan.ship import asked_of
 from helpers.recipe import Recipe, replace
+from helpers.strategy import large_models
 from helpers.strategy import techniques as planned
 from helpers.strategy.plan_ranks import plan_parallel
 from helpers.tables import Table
@@ -219,8 +220,14 @@ def recorded(notebook: str) -> str:
 
 def ranks() -> str:
     """The table of layouts: what each of four GPUs holds and sends, planned anew for one step."""
-    recipe = Recipe(profile="full", batch_size=16, length=256, accumulation=4)
+    recipe = Recipe(profile="full", batch_size=16, length=256, accumulation=4, precision="bf16")
     return Table([_of_layout(recipe, layout) for layout in LAYOUTS]).to_markdown()
+
+
+def large() -> str:
+    """The kept searches of layouts for 8 and 70 billion parameters, a table each."""
+    tables = [show.large(name) for name in large_models.JOBS]
+    return "\n\n".join(f"{table.caption}\n\n{table.to_markdown()}" for table in tables)
 
 
 def _of_layout(recipe: Recipe, layout: Parallel) -> dict[str, str]:

@@ -38,6 +38,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "planned": blocks.planned_techniques,
         "epochs": blocks.epochs,
         "ranks": blocks.ranks,
+        "large": blocks.large,
     },
     ROOT / "docs" / "accuracy.md": {"steps": trust.text},
     ROOT / "docs" / "plan-your-script.md": {"programs": table.markdown},
