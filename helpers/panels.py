@@ -29,6 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from helpers.memory.described import numbers
+from helpers.memory.told_apart import told_apart
 
 try:
     import ipywidgets
@@ -197,7 +198,10 @@ class Panel:
         try:
             drawn = self._draw(**values)
             if isinstance(drawn, Figure):
-                alt = getattr(drawn, "alt", "") or numbers(drawn)
+                alt = getattr(drawn, "alt", "")
+                if not alt:
+                    told_apart(drawn)
+                    alt = numbers(drawn)
                 return View("", png=self._png(drawn, caption), alt=alt)
             if drawn is None:
                 raise TypeError("the drawing function returned nothing; let it return its figure")

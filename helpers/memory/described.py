@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, ScalarFormatter
 
+from helpers.memory.told_apart import told_apart
+
 FEW = 6  # points of a curve that are all named
 MANY = 12  # curves and bars of one pair of axes; of more only those with a name are told
 
@@ -52,6 +54,8 @@ def closed(figure: Figure, alt: str = "") -> Figure:
 def described(figure: Figure, words: str) -> Figure:
     """The same figure, closed, with an alternative text: the last line of a cell that draws.
 
+    What only its colour tells apart gets a dash, a marker or a hatch as well (`told_apart`).
+
     words  one or two sentences: what is drawn, and what is to be seen in it. The numbers of curves,
            bars and areas are added by `numbers`
 
@@ -63,6 +67,7 @@ def described(figure: Figure, words: str) -> Figure:
         raise ValueError(f"Say in a whole sentence what the figure shows, not {words!r}.")
     if type(figure) is Figure:
         figure.__class__ = DescribedFigure  # as plt.subplots(FigureClass=DescribedFigure) makes it
+    told_apart(figure)
     return closed(figure, f"{words} {numbers(figure)}".strip())
 
 

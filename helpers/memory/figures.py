@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from helpers.gpus import GPU, as_gpu
 from helpers.memory.described import DescribedFigure, closed
 from helpers.memory.timeline import Fit, Plan
+from helpers.memory.told_apart import EDGE, HATCHES
 from helpers.memory.tracker import CATEGORIES, PHASES
 from helpers.units import GIB, MIB
 from helpers.units import size as size_of
@@ -22,9 +23,6 @@ from helpers.values import each_of_type, whole
 COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#999999")))
 # What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
 OVERHEAD = "context, workspace,\nallocator, margin"
-# Beside colours, so that a print in one grey tells the categories apart.
-HATCHES = dict(zip(CATEGORIES, ("", "////", "--", "", "....")))
-EDGE = "#3A3A3A"  # of areas and hatches: 3:1 against white and against every colour of an area
 POINTS = 1500  # a timeline is thinned to about this many points; every peak stays
 
 

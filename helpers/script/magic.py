@@ -95,7 +95,7 @@ def _figure(facts: dict[str, Any]) -> Any:
     import numpy as np
 
     from helpers.memory.described import described
-    from helpers.memory.figures import COLOURS, EDGE, HATCHES
+    from helpers.memory.figures import COLOURS
     from helpers.memory.tracker import CATEGORIES
     from helpers.units import GIB, MIB
 
@@ -104,9 +104,7 @@ def _figure(facts: dict[str, Any]) -> Any:
     unit, name = (GIB, "GiB") if top >= GIB else (MIB, "MiB")
     figure, axis = plt.subplots(figsize=(8, 3.4))
     colours = [COLOURS[category] for category in CATEGORIES]
-    areas = axis.stackplot(range(len(rows)), (rows / unit).T, labels=CATEGORIES, colors=colours)
-    for area, category in zip(areas, CATEGORIES):
-        area.set(hatch=HATCHES[category], edgecolor=EDGE, linewidth=0.3)
+    axis.stackplot(range(len(rows)), (rows / unit).T, labels=CATEGORIES, colors=colours)
     axis.set(
         xlabel=f"step {facts['timeline']['step'] + 1}, event by event",
         ylabel=name,

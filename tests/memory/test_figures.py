@@ -11,7 +11,8 @@ from IPython.core.formatters import DisplayFormatter
 
 from helpers import plots
 from helpers.memory.described import numbers
-from helpers.memory.figures import COLOURS, EDGE, HATCHES
+from helpers.memory.figures import COLOURS
+from helpers.memory.told_apart import EDGE, HATCHES, told_apart
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from helpers.units import size
@@ -120,3 +121,46 @@ def test_words_are_a_sentence_about_a_figure():
     with pytest.raises(TypeError, match="matplotlib figure, not Axes"):
         plots.described(plt.subplots()[1], "The loss of a step.")
     plt.close("all")
+
+
+def in_legend(figure, what):
+    return [what(handle) for handle in figure.axes[0].get_legend().legend_handles]
+
+
+def test_curves_that_only_colours_tell_apart_get_dashes_in_the_legend_as_well():
+    figure, axis = plt.subplots()
+    for count, colour in enumerate(plots.LINES[:3]):
+        axis.plot([0, 1], [0, count], "o-", color=colour, label=f"curve {count}")
+    axis.plot([0, 1], [1, 3], "--", color="black", label="another")
+    axis.plot([0, 1], [2, 3], "s-", color=plots.LINES[0], label="with another marker")
+    axis.legend()
+    plt.close(figure)
+    told_apart(figure)
+    styles = [line.get_linestyle() for line in axis.lines]
+    assert styles == ["-", "-.", ":", "--", "-"]
+    assert in_legend(figure, lambda handle: handle.get_linestyle()) == styles
+
+
+def test_bars_that_only_colours_tell_apart_get_hatches_and_rows_without_a_name_too():
+    figure, axis = plt.subplots()
+    parts = {"parameters": "#0072B2", "gradients": "#D55E00", "sent": "#CC79A7", "kept": "#56B4E9"}
+    for row in (0, 1):
+        for place, (name, colour) in enumerate(parts.items()):
+            label = None if row else name
+            axis.barh(row, 1, left=place, color=colour, label=label)
+    axis.legend()
+    plots.described(figure, "Two rows of four bars.")
+    hatches = [container.patches[0].get_hatch() or "" for container in axis.containers]
+    assert hatches[:4] == hatches[4:] and hatches[:2] == ["", "////"]
+    assert len(set(hatches[1:4])) == 3 and all(hatches[1:4])
+    assert in_legend(figure, lambda handle: handle.get_hatch() or "") == hatches[:4]
+
+
+def test_areas_get_hatches_and_bars_that_their_place_names_stay_as_they_are():
+    figure, (left, right) = plt.subplots(1, 2)
+    areas = left.stackplot([0, 1, 2], [[1, 1, 1], [2, 2, 2]], labels=["a", "b"])
+    bars = right.bar(["a", "b"], [1, 2], color=["red", "blue"])
+    plt.close(figure)
+    told_apart(figure)
+    assert areas[0].get_hatch() != areas[1].get_hatch()
+    assert not any(bar.get_hatch() for bar in bars)
