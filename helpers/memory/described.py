@@ -140,8 +140,8 @@ def _areas(axis: Axes) -> Iterator[tuple[str, str]]:
 
 def _series(
     label: Any,
-    places: Sequence[float],
-    values: Sequence[float],
+    places: Sequence[float] | np.ndarray,
+    values: Sequence[float] | np.ndarray,
     along: Axis,
     up: Axis | None = None,
 ) -> tuple[str, str]:

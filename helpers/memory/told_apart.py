@@ -107,7 +107,7 @@ def _handles(figure: Figure) -> Iterator[Artist]:
     legends = [axis.get_legend() for axis in figure.axes]
     for legend in [*legends, *figure.legends]:
         if legend is not None:
-            yield from legend.legend_handles
+            yield from filter(None, legend.legend_handles)
 
 
 def _has_name(artist: Any) -> bool:

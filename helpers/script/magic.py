@@ -112,7 +112,12 @@ def _figure(facts: dict[str, Any]) -> Any:
         xlim=(0, max(1, len(rows) - 1)),
     )
     if facts["card_memory"] < 3 * top:
-        style = {"color": "black", "linestyle": "--", "linewidth": 1, "label": "memory of the GPU"}
+        style: dict[str, Any] = {
+            "color": "black",
+            "linestyle": "--",
+            "linewidth": 1,
+            "label": "memory of the GPU",
+        }
         axis.axhline(facts["card_memory"] / unit, **style)
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
     return described(figure, "Bytes alive over the step that holds the peak, by category.")

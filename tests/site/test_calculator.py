@@ -158,6 +158,21 @@ def test_the_page_answers_what_the_command_answers(calculator, gpu):
     assert differing == {}
 
 
+def test_the_seconds_of_a_step_are_the_commands(calculator):
+    shown, known = calculator("#gpu=T4"), 0
+    for name, facts in page.data()["models"].items():
+        answer = kept.shipped(replace(asked_of(name), gpu=gpus.find("T4"))) or {}
+        assert facts["seconds"].get("T4") == (answer.get("seconds") or None), name
+        known += "T4" in facts["seconds"]
+    assert known >= 12
+    shown.select_option("[name=model]", "microsoft/deberta-v3-base")
+    shown.wait_for_selector("#answer[aria-busy=false]")
+    assert shown.inner_text("#time").startswith("A step takes")
+    shown.fill("[name=batch_size]", "8")
+    shown.wait_for_selector("#answer[aria-busy=false]")
+    assert "known here only for the settings" in shown.inner_text("#time")
+
+
 def test_a_change_that_is_offered_makes_it_fit_and_the_address_keeps_the_settings(calculator):
     shown = calculator("#model=FacebookAI/roberta-base&gpu=GTX+1650&tokens=512&batch_size=16")
     assert shown.inner_text("#verdict").startswith("NO")
