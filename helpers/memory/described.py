@@ -83,9 +83,10 @@ def numbers(figure: Figure) -> str:
         told = [name + words for name, words in found if name or len(found) <= MANY][:MANY]
         if told:
             named = [axis.get_title() or axis.get_title("left"), axis.get_ylabel()]
-            head = ", ".join(" ".join(name.split()) for name in named if name)
-            over = f" over {axis.get_xlabel()}" if axis.get_xlabel() else ""
-            sentences.append(f"{head or 'Values'}{over}: {'; '.join(told)}.")
+            up = ", ".join(" ".join(name.split()) for name in named if name)
+            across = " ".join(axis.get_xlabel().split())
+            head = f"{up} over {across}" if up and across else up or across or "Values"
+            sentences.append(f"{head}: {'; '.join(told)}.")
     return " ".join(sentences)
 
 

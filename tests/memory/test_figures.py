@@ -69,11 +69,12 @@ def test_a_plain_figure_gets_words_and_its_numbers_and_notebooks_get_them():
     left.set_xticks([1, 4], ["one", "four"])
     right.barh(["a", "b"], [1.5, 2], label="bars")
     right.barh(["a", "b"], [3, 4], left=[1.5, 2])
+    right.set_xlabel("MiB")
     shown = plots.described(figure, "Bars beside a curve.")
     assert shown is figure and not plt.get_fignums()
     assert figure.alt == (
         "Bars beside a curve. Title, GiB over ranks: long: 0.5 at one, 12,346 at four; limit 7. "
-        "Values: bars: 1.5 at a, 2 at b; 3 at a, 4 at b."
+        "MiB: bars: 1.5 at a, 2 at b; 3 at a, 4 at b."
     )
     data, metadata = DisplayFormatter().format(shown)
     assert metadata["image/png"]["alt"] == figure.alt and repr(shown).startswith("<Figure size")
