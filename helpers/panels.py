@@ -28,6 +28,9 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from helpers.memory.described import numbers
+from helpers.memory.told_apart import told_apart
+
 try:
     import ipywidgets
 except ImportError:
@@ -52,7 +55,7 @@ class View:
     text    its text form, for readers without pictures
     png     the bytes of a picture, or None
     html    its HTML form where there is no picture, or None
-    alt     the picture in words, where its figure has them
+    alt     the picture in words: those of its figure, or else its numbers
     failed  whether drawing raised an error, which is then in the text and the HTML
     """
 
@@ -195,7 +198,11 @@ class Panel:
         try:
             drawn = self._draw(**values)
             if isinstance(drawn, Figure):
-                return View("", png=self._png(drawn, caption), alt=getattr(drawn, "alt", ""))
+                alt = getattr(drawn, "alt", "")
+                if not alt:
+                    told_apart(drawn)
+                    alt = numbers(drawn)
+                return View("", png=self._png(drawn, caption), alt=alt)
             if drawn is None:
                 raise TypeError("the drawing function returned nothing; let it return its figure")
             if hasattr(drawn, "_repr_html_"):

@@ -10,11 +10,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from helpers.memory.figures import COLOURS, DescribedFigure, categories, closed, timeline
+from helpers.memory.described import DescribedFigure, closed, described
+from helpers.memory.figures import COLOURS, categories, timeline
 from helpers.record import Run
 from helpers.values import series, whole
 
-__all__ = ["COLOURS", "LINES", "bars", "categories", "losses", "style", "timeline"]
+__all__ = ["COLOURS", "LINES", "bars", "categories", "described", "losses", "style", "timeline"]
 
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")  # beside colours
@@ -64,8 +65,7 @@ def bars(values: Mapping[str, float | list[float]], label: str, percent: bool = 
 
     Raises TypeError for what is no dict of numbers or lists of them, ValueError for an empty one.
     """
-    kinds = (int, float, list, tuple, np.generic, np.ndarray)
-    series("values", values, *kinds, finite=True)
+    series("values", values, int, float, list, tuple, np.generic, np.ndarray, finite=True)
     figure, axis = plt.subplots(figsize=(7, 0.9 + 0.45 * len(values)), FigureClass=DescribedFigure)
     said = []
     for row, (name, value) in enumerate(values.items()):

@@ -304,6 +304,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_kept_plan_is_a_fresh_plan",
         "test_the_page_plans_as_python_does",
         "test_the_page_answers_what_the_command_answers",
+        "test_what_an_address_names_and_the_page_does_not_know_is_said",
     ),
     "site/test_jupyterlab.py": ("test_a_panel_answers_and_is_never_lost",),
     "site/test_site.py": (

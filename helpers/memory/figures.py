@@ -11,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from helpers.gpus import GPU, as_gpu
+from helpers.memory.described import DescribedFigure, closed
 from helpers.memory.timeline import Fit, Plan
+from helpers.memory.told_apart import EDGE, HATCHES
 from helpers.memory.tracker import CATEGORIES, PHASES
 from helpers.units import GIB, MIB
 from helpers.units import size as size_of
@@ -21,26 +23,7 @@ from helpers.values import each_of_type, whole
 COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#999999")))
 # What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
 OVERHEAD = "context, workspace,\nallocator, margin"
-# Beside colours, so that a print in one grey tells the categories apart.
-HATCHES = dict(zip(CATEGORIES, ("", "////", "--", "", "....")))
-EDGE = "#3A3A3A"  # of areas and hatches: 3:1 against white and against every colour of an area
 POINTS = 1500  # a timeline is thinned to about this many points; every peak stays
-
-
-class DescribedFigure(Figure):
-    """A matplotlib figure with a text for those who cannot see it.
-
-    alt  the text; notebooks and their pages carry it with the picture
-    """
-
-    alt = ""
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace(type(self).__name__, "Figure")
-
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
-        """Only the metadata: Jupyter draws the picture as that of any figure."""
-        return {}, {"image/png": {"alt": self.alt}} if self.alt else {}
 
 
 def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> Figure:
@@ -196,14 +179,3 @@ def categories(plans: Mapping[str, PlanAtPeak], gpu: str | None = None) -> Figur
         f"{label or 'The step'}: {plan.fits(gpu)}." for label, plan in plans.items() if gpu
     )
     return closed(figure, f"Bytes at the peak, by category. {_said(plans)} {verdicts}".strip())
-
-
-def closed(figure: Figure, alt: str = "") -> Figure:
-    """Closed, so that a notebook shows it once, as the cell's value, and keeps no reference.
-
-    alt  its alternative text, kept where it is a `DescribedFigure`
-    """
-    if isinstance(figure, DescribedFigure) and alt:
-        figure.alt = alt
-    plt.close(figure)
-    return figure

@@ -94,7 +94,8 @@ def _figure(facts: dict[str, Any]) -> Any:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    from helpers.memory.figures import COLOURS, closed
+    from helpers.memory.described import described
+    from helpers.memory.figures import COLOURS
     from helpers.memory.tracker import CATEGORIES
     from helpers.units import GIB, MIB
 
@@ -103,9 +104,7 @@ def _figure(facts: dict[str, Any]) -> Any:
     unit, name = (GIB, "GiB") if top >= GIB else (MIB, "MiB")
     figure, axis = plt.subplots(figsize=(8, 3.4))
     colours = [COLOURS[category] for category in CATEGORIES]
-    axis.stackplot(
-        range(len(rows)), (rows / unit).T, labels=CATEGORIES, colors=colours, linewidth=0
-    )
+    axis.stackplot(range(len(rows)), (rows / unit).T, labels=CATEGORIES, colors=colours)
     axis.set(
         xlabel=f"step {facts['timeline']['step'] + 1}, event by event",
         ylabel=name,
@@ -113,6 +112,12 @@ def _figure(facts: dict[str, Any]) -> Any:
         xlim=(0, max(1, len(rows) - 1)),
     )
     if facts["card_memory"] < 3 * top:
-        axis.axhline(facts["card_memory"] / unit, color="black", linestyle="--", linewidth=1)
+        style: dict[str, Any] = {
+            "color": "black",
+            "linestyle": "--",
+            "linewidth": 1,
+            "label": "memory of the GPU",
+        }
+        axis.axhline(facts["card_memory"] / unit, **style)
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
-    return closed(figure)
+    return described(figure, "Bytes alive over the step that holds the peak, by category.")

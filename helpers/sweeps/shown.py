@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator
 
 from helpers import plots, profile
-from helpers.memory.figures import DescribedFigure, closed
+from helpers.memory.described import DescribedFigure, closed
 from helpers.sweeps.results import MANY, Paired, Sweep, read
 from helpers.tables import Table
 

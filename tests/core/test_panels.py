@@ -17,12 +17,13 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 from helpers import panels
-from helpers.memory.figures import DescribedFigure
+from helpers.memory.described import DescribedFigure
 from helpers.panels import panel
 
 ROOT = Path(__file__).resolve().parents[2]
 VIEW = "application/vnd.jupyter.widget-view+json"
 LINE = "Run the notebook to move the sliders: batch size 16, length 256"
+ALT = f"Values: 16 at a, 256 at b. {LINE}"  # a figure without words has its numbers
 
 
 def draw(batch_size=16, length=256):
@@ -40,7 +41,7 @@ def test_the_bundle_holds_the_widget_and_a_picture_that_stands_alone():
     bundle, metadata = subject._repr_mimebundle_()
     assert set(bundle) == {VIEW, "image/png", "text/plain"}
     assert bundle[VIEW]["model_id"] == subject.widget.model_id
-    assert bundle["text/plain"] == LINE == metadata["image/png"]["alt"] == repr(subject)
+    assert bundle["text/plain"] == LINE == repr(subject) and metadata["image/png"]["alt"] == ALT
     shown = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
     live = Image.open(io.BytesIO(subject.view.png))
     assert shown.height > live.height + 8  # the line is written below the picture
@@ -311,4 +312,4 @@ def test_in_a_real_kernel():
         if committed:
             del shown[0].data[VIEW]
         page, _ = HTMLExporter(template_name="classic").from_notebook_node(notebook)
-        assert picture in "".join(page.split()) and f'alt="{LINE}"' in page
+        assert picture in "".join(page.split()) and f'alt="{ALT}"' in page

@@ -4,10 +4,15 @@ import matplotlib
 
 matplotlib.use("agg")
 
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
 from IPython.core.formatters import DisplayFormatter
 
 from helpers import plots
-from helpers.memory.figures import COLOURS, EDGE, HATCHES
+from helpers.memory.described import numbers
+from helpers.memory.figures import COLOURS
+from helpers.memory.told_apart import EDGE, HATCHES, told_apart
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from helpers.units import size
@@ -52,3 +57,111 @@ def test_categories_differ_without_colour():
         assert contrast(EDGE, light) >= 3
     hatched = [HATCHES[name] for name in ("gradients", "optimizer states", "temporaries")]
     assert len(set(hatched)) == 3 and all(hatched)
+
+
+def test_a_plain_figure_gets_words_and_its_numbers_and_notebooks_get_them():
+    figure, (left, right) = plt.subplots(1, 2)
+    left.plot([1, 2, 4], [0.5, np.nan, 12345.6], label="long")
+    left.axhline(7, label="limit")
+    left.axvline(3)  # without a name
+    left.plot([1, 2], [1, 2], "o")  # dots without a name
+    left.set(title="Title", xlabel="ranks", ylabel="GiB")
+    left.set_xticks([1, 4], ["one", "four"])
+    right.barh(["a", "b"], [1.5, 2], label="bars")
+    right.barh(["a", "b"], [3, 4], left=[1.5, 2])
+    right.set_xlabel("MiB")
+    shown = plots.described(figure, "Bars beside a curve.")
+    assert shown is figure and not plt.get_fignums()
+    assert figure.alt == (
+        "Bars beside a curve. Title, GiB over ranks: long: 0.5 at one, 12,346 at four; limit 7. "
+        "MiB: bars: 1.5 at a, 2 at b; 3 at a, 4 at b."
+    )
+    data, metadata = DisplayFormatter().format(shown)
+    assert metadata["image/png"]["alt"] == figure.alt and repr(shown).startswith("<Figure size")
+
+
+def test_a_long_curve_and_an_area_are_told_by_their_ends_and_extremes():
+    figure, axis = plt.subplots()
+    x = np.arange(10)
+    axis.plot(x, -((x - 4.0) ** 2), label="hill")
+    axis.stackplot(x, [x + 1.0, np.full(10, 2.0)], labels=["first", "second"])
+    axis.errorbar([0, 1], [5, 6], yerr=[1, 1], label="means")
+    axis.hexbin(x, x)
+    plt.close(figure)
+    assert numbers(figure) == (
+        "Values: hill: from -16 at 0, to -25 at 9, highest 0 at 4; means: 5 at 0, 6 at 1; "
+        "first: from 1 at 0, to 10 at 9; second: from 2 at 0, to 2 at 9."
+    )
+
+
+def test_names_on_an_axis_and_curves_without_points_are_told():
+    figure, axis = plt.subplots()
+    axis.plot([1, 2], ["x", "y"], "o", label="dots")
+    axis.plot([], [], label="none")
+    axis.plot([0, 1], [float("nan"), 1], label="half")
+    axis.set(xlim=(0, 1), ylim=(0, 1))
+    plt.close(figure)
+    assert numbers(figure) == "Values: dots: x at 1, y at 2; none: nothing; half: y at 1."
+
+
+def test_many_bars_without_a_name_are_left_to_the_words():
+    figure, axis = plt.subplots()
+    for place in range(13):
+        axis.barh(0, 1, left=place)
+    axis.barh(1, 2, label="named")
+    assert plots.described(figure, "A timetable of two ranks.").alt == (
+        "A timetable of two ranks. Values: named: 2 at 1."
+    )
+
+
+def test_words_are_a_sentence_about_a_figure():
+    figure = plt.figure()
+    plt.close(figure)
+    with pytest.raises(ValueError, match="whole sentence"):
+        plots.described(figure, "Loss")
+    with pytest.raises(TypeError, match="matplotlib figure, not Axes"):
+        plots.described(plt.subplots()[1], "The loss of a step.")
+    plt.close("all")
+
+
+def in_legend(figure, what):
+    return [what(handle) for handle in figure.axes[0].get_legend().legend_handles]
+
+
+def test_curves_that_only_colours_tell_apart_get_dashes_in_the_legend_as_well():
+    figure, axis = plt.subplots()
+    for count, colour in enumerate(plots.LINES[:3]):
+        axis.plot([0, 1], [0, count], "o-", color=colour, label=f"curve {count}")
+    axis.plot([0, 1], [1, 3], "--", color="black", label="another")
+    axis.plot([0, 1], [2, 3], "s-", color=plots.LINES[0], label="with another marker")
+    axis.legend()
+    plt.close(figure)
+    told_apart(figure)
+    styles = [line.get_linestyle() for line in axis.lines]
+    assert styles == ["-", "-.", ":", "--", "-"]
+    assert in_legend(figure, lambda handle: handle.get_linestyle()) == styles
+
+
+def test_bars_that_only_colours_tell_apart_get_hatches_and_rows_without_a_name_too():
+    figure, axis = plt.subplots()
+    parts = {"parameters": "#0072B2", "gradients": "#D55E00", "sent": "#CC79A7", "kept": "#56B4E9"}
+    for row in (0, 1):
+        for place, (name, colour) in enumerate(parts.items()):
+            label = None if row else name
+            axis.barh(row, 1, left=place, color=colour, label=label)
+    axis.legend()
+    plots.described(figure, "Two rows of four bars.")
+    hatches = [container.patches[0].get_hatch() or "" for container in axis.containers]
+    assert hatches[:4] == hatches[4:] and hatches[:2] == ["", "////"]
+    assert len(set(hatches[1:4])) == 3 and all(hatches[1:4])
+    assert in_legend(figure, lambda handle: handle.get_hatch() or "") == hatches[:4]
+
+
+def test_areas_get_hatches_and_bars_that_their_place_names_stay_as_they_are():
+    figure, (left, right) = plt.subplots(1, 2)
+    areas = left.stackplot([0, 1, 2], [[1, 1, 1], [2, 2, 2]], labels=["a", "b"])
+    bars = right.bar(["a", "b"], [1, 2], color=["red", "blue"])
+    plt.close(figure)
+    told_apart(figure)
+    assert areas[0].get_hatch() != areas[1].get_hatch()
+    assert not any(bar.get_hatch() for bar in bars)

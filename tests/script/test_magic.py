@@ -47,6 +47,7 @@ def test_a_cell_is_planned_with_the_names_of_earlier_cells(shell, capsys, monkey
     out = capsys.readouterr().out
     assert "YES, it fits on a RTX 3060" in out.replace("an RTX", "a RTX")
     assert "cell:3" in out and "525 k parameters, AdamW" in out and isinstance(shown[0], Figure)
+    assert "step that holds the peak" in shown[0].alt and "parameters: from" in shown[0].alt
     assert set(shell.user_ns) == names and shell.user_ns["count"] == 0
     after = list(shell.user_ns["model"].parameters())
     assert all(torch.equal(a, b) and a.device.type == "cpu" for a, b in zip(after, weights))

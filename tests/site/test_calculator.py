@@ -158,6 +158,21 @@ def test_the_page_answers_what_the_command_answers(calculator, gpu):
     assert differing == {}
 
 
+def test_the_seconds_of_a_step_are_the_commands(calculator):
+    shown, known = calculator("#gpu=T4"), 0
+    for name, facts in page.data()["models"].items():
+        answer = kept.shipped(replace(asked_of(name), gpu=gpus.find("T4"))) or {}
+        assert facts["seconds"].get("T4") == (answer.get("seconds") or None), name
+        known += "T4" in facts["seconds"]
+    assert known >= 12
+    shown.select_option("[name=model]", "microsoft/deberta-v3-base")
+    shown.wait_for_selector("#answer[aria-busy=false]")
+    assert shown.inner_text("#time").startswith("A step takes")
+    shown.fill("[name=batch_size]", "8")
+    shown.wait_for_selector("#answer[aria-busy=false]")
+    assert "known here only for the settings" in shown.inner_text("#time")
+
+
 def test_a_change_that_is_offered_makes_it_fit_and_the_address_keeps_the_settings(calculator):
     shown = calculator("#model=FacebookAI/roberta-base&gpu=GTX+1650&tokens=512&batch_size=16")
     assert shown.inner_text("#verdict").startswith("NO")
@@ -178,13 +193,45 @@ def test_a_wrong_input_is_one_sentence(calculator):
     for name, value, said in (
         ("accumulation", "3", "do not divide"),
         ("batch_size", "0", "at least 1"),
+        ("batch_size", "1000000000", "at most 4,096"),
         ("tokens", "100000", "at most 512 tokens"),
     ):
         before = shown.input_value(f"[name={name}]")
         shown.fill(f"[name={name}]", value)
         shown.wait_for_selector("#answer[aria-busy=false]")
-        assert said in shown.inner_text("#verdict")
+        assert said in shown.inner_text("#verdict") and not shown.is_visible("#typed")
         shown.fill(f"[name={name}]", before)
+
+
+ADDRESSES = (  # what the address holds, what is said of it, what is planned
+    ("model=nope&gpu=L4", 'The model "nope" is not among those', "google-bert/bert-base-uncased"),
+    ("gpu=GTX+9999", 'GPU cannot be "GTX 9999" here.', '--gpu "T4"'),
+    ("optimizer=foo", 'Optimizer cannot be "foo" here.', '--gpu "T4" --batch 16'),
+    ("checkpointing=perhaps", 'gradient checkpointing cannot be "perhaps" here.', "--batch 16"),
+    ("colour=red&batch_size=8", '"colour" is no setting of this page.', "--batch 8"),
+    ("batch_size=many", 'Examples per step cannot be "many" here.', ""),
+    ("gpu=12GB", "", '--gpu "12GB"'),
+    ("gpu=rtx4090", "", '--gpu "RTX 4090"'),
+    ("model=TinyLlama/TinyLlama-1.1B-Chat-v1.0", "", "--weights bf16 --precision bf16"),
+)
+
+
+@pytest.mark.parametrize("address, said, planned", ADDRESSES)
+def test_what_an_address_names_and_the_page_does_not_know_is_said(
+    calculator, address, said, planned
+):
+    shown = calculator(f"#{address}")
+    told = shown.inner_text("#unknown")
+    assert said in told and bool(told) == bool(said)
+    assert planned in shown.inner_text("#typed")
+    if said:  # until the reader chooses something
+        shown.select_option("[name=gpu]", "L4")
+        assert shown.inner_text("#unknown") == ""
+
+
+def test_no_in_an_address_is_no(calculator):
+    assert not calculator("#checkpointing=off").is_checked("[name=checkpointing]")
+    assert calculator("#checkpointing=on").is_checked("[name=checkpointing]")
 
 
 def test_outdated_requests_are_dropped(calculator):

@@ -87,6 +87,16 @@ def pictures(nb):
     return [] if kinds & {"image/png", "image/svg+xml"} else ["not one picture"]
 
 
+def undescribed(nb):
+    """Figures that a cell closes or shows by itself, so that they have no words beside them."""
+    return [
+        f"{call} leaves a figure without words: use plots.described"
+        for cell in code(nb)
+        for call in ("plt.close(", "plt.show(")
+        if call in cell.source
+    ]
+
+
 def first_cell(nb):
     return (
         []
@@ -166,6 +176,7 @@ RULES = [
     long_cells,
     compared,
     pictures,
+    undescribed,
     first_cell,
     prose,
     random_accuracy,
@@ -277,6 +288,8 @@ BROKEN = [
     (compared, lambda nb: code(nb)[1].metadata.pop("tags")),
     (compared, lambda nb: code(nb)[1].outputs.clear()),
     (pictures, lambda nb: code(nb)[2].outputs.clear()),
+    (undescribed, lambda nb: code(nb)[2].update(source="plt.close(figure)\nfigure")),
+    (undescribed, lambda nb: code(nb)[2].update(source="plt.plot([1])\nplt.show()")),
     (first_cell, lambda nb: code(nb)[0].update(source="import torch")),
     (prose, writes("It takes 9.4 GiB.")),
     (prose, writes("It saves 12 % of it.")),

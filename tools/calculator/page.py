@@ -10,15 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from helpers import gpus
-from tools.calculator.make import read_file
+from tools.calculator.make import read_file, times
 
 PAGE = Path(__file__).with_name("page")
 
 
 def data() -> dict[str, Any]:
-    """What the page reads: kept plans, GPUs, and what a GPU needs beside tensors (bytes)."""
+    """What the page reads: kept plans, GPUs, and what a GPU needs beside tensors (bytes).
+
+    Seconds are those of the command's kept answers, which may be newer than the file.
+    """
+    kept = read_file()
+    models = {
+        name: facts | {"seconds": times(name) or facts["seconds"]}
+        for name, facts in kept["models"].items()
+    }
     return {
-        **read_file(),
+        **kept,
+        "models": models,
         "gpus": [gpu._asdict() for gpu in gpus.GPUS.values()],
         "constants": {
             "context": gpus.CONTEXT,

@@ -69,7 +69,8 @@ def build(folder: Path = BUILD) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     source = work / "source"
     (source / "_static").mkdir(parents=True)
-    shutil.copy(HERE / "site.css", source / "_static" / "site.css")
+    for name in ("site.css", "site.js"):
+        shutil.copy(HERE / name, source / "_static" / name)
     sources = Sources(source)
     sources.write()
     own_run = (BUILD / "html" / "index.html").is_file()

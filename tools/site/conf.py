@@ -23,6 +23,7 @@ html_use_index = False
 html_show_search_summary = False  # which would fetch pages, as a file may not
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,

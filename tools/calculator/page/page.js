@@ -63,19 +63,22 @@ function asked() {
     frozen: values.trained === "half" ? Math.floor(facts.layers / 2) : null,
     length: facts.longest ? +values.tokens : null,
   };
-  const whole = (value) => Number.isInteger(value) && value >= 1;
+  const most = (name) => (+form.elements[name].max).toLocaleString("en");
+  const whole = (value, name) =>
+    Number.isInteger(value) && value >= 1 && value <= (+form.elements[name].max || Infinity);
   let problem = "";
-  if (!whole(step.batch_size)) problem = "Examples per step must be a whole number of at least 1.";
-  else if (!whole(step.accumulation) || step.batch_size % step.accumulation)
+  if (!whole(step.batch_size, "batch_size"))
+    problem = `Examples per step must be a whole number of at least 1, at most ${most("batch_size")}.`;
+  else if (!whole(step.accumulation, "accumulation") || step.batch_size % step.accumulation)
     problem = `${step.accumulation} micro-batches do not divide ${step.batch_size} examples: choose a divisor.`;
-  else if (step.length !== null && (!whole(step.length) || step.length % 32))
+  else if (step.length !== null && (!whole(step.length, "tokens") || step.length % 32))
     problem = "Tokens per example must be a multiple of 32, the lengths that are planned exactly.";
   else if (facts.longest && step.length > facts.longest)
     problem = `This model takes at most ${facts.longest} tokens.`;
-  else if (step.lora_rank !== null && !whole(step.lora_rank))
-    problem = "The rank of LoRA must be a whole number of at least 1.";
-  else if (!(values.gpu !== MINE || +values.gigabytes >= 1))
-    problem = "The memory of a GPU must be at least 1 GB.";
+  else if (step.lora_rank !== null && !whole(step.lora_rank, "lora_rank"))
+    problem = `The rank of LoRA must be a whole number of at least 1, at most ${most("lora_rank")}.`;
+  else if (values.gpu === MINE && !(+values.gigabytes >= 1 && +values.gigabytes <= 1024))
+    problem = `The memory of a GPU must be at least 1 GB, at most ${most("gigabytes")} GB.`;
   return { model: values.model, facts, gpu: gpuOf(values), step, problem };
 }
 
@@ -185,6 +188,8 @@ function time({ model, facts, gpu, step }) {
     && !step.lora_rank && !step.frozen && step.precision === facts.weights;
   const seconds = facts.seconds[gpu.name];
   if (usual && seconds) return `A step takes ${duration(seconds)} there, by plan.`;
+  if (!Object.keys(facts.seconds).length || usual)
+    return "This page does not know the seconds of this step: the command below plans them.";
   return "The seconds of a step are known here only for the settings with which a model is first "
     + "shown; the command below plans them for all.";
 }
@@ -225,7 +230,8 @@ function answer() {
       show.setAttribute("aria-busy", "false");
     }, 0);
   }
-  at("typed").textContent = typed(question);
+  at("typed").textContent = question.problem ? "" : typed(question);
+  at("typed").parentElement.hidden = Boolean(question.problem);
   show.classList.remove("planning");
   if (!planned) { show.setAttribute("aria-busy", "false"); show.dataset.done = String(mine); }
 }
@@ -250,19 +256,52 @@ function usual() {
   if (facts.longest) form.elements.tokens.value = facts.length;
 }
 
+/* Take the settings of the address; what it names and the page does not know is said in a sentence. */
 function fromAddress() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  for (let round = 0; round < 2; round++) {
-    for (const [name, value] of given) {
-      const field = form.elements[name];
-      if (!field) continue;
-      if (field.type === "checkbox") field.checked = true;
-      else field.value = value;
+  const given = new Map(new URLSearchParams(location.hash.slice(1))), unknown = [];
+  const plain = (text) => text.toLowerCase().replace(/[^a-z0-9]/g, "");
+  const shown = (text) => `"${text.length > 40 ? `${text.slice(0, 40)}…` : text}"`;
+  const sized = /^\s*([\d.]+) *g?i?b?\s*$/i.exec(given.get("gpu") || "");
+  if (sized) given.set("gpu", MINE).set("gigabytes", sized[1]);
+  for (const name of given.keys())
+    if (!form.elements[name] || !form.elements[name].name) {
+      unknown.push(`${shown(name)} is no setting of this page.`);
+      given.delete(name);
     }
-    if (!form.elements.model.value) form.elements.model.selectedIndex = 0;
-    if (!form.elements.gpu.value) form.elements.gpu.selectedIndex = 0;
+  const take = (name, value) => {
+    const field = form.elements[name];
+    if (field.type === "checkbox") {
+      const no = ["0", "off", "false", "no"].includes(value.toLowerCase());
+      const yes = ["1", "on", "true", "yes"].includes(value.toLowerCase());
+      if (no || yes) field.checked = yes && !field.disabled;
+      return no || (yes && field.checked);
+    }
+    if (field.type === "number") {
+      field.value = value;
+      return field.value !== "";
+    }
+    const option = [...field.options].find((each) => plain(each.value) === plain(value));
+    if (option) field.value = option.value;
+    return Boolean(option);
+  };
+  if (given.has("model")) {
+    const known = take("model", given.get("model"));
+    if (!known) unknown.push(`The model ${shown(given.get("model"))} is not among those of this page.`);
+    given.delete("model");
+  }
+  usual();
+  const left = new Set();
+  for (let round = 0; round < 2; round++) { // the weights decide which precisions there are
+    for (const [name, value] of given) left[take(name, value) ? "delete" : "add"](name);
     restrict();
   }
+  for (const name of left) {
+    const words = [...form.elements[name].closest("label").childNodes].filter((node) => node.data);
+    const label = words.map((node) => node.data.trim()).join(" ").trim();
+    unknown.push(`${label} cannot be ${shown(given.get(name))} here.`);
+  }
+  at("unknown").textContent = unknown.length
+    ? `From the address was not taken: ${unknown.join(" ")} What is planned is in the fields above.` : "";
 }
 
 Planner.load(window.TIGHT_FIT_PLANS).then((data) => {
@@ -273,6 +312,7 @@ Planner.load(window.TIGHT_FIT_PLANS).then((data) => {
   usual();
   if (location.hash) fromAddress();
   form.addEventListener("input", (event) => {
+    at("unknown").textContent = "";
     if (event.target.name === "model") usual();
     else restrict();
     changed();
