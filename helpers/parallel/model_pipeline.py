@@ -59,13 +59,7 @@ def check_pipeline(model_step: ModelStep, layout: Layout) -> None:
             "they would be on the last stage and on the first: leave pipeline out."
         )
     _check_layers(config, layout)
-    if layout.schedule == "1f1b" and model_step.accumulation < layout.pipeline:
-        raise ValueError(
-            f"The schedule 1f1b needs at least as many micro-batches as stages, and there are "
-            f"{model_step.accumulation} for pipeline={layout.pipeline}: give "
-            f"accumulation={layout.pipeline} or more."
-        )
-    schedule_of(layout.schedule, layout.pipeline, model_step.accumulation)  # or its error
+    _check_micro_batches(model_step.accumulation, layout)
     for name, left in (("lora_rank", None), ("frozen", None), ("loss", "full"), ("base", None)):
         value = getattr(model_step, name)
         if value != left and value not in hf_config.WEIGHTS:
@@ -89,6 +83,21 @@ def _check_layers(config: PretrainedConfig, layout: Layout) -> None:
             if total >= stages
             else f"{total} layers are too few for {stages} stages (pipeline={layout.pipeline}{each}"
             "): use fewer stages."
+        )
+
+
+def _check_micro_batches(count: int, layout: Layout) -> None:
+    stages, name = layout.pipeline, layout.schedule
+    rounds = max(1, count // stages)
+    if name == "1f1b" and count < stages:
+        raise ValueError(
+            f"The schedule 1f1b needs at least as many micro-batches as stages, and there are "
+            f"{count} for pipeline={stages}: give accumulation={stages} or more."
+        )
+    if name in ("interleaved", "zero-bubble") and count % rounds:
+        raise ValueError(
+            f"The schedule {name} goes in rounds of about {stages} micro-batches, and {count} "
+            f"cannot be divided into {rounds} rounds: give a multiple of {stages} as accumulation."
         )
 
 

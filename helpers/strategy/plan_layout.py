@@ -117,10 +117,12 @@ class LayoutPlan(Plan):
         return replace(peaks, reserved=sum(reserved))
 
     def fits(self, gpu: str | GPU, allocator: bool = True) -> Fit:
-        """Whether a rank fits a GPU, as `Plan.fits`; several ranks need buffers for NCCL.
+        """Whether every rank fits a GPU, as `Plan.fits`; several ranks need buffers for NCCL.
 
         Raises ValueError for an unknown GPU.
         """
+        if self.stages:
+            return max((one.fits(gpu, allocator) for one in self.stages), key=lambda fit: fit.need)
         fit = super().fits(gpu, allocator)
         if self.layout.ranks == 1:
             return fit

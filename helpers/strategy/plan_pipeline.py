@@ -1,8 +1,12 @@
 """The planner of pipelines: each rank's stages, by torch.distributed.pipelining without messages.
 
 torch's own schedules run on tensors without values, over a process group that sends nothing, with
-all micro-batches and all layers. Stages differ in what they hold: the first holds most micro-batches
-of 1F1B, the last has the head and the logits. So each is planned by itself.
+all micro-batches and all layers. Stages differ in what they hold: the first holds most
+micro-batches of 1F1B, the last has the head and the logits. So each rank is planned by itself.
+
+Proven byte for byte against real gloo ranks that run torch.distributed.pipelining on small Llamas
+and Qwen3s: all four schedules on two ranks, and with DDP and FSDP2 over two data ranks each on
+four, by their peaks, messages, FLOPs and weights (tests/strategy/test_plan_pipeline.py).
 """
 
 from __future__ import annotations
