@@ -136,60 +136,64 @@ def deep(**fields) -> LlamaConfig:
     return LlamaConfig(**SMALL | {"num_hidden_layers": 8} | fields)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
-def test_messages_are_hidden_states_and_their_gradients(schedule):
+def test_messages_are_hidden_states_and_their_gradients():
     """Each stage but the last sends them once per micro-batch, and each but the first gets back."""
-    layout = Layout(2, pipeline=4, schedule=schedule)
-    planned = plan_layout(deep(), layout, "cpu", batch_size=16, length=20, accumulation=4)
-    hidden = 16 // 2 * 20 * 32 * 2  # bytes of bf16, of all micro-batches of a data rank
+    layout = Layout(2, pipeline=3, schedule="interleaved")
+    config = deep(num_hidden_layers=6)
+    planned = plan_layout(config, layout, "cpu", batch_size=12, length=20, accumulation=3)
+    hidden = 12 // 2 * 20 * 32 * 2  # bytes of bf16, of all micro-batches of a data rank
     for rank, plan in enumerate(planned.stages):
-        own = range(rank, 4 * layout.chunks, 4)
-        edges = sum((stage > 0) + (stage < 4 * layout.chunks - 1) for stage in own)
+        edges = sum((stage > 0) + (stage < 5) for stage in (rank, rank + 3))
         sent = [one for one in plan.sent if one.axis == "pipeline"]
         assert sum(one.bytes for one in sent if one.kind == "send") == edges * hidden
         assert [one.kind for one in sent if one.kind != "send"] == ["all_reduce"]  # the norm
-        data = plan.bytes_by_axis["data"]
+        data = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0)
+        for one in plan.sent:
+            if one.axis == "data":
+                data[one.kind] += one.bytes
         assert data["all_gather"] * 2 == data["reduce_scatter"], "once each, in bf16 and fp32"
-    assert planned.bytes_by_axis["pipeline"]["send"] == 2 * layout.chunks * hidden
+    assert planned.bytes_by_axis["pipeline"]["send"] == 4 * hidden
     assert planned.peak == max(plan.peak for plan in planned.stages)
     assert planned.stages[planned.stage].peak == planned.peak
 
 
 def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_are_left():
-    """What one micro-batch keeps is seen between two numbers of them; logits of the last stage
-    apart."""
-    asked = {"batch_size": 16, "length": 32, "precision": "fp32"}
+    """One micro-batch more takes 1F1B no more than the buffers in which its messages arrive."""
 
     def held(schedule: str, count: int) -> list[int]:
-        batch = {"batch_size": 2 * count, "accumulation": count}
-        layout = stages(schedule, pipeline=4)
-        plans = plan_layout(deep(), layout, "cpu", **asked | batch).stages
-        return [plan.highest["activations"] for plan in plans[:-1]]
+        step = {"batch_size": 2 * count, "accumulation": count, "length": 32, "precision": "fp32"}
+        layout, config = stages(schedule, pipeline=3), deep(num_hidden_layers=3)
+        plans = plan_layout(config, layout, "cpu", **step).stages
+        return [plan.highest["activations"] for plan in plans]
 
-    hidden, tokens = 2 * 32 * 32 * 4, 2 * 32 * 8
-    # Two buffers of hidden states come in for each micro-batch, one on the first stage.
-    buffers = [hidden + tokens, 2 * hidden, 2 * hidden]
-    grows = [late - early for late, early in zip(held("1f1b", 8), held("1f1b", 6))]
-    assert grows == [2 * each for each in buffers]
-    gpipe = [late - early for late, early in zip(held("gpipe", 8), held("gpipe", 6))]
-    first = held("1f1b", 6)[0] - 6 * buffers[0]
-    assert gpipe[0] - 2 * buffers[0] == pytest.approx(first / 4 * 2, rel=0.15)
-    assert gpipe[1] == gpipe[2]
+    hidden, labels, loss = 2 * 32 * 32 * 4, 2 * 32 * 8, 4
+    four, five = held("1f1b", 4), held("1f1b", 5)
+    assert [late - early for late, early in zip(five, four)][1:] == [
+        2 * hidden,  # from the stage before and from the one behind
+        hidden + labels + loss,
+    ]
+    all_four, all_five = held("gpipe", 4), held("gpipe", 5)
+    assert [late > early for late, early in zip(all_four, four)] == [True] * 3
+    for stage, (late, early) in enumerate(zip(all_five, all_four)):
+        layer = late - early - (2 if stage == 1 else 1) * hidden  # what one micro-batch keeps
+        assert early > 4 * layer > 0.8 * early
 
 
 def test_a_step_takes_the_bubble_longer():
-    """About (stages - 1) / micro-batches, and less where the schedule fills it."""
-    wide = deep(hidden_size=1024, intermediate_size=2816, num_attention_heads=16)
+    """About (stages - 1) / micro-batches, half of it with two stages on a rank, a third of it where
+    gradients of weights wait for a gap."""
+    wide = deep(
+        hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_hidden_layers=4
+    )
     took = {}
     for schedule in ("gpipe", "1f1b", "interleaved", "zero-bubble"):
-        layout = stages(schedule, pipeline=4)
-        planned = plan_layout(wide, layout, batch_size=32, length=512, accumulation=8)
+        planned = plan_layout(wide, stages(schedule), batch_size=16, length=512, accumulation=4)
         took[schedule] = planned.step_seconds("A100-40GB", "NVLink 3")
-    ideal = took["1f1b"].bubble / took["1f1b"].compute
-    assert ideal == pytest.approx(3 / 8, rel=0.25)
-    assert took["gpipe"].bubble == pytest.approx(took["1f1b"].bubble, rel=0.05)
-    assert took["interleaved"].bubble < 0.7 * took["1f1b"].bubble
-    assert took["zero-bubble"].bubble < took["1f1b"].bubble
+    bubble = took["1f1b"].bubble
+    assert bubble / took["1f1b"].compute == pytest.approx(1 / 4, rel=0.15)
+    assert took["gpipe"].bubble == pytest.approx(bubble, rel=0.05)
+    assert took["interleaved"].bubble == pytest.approx(bubble / 2, rel=0.15)
+    assert took["zero-bubble"].bubble == pytest.approx(bubble / 3, rel=0.15)
     assert all(time.exposed["pipeline"] > 0 for time in took.values())
 
 
@@ -228,7 +232,12 @@ def test_layouts_that_are_none(fields, says):
 @pytest.mark.parametrize(
     "config, layout, fields, says",
     [
-        (deep(), stages(pipeline=3), {"accumulation": 3}, "8 layers cannot be divided evenly over"),
+        (
+            deep(),
+            stages(pipeline=3),
+            {"batch_size": 18, "accumulation": 3},
+            "8 layers cannot be divided evenly over",
+        ),
         (deep(), stages(pipeline=16), {"accumulation": 16}, "8 layers are too few for 16 stages"),
         (deep(), stages("interleaved", pipeline=8), {}, "too few for 16 stages .*2 on each rank"),
         (deep(), stages(pipeline=4), {"accumulation": 2}, "accumulation=4 or more"),
@@ -237,7 +246,7 @@ def test_layouts_that_are_none(fields, says):
         (deep(), stages("zero-bubble"), {"checkpointing": True}, "use 1f1b, or leave recomp"),
         (deep(tie_word_embeddings=True), stages(), {}, "is its embeddings, one tensor for both"),
         (GemmaConfig(**SMALL), stages(), {}, "built as Llama is .* not for gemma"),
-        (CONFIGURATIONS["bert"], stages(), {}, "not for bert with the task masked-lm"),
+        (CONFIGURATIONS["bert"], stages(), {}, "not for bert with the task sequence"),
         (deep(), stages(), {"lora_rank": 4}, "lora_rank=4 is not planned with a pipeline"),
         (deep(), stages(), {"loss": "chunked"}, "loss='chunked' is not planned with"),
         (deep(), stages(), {"optimizer": "adamw", "precision": "fp16"}, "use bf16 or fp32"),
