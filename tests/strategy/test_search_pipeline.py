@@ -21,6 +21,15 @@ CONFIG = LlamaConfig(
     num_attention_heads=4,
     num_key_value_heads=2,
 )
+# 3.5 G parameters, too many for one GPU; few layers, so that a plan takes seconds.
+WIDE = LlamaConfig(
+    vocab_size=512,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=4,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+)
 SLOW = Cluster("A100-40GB", 2, 2, "PCIe 3 x16", "Ethernet 1 Gbit")
 PIPELINE = Layout(2, pipeline=2)
 
@@ -76,15 +85,7 @@ def test_bounds_are_below_what_is_planned(layout, length, width):
 
 def test_bounds_never_hide_the_best():
     """Over slow links a pipeline wins, with the bounds and without them."""
-    wide = LlamaConfig(
-        vocab_size=512,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    of = job(wide)
+    of = job(WIDE)
     quick, every = (search(of, SLOW, ("none",), 2, bounds=bounds) for bounds in (True, False))
     assert quick.best.trial == every.best.trial == Trial(PIPELINE, "none", 2)
     assert quick.best.facts == every.best.facts
@@ -104,7 +105,7 @@ def test_what_cannot_be_cut_is_left_out_with_its_reason():
 
 def test_the_command_says_what_a_pipeline_waits_for(tmp_path, capsys):
     path = tmp_path / "config.json"
-    values = CONFIG.to_dict() | {"architectures": ["LlamaForCausalLM"], "hidden_size": 1024}
+    values = WIDE.to_dict() | {"architectures": ["LlamaForCausalLM"]}
     path.write_text(json.dumps(values))
     words = [str(path), "--gpu", "A100-40GB", "--batch", "8", "--length", "256", "--gpus", "4"]
     words += ["--machines", "2", "--inside", "PCIe 3 x16", "--between", "Ethernet 1 Gbit"]
