@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._ops import OpOverload
@@ -306,16 +307,11 @@ def sent_until_waited_for() -> Iterator[None]:
     start = schedules._batch_p2p
 
     def held(operations: list, desc: str | None = None) -> list:
-        works = start(operations, desc)
-        if not works:
-            return works
-        return [*works, _Held([operation.tensor for operation in operations])]
+        works: list = start(operations, desc)
+        return [*works, _Held([operation.tensor for operation in operations])] if works else works
 
-    schedules._batch_p2p = held
-    try:
+    with patch.object(schedules, "_batch_p2p", held):
         yield
-    finally:
-        schedules._batch_p2p = start
 
 
 class _Held:

@@ -53,11 +53,15 @@ class WatchedStage(PipelineStage):
         return result
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
     ) -> None:
         if full_backward or not self.is_first:  # else torch does nothing: nobody waits for it
             self.begun("backward")
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, **kwargs)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.ended()
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
@@ -107,17 +111,17 @@ class PipelineRank:
             "loss_fn": self._loss,
             "scale_grads": False,
         }
-        kind: Any = SINGLE.get(layout.schedule)
+        single: Any = SINGLE.get(layout.schedule)
+        several: Any = SEVERAL.get(layout.schedule)
         self.schedule: Any = (
-            SEVERAL[layout.schedule](self.stages, **options)
-            if kind is None
-            else kind(self.stages[0], **options)
+            single(self.stages[0], **options) if single else several(self.stages, **options)
         )
 
     @property
     def wrapped(self) -> list[DistributedDataParallel]:
         """The stages under DDP, where there are data ranks that it sums over."""
-        return [stage.submod for stage in self.stages if isinstance(stage.submod, _DDP)]
+        runs = [stage.submod for stage in self.stages]
+        return [one for one in runs if isinstance(one, DistributedDataParallel)]
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         # FSDP2 divides gradients by the ranks; it cannot be told not to with gloo.
@@ -205,6 +209,3 @@ class PipelineRank:
             for info in infos
         ]
         return [info.buffer for info in infos if info.buffer is not None]
-
-
-_DDP = DistributedDataParallel

@@ -22,7 +22,7 @@ from helpers.torch_private import fsdp_param_module
 Kind = TypeVar("Kind", ModelRank, PipelineRank)
 
 
-class Shape:
+class BatchShape:
     """What `hf_plan.batch` asks a model for."""
 
     def __init__(self, model: FlatLogits):
@@ -47,7 +47,7 @@ def fake_rank(
     if selective:
         enable_recomputation(model.model, True, kernels)
     parameters = count_parameters(model.model)
-    shape = Shape(model)
+    shape = BatchShape(model)
     # As in `plan_ranks`: of 1,024 chunks of each parameter only those are made that are asked for.
     with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
         return kind(model_step, layout, model, mesh, reduce), shape, parameters

@@ -234,14 +234,10 @@ def _planned_stages(
     model_step: ModelStep, layout: Layout, target: str, selective: bool, reduce: str
 ) -> LayoutPlan:
     """The plan of the rank of a pipeline that needs most, which holds those of all of them."""
-    plans = [
-        _plan_of(
-            *(asked := (model_step, layout, target, selective, reduce)),
-            trace_stage(*asked[:2], rank, *asked[2:]),
-            rank,
-        )
-        for rank in range(layout.pipeline)
-    ]
+    plans = []
+    for rank in range(layout.pipeline):
+        made = trace_stage(model_step, layout, rank, target, selective, reduce)
+        plans.append(_plan_of(model_step, layout, target, selective, reduce, made, rank))
     worst = max(plans, key=lambda plan: plan.peak)
     return replace(worst, stages=tuple(plans))
 
