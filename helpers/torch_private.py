@@ -8,10 +8,12 @@ a new release has broken.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._ops import OpOverload
@@ -26,6 +28,7 @@ from torch.distributed._functional_collectives import (
     AsyncCollectiveTensor,
     all_gather_single_autograd,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -57,16 +60,19 @@ __all__ = [
     "inductor",
     "is_dense",
     "is_view",
+    "lay_out_messages",
     "load_cuda_kernel",
     "no_work",
     "parse_to",
     "process_group",
     "rebuild_buckets",
+    "sent_until_waited_for",
     "shapes_of_dtensor",
     "storage_key",
     "tree_leaves",
     "tree_map",
     "unset_fake_temporarily",
+    "whole_gradients",
     "written_arguments",
 ]
 
@@ -277,6 +283,60 @@ def fsdp_param_module():
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     return _fsdp_param
+
+
+def lay_out_messages(
+    schedule: Any, stages: Sequence[Any], inputs: tuple, labels: torch.Tensor | None
+) -> None:
+    """Let a schedule of torch.distributed.pipelining make the buffers of its messages.
+
+    It does so itself in its first step.
+    """
+    for stage in stages:
+        stage.has_backward = True
+    several = getattr(schedule, "_initialize_stages", None)
+    (several or schedule._initialize_stage)(inputs, {}, labels)
+
+
+@contextmanager
+def sent_until_waited_for() -> Iterator[None]:
+    """Inside, torch's pipelines hold what they send until they let go of the work, as gloo and NCCL
+    do; the process group that sends nothing does not."""
+    from torch.distributed.pipelining import schedules
+
+    start = schedules._batch_p2p
+
+    def held(operations: list, desc: str | None = None) -> list:
+        works: list = start(operations, desc)
+        return [*works, _Held([operation.tensor for operation in operations])] if works else works
+
+    with patch.object(schedules, "_batch_p2p", held):
+        yield
+
+
+class _Held:
+    """Work that is done, and holds its tensors."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        self.tensors = tensors
+
+    def wait(self) -> None:
+        pass
+
+
+def whole_gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The gradients that FSDP2 has not yet divided over its ranks."""
+    found = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for held in group.fsdp_params:
+                    whole = getattr(held, "_unsharded_param", None)
+                    found += [
+                        held.unsharded_accumulated_grad,
+                        None if whole is None else whole.grad,
+                    ]
+    return [gradient for gradient in found if gradient is not None]
 
 
 def shapes_of_dtensor() -> tuple[type, str]:

@@ -245,6 +245,19 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_tied_embeddings_are_in_one_group",
         "test_what_zero_shards_is_a_part_and_the_rest_is_whole",
     ),
+    "strategy/test_plan_pipeline.py": (
+        "test_a_planned_stage_is_a_real_one",
+        "test_a_step_takes_the_bubble_longer",
+        "test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_are_left",
+        "test_messages_are_hidden_states_and_their_gradients",
+        "test_the_command_says_which_stage_decides",
+    ),
+    "strategy/test_search_pipeline.py": (
+        "test_bounds_are_below_what_is_planned",
+        "test_bounds_never_hide_the_best",
+        "test_the_command_says_what_a_pipeline_waits_for",
+        "test_what_cannot_be_cut_is_left_out_with_its_reason",
+    ),
     "strategy/test_search.py": (
         "test_adapters_are_laid_out_over_copies_of_the_model",
         "test_adapters_that_fit_nowhere_are_told_what_saves",

@@ -11,21 +11,22 @@ from helpers.values import clipped, of_type, one_of, true_or_false, whole
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 WRAPPINGS = ("layers", "layers+embeddings")
-AXES = ("replicate", "data", "context", "tensor")  # of the grid; tensor ranks are neighbours
+# Of the grid; tensor ranks are neighbours, and stages of a pipeline the farthest apart.
+AXES = ("pipeline", "replicate", "data", "context", "tensor")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 MOST_RANKS = 100_000  # along one axis
-NOT_PLANNED = {
-    "pipeline": "pipeline stages",
-    "pp": "pipeline stages",
-    "expert": "expert parallelism",
-    "ep": "expert parallelism",
-}
-SHORT = {"dp": "ddp", "tp": "tensor", "cp": "context"}
-EXAMPLE = "write ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, fsdp=4,tensor=2 or fsdp=4,context=2"
+NOT_PLANNED = {"expert": "expert parallelism", "ep": "expert parallelism"}
+SHORT = {"dp": "ddp", "tp": "tensor", "cp": "context", "pp": "pipeline"}
+BESIDE = ("pipeline", "tensor", "context")  # axes beside that of the data ranks
+EXAMPLE = (
+    "write ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, fsdp=4,tensor=2, fsdp=4,context=2 or "
+    "pipeline=2,fsdp=4"
+)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A grid of data × context × tensor ranks. Each rank is one process on one GPU.
+    """A grid of pipeline × data × context × tensor ranks. Each rank is one process on one GPU.
 
     data       ranks that divide the examples of a step, those of all replicas together
     strategy   what the data ranks shard of the model.
@@ -42,6 +43,13 @@ class Layout:
     context    ranks that divide the tokens of each example; keys and values are gathered for the
                attention, and FSDP2 shards the model over these ranks as well. It is planned by
                shapes and not compared with real ranks (`model_context`)
+    pipeline   stages that the layers of a decoder are cut into; the micro-batches are the step's
+               `accumulation`. Data ranks hold the same stage: copies of it (DDP), or shards
+               (FSDP2), whose weights stay gathered from the first micro-batch to the last and whose
+               gradients are summed once, as torchtitan has it
+    schedule   of the pipeline, by torch.distributed.pipelining: "gpipe", "1f1b", "interleaved"
+               (1F1B with two stages on a rank) or "zero-bubble" (ZB1P, which takes the gradients
+               of the weights out of the backward passes; Qi et al. 2023)
     reshard    drop a layer's gathered weights after its forward pass (`reshard_after_forward`) and
                gather them again for the backward pass; of "fsdp" only. The last layer keeps its
                weights, as it needs them again at once
@@ -64,6 +72,8 @@ class Layout:
     reshard_root: bool = False
     wrap: str = "layers"
     prefetch: int = 0
+    pipeline: int = 1
+    schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -76,13 +86,38 @@ class Layout:
             true_or_false(flag, getattr(self, flag))
         one_of("strategy", self.strategy, STRATEGIES)
         one_of("wrap", self.wrap, WRAPPINGS)
+        one_of("schedule", self.schedule, SCHEDULES)
         if self.data % self.replicate:
             raise ValueError(
                 f"data={self.data} ranks cannot be divided into {self.replicate} replicas: use a "
                 f"multiple of {self.replicate}."
             )
+        if self.pipeline > 1:
+            self._check_pipeline()
         if self.strategy == "ddp":
             self._check_ddp()
+
+    def _check_pipeline(self) -> None:
+        for name in ("context", "tensor"):
+            if getattr(self, name) > 1:
+                raise ValueError(
+                    f"pipeline={self.pipeline} is planned with data ranks only: leave {name} out."
+                )
+        if self.strategy in ("zero1", "zero2"):
+            raise ValueError(
+                f"In a pipeline FSDP2 keeps weights gathered and sums gradients once, whatever the "
+                f"stage of ZeRO: write fsdp in place of {self.strategy}."
+            )
+        if self.strategy == "ddp" and self.data > 1 and self.schedule == "zero-bubble":
+            raise ValueError(
+                "DDP does not sum gradients that zero-bubble takes out of the backward pass: use "
+                "fsdp, or the schedule 1f1b."
+            )
+        if self.prefetch or not self.reshard or self.reshard_root:
+            raise ValueError(
+                "In a pipeline weights stay gathered from the first micro-batch to the last: leave "
+                "reshard, reshard_root and prefetch out."
+            )
 
     def _check_ddp(self) -> None:
         for name in ("replicate", "tensor", "context"):
@@ -104,28 +139,26 @@ class Layout:
     @property
     def ranks(self) -> int:
         """How many ranks the grid has in all."""
-        return self.data * self.context * self.tensor
+        return self.pipeline * self.data * self.context * self.tensor
 
     @property
     def reshards(self) -> bool:
         """Whether weights are dropped between the forward and the backward pass."""
-        return self.strategy == "fsdp" and self.reshard
+        return self.strategy == "fsdp" and self.reshard and self.pipeline == 1
 
     @property
-    def pipeline(self) -> int:
-        """Stages of a pipeline; layouts of any model have none yet."""
-        return 1
-
-    @property
-    def schedule(self) -> str:
-        """Of the pipeline, which has a single stage."""
-        return "1f1b"
+    def chunks(self) -> int:
+        """Stages of the pipeline on each of its ranks."""
+        return 2 if self.schedule == "interleaved" and self.pipeline > 1 else 1
 
     def __str__(self) -> str:
         shard = self.data // self.replicate
-        parts = [f"hsdp={self.replicate}x{shard}" if self.replicate > 1 else ""]
-        if self.replicate == 1 and (self.data > 1 or self.ranks == 1):
-            parts = [f"{self.strategy}={self.data}"]
+        parts = [f"pipeline={self.pipeline}" if self.pipeline > 1 else ""]
+        alone = self.ranks == 1 or (self.pipeline > 1 and self.strategy != "ddp")
+        if self.replicate > 1:
+            parts.append(f"hsdp={self.replicate}x{shard}")
+        elif self.data > 1 or alone:
+            parts.append(f"{self.strategy}={self.data}")
         parts += [f"context={self.context}" if self.context > 1 else ""]
         parts += [f"tensor={self.tensor}" if self.tensor > 1 else ""]
         return ",".join(filter(None, parts))
@@ -134,7 +167,8 @@ class Layout:
 def parse(text: str, **fields: Any) -> Layout:
     """The layout that a text such as "fsdp=8", "hsdp=2x4" or "fsdp=4,tensor=2" describes.
 
-    Short names are understood as well: dp is ddp, tp is tensor, cp is context.
+    Short names are understood as well: dp is ddp, tp is tensor, cp is context, pp is pipeline.
+    A pipeline without data ranks has nothing that FSDP2 could shard, and computes as DDP does.
 
     fields  further ones of `Layout`
     Raises TypeError for what is no text, ValueError, in one sentence, for another one.
@@ -146,7 +180,7 @@ def parse(text: str, **fields: Any) -> Layout:
         name = SHORT.get(name, name)
         if name in NOT_PLANNED:
             raise ValueError(f"--layout {text}: {NOT_PLANNED[name]} cannot be planned yet.")
-        known = (*STRATEGIES, "hsdp", "tensor", "context")
+        known = (*STRATEGIES, "hsdp", *BESIDE)
         if not equals or name not in known or name in given:
             near = get_close_matches(name, known, 1, 0.7) if name not in known else []
             question = f" (did you mean {near[0]}?)" if near else ""
@@ -159,8 +193,10 @@ def parse(text: str, **fields: Any) -> Layout:
     if len(data) > 1:
         raise ValueError(f"--layout {text} names {' and '.join(data)}: choose one of them.")
     numbers: dict[str, Any] = {
-        name: _number(text, value) for name, value in given.items() if name in ("tensor", "context")
+        name: _number(text, value) for name, value in given.items() if name in BESIDE
     }
+    if not data and numbers.get("pipeline", 1) > 1 and len(numbers) == 1:
+        fields |= {"strategy": "ddp"}
     if data and data[0] == "hsdp":
         pair = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", given["hsdp"])
         if not pair:

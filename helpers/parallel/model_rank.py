@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.optimizers import make_optimizer
 from helpers.parallel.model_context import gather_in_attention
 from helpers.parallel.model_layout import AXES, Layout
+from helpers.parallel.model_pipeline import check_pipeline
 from helpers.parallel.model_tensor import split_decoder
 from helpers.parallel.model_wrapping import apply_fsdp2, layers, prefetch
 from helpers.parallel.rank import with_ddp
@@ -34,8 +35,8 @@ def grid_of(layout: Layout, device: str = "cpu") -> dict[str, DeviceMesh]:
     a part of every tensor each}, and {"fsdp": the same with a dimension of replicas where there are
     any}.
 
-    Ranks are counted along replicas, data, context and tensor ranks; the last runs fastest. Needs a
-    process group; raises ValueError where it has another number of ranks than the layout.
+    Ranks are counted along stages, replicas, data, context and tensor ranks; the last runs fastest.
+    Needs a process group; raises ValueError where it has another number of ranks than the layout.
     """
     started = dist.get_world_size()
     if started != layout.ranks:
@@ -160,6 +161,8 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
             f"batch_size={model_step.batch_size} cannot be divided evenly by {layout.data} data "
             f"ranks with accumulation={model_step.accumulation}: use a multiple of {least}."
         )
+    if layout.pipeline > 1:
+        check_pipeline(model_step, layout)
     changes: dict[str, Any] = {"batch_size": model_step.batch_size // layout.data}
     for name in ("compile", "offload", "optimizer_in_backward"):
         if getattr(model_step, name):

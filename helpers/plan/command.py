@@ -53,7 +53,7 @@ examples:
 """
 MOST = 10**6  # of counts that nobody exceeds
 # The options that say something about a layout, and nothing without one.
-OF_LAYOUTS = "inside between cards recompute no_reshard wrap prefetch reduce".split()
+OF_LAYOUTS = "inside between cards recompute no_reshard wrap prefetch reduce schedule".split()
 
 
 def parser(prog: str = NAME) -> argparse.ArgumentParser:
@@ -107,8 +107,8 @@ def _add_layout(add: Callable[..., object]) -> None:
         "--layout",
         metavar="AXES",
         help="lay the step over several GPUs: ddp=8, zero1=8, zero2=8, fsdp=8 or hsdp=2x4 "
-        "(replicas x shards), with tensor=2 or context=2 beside FSDP2; --batch counts the "
-        "examples of all",
+        "(replicas x shards), with tensor=2 or context=2 beside FSDP2, and pipeline=4 alone or "
+        "beside ddp, fsdp or hsdp; --batch counts the examples of all",
     )
     add(
         "--gpus",
@@ -142,6 +142,11 @@ def _add_layout(add: Callable[..., object]) -> None:
         metavar="N",
         type=whole_number(0, MOST),
         help="layers gathered ahead of time in the forward pass (0)",
+    )
+    add(
+        "--schedule",
+        choices=("gpipe", "1f1b", "interleaved", "zero-bubble"),
+        help="of a pipeline's micro-batches, which --accumulation counts (1f1b)",
     )
     add(
         "--reduce",

@@ -67,7 +67,13 @@ def _plan(asked: Question, options: argparse.Namespace) -> int:
         reshard=not options.no_reshard,
         wrap=options.wrap or "layers",
         prefetch=options.prefetch or 0,
+        schedule=options.schedule or "1f1b",
     )
+    if options.schedule and layout.pipeline == 1:
+        raise ValueError(
+            "--schedule is that of a pipeline: name its stages in --layout, as pipeline=4, or "
+            "leave it out."
+        )
     if options.reduce and layout.strategy == "ddp":
         raise ValueError("--reduce says how FSDP2 sums gradients: leave it out with ddp.")
     cluster = cluster_of(asked.gpu, layout.ranks, options)
@@ -96,10 +102,12 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
         raise ValueError(
             "--machines says how GPUs are divided: say with --gpus how many there are."
         )
-    if options.no_reshard or options.prefetch is not None or options.wrap is not None:
+    if options.no_reshard or any(
+        getattr(options, name) is not None for name in ("prefetch", "wrap", "schedule")
+    ):
         raise ValueError(
-            "--no-reshard, --wrap and --prefetch are details of one layout: name it with --layout, "
-            "or leave them out of a search."
+            "--no-reshard, --wrap, --prefetch and --schedule are details of one layout: name it "
+            "with --layout, or leave them out of a search."
         )
     cluster = cluster_of(asked.gpu, options.gpus, options)
     progress = command.Progress()

@@ -17,9 +17,13 @@ Facts = dict[str, Any]
 def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
     """The plan as plain values: bytes, seconds, and what was planned.
 
-    Messages are {axis: {collective: bytes that a rank sends per optimizer step}}.
+    Messages are {axis: {collective: bytes that a rank sends per optimizer step}}. Of a pipeline,
+    memory is that of the rank that needs most, "stage", and "needs" has the bytes of each.
     """
-    step, layout, fit = planned.recipe, planned.layout, planned.fits(cluster.gpu)
+    step, layout = planned.recipe, planned.layout
+    fits = [one.fits(cluster.gpu) for one in planned.ranks]
+    fit = max(fits, key=lambda one: one.need)
+    fullest = planned.ranks[fits.index(fit)]
     tokens: int | None = getattr(step, "tokens", None)
     facts: Facts = {
         "layout": str(layout),
@@ -38,16 +42,19 @@ def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
         "optimizer": step.optimizer,
         "reduce": planned.reduce if layout.strategy != "ddp" else None,
         "recompute": _recompute(planned),
-        "peak": planned.peak,
-        "peak_phase": planned.peak_phase,
-        "at_peak": planned.at_peak,
+        "schedule": layout.schedule if layout.pipeline > 1 else None,
+        "stage": fullest.stage if layout.pipeline > 1 else None,
+        "needs": [one.need for one in fits] if layout.pipeline > 1 else None,
+        "peak": fullest.peak,
+        "peak_phase": fullest.peak_phase,
+        "at_peak": fullest.at_peak,
         "sent": planned.bytes_by_axis,
         "fits": bool(fit),
         "need": fit.need,
         "card": cluster.gpu.name,
         "card_memory": cluster.gpu.memory,
         "terms": fit.terms,
-        **vars(planned.allocator_peaks(cluster.gpu)),
+        **vars(fullest.allocator_peaks(cluster.gpu)),
     }
     return facts | _time(planned, cluster, tokens)
 
@@ -70,6 +77,7 @@ def _time(planned: LayoutPlan, cluster: Cluster, tokens: int | None) -> Facts:
     return {
         "seconds": took.total,
         "seconds_of_work": took.compute,
+        "seconds_of_bubble": took.bubble,
         "seconds_waiting": dict(took.exposed),
         "seconds_hidden": dict(took.hidden),
         "tokens_per_second": rate,
@@ -83,11 +91,13 @@ def axes_of(layout: Any) -> dict[str, tuple[int, int]]:
     inner = layout.context * layout.tensor
     shard = layout.data // layout.replicate
     reach = shard * inner
+    stage = layout.data * inner
     return {
         "tensor": (1, layout.tensor),
         "context": (layout.tensor, inner),
         "data": (layout.tensor, reach),
-        "replicate": (reach, layout.ranks),
+        "replicate": (reach, stage),
+        "pipeline": (stage, layout.ranks),
     }
 
 
@@ -103,13 +113,17 @@ def lines_of(facts: Mapping[str, Any], model: str) -> list[str]:
         + (f" of {facts['length']} tokens" if facts["length"] else "")
         + f", {facts['micro_batch']} per data rank and micro-batch"
         + (f", {facts['accumulation']} micro-batches" if facts["accumulation"] > 1 else ""),
-        f"{facts['layout']} on {facts['cluster']}",
-        f"{words}: each GPU needs {size(facts['need'])} of {size(facts['card_memory'])}, "
+        f"{facts['layout']} on {facts['cluster']}"
+        + (f", schedule {facts['schedule']}" if facts["schedule"] else ""),
+        f"{words}: {_who(facts)} needs {size(facts['need'])} of {size(facts['card_memory'])}, "
         f"{size(over)} {room}.",
         "",
         f"peak of the tensors per GPU, in the {facts['peak_phase']} phase: {size(facts['peak'])}",
     ]
     lines += [_line(category, count) for category, count in facts["at_peak"].items()]
+    if facts["needs"]:
+        lines += ["", "needed per GPU by the rank along the pipeline"]
+        lines += [_line(f"{stage}", need) for stage, need in enumerate(facts["needs"])]
     lines += ["", "needed per GPU"]
     lines += [_line(term, count) for term, count in facts["terms"].items()]
     lines += ["", "sent per GPU and optimizer step"]
@@ -122,6 +136,13 @@ def lines_of(facts: Mapping[str, Any], model: str) -> list[str]:
     return [*lines, "", *_times(facts)]
 
 
+def _who(facts: Mapping[str, Any]) -> str:
+    """The GPUs that need most."""
+    if facts["stage"] is None:
+        return "each GPU"
+    return f"each GPU on rank {facts['stage']} of the pipeline, which needs most,"
+
+
 def _times(facts: Mapping[str, Any]) -> list[str]:
     if facts["seconds"] is None:
         return [f"The time of a step is not planned: {facts['no_time']}"]
@@ -131,6 +152,8 @@ def _times(facts: Mapping[str, Any]) -> list[str]:
         for axis, seconds in facts["seconds_waiting"].items()
         for hidden in [facts["seconds_hidden"].get(axis, 0.0)]
     )
+    if facts["seconds_of_bubble"]:
+        waits = f" + {duration(facts['seconds_of_bubble'])} of bubble{waits}"
     rate = ""
     if facts["tokens_per_second"]:
         rate = (

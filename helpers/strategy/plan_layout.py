@@ -11,41 +11,42 @@ so that 8 and 70 billion parameters take seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig
 
 from helpers.gpus import GPU, NCCL, cublas_workspace, find
-from helpers.language.four_bits import count_parameters
 from helpers.memory.allocator import AllocatorPeaks, replay
 from helpers.memory.repeated_layers import RepeatedLayers
 from helpers.memory.splice import NotAlike
 from helpers.memory.timeline import Fit, Plan, check_target, to_plan
+from helpers.memory.tracker import StorageTrace
 from helpers.model_changes import as_if_real
 from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.model_layout import Layout
 from helpers.parallel.model_rank import ModelRank, grid_of, local_step
-from helpers.parallel.model_wrapping import enable_recomputation, layers, prefetch
+from helpers.parallel.model_wrapping import layers, prefetch
 from helpers.plan import hf_config
 from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.fake_tensors import FakeValues, Indices
-from helpers.plan.hf_model import FlatLogits, ModelStep, empty
+from helpers.plan.fake_tensors import FakeValues
+from helpers.plan.hf_model import FlatLogits, ModelStep
 from helpers.plan.hf_plan import as_cannot_plan, batch
 from helpers.strategy import step_time
-from helpers.strategy.plan_ranks import Chunks, fake_ranks
+from helpers.strategy.fake_rank import fake_rank
+from helpers.strategy.plan_pipeline import trace_stage
+from helpers.strategy.plan_ranks import fake_ranks
 from helpers.strategy.step_time import Link
 from helpers.strategy.trace_layout import streams_of, trace_model_rank
 from helpers.timing.trace_ops import Recorder
-from helpers.torch_private import FakeTensorMode, fsdp_param_module
+from helpers.torch_private import FakeTensorMode
 from helpers.values import of_type, one_of, true_or_false
 
 
@@ -59,6 +60,9 @@ class LayoutPlan(Plan):
     selective  whether only some activations are recomputed
     reduce     dtype in which FSDP2 sums gradients
     sent       the messages that the rank sends per optimizer step, in the order of sending
+    stage      the rank along the pipeline, from 0
+    stages     in a pipeline, whose ranks need unlike much, the plans of all of them by their rank;
+               this plan is that of the rank that needs most
     """
 
     layout: Layout = Layout()
@@ -66,15 +70,22 @@ class LayoutPlan(Plan):
     selective: bool = False
     reduce: str = "fp32"
     sent: tuple[SentMessage, ...] = ()
+    stage: int = 0
+    stages: tuple[LayoutPlan, ...] = ()
 
     @property
     def bytes_by_axis(self) -> dict[str, dict[str, int]]:
-        """{axis: {collective: bytes that this rank sends per optimizer step}}."""
-        total: dict[str, dict[str, int]] = {}
-        for message in self.sent:
-            kinds = total.setdefault(message.axis, {})
-            kinds[message.kind] = kinds.get(message.kind, 0) + message.bytes
-        return total
+        """{axis: {collective: bytes that a rank sends per optimizer step}}, of each the most that a
+        rank of the pipeline sends."""
+        most: dict[str, dict[str, int]] = {}
+        for rank in self.ranks:
+            total: Counter[tuple[str, str]] = Counter()
+            for message in rank.sent:
+                total[message.axis, message.kind] += message.bytes
+            for (axis, kind), count in total.items():
+                kinds = most.setdefault(axis, {})
+                kinds[kind] = max(count, kinds.get(kind, 0))
+        return most
 
     @property
     def parallel(self) -> Layout:
@@ -83,8 +94,8 @@ class LayoutPlan(Plan):
 
     @property
     def ranks(self) -> tuple[LayoutPlan, ...]:
-        """The plan itself, which stands for all ranks."""
-        return (self,)
+        """The plan itself, which stands for all ranks, or those of the ranks of a pipeline."""
+        return self.stages or (self,)
 
     def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:
         """As `Plan.allocator_peaks`, without a capacity.
@@ -106,10 +117,12 @@ class LayoutPlan(Plan):
         return replace(peaks, reserved=sum(reserved))
 
     def fits(self, gpu: str | GPU, allocator: bool = True) -> Fit:
-        """Whether a rank fits a GPU, as `Plan.fits`; several ranks need buffers for NCCL.
+        """Whether every rank fits a GPU, as `Plan.fits`; several ranks need buffers for NCCL.
 
         Raises ValueError for an unknown GPU.
         """
+        if self.stages:
+            return max((one.fits(gpu, allocator) for one in self.stages), key=lambda fit: fit.need)
         fit = super().fits(gpu, allocator)
         if self.layout.ranks == 1:
             return fit
@@ -179,6 +192,8 @@ def plan_step(
     true_or_false("all_layers", all_layers)
     local_step(model_step, layout)  # or its error
     with as_if_real(), as_cannot_plan(model_step):
+        if layout.pipeline > 1:
+            return _planned_stages(model_step, layout, target, selective, reduce)
         whole = model_step.accumulation > 1 and layout.strategy == "zero1"
         if layout.strategy != "ddp" and not (all_layers or whole):
             with suppress(NotAlike):
@@ -201,8 +216,8 @@ def _planned(
     with fake_ranks(layout.ranks):
         mesh = grid_of(layout)  # its tensors have values: before FakeTensorMode
         with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
-            rank, shape, parameters = _fake_rank(
-                model_step, layout, mesh, kernels, selective, reduce
+            rank, shape, parameters = fake_rank(
+                ModelRank, model_step, layout, mesh, kernels, selective, reduce
             )
             repeated = RepeatedLayers(rank.module, after=2) if repeats else None
             if repeated is not None and not repeated.stacks:
@@ -212,6 +227,31 @@ def _planned(
             make_batch = partial(batch, shape, rank.local)
             traced, sent = trace_model_rank(rank, make_batch, recorder, repeated, target == "cuda")
             del rank  # its tensors belong to the process group that ends here
+    return _plan_of(model_step, layout, target, selective, reduce, (traced, parameters, sent))
+
+
+def _planned_stages(
+    model_step: ModelStep, layout: Layout, target: str, selective: bool, reduce: str
+) -> LayoutPlan:
+    """The plan of the rank of a pipeline that needs most, which holds those of all of them."""
+    plans = []
+    for rank in range(layout.pipeline):
+        made = trace_stage(model_step, layout, rank, target, selective, reduce)
+        plans.append(_plan_of(model_step, layout, target, selective, reduce, made, rank))
+    worst = max(plans, key=lambda plan: plan.peak)
+    return replace(worst, stages=tuple(plans))
+
+
+def _plan_of(
+    model_step: ModelStep,
+    layout: Layout,
+    target: str,
+    selective: bool,
+    reduce: str,
+    made: tuple[StorageTrace, int, tuple[SentMessage, ...]],
+    stage: int = 0,
+) -> LayoutPlan:
+    traced, parameters, sent = made
     base = to_plan((traced, parameters), model_step, target)
     return LayoutPlan(
         **{own.name: getattr(base, own.name) for own in fields(Plan)},
@@ -220,6 +260,7 @@ def _planned(
         selective=selective,
         reduce=reduce,
         sent=sent,
+        stage=stage,
     )
 
 
@@ -227,30 +268,3 @@ def running(model: FlatLogits, repeated: RepeatedLayers) -> list[nn.Module]:
     """The transformer layers that run, in order."""
     left_out = {id(layer) for stack in repeated.stacks for layer, _ in stack.pairs()}
     return [layer for layer in layers(model) if id(layer) not in left_out]
-
-
-class _Shape:
-    """What `hf_plan.batch` asks a model for."""
-
-    def __init__(self, model: FlatLogits):
-        self.model = self
-        self.config = model.model.config
-
-
-def _fake_rank(
-    model_step: ModelStep,
-    layout: Layout,
-    mesh: dict[str, DeviceMesh],
-    kernels: Callable[[], CudaKernels],
-    selective: bool,
-    reduce: str,
-) -> tuple[ModelRank, Any, int]:
-    """(this process's rank without values, what a batch depends on, number of parameters)."""
-    model = empty(model_step, recompute=kernels)
-    if selective:
-        enable_recomputation(model.model, True, kernels)
-    parameters = count_parameters(model.model)
-    shape = _Shape(model)
-    # As in `plan_ranks`: of 1,024 chunks of each parameter only those are made that are asked for.
-    with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
-        return ModelRank(model_step, layout, model, mesh, reduce), shape, parameters

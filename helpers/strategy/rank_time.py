@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.parallel.comm_meter import SentMessage
+from helpers.parallel.schedules import Action, Schedule, consumer, needs
 from helpers.timing.kernel_time import constants
 from helpers.timing.op import OPTIMIZER, PHASES, Op
 from helpers.timing.specs import GpuSpecs
@@ -191,49 +192,60 @@ class Clocks:
 
 
 def play(
-    ranks: Sequence[Sequence[Event]], transfer: Transfer, schedule: Sequence[Sequence] | None = None
+    ranks: Sequence[Sequence[Event]], transfer: Transfer, schedule: Schedule | None = None
 ) -> list[Clocks]:
-    """Play the steps of a layout's ranks, one for each stage, and return their clocks at the end.
+    """Play the steps of a layout's ranks, one for each rank of the pipeline, and return their
+    clocks at the end.
 
-    schedule  of a pipeline: the actions of each stage (`schedules.Schedule.actions`); None without
-              a pipeline, where there is one rank
+    schedule  of the pipeline; None without one, where there is one rank
     """
     clocks = [Clocks(transfer) for _ in ranks]
     if schedule is None:
         clocks[0].play(ranks[0])
         return clocks
     actions, updates = zip(*map(_passes, ranks))
-    arrivals: dict[tuple, float] = {}  # {(kind, micro-batch, stage): when what it needs is there}
+    orders = [_that_work(own) for own in schedule.actions]
+    arrivals: dict[Action, float] = {}  # when what an action of another rank has given is there
     done = [0] * len(ranks)
-    while any(done[stage] < len(own) for stage, own in enumerate(schedule)):
+    while any(done[rank] < len(own) for rank, own in enumerate(orders)):
         before = list(done)
-        for stage, own in enumerate(schedule):
-            while done[stage] < len(own):
-                action = own[done[stage]]
-                needed = (action.kind, action.micro_batch, stage)
-                first = stage == (0 if action.kind == "F" else len(ranks) - 1)
-                if not first and needed not in arrivals:
+        for rank, own in enumerate(orders):
+            while done[rank] < len(own):
+                action = own[done[rank]]
+                waits = [
+                    needed
+                    for needed in needs(action, schedule.stages)
+                    if schedule.rank_of(needed.stage) != rank
+                ]
+                if any(needed not in arrivals for needed in waits):
                     break
-                clock = clocks[stage]
-                clock.gpu = max(clock.gpu, arrivals.get(needed, 0.0))
-                step = 1 if action.kind == "F" else -1
-                neighbour = (action.kind, action.micro_batch, stage + step)
-                hands_on = 0 <= stage + step < len(ranks)
-                events = actions[stage][done[stage]]
-                arrivals[neighbour] = _do(clock, events, action.kind, hands_on)
-                done[stage] += 1
+                clock = clocks[rank]
+                clock.gpu = max([clock.gpu, *(arrivals[needed] for needed in waits)])
+                hands_on = consumer(action, schedule.stages) is not None
+                events = actions[rank][done[rank]]
+                arrivals[action] = _do(clock, events, action.kind, hands_on)
+                done[rank] += 1
         assert done != before, "the stages of a pipeline wait for each other for ever"
     return _update(clocks, updates)
 
 
+def _that_work(actions: Sequence[Action]) -> list[Action]:
+    """Without those that torch leaves out: the first stage has no input whose gradient is due, and
+    does all of its backward pass where that of the weights is due."""
+    return [action for action in actions if action.kind != "I" or action.stage]
+
+
 def _passes(events: Sequence[Event]) -> tuple[list[list[Event]], list[Event]]:
-    """(the events of each action of a stage, those of its update)."""
-    actions: list[list[Event]] = []
+    """(the events of each action of a rank, those of its update). What is before the first action,
+    such as the weights that FSDP2 gathers for it, belongs to it."""
+    actions: list[list[Event]] = [[]]
+    begun = False
     for number, event in enumerate(events):
         if event.kind == "update":
             return actions, list(events[number:])
-        if event.kind == "pass":
+        if event.kind == "pass" and begun:
             actions.append([])
+        begun = begun or event.kind == "pass"
         actions[-1].append(event)
     return actions, []
 

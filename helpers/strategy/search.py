@@ -6,7 +6,8 @@
     found.best.trial
 
 Of each layout with each recomputation the fewest micro-batches that fit are taken: more never make
-a step faster. What cannot fit or cannot win by arithmetic (`search_space`) is not planned.
+a step faster. Of pipelines, whose bubble they shorten, all numbers are tried. What cannot fit or
+cannot win by arithmetic (`search_space`) is not planned.
 """
 
 from __future__ import annotations
@@ -168,7 +169,14 @@ def search(
     return found
 
 
-Family = tuple[Layout, str]  # of trials that differ in their micro-batches only
+Family = tuple[Layout, str, int]  # of trials that differ in their micro-batches only
+
+
+def family_of(trial: Trial) -> Family:
+    """The trials of which the first that fits is the best; in a pipeline each is alone, as more
+    micro-batches shorten the bubble."""
+    alone = trial.accumulation if trial.layout.pipeline > 1 else 0
+    return trial.layout, trial.recompute, alone
 
 
 class _Work:
@@ -187,19 +195,29 @@ class _Work:
         for layout in layouts_of(self.cluster):
             numbers = accumulations(layout, self.job, self.cluster.gpus, accumulation)
             try:
-                local_step(Trial(layout).step(self.job), layout)
+                first = numbers[0] if layout.pipeline > 1 and numbers else 1
+                if layout.pipeline == 1 or numbers:
+                    local_step(Trial(layout, "none", first).step(self.job), layout)
                 if layout.tensor > 1:
                     self._check_tensor(layout)
             except ValueError as error:
                 self.found.left_out[str(Trial(layout))] = str(error)
                 continue
-            if not numbers and accumulation is not None:
+            if not numbers and layout.pipeline > 1:
+                self.found.left_out[str(Trial(layout))] = (
+                    f"A pipeline takes {layout.pipeline} to {4 * layout.pipeline} micro-batches, "
+                    f"and none of these divides the {self.job.batch_size // layout.data} examples "
+                    "of a data rank."
+                )
+            elif not numbers and accumulation is not None:
                 self.found.left_out[str(Trial(layout))] = (
                     f"With {accumulation} micro-batches it is no layout of its own, or its "
                     f"{self.job.batch_size // layout.data} examples per rank cannot be divided."
                 )
-            for kind in recompute if numbers else ():
-                self.open[layout, kind] = [Trial(layout, kind, number) for number in numbers]
+            for kind in recompute:
+                for number in numbers:
+                    trial = Trial(layout, kind, number)
+                    self.open.setdefault(family_of(trial), []).append(trial)
 
     def _check_tensor(self, layout: Layout) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -216,8 +234,8 @@ class _Work:
             except ValueError:  # told where the trial itself is planned
                 continue
             self.references[kind] = Reference.of(planned, self.cluster.gpu)
-            if trial in self.open.get((layout, kind), ())[:1]:
-                self._take((layout, kind), planned)
+            if trial in self.open.get(family_of(trial), ())[:1]:
+                self._take(family_of(trial), planned)
 
     def until_decided(self) -> None:
         """Plan what may win, the most promising first; then a runner-up of another layout."""
@@ -270,14 +288,12 @@ class _Work:
         return not trials
 
     def _planned_of(self, family: Family) -> list[PlannedTrial]:
-        return [
-            one for one in self.found.planned if (one.trial.layout, one.trial.recompute) == family
-        ]
+        return [one for one in self.found.planned if family_of(one.trial) == family]
 
     def _least_need(self, trial: Trial) -> float:
         like = self.references.get(trial.recompute)
         need = 0.0 if like is None else least_need(trial, self.job, like, self.cluster)
-        for one in self._planned_of((trial.layout, trial.recompute)):
+        for one in self._planned_of(family_of(trial)):
             if one.trial.accumulation > 1:  # with one there are no gradients beside activations
                 parts = one.facts["at_peak"]
                 fixed = one.facts["need"] - parts["activations"] - parts["temporaries"]

@@ -16,7 +16,12 @@ from helpers.strategy.search_space import Trial
 from helpers.timing.specs import has_arithmetic
 from helpers.units import number, several, size, span
 
-AXES = {**LIMITS, "replicate": "messages between replicas", "context": "context messages"}
+AXES = {
+    **LIMITS,
+    "replicate": "messages between replicas",
+    "context": "context messages",
+    "bubble": "waits of stages for one another",
+}
 MOST_ROWS = 8  # of the table; --json has all
 
 
@@ -116,8 +121,7 @@ def _takes(seconds: float) -> str:
 def _why_it_lost(found: Searched, best: PlannedTrial, second: PlannedTrial) -> str:
     slower = second.seconds / best.seconds - 1
     if second.seconds > (1 + TIE) * found.fastest:
-        waits = sum(second.facts["seconds_waiting"].values())
-        waits -= sum(best.facts["seconds_waiting"].values())
+        waits = _waiting(second) - _waiting(best)
         work = second.facts["seconds_of_work"] - best.facts["seconds_of_work"]
         more = f"{span(work)} more work" if work > waits else f"{span(waits)} more waiting"
         return f"it is {slower:.0%} slower, with {more}"
@@ -126,6 +130,11 @@ def _why_it_lost(found: Searched, best: PlannedTrial, second: PlannedTrial) -> s
         f"it is {how}, within the {TIE:.0%} that a plan cannot tell apart, and it "
         f"{_less_simple(best.trial, second.trial)}"
     )
+
+
+def _waiting(one: PlannedTrial) -> float:
+    """Seconds that a step waits for messages, and in a pipeline for other stages."""
+    return sum(one.facts["seconds_waiting"].values()) + one.facts["seconds_of_bubble"]
 
 
 def _less_simple(best: Trial, second: Trial) -> str:

@@ -49,7 +49,8 @@ class Trial:
         """Axes along which there is more than one rank; replicas are an axis beside data ranks."""
         layout = self.layout
         return sum(
-            count > 1 for count in (layout.data, layout.replicate, layout.context, layout.tensor)
+            getattr(layout, axis) > 1
+            for axis in ("data", "replicate", "context", "tensor", "pipeline")
         )
 
     @property
@@ -63,12 +64,14 @@ class Trial:
         )
 
     def adds_work_to(self, other: Trial) -> bool:
-        """Whether this does what the other does, and recomputes more or has more micro-batches."""
+        """Whether this does what the other does, and recomputes more or has more micro-batches;
+        in a pipeline more of them shorten the bubble, and only as many are compared."""
+        more = self.accumulation - other.accumulation
         return (
             self != other
             and self.layout == other.layout
             and RECOMPUTED.index(self.recompute) >= RECOMPUTED.index(other.recompute)
-            and self.accumulation >= other.accumulation
+            and (more == 0 if self.layout.pipeline > 1 else more >= 0)
         )
 
     def step(self, job: ModelStep) -> ModelStep:
@@ -86,7 +89,8 @@ def layouts_of(cluster: Cluster) -> list[Layout]:
     """One GPU, then every layout of all GPUs that is tried, from the simplest on.
 
     These are DDP, the stages of ZeRO (FSDP2 that keeps weights gathered is stage 2), FSDP2, HSDP
-    with a replica in each machine, and FSDP2 with tensor or context ranks inside a machine.
+    with a replica in each machine, FSDP2 with tensor or context ranks inside a machine, the latter
+    with a replica in each machine too, and a pipeline (1F1B) with a stage in each machine.
     """
     gpus, inside = cluster.gpus, cluster.per_machine
     found = [Layout(1, "ddp")]
@@ -98,6 +102,10 @@ def layouts_of(cluster: Cluster) -> list[Layout]:
     for count in (number for number in range(2, inside + 1) if inside % number == 0):
         found.append(Layout(gpus // count, tensor=count))
         found.append(Layout(gpus // count, context=count))
+        if cluster.machines > 1:
+            found.append(Layout(gpus // count, replicate=cluster.machines, context=count))
+    if cluster.machines > 1:
+        found.append(Layout(inside, "fsdp" if inside > 1 else "ddp", pipeline=cluster.machines))
     return found
 
 
@@ -106,10 +114,14 @@ def accumulations(layout: Layout, job: ModelStep, gpus: int, given: int | None) 
 
     given  the only one that may be taken; None takes all that divide the examples of a data rank
     Left out is what another layout does as well: stage 1 of ZeRO with one micro-batch is stage 2,
-    and context ranks that hold as many tokens at once as data ranks alone could.
+    and context ranks that hold as many tokens at once as data ranks alone could. A pipeline takes
+    as many as it has stages at the least, and four times as many at the most, where little of its
+    bubble is left.
     """
     examples = job.batch_size // layout.data
     numbers = [number for number in range(1, examples + 1) if examples % number == 0]
+    if layout.pipeline > 1:
+        numbers = [number for number in numbers if 1 <= number / layout.pipeline <= 4]
     if given is not None:
         return [number for number in numbers if number == given]
     if layout.strategy == "zero1":
@@ -175,6 +187,8 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     """Bytes that the tensors of a rank take at the least: its weights, AdamW's two states, and its
     share of what the reference, with the same recomputation, keeps of the layers."""
     layout, several = trial.layout, trial.accumulation > 1
+    if layout.pipeline > 1:
+        return _least_of_a_stage(trial, job, like)
     weights = like.parameters * hf_config.WEIGHTS[job.weights or "fp32"].itemsize / layout.tensor
     at_once = like.ranks / (layout.ranks * trial.accumulation)  # of the reference's tokens
     if layout.strategy == "ddp":
@@ -187,6 +201,23 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     return 3 * weights / layout.shard + several * weights / shards + kept * at_once
 
 
+def _least_of_a_stage(trial: Trial, job: ModelStep, like: Reference) -> float:
+    """The same of a pipeline. Its first and its last stage have at least their share of the
+    weights, as one has the embeddings too and one the head. Before its first backward pass the
+    first holds as many micro-batches as there are stages, all layers' activations of one; the last
+    holds the logits. So one of the two holds half of both."""
+    layout = trial.layout
+    own = like.parameters / layout.pipeline
+    weights = own * hf_config.WEIGHTS[job.weights or "fp32"].itemsize
+    of_tokens = max(0.0, like.kept["activations"] - like.parameters * _compute(job))
+    at_once = like.ranks * layout.pipeline / (layout.ranks * trial.accumulation)
+    activations = of_tokens * at_once / 2
+    if layout.strategy == "ddp":
+        return 3 * weights + max(weights, activations)
+    whole = own * _compute(job) if layout.shard > 1 else 0.0  # gathered, and gradients as many
+    return 3 * weights / layout.shard + max(2 * whole, activations)
+
+
 def least_need(trial: Trial, job: ModelStep, like: Reference, cluster: Cluster) -> int:
     """Bytes that a trial needs on each GPU at the least."""
     nccl = NCCL if trial.layout.ranks > 1 else 0
@@ -197,23 +228,28 @@ def least_seconds(
     trial: Trial, job: ModelStep, like: Reference, cluster: Cluster, reduce: str = "fp32"
 ) -> float:
     """Seconds that a step takes at the least: the reference's work on tokens, divided over the
-    ranks, and what tensor ranks wait for; or the messages of the data ranks or of the replicas, if
-    these are more.
+    ranks, what tensor ranks wait for, and the bubble of a pipeline, whose last stage has the head
+    and so its share at least; or the messages of the data ranks or of the replicas, if these are
+    more.
     """
     layout, links = trial.layout, cluster.links_of_axes(axes_of(trial.layout))
     times = like.ranks / layout.ranks  # as many tokens as a rank of the reference has
-    if layout.strategy != "ddp" and layout.tensor == times == 1:  # the same kernels
-        work = LIKE_ENOUGH * like.work
-    elif times >= trial.accumulation:  # kernels as large as those of the reference, or larger
+    if layout.strategy != "ddp" and layout.tensor == layout.pipeline == times == 1:
+        work = LIKE_ENOUGH * like.work  # the same kernels
+    elif (
+        times * layout.pipeline >= trial.accumulation
+    ):  # kernels as large as those of the reference, or larger
         work = LIKE_ENOUGH * like.growing * times
     else:
         work = like.products * times
+    work *= 1 + (layout.pipeline - 1) / trial.accumulation
     if layout.tensor > 1:
         config: Any = job.config
         tokens = job.batch_size // layout.data * (job.tokens or 1)
         one = tokens * config.hidden_size * _compute(job) * (1 - 1 / layout.tensor)
         work += IN_A_LAYER * config.num_hidden_layers * one / links["tensor"].speed
-    sent = _sent(trial, job, like.parameters / layout.tensor, 4 if reduce == "fp32" else 2)
+    own = like.parameters / (layout.tensor * layout.pipeline)
+    sent = _sent(trial, job, own, 4 if reduce == "fp32" else 2)
     return max(work, *(count / links[axis].speed for axis, count in sent.items()))
 
 
@@ -223,8 +259,10 @@ def _compute(job: ModelStep) -> int:
 
 
 def _sent(trial: Trial, job: ModelStep, parameters: float, reduce: int) -> dict[str, float]:
-    """{axis: bytes that a rank sends at the least}: weights once per micro-batch, and gradients."""
-    layout, times = trial.layout, trial.accumulation
+    """{axis: bytes that a rank sends at the least}: weights once per micro-batch, and gradients; in
+    a pipeline both once per step."""
+    layout = trial.layout
+    times = trial.accumulation if layout.pipeline == 1 else 1
     if layout.strategy == "ddp":
         whole = 2 * hf_config.WEIGHTS[job.weights or "fp32"].itemsize * parameters
         return {"data": whole * (1 - 1 / layout.data)}

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from helpers.gpus import GPU, as_gpu
 from helpers.parallel.comm_meter import SentMessage
-from helpers.parallel.rank import SCHEDULES
+from helpers.parallel.model_pipeline import schedule_of
 from helpers.recipe import StepSettings
 from helpers.strategy.rank_time import Clocks, events_of, play
 from helpers.timing.specs import ARITHMETICS, SPECS, find_gpu
@@ -204,7 +204,7 @@ def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link 
     by_axis = {axis: find_link(links, axis) for axis in AXES if axis in axes}
     schedule = None
     if stages > 1:
-        schedule = SCHEDULES[plan.parallel.schedule](stages, plan.recipe.accumulation).actions
+        schedule = schedule_of(plan.parallel.schedule, stages, plan.recipe.accumulation)
 
     def played(free: set[str]) -> list[Clocks]:
         return play(

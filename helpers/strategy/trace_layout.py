@@ -80,7 +80,7 @@ def trace_model_rank(
             yield micro_batch
             del micro_batch
 
-    with steady_memory(), _shapes_unseen(tracker), tracker, meter:
+    with steady_memory(), shapes_unseen(tracker), tracker, meter:
         parameters = list(rank.module.parameters())
         tracker.adopt([parameters, list(rank.module.buffers())], PARAMETERS)
         tracker.adopt(states(rank.optimizer), OPTIMIZER)
@@ -114,7 +114,7 @@ def trace_model_rank(
 
 
 @contextmanager
-def _shapes_unseen(tracker: Tracker) -> Iterator[None]:
+def shapes_unseen(tracker: Tracker) -> Iterator[None]:
     """Inside, the tracker does not see how DTensor finds the shape of a result.
 
     DTensor runs the operation at full size on tensors without values. On real ranks it remembers

@@ -14,10 +14,12 @@ from helpers.optimizers import make_optimizer
 from helpers.parallel.model_layout import AXES, Layout
 from helpers.parallel.model_rank import ModelRank, grid_of
 from helpers.parallel.model_wrapping import enable_recomputation
+from helpers.parallel.pipeline_rank import PipelineRank
 from helpers.plan.hf_model import ModelStep, make, prepare
 from helpers.plan.hf_plan import batch
 from helpers.step import train_step
 from helpers.strategy.trace_layout import trace_model_rank
+from helpers.strategy.trace_pipeline import trace_pipeline_rank
 from helpers.timing.trace_ops import Recorder
 
 STEPS = 2
@@ -71,6 +73,8 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     step = ModelStep(CONFIGURATIONS[kind], **fields)
     expected = reference(step)
     mesh = grid(layout)
+    if layout.pipeline > 1:
+        return run_stages(step, layout, mesh, selective, expected)
     ranks = layout.data
     mine = dist.get_rank() // (layout.context * layout.tensor)
     rank = wrapped(step, layout, mesh, selective)
@@ -95,6 +99,60 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
         "flops": followed.flops,
         "sent": [vars(message) for message in sent],
     }
+
+
+def run_stages(step: ModelStep, layout: Layout, mesh, selective: bool, expected: dict) -> dict:
+    """The same of a rank of a pipeline, which takes all micro-batches at once."""
+    mine = dist.get_rank() % layout.data  # stages are the farthest apart
+
+    def batch_of(number: int) -> dict[str, torch.Tensor]:
+        micro_batches = batches(step, build(step, False), number)
+        whole = {name: torch.cat([one[name] for one in micro_batches]) for name in micro_batches[0]}
+        return {name: value.clone() for name, value in part(whole, mine, layout.data).items()}
+
+    def made() -> PipelineRank:
+        return PipelineRank(step, layout, build(step, selective), mesh)
+
+    rank = made()
+    for number in range(STEPS):
+        loss = rank.step(batch_of(number)).item()
+    distance, seen = 0.0, set()
+    for stage, own in zip(rank.stages, rank.module):
+        first = stage.stage_index * len(own.body.layers)
+        for name, parameter in own.named_parameters():
+            words = f"model.{name}".replace("model.body", "model.model").split(".")
+            if "layers" in words:
+                words[3] = str(int(words[3]) + first)
+            value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            distance = max(distance, (value - expected[".".join(words)]).abs().max().item())
+            seen.add(".".join(words))
+    rank = made()
+    trace, sent = trace_pipeline_rank(rank, lambda: batch_of(0), Recorder())
+    followed = to_plan((trace, 0), step, "cpu")
+    return {
+        "distance": distance,
+        "parameters": sorted(seen),
+        "expected": sorted(_of_rank(expected, rank)),
+        "loss": loss,
+        "stage": mesh["pipeline"].get_local_rank(),
+        "peak": followed.peak,
+        "at_peak": followed.at_peak,
+        "flops": followed.flops,
+        "sent": [vars(message) for message in sent],
+    }
+
+
+def _of_rank(expected: dict, rank: PipelineRank) -> list[str]:
+    """The names of the parameters that a rank of a pipeline should have."""
+    names = []
+    for stage, own in zip(rank.stages, rank.module):
+        each = len(own.body.layers)
+        indices = range(stage.stage_index * each, (stage.stage_index + 1) * each)
+        begins = [f"model.model.layers.{index}." for index in indices]
+        begins += ["model.model.embed_tokens."] if stage.is_first else []
+        begins += ["model.model.norm.", "model.lm_head."] if stage.is_last else []
+        names += [name for name in expected if name.startswith(tuple(begins))]
+    return names
 
 
 def grid(layout: Layout) -> dict:

@@ -304,7 +304,6 @@ def test_layouts_are_read_and_written(text, layout):
         ("fsdp=0", "no number of ranks"),
         ("hsdp=8", "replicas x shards"),
         ("fsdp=2,ddp=2", "choose one"),
-        ("pipeline=4", "pipeline stages cannot be planned yet"),
         ("fsdp=2,ep=4", "expert parallelism cannot be planned yet"),
         ("ddp=2,tensor=2", "FSDP2 only"),
     ],

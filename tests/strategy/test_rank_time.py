@@ -3,7 +3,14 @@
 import pytest
 
 from helpers.parallel.comm_meter import SentMessage
-from helpers.parallel.schedules import gpipe, one_f_one_b, simulate
+from helpers.parallel.schedules import (
+    consumer,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    simulate,
+    zero_bubble,
+)
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy.rank_time import SLOWER, Clocks, Event, Stretch, events_of, play
@@ -73,27 +80,37 @@ def test_tensor_messages_are_waited_for():
     assert end(UPDATE, work(2), sends("broadcast"), work(2)) == 5
 
 
-def pipeline(stages: int, micro_batches: int, schedule, transfer: float):
-    """(end of a pipeline of equal stages by `play`, by `schedules.simulate`)."""
-    made = schedule(stages, micro_batches)
-    ranks = []
-    for stage, own in enumerate(made.actions):
+def pipeline(ranks: int, micro_batches: int, schedule, transfer: float):
+    """(end of a pipeline of equal stages by `play`, by `schedules.simulate`).
+
+    As torch does it, the first stage has no gradient of its input to compute.
+    """
+    made = schedule(ranks, micro_batches)
+    seconds = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+    traced = []
+    for own in made.actions:
         events = []
         for action in own:
-            events += [Event("pass"), work(1 if action.kind == "F" else 2)]
-            neighbour = stage + (1 if action.kind == "F" else -1)
-            if 0 <= neighbour < stages:
+            if action.kind == "I" and not action.stage:
+                continue
+            took = seconds[action.kind] + (action.kind == "W" and not action.stage)
+            events += [Event("pass"), work(took / made.chunks)]
+            if consumer(action, made.stages) is not None:
                 events.append(sends("send", "pipeline"))
-        ranks.append(events)
-    clocks = play(ranks, lambda message: transfer, made.actions)
+        traced.append(events)
+    clocks = play(traced, lambda message: transfer, made)
     played = simulate(made, 1, 2, transfer=transfer)
     spans = [span.end for own in played.spans for span in own]
     return max(clock.gpu for clock in clocks), max(spans)
 
 
+SIZES = pytest.mark.parametrize("stages, micro_batches", ((2, 1), (2, 8), (4, 4), (4, 8), (3, 7)))
+TRANSFERS = pytest.mark.parametrize("transfer", (0.0, 0.25, 3.0))
+
+
 @pytest.mark.parametrize("schedule", (gpipe, one_f_one_b))
-@pytest.mark.parametrize("stages, micro_batches", ((2, 1), (2, 8), (4, 4), (4, 8), (3, 7)))
-@pytest.mark.parametrize("transfer", (0.0, 0.25, 3.0))
+@SIZES
+@TRANSFERS
 def test_a_pipeline_ends_when_the_simulated_schedule_does(
     schedule, stages, micro_batches, transfer
 ):
@@ -102,3 +119,22 @@ def test_a_pipeline_ends_when_the_simulated_schedule_does(
     if not transfer:
         bubble = (stages - 1) * 3
         assert played == pytest.approx(3 * micro_batches + bubble)
+
+
+@pytest.mark.parametrize("stages, micro_batches", ((2, 2), (2, 8), (4, 4), (4, 8)))
+@TRANSFERS
+def test_several_stages_on_a_rank_have_a_part_of_the_bubble(stages, micro_batches, transfer):
+    played, simulated = pipeline(stages, micro_batches, interleaved, transfer)
+    assert played == pytest.approx(simulated)
+    if not transfer:
+        assert played == pytest.approx(3 * micro_batches + (stages - 1) * 3 / 2)
+
+
+@pytest.mark.parametrize("stages, micro_batches", ((2, 2), (2, 8), (4, 4), (4, 8), (3, 7)))
+@TRANSFERS
+def test_gradients_of_weights_fill_the_bubble(stages, micro_batches, transfer):
+    """They end no later than simulated, where the first stage computes a gradient for nobody."""
+    played, simulated = pipeline(stages, micro_batches, zero_bubble, transfer)
+    assert played <= simulated + 1e-9
+    if not transfer:
+        assert 3 * micro_batches + (stages - 1) <= played + 1e-9 < 3 * micro_batches + stages * 3

@@ -68,6 +68,8 @@ def test_layouts_of_two_machines_are_those_that_can_be_asked_for():
         "hsdp=2x2",
         "fsdp=2,tensor=2",
         "fsdp=2,context=2",
+        "hsdp=2x1,context=2",
+        "pipeline=2,fsdp=2",
     ]
     assert [parse(str(layout)) for layout in found] == found
     inside = [str(layout) for layout in layouts_of(Cluster("A100-40GB", 4))]
@@ -113,10 +115,14 @@ def below(of, cluster, layouts, recompute, take=slice(None)):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_bounds_are_below_what_is_planned(kind):
     of = job(kind, length=256, batch_size=8)
-    layouts = [layout for layout in layouts_of(TWO) if kind == "llama" or layout.tensor == 1]
+    layouts = [
+        layout
+        for layout in layouts_of(TWO)
+        if layout.pipeline == 1 and (kind == "llama" or layout.tensor == 1)
+    ]
     most = slice(-1, None)  # of micro-batches
     plain, recomputed = below(of, TWO, layouts, "none"), below(of, TWO, layouts, "full", most)
-    assert (len(plain), len(recomputed)) == ((14, 7) if kind == "bert" else (17, 8))
+    assert (len(plain), len(recomputed)) == ((15, 8) if kind == "bert" else (18, 9))
     seconds = plain | recomputed
     pairs = [(more, less) for more in seconds for less in seconds if more.adds_work_to(less)]
     assert len(pairs) > 20 and all(seconds[more] >= seconds[less] for more, less in pairs)
@@ -144,7 +150,7 @@ def test_the_bound_of_messages_is_below_those_that_are_sent():
     of = job(batch_size=8, length=256)
     like = Reference.of(planned(Trial(Layout(4)), of), "A100-40GB")
     waits = replace(like, work=0.0, growing=0.0, products=0.0)
-    for layout in layouts_of(slow)[1:]:
+    for layout in layouts_of(slow)[1:-1]:  # three layers are no pipeline of two stages
         for number in accumulations(layout, of, 4, None)[-1:]:
             trial = Trial(layout, "none", number)
             seconds = facts_of(planned(trial, of), slow)["seconds"]
@@ -168,6 +174,7 @@ def found_of(*trials):
                     "card_memory": memory,
                     "seconds": seconds,
                     "seconds_of_work": seconds,
+                    "seconds_of_bubble": 0.0,
                     "seconds_waiting": {},
                     "tokens_per_second": None,
                     "limit": "compute",
