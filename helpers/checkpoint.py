@@ -17,8 +17,9 @@ from torch import nn
 
 from helpers.data import Encoded
 from helpers.recipe import Recipe
-from helpers.storage import belongs, state_file
+from helpers.storage import belongs, optimizer_state, state_file
 from helpers.storage.state_file import FILE, State
+from helpers.values import shown
 
 __all__ = ["FILE", "Diverged", "advice", "fingerprint", "load", "save"]
 
@@ -28,7 +29,15 @@ class Diverged(ArithmeticError):
 
 
 def fingerprint(train: Encoded) -> str:
-    """A digest of training data: every token, pixel and label, and how batches are made of them."""
+    """A digest of training data: every token, pixel and label, and how batches are made of them.
+
+    Raises TypeError for data of your own, of which nobody knows what it holds.
+    """
+    if not all(hasattr(train, name) for name in ("pixels", "trim", "columns", "lengths")):
+        raise TypeError(
+            f"A checkpoint must know its training data, and train={shown(train)} is not of type "
+            "Encoded: give one, or leave checkpoint out."
+        )
     return state_file.digest(repr((train.pixels, train.trim)), train.columns | {"": train.lengths})
 
 
@@ -57,7 +66,7 @@ def save(
             if isinstance(value, torch.Tensor):
                 tensors[f"optimizer.{key}.{name}"] = _copy(value)
             else:  # bitsandbytes counts its steps in a plain number
-                numbers[f"{key}.{name}"] = value
+                numbers[f"{key}.{name}"] = optimizer_state.to_json(value)
     for name, value in tensors.items():
         if value.is_floating_point() and value.numel() and not _finite(value):
             raise Diverged(f"{name} is not finite after step {step}: {advice(folder)}.")
@@ -71,6 +80,7 @@ def save(
         "losses": losses,
         "skipped": list(skipped),
         "numbers": numbers,
+        "groups": optimizer_state.groups(optimizer),
         "scaler": scaler.state_dict() if scaler is not None else {},
     }
     there = (state_file.peek(Path(folder)) or {}).get("belongs", {})
@@ -93,25 +103,33 @@ def load(
     nothing was saved yet. Raises ValueError, before anything is changed, for a state of another
     recipe, optimizer, data set or kind of device, and for one that is damaged or incomplete.
     """
+    mine = belongs.describe(recipe, model, optimizer, data)
     state = state_file.read(Path(folder))
     if state is None:
         return 0, [], []
     note, tensors = state
-    mine = belongs.describe(recipe, model, optimizer, data)
+    belongs.check_note(note, tensors, Path(folder))
     belongs.refuse_another(note["belongs"], mine, Path(folder))
-    weights = {name: tensors.get(f"model.{name}") for name in model.state_dict()}
+    own = model.state_dict()
+    weights = {name: tensors.get(f"model.{name}") for name in own}
     wrong = [
         name
-        for name, value in model.state_dict().items()
+        for name, value in own.items()
         if (held := weights[name]) is None or (held.shape, held.dtype) != (value.shape, value.dtype)
     ]
+    # The scales of weights in 4 bits are made with the model and cannot be loaded.
+    fixed = own.keys() - {name for name, _ in loadable(model)}
+    wrong += [
+        name for name in fixed - set(wrong) if not torch.equal(weights[name], own[name].cpu())
+    ]
+    wrong += optimizer_state.strange(tensors, note["numbers"], dict(_trained(model)))
     if wrong or len(note["losses"]) != note["step"] or not 0 < note["step"] <= recipe.steps:
         raise ValueError(
             f"The state in {folder} is not one of this model "
             f"({', '.join(wrong[:3]) or 'the number of its steps'} differs): another version of "
             "the course saved it, or it is damaged; delete it and start again."
         )
-    model.load_state_dict(weights)
+    model.load_state_dict({name: weights[name] for name in own.keys() - fixed}, strict=False)
     states: dict[str, dict[str, Any]] = {}
     for full in tensors:
         kind, _, rest = full.partition(".")
@@ -123,7 +141,8 @@ def load(
         optimizer.state[parameter] = {k: t.to(parameter.device) for k, t in held_states.items()}
     for rest, value in note["numbers"].items():
         key, name = rest.split(".", 1)
-        optimizer.state[model.get_parameter(name)][key] = value
+        optimizer.state[model.get_parameter(name)][key] = optimizer_state.from_json(value)
+    optimizer_state.restore(optimizer, note.get("groups", []))
     if scaler is not None and note["scaler"]:
         scaler.load_state_dict(note["scaler"])
     torch.set_rng_state(tensors["random.cpu"])
@@ -149,6 +168,12 @@ def _finite(value: torch.Tensor) -> bool:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().clone()
+
+
+def loadable(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What `load_state_dict` fills: the parameters under all their names, and the buffers."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

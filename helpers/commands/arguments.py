@@ -12,6 +12,8 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
 
+from helpers.files import no_place
+
 
 class OneLineParser(argparse.ArgumentParser):
     """argparse, with errors of one line, after which the command exits with 2.
@@ -102,6 +104,8 @@ def new_file(typed: str) -> Path:
     """A type for `add_argument`: a file that can be written, checked before any work starts."""
     if not typed.strip():
         raise argparse.ArgumentTypeError("the name of a file is needed, and it is empty.")
+    if why := no_place(typed):
+        raise argparse.ArgumentTypeError(f"{typed} {why}.")
     path = Path(typed)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{typed} is a folder: name a file.")
@@ -117,6 +121,8 @@ def new_folder(typed: str) -> Path:
     """A type for `add_argument`: a folder that can be written, or made; checked before any work."""
     if not typed.strip():
         raise argparse.ArgumentTypeError("the name of a folder is needed, and it is empty.")
+    if why := no_place(typed):
+        raise argparse.ArgumentTypeError(f"{typed} {why}.")
     path = Path(typed)
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"{typed} is a file: name a folder.")
