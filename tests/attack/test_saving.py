@@ -218,7 +218,7 @@ def test_data_that_nobody_can_compare_are_refused_with_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("fault", sorted(state_file.PASSING))
 @pytest.mark.parametrize("kind", ["number", "text"])
-def test_nobody_is_told_to_delete_what_cannot_be_read_now(fault, kind, folder, monkeypatch):
+def test_what_cannot_be_read_now_is_kept(fault, kind, folder, monkeypatch):
     def refuses(*_, **__):
         if kind == "number":
             raise OSError(fault, os.strerror(fault))
