@@ -15,6 +15,8 @@ import math
 import sys
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import fields
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,7 +113,7 @@ def _encoded(value: Any, functions: list[Callable], depth: int) -> Any:
     if callable(value):
         functions.append(value)
         return {"kind": "function", "place": len(functions) - 1}
-    if hasattr(value, "__float__"):  # a fraction, a decimal: `check` takes them in a notebook
+    if isinstance(value, (Real, Decimal)):  # `check` takes them in a notebook
         return float(value)
     return {"kind": "other", "type": type(value).__name__}
 

@@ -1,21 +1,11 @@
-"""Names of files and folders, and several files into a folder at once: all of them or none."""
+"""Several files into a folder at once: all of them or none."""
 
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-
-def no_place(typed: str) -> str:
-    """ "", or why a text names no place on this machine's disks, as the end of a sentence."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", typed):
-        return "is an address, and nothing is sent there: name a folder of this machine"
-    if re.match(r"\$[A-Za-z_{]", typed) and not os.path.lexists(typed):
-        return "begins with a variable, which nobody expands here: write what it stands for"
-    return ""
 
 
 def replace_all(folder: Path, texts: Mapping[str, str], old: Iterable[Path] = ()) -> None:

@@ -128,7 +128,7 @@ def _fit(
         scale = scaler.get_scale()
         labels = sum(map(getattr(train, "counted", len), parts))
         unread.append(train_step(model, optimizer, batches, labels, recipe, scaler=scaler))
-        if folder and step == start:  # before much is done that could not be saved
+        if folder and step == start:
             optimizer_state.check_savable(model, optimizer, counted)
         # In fp16 this waits for the GPU in each step; in other precisions both scales are 1.
         if scaler.get_scale() < scale:

@@ -12,8 +12,6 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
 
-from helpers.files import no_place
-
 
 class OneLineParser(argparse.ArgumentParser):
     """argparse, with errors of one line, after which the command exits with 2.
@@ -131,6 +129,15 @@ def new_folder(typed: str) -> Path:
         raise argparse.ArgumentTypeError(f"{typed} cannot be made: {there} is a file.")
     _check_writable(there, typed)
     return path
+
+
+def no_place(typed: str) -> str:
+    """ "", or why a text names no place on this machine's disks, as the end of a sentence."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", typed):
+        return "is an address, and nothing is sent there: name a folder of this machine"
+    if re.match(r"\$[A-Za-z_{]", typed) and not os.path.lexists(typed):
+        return "begins with a variable, which nobody expands here: write what it stands for"
+    return ""
 
 
 def _check_writable(path: Path, typed: str) -> None:

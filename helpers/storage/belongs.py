@@ -13,6 +13,7 @@ from torch import nn
 
 from helpers.recipe import Recipe, difference
 from helpers.storage import optimizer_state
+from helpers.values import shown
 
 
 def describe(
@@ -32,6 +33,15 @@ def describe(
         "device": next(model.parameters()).device.type,
     }
     return json.loads(json.dumps(described))
+
+
+def check_data(train: Any) -> None:
+    """Raises TypeError for training data of which no digest can be made."""
+    if not all(hasattr(train, name) for name in ("pixels", "trim", "columns", "lengths")):
+        raise TypeError(
+            f"A checkpoint must know its training data, and train={shown(train)} is not of type "
+            "Encoded: give one, or leave checkpoint out."
+        )
 
 
 def check_note(note: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:

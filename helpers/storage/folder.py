@@ -14,7 +14,7 @@ from pathlib import Path
 
 import filelock
 
-from helpers.files import no_place
+from helpers.commands.arguments import no_place
 from helpers.storage.state_file import FILE, PREVIOUS, UNFINISHED
 from helpers.values import shown
 

@@ -61,9 +61,39 @@ def groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def restore(optimizer: torch.optim.Optimizer, kept: list[dict[str, Any]]) -> None:
-    """Put back what `groups` gave."""
-    for group, values in zip(optimizer.param_groups, kept):
+def gathered(
+    optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """({"optimizer." key "." parameter: tensor}, {key "." parameter: number}) of its states."""
+    tensors, numbers = {}, {}
+    for name, parameter in trained.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optimizer.{key}.{name}"] = value
+            else:  # bitsandbytes counts its steps in a plain number
+                numbers[f"{key}.{name}"] = to_json(value)
+    return tensors, numbers
+
+
+def put(
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, torch.Tensor],
+    note: Mapping[str, Any],
+) -> None:
+    """Put back what `gathered` and `groups` gave, which the note has as "numbers" and "groups"."""
+    states: dict[str, dict[str, Any]] = {name: {} for name in trained}
+    for full in tensors:
+        kind, _, rest = full.partition(".")
+        if kind == "optimizer":
+            key, name = rest.split(".", 1)
+            states[name][key] = tensors[full].to(trained[name].device)
+    for rest, value in note["numbers"].items():
+        key, name = rest.split(".", 1)
+        states[name][key] = from_json(value)
+    for name, parameter in trained.items():
+        optimizer.state[parameter] = states[name]
+    for group, values in zip(optimizer.param_groups, note.get("groups", [])):
         group.update({key: from_json(value) for key, value in values.items()})
 
 

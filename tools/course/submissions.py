@@ -130,15 +130,16 @@ def of_its_chapter(path: Path, cells: Sequence[str], handed: Sequence[str]) -> l
     """The exercises of the chapter that a notebook is of: none where that cannot be known.
 
     These are the ones that the course's own notebook asks, the lesson or (where the file's name
-    ends in `_lab`) its lab, and those of the chapter that this notebook asks or hands in. A number
-    in the name of which the notebook has no exercise, such as a date's, is no chapter's.
+    ends in `_lab`) its lab, and those of the chapter that this notebook asks or hands in. Where
+    more follows the number than `_`, as in a date, the notebook must have an exercise of it.
     """
     known = load_all()
     chapters = {number[:2] for number in known}
     asked = [*handed, *(number for cell in cells for number in ASKED.findall(cell))]
     seen = Counter(number[:2] for number in asked if number[:2] in chapters)
     match = CHAPTER.match(path.name)
-    if match and match[1] in chapters and (match[1] in seen or not seen):
+    sure = re.match(r"\d\d(_|$)", path.stem) or not seen  # as the course names its own
+    if match and match[1] in chapters and (sure or match[1] in seen):
         chapter = match[1]
     elif seen:
         chapter = seen.most_common(1)[0][0]
