@@ -29,6 +29,7 @@ from exercises.encoding import decode, encode, is_tensor
 
 ADDRESS = Path(__file__).with_name("handout.sock")
 LARGEST = 32 * 2**20  # bytes of a message
+MOST_PARTS = 10**6  # values in a message: each takes some hundred bytes where it is read
 RAISED = (
     *("ValueError", "TypeError", "AssertionError", "IndexError", "KeyError", "AttributeError"),
     *("ZeroDivisionError", "NotImplementedError", "OverflowError", "NameError", "RuntimeError"),
@@ -137,10 +138,12 @@ def _write_back(before: Any, after: Any) -> None:
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message. Raises ValueError for one of more than `LARGEST` bytes."""
+    """Send one message. Raises ValueError for more than `LARGEST` bytes or `MOST_PARTS` values."""
     data = json.dumps(message).encode()
     if len(data) > LARGEST:
         raise ValueError(f"An answer has at most {LARGEST // 2**20} MiB, and this has more.")
+    if _parts(data) > MOST_PARTS:
+        raise ValueError(f"An answer has at most {MOST_PARTS:,} values, and this has more.")
     connection.sendall(len(data).to_bytes(8, "big") + data)
 
 
@@ -149,13 +152,21 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     length = int.from_bytes(_exactly(connection, 8), "big")
     if length > LARGEST:
         raise Broken(f"A message has at most {LARGEST // 2**20} MiB, and this has more.")
+    data = _exactly(connection, length)
+    if _parts(data) > MOST_PARTS:
+        raise Broken(f"A message has at most {MOST_PARTS:,} values, and this has more.")
     try:
-        message = json.loads(_exactly(connection, length))
+        message = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Broken("What came is no message.") from error
     if not isinstance(message, dict):
         raise Broken("What came is no message.")
     return message
+
+
+def _parts(data: bytes) -> int:
+    """At least the number of values in a message; tensors count as one."""
+    return sum(map(data.count, (b"[", b"{", b",")))
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -10,6 +10,7 @@ from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import GIB
+from helpers.values import plain
 
 IMAGES = Recipe("vit", profile="full", batch_size=32)
 TEXT = Recipe("deberta", profile="full", batch_size=16, length=256)
@@ -45,6 +46,7 @@ def _(answer):
     ),
 )
 def _(answer):
+    answer = plain(answer)
     assert isinstance(answer, int) and not isinstance(answer, bool), (
         "your answer should be a whole number of examples"
     )

@@ -10,6 +10,7 @@ from exercises.comparisons import close, same
 from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
+from helpers.values import plain
 
 GPU = "RTX 3060"
 TEXT = Recipe("deberta", profile="full", batch_size=40, length=256)
@@ -61,6 +62,7 @@ def _(answer):
     ),
 )
 def _(answer):
+    answer = plain(answer)
     assert isinstance(answer, int) and not isinstance(answer, bool), (
         "your answer should be a whole number of micro-batches"
     )

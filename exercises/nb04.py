@@ -12,6 +12,7 @@ from torch import nn
 from exercises.check import exercise
 from exercises.comparisons import close, same
 from exercises.handout import observe
+from helpers.values import plain
 
 WEIGHT, MANTISSA = 0.3, 7  # of exercise 1: bf16's bits
 TAIL = 0.05  # of exercise 4: largest relative error
@@ -36,6 +37,7 @@ TAIL = 0.05  # of exercise 4: largest relative error
 )
 def _(answer):
     spacing = 2.0 ** (math.floor(math.log2(WEIGHT)) - MANTISSA)
+    answer = plain(answer)
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         assert not math.isclose(answer, spacing, rel_tol=0.01), (
             "a step of a whole spacing moves the weight; it moves sooner than that"
@@ -91,7 +93,7 @@ def _(answer):
     for name, (factors, limit, growth) in cases.items():
         mine = observe(_trained, answer, factors, growth, limit)
         truth = _trained(_group_step, factors, growth, limit)
-        returned, stepped = mine["returned"], truth["returned"]
+        returned, stepped = plain(mine["returned"]), truth["returned"]
         moves = "should move by one" if stepped else "moves, although nothing was updated"
         did = "stepped" if stepped else "did not step"
         case = f"for {name}"

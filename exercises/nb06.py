@@ -13,6 +13,7 @@ from exercises.check import exercise
 from exercises.comparisons import agree, close, same
 from exercises.handout import observe
 from helpers.memory.tracker import ACTIVATIONS, BORN, DIES, PARAMETERS, Tracker, steady_memory
+from helpers.values import plain
 
 LAYERS, KEPT = 64, 4  # of exercise 1; what a layer keeps, in units of its input
 WIDTH = 24
@@ -34,6 +35,7 @@ WIDTH = 24
     ),
 )
 def _(answer):
+    answer = plain(answer)
     assert isinstance(answer, int) and not isinstance(answer, bool), (
         "your answer should be a whole number of layers"
     )

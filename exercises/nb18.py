@@ -12,6 +12,7 @@ from helpers.strategy import plan_cache
 from helpers.strategy.choose import SCENARIOS, choose
 from helpers.strategy.cluster import Candidate, span
 from helpers.strategy.step_time import Link
+from helpers.values import plain
 
 SPREAD = Parallel(data=16)  # over both machines
 STAGED = Parallel(data=8, pipeline=2)  # a machine per stage
@@ -176,6 +177,7 @@ def _(answer):
     ),
 )
 def _(answer):
+    answer = plain(answer)
     assert isinstance(answer, (int, float)) and not isinstance(answer, bool), (
         "your answer should be a number: bytes per second"
     )

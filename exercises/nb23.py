@@ -11,6 +11,7 @@ from exercises.check import exercise
 from exercises.comparisons import close
 from exercises.handout import observe
 from helpers.units import GIB, MIB
+from helpers.values import plain
 
 PARAMETERS = 8.19e9  # of exercise 1
 MESSAGE = (
@@ -48,7 +49,7 @@ def _(answer):
         tried, idle, free, used = (rng.uniform(20, 4000) * MIB for _ in range(4))
         sizes = {"tried": tried, "free": free / 100, "used": used, "idle": idle}
         message = MESSAGE.format(**{name: _written(size) for name, size in sizes.items()})
-        given = answer(message)
+        given = plain(answer(message))
         assert isinstance(given, bool), "your function should give back True or False"
         assert given == (idle >= tried), (
             f"with {_written(tried)} asked for and {_written(idle)} idle, "

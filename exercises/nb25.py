@@ -7,6 +7,7 @@ import random
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close
+from helpers.values import plain
 
 SAVE, BETWEEN = 40, 20 * 3600  # seconds, of exercise 1
 
@@ -107,6 +108,7 @@ def _(answer):
 
 def _share(answer, *arguments: int) -> list[int]:
     given = answer(*arguments)
+    given = [plain(number) for number in given] if isinstance(given, list) else given
     assert isinstance(given, list) and all(type(number) is int for number in given), (
         "your function should give back a list of whole numbers"
     )

@@ -8,16 +8,15 @@ written, and how damage is found: helpers/storage/state_file.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from helpers.data import Encoded
 from helpers.recipe import Recipe
-from helpers.storage import belongs, state_file
+from helpers.storage import belongs, model_state, optimizer_state, state_file
 from helpers.storage.state_file import FILE, State
 
 __all__ = ["FILE", "Diverged", "advice", "fingerprint", "load", "save"]
@@ -28,7 +27,11 @@ class Diverged(ArithmeticError):
 
 
 def fingerprint(train: Encoded) -> str:
-    """A digest of training data: every token, pixel and label, and how batches are made of them."""
+    """A digest of training data: every token, pixel and label, and how batches are made of them.
+
+    Raises TypeError for data of your own, of which nobody knows what it holds.
+    """
+    belongs.check_data(train)
     return state_file.digest(repr((train.pixels, train.trim)), train.columns | {"": train.lengths})
 
 
@@ -50,14 +53,9 @@ def save(
     Raises Diverged where a weight or state is not finite, ValueError where the folder has the state
     of another run, OSError where the disk is full or read-only. What was there is kept each time.
     """
-    tensors = {f"model.{name}": _copy(value) for name, value in model.state_dict().items()}
-    numbers = {}
-    for name, parameter in _trained(model):
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"optimizer.{key}.{name}"] = _copy(value)
-            else:  # bitsandbytes counts its steps in a plain number
-                numbers[f"{key}.{name}"] = value
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    states, numbers = optimizer_state.gathered(optimizer, _trained(model))
+    tensors = {name: _copy(value) for name, value in (tensors | states).items()}
     for name, value in tensors.items():
         if value.is_floating_point() and value.numel() and not _finite(value):
             raise Diverged(f"{name} is not finite after step {step}: {advice(folder)}.")
@@ -71,6 +69,7 @@ def save(
         "losses": losses,
         "skipped": list(skipped),
         "numbers": numbers,
+        "groups": optimizer_state.groups(optimizer),
         "scaler": scaler.state_dict() if scaler is not None else {},
     }
     there = (state_file.peek(Path(folder)) or {}).get("belongs", {})
@@ -93,37 +92,24 @@ def load(
     nothing was saved yet. Raises ValueError, before anything is changed, for a state of another
     recipe, optimizer, data set or kind of device, and for one that is damaged or incomplete.
     """
+    mine = belongs.describe(recipe, model, optimizer, data)
     state = state_file.read(Path(folder))
     if state is None:
         return 0, [], []
     note, tensors = state
-    mine = belongs.describe(recipe, model, optimizer, data)
+    belongs.check_note(note, tensors, Path(folder))
     belongs.refuse_another(note["belongs"], mine, Path(folder))
-    weights = {name: tensors.get(f"model.{name}") for name in model.state_dict()}
-    wrong = [
-        name
-        for name, value in model.state_dict().items()
-        if (held := weights[name]) is None or (held.shape, held.dtype) != (value.shape, value.dtype)
-    ]
+    trained = _trained(model)
+    wrong = model_state.different(model, tensors)
+    wrong += optimizer_state.strange(tensors, note["numbers"], trained)
     if wrong or len(note["losses"]) != note["step"] or not 0 < note["step"] <= recipe.steps:
         raise ValueError(
             f"The state in {folder} is not one of this model "
             f"({', '.join(wrong[:3]) or 'the number of its steps'} differs): another version of "
             "the course saved it, or it is damaged; delete it and start again."
         )
-    model.load_state_dict(weights)
-    states: dict[str, dict[str, Any]] = {}
-    for full in tensors:
-        kind, _, rest = full.partition(".")
-        if kind == "optimizer":
-            key, name = rest.split(".", 1)
-            states.setdefault(name, {})[key] = tensors[full]
-    for name, parameter in _trained(model):
-        held_states = states.get(name, {})
-        optimizer.state[parameter] = {k: t.to(parameter.device) for k, t in held_states.items()}
-    for rest, value in note["numbers"].items():
-        key, name = rest.split(".", 1)
-        optimizer.state[model.get_parameter(name)][key] = value
+    model_state.put(model, tensors)
+    optimizer_state.put(optimizer, trained, tensors, note)
     if scaler is not None and note["scaler"]:
         scaler.load_state_dict(note["scaler"])
     torch.set_rng_state(tensors["random.cpu"])
@@ -151,5 +137,5 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().clone()
 
 
-def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, value) for name, value in model.named_parameters() if value.requires_grad)
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}

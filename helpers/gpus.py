@@ -79,6 +79,7 @@ HOPPER_WORKSPACE = 32 * MIB
 # Fraction of the tensors' peak: enough for 95 % of the reserved peaks that others measured with
 # PyTorch 2.2 or later (docs/accuracy.md, where benchmarks/peaks/page.py derives it).
 MARGIN = 0.02
+MOST_CAPABLE = 20  # above every compute capability that there is
 # Fraction of the tensors' peak that malloc keeps beside them on a CPU. On a GPU the allocator is
 # simulated instead (memory/allocator.py).
 MALLOC = 0.05
@@ -136,11 +137,18 @@ def as_gpu(gpu: str | GPU) -> GPU:
         return find(gpu)
     if not isinstance(gpu, GPU):
         raise TypeError(f"gpu={shown(gpu)} must be a name, such as 'T4', or a GPU.")
+    if not isinstance(gpu.name, str) or not gpu.name.strip() or not gpu.name.isprintable():
+        raise TypeError(f"name={shown(gpu.name)} of a GPU must be a text of one line.")
     whole(f"memory of {shown(gpu.name)}", gpu.memory, MIB, 2**50)
     capability = gpu.capability
     if not isinstance(capability, tuple) or [type(part) for part in capability] != [int, int]:
         raise TypeError(
             f"capability={shown(capability)} must be two whole numbers, such as (8, 6)."
+        )
+    if not (0 <= capability[0] <= MOST_CAPABLE and 0 <= capability[1] <= 9):
+        raise ValueError(
+            f"capability={shown(capability)} is that of no GPU: the first number is from 0 to "
+            f"{MOST_CAPABLE}, and the second from 0 to 9."
         )
     return gpu
 

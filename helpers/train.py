@@ -22,6 +22,7 @@ from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe
 from helpers.step import autocast, learning_rate, tensor_cores, train_step
 from helpers.storage import folder as folders
+from helpers.storage import optimizer_state
 from helpers.techniques.compiled import not_compiled
 from helpers.timing import clock
 from helpers.values import function, of_type, whole
@@ -72,7 +73,7 @@ def fit(
     Raises Diverged (the loss or a weight is NaN or infinite), torch.OutOfMemoryError (`record.run`
     says what would fit), ValueError (a checkpoint of another run or a damaged one, a device that is
     not here), OSError (a folder that cannot be written to), RuntimeError (another run uses it),
-    TypeError, hub.HubUnavailable.
+    TypeError (an optimizer or data that a checkpoint cannot hold), hub.HubUnavailable.
     """
     of_type("recipe", recipe, Recipe)
     whole("save_every", save_every, 1)
@@ -111,6 +112,7 @@ def _fit(
             safe = f"; the state of step {state[0]} there is whole" if state[0] else ""
             raise OSError(f"{problem.rstrip('.')}{safe}.")
     start, losses, skipped = state
+    counted = optimizer_state.counters(optimizer)
     lengths = train.lengths.tolist() if recipe.padding == "uniform" else None
     starts, ends = [], []
     rows: list[int] = []
@@ -126,6 +128,8 @@ def _fit(
         scale = scaler.get_scale()
         labels = sum(map(getattr(train, "counted", len), parts))
         unread.append(train_step(model, optimizer, batches, labels, recipe, scaler=scaler))
+        if folder and step == start:
+            optimizer_state.check_savable(model, optimizer, counted)
         # In fp16 this waits for the GPU in each step; in other precisions both scales are 1.
         if scaler.get_scale() < scale:
             skipped.append(step)

@@ -9,6 +9,8 @@ torch, transformers, peft, bitsandbytes and a GPU with bf16 (a CPU will do for t
 import argparse
 import itertools
 import json
+import math
+import tempfile
 from pathlib import Path
 
 import torch
@@ -74,9 +76,14 @@ def main():
     if Path(asked.out).is_file():
         arguments.error(f"--out: {asked.out} is a file; name a folder.")
     try:
-        examples = itertools.cycle(read(asked.data))
+        examples = read(asked.data)
     except (OSError, ValueError) as error:
         arguments.error(f"--data: {asked.data} cannot be used: {error}.")
+    try:  # before hours of work that could not be saved
+        Path(asked.out).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=asked.out).close()
+    except OSError as error:
+        arguments.error(f"--out: {asked.out} cannot be written: {error.strerror}.")
 
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -85,26 +92,39 @@ def main():
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    model = AutoModelForCausalLM.from_pretrained(
-        asked.model, quantization_config=nf4, dtype=torch.bfloat16, device_map=device
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(asked.model)
+        model = AutoModelForCausalLM.from_pretrained(
+            asked.model, quantization_config=nf4, dtype=torch.bfloat16, device_map=device
+        )
+    except (OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        arguments.error(f"--model: {asked.model} cannot be loaded ({why}).")
+    if not tokenizer.chat_template:
+        arguments.error(f"--model: {asked.model} has no chat template: name a model that chats.")
+    rows = [encode(tokenizer, example, asked.length) for example in examples]
+    cut = sum(not (labels != -100).any() for _, labels in rows)
+    if cut:
+        raise SystemExit(
+            f"{cut} of {len(rows)} examples have no answer left within --length {asked.length} "
+            "tokens: use a larger one."
+        )
+    rows = itertools.cycle(rows)
     model.gradient_checkpointing_enable()
     lora = LoraConfig(r=asked.rank, lora_alpha=2 * asked.rank, target_modules="all-linear")
     model = get_peft_model(model, lora).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=asked.rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, asked.steps)
     for step in range(asked.steps):
-        rows = itertools.islice(examples, asked.batch)
-        batch = [encode(tokenizer, row, asked.length) for row in rows]
+        batch = list(itertools.islice(rows, asked.batch))
         count = sum((labels != -100).sum().item() for _, labels in batch)
-        if not count:
-            raise SystemExit("A batch has no answer left within --length tokens: use a larger one.")
         total = 0.0
         for ids, labels in batch:  # micro-batches of one example: nothing is padded
             loss = loss_sum(model, ids.to(device), labels.to(device)) / count
             loss.backward()
             total += loss.item()
+        if not math.isfinite(total):
+            raise SystemExit(f"The loss of step {step + 1} is {total}: use a lower --rate.")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

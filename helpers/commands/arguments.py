@@ -102,6 +102,8 @@ def new_file(typed: str) -> Path:
     """A type for `add_argument`: a file that can be written, checked before any work starts."""
     if not typed.strip():
         raise argparse.ArgumentTypeError("the name of a file is needed, and it is empty.")
+    if why := no_place(typed):
+        raise argparse.ArgumentTypeError(f"{typed} {why}.")
     path = Path(typed)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{typed} is a folder: name a file.")
@@ -117,6 +119,8 @@ def new_folder(typed: str) -> Path:
     """A type for `add_argument`: a folder that can be written, or made; checked before any work."""
     if not typed.strip():
         raise argparse.ArgumentTypeError("the name of a folder is needed, and it is empty.")
+    if why := no_place(typed):
+        raise argparse.ArgumentTypeError(f"{typed} {why}.")
     path = Path(typed)
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"{typed} is a file: name a folder.")
@@ -125,6 +129,15 @@ def new_folder(typed: str) -> Path:
         raise argparse.ArgumentTypeError(f"{typed} cannot be made: {there} is a file.")
     _check_writable(there, typed)
     return path
+
+
+def no_place(typed: str) -> str:
+    """ "", or why a text names no place on this machine's disks, as the end of a sentence."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", typed):
+        return "is an address, and nothing is sent there: name a folder of this machine"
+    if re.match(r"\$[A-Za-z_{]", typed) and not os.path.lexists(typed):
+        return "begins with a variable, which nobody expands here: write what it stands for"
+    return ""
 
 
 def _check_writable(path: Path, typed: str) -> None:

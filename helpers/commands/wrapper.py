@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +68,10 @@ def sentence(error: BaseException) -> str:
 
     Where the operating system refused something, the line says what was refused and what to do.
     """
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        _, target, why = error.args[0][0]  # of the many files that were not copied
+        number = re.match(r"\[Errno (\d+)\]", str(why))
+        error = OSError(int(number[1]) if number else 0, str(why), str(target))
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return "The name of a file is too long: write the name of one that exists."
     fault = _FAULTS.get(error.errno or 0) if isinstance(error, OSError) else None

@@ -241,9 +241,13 @@ def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
     Raises ValueError for no examples or a length below 1, TypeError for a length that is no whole
     number.
     """
-    if isinstance(lengths, (str, bytes, dict)) or not hasattr(lengths, "__len__"):
+    # A set has no order, and holds equal lengths once.
+    ordered = hasattr(lengths, "__len__") and hasattr(lengths, "__getitem__")
+    if isinstance(lengths, (str, bytes, bytearray, dict)) or not ordered:
         raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
     values = lengths.tolist() if isinstance(lengths, Tensor | np.ndarray) else list(lengths)
+    if not isinstance(values, list):  # an array without dimensions
+        raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
     if not values:
         raise ValueError("There are no examples to make batches of.")
     for example, value in enumerate(values):

@@ -21,12 +21,16 @@ class Bounds(NamedTuple):
 # By the names that configurations use. The largest published models have 160 layers, a hidden size
 # of 25,600 and 262,144 words.
 LAYERS, WIDTH, WORDS = Bounds(1, 2_000), Bounds(1, 1_000_000), Bounds(1, 10_000_000)
+HEAD, POSITIONS = Bounds(1, 100_000), Bounds(1, 1_000_000_000)
+NO_END = -1  # of positions, in models that take texts of any length
 CLASSES, PIXELS = Bounds(1, 1_000_000), Bounds(1, 20_000)
 SIZES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "intermediate_size"), WIDTH),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "d_ff"), WIDTH),
+    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), HEAD),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), POSITIONS),
     "vocab_size": WORDS,
     "num_labels": CLASSES,
     "num_channels": WIDTH,
@@ -47,7 +51,7 @@ def check_sizes(config: PretrainedConfig, classes: int | None = None) -> None:
         for name, bounds in SIZES.items():
             value = _field(part, name)
             for size in value if isinstance(value, (list, tuple)) else (value,):
-                if size is not None:
+                if size is not None and (bounds, size) != (POSITIONS, NO_END):
                     _check(f"{name} of the configuration", size, bounds)
 
 

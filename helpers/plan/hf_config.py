@@ -49,6 +49,7 @@ TASKS = {
     "contrastive": Task("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING", "pair", "example"),
 }
 IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
+NAMED_DTYPES = ("float32", "bfloat16", "float16", "auto")
 WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -85,7 +86,9 @@ def from_values(values: dict[str, Any], source: str) -> PretrainedConfig:
             if "auto_map" in values
             else "it may be newer, or misspelt"
         )
-        raise CannotPlan(f"model_type={kind!r} is not known to the installed transformers: {why}.")
+        raise CannotPlan(
+            f"model_type={shown(kind)} is not known to the installed transformers: {why}."
+        )
     values = dict(values)
     quantized = values.pop("quantization_config", None)
     try:
@@ -148,6 +151,17 @@ def weights_of(config: PretrainedConfig) -> str:
     dtype = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
     names = {str(kind): name for name, kind in WEIGHTS.items()}
     return names.get(f"torch.{str(dtype).removeprefix('torch.')}", "fp32")
+
+
+def stored_weights(config: PretrainedConfig) -> str:
+    """As `weights_of`. Raises CannotPlan for a dtype that is none of `WEIGHTS`."""
+    dtype = getattr(config, "dtype", None)
+    if dtype is not None and str(dtype).removeprefix("torch.") not in NAMED_DTYPES:
+        raise CannotPlan(
+            f"The configuration stores weights as {shown(str(dtype))}, which is not planned: name "
+            "fp32, bf16 or fp16 as weights."
+        )
+    return weights_of(config)
 
 
 def class_of(config: PretrainedConfig, task: str) -> type | None:

@@ -148,7 +148,7 @@ class ModelStep:
                 )
             return self.base
         if self.weights is None:
-            stored = hf_config.weights_of(self.config)
+            stored = hf_config.stored_weights(self.config)
             return "fp32" if stored == "fp16" and trained else stored
         one_of("weights", self.weights, hf_config.WEIGHTS)
         if self.weights == "fp16" and trained:

@@ -100,7 +100,8 @@ def config_file(source: str | Path) -> Path | dict[str, Any]:
     """The config.json of a model, or its values where they come with this package.
 
     source  a folder, a config.json, or a name, also a short or an older one
-    Raises FileNotFoundError, and hub.HubUnavailable where a name is nowhere to be had.
+    Raises FileNotFoundError, ValueError for another file, and hub.HubUnavailable where a name is
+    nowhere to be had.
     """
     name = full_name(str(source))
     check_name(name)
@@ -109,6 +110,11 @@ def config_file(source: str | Path) -> Path | dict[str, Any]:
         return path / "config.json" if path.is_dir() else path
     if name in known():
         return dict(known()[name])
+    if path.is_file():
+        raise ValueError(
+            f"{shown(name)} is a file, and no config.json: give the folder of the model, or its "
+            "config.json."
+        )
     return _on_the_hub(name) / "config.json"
 
 
@@ -126,7 +132,7 @@ def _on_the_hub(name: str) -> Path:
     raise hub.HubUnavailable(
         f"The configuration of {name} cannot be had ({problem}; neither {MIRROR} nor the cache has "
         "it): connect to the internet, give a folder or a config.json instead of the name, or "
-        f"one of {', '.join(known())}."
+        f"one of {', '.join(list(known())[:3])} and the others that come with this package."
     )
 
 

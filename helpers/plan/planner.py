@@ -52,12 +52,18 @@ def plan(
     if change is not None:
         function("change", change)
         return to_plan(trace_recipe(recipe, target, change), recipe, target)
-    return replace(_plan(plan_key(recipe), target), recipe=recipe)
+    kept = _plan(plan_key(recipe), target)
+    own = {"flops": dict(kept.flops), "largest_tensors": list(kept.largest_tensors)}
+    return replace(kept, recipe=recipe, **own)
 
 
 @lru_cache(maxsize=256)
 def _plan(recipe: Recipe, target: str) -> Plan:
-    return to_plan(trace_recipe(recipe, target), recipe, target)
+    """The plan that is kept for the next call, so nobody may change its arrays."""
+    made = to_plan(trace_recipe(recipe, target), recipe, target)
+    for array in (made.timeline, made.phases):
+        array.flags.writeable = False
+    return made
 
 
 def plan_key(recipe: Recipe) -> Recipe:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 from torch import nn
 
 from helpers.recipe import Recipe, difference
+from helpers.storage import optimizer_state
+from helpers.values import shown
 
 
 def describe(
@@ -21,25 +25,63 @@ def describe(
 
     data  the fingerprint of the training data
     """
-    settings = [
-        {key: value for key, value in group.items() if key not in ("params", "lr")}
-        | {"parameters": len(group["params"])}
-        for group in optimizer.param_groups
-    ]
     described = {
         "recipe": recipe.to_dict(),
         "optimizer": type(optimizer).__qualname__,
-        "settings": settings,
+        "settings": optimizer_state.settings(optimizer),
         "data": data,
         "device": next(model.parameters()).device.type,
     }
-    return json.loads(json.dumps(described, default=lambda value: type(value).__name__))
+    return json.loads(json.dumps(described))
+
+
+def check_data(train: Any) -> None:
+    """Raises TypeError for training data of which no digest can be made."""
+    if not all(hasattr(train, name) for name in ("pixels", "trim", "columns", "lengths")):
+        raise TypeError(
+            f"A checkpoint must know its training data, and train={shown(train)} is not of type "
+            "Encoded: give one, or leave checkpoint out."
+        )
+
+
+def check_note(note: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Raises ValueError, in one sentence, for a note that is none of a fine-tune of this version.
+
+    Such a state is whole, and another program has written it.
+    """
+    kinds = {"belongs": dict, "step": int, "losses": list, "skipped": list}
+    kinds |= {"numbers": dict, "scaler": dict}
+    named = {"recipe", "optimizer", "settings", "data", "device"}
+    wrong = [
+        name
+        for name, kind in kinds.items()
+        if not isinstance(note, dict) or not isinstance(note.get(name), kind)
+    ]
+    if not wrong:
+        numbers = [*note["losses"], *note["skipped"], note["step"]]
+        plain = all(type(number) in (int, float) and isfinite(number) for number in numbers)
+        wrong += [] if plain else ["losses"]
+        wrong += [] if named <= note["belongs"].keys() else ["belongs"]
+    random, now = tensors.get("random.cpu"), torch.get_rng_state()
+    if random is None or (random.shape, random.dtype) != (now.shape, now.dtype):
+        wrong.append("random.cpu")
+    if wrong:
+        raise ValueError(
+            f"The state in {folder} is not one of this version of the course ({wrong[0]} is "
+            "missing or of another kind): use the version that saved it, or another folder."
+        )
 
 
 def refuse_another(there: dict[str, Any], mine: dict[str, Any], folder: Path) -> None:
     """Raises ValueError, in one sentence, where a folder's state belongs to another run."""
-    changed = difference(Recipe.from_dict(there["recipe"]), Recipe.from_dict(mine["recipe"]))
-    if changed:
+    try:
+        changed = difference(Recipe.from_dict(there["recipe"]), Recipe.from_dict(mine["recipe"]))
+        unknown = ""
+    except (ValueError, TypeError) as error:
+        changed, unknown = {}, f"by another version of the course ({str(error).rstrip('.')})"
+    if unknown:
+        what = unknown
+    elif changed:
         changes = ", ".join(f"{name}={a!r} there, {b!r} now" for name, (a, b) in changed.items())
         what = f"by another recipe ({changes})"
     elif there["optimizer"] != mine["optimizer"]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import filelock
 
+from helpers.commands.arguments import no_place
 from helpers.storage.state_file import FILE, PREVIOUS, UNFINISHED
 from helpers.values import shown
 
@@ -35,7 +36,14 @@ def named(folder: str | Path) -> Path:
         raise ValueError(
             f"checkpoint={shown(text)} names no folder: give one, such as 'runs/first', or None."
         )
-    return Path(folder).expanduser()
+    if why := no_place(text):
+        raise ValueError(f"checkpoint={shown(text)} {why}.")
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"checkpoint={shown(text)} is in a home folder that is not here: write the whole path."
+        ) from None
 
 
 @contextmanager
@@ -95,6 +103,10 @@ def _lock(folder: Path, stack: ExitStack) -> None:
 
 
 def _clear(folder: Path) -> None:
+    if (folder / PREVIOUS).is_dir():
+        raise OSError(errno.EISDIR, f"{PREVIOUS} is a folder")
+    if (folder / UNFINISHED).is_file() or (folder / UNFINISHED).is_symlink():
+        (folder / UNFINISHED).unlink()
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     for path in folder.iterdir():
         if DEBRIS.fullmatch(path.name) and path.is_file():

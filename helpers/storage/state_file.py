@@ -7,9 +7,11 @@ everything that is read is compared with its digest: a file is whole, or it is s
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,9 @@ from safetensors.torch import save_file
 FILE = "state.safetensors"
 PREVIOUS = "previous.safetensors"
 UNFINISHED = ".unfinished"  # a folder: what a killed save leaves is in it
+# What the system says of files that may be whole: no right to read them, no memory, a lost disk.
+PASSING = {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+PASSING |= {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN, errno.EBUSY}
 FORMAT = "2"  # the first format had no digest
 
 
@@ -88,9 +93,10 @@ def read(folder: Path) -> State | None:
     """The newest state in a folder, None where there is none.
 
     Raises ValueError, in one sentence, for a file that is damaged or has another format. It says
-    whether an older state is whole.
+    whether an older state is whole. Raises OSError for one that cannot be read now, and may be
+    whole.
     """
-    there = [folder / name for name in (FILE, PREVIOUS) if (folder / name).exists()]
+    there = [folder / name for name in (FILE, PREVIOUS) if _is_there(folder / name)]
     if not there:
         return None
     try:
@@ -103,7 +109,9 @@ def read(folder: Path) -> State | None:
                 older = (
                     f"the run goes on from the whole state of step {note['step']} in {path.name}"
                 )
-            except (_NotWhole, KeyError):
+            except OSError:
+                older = f"{path.name} cannot be read now"
+            except (_NotWhole, KeyError, TypeError):
                 older = f"delete {path.name}, which is damaged as well, and the run starts again"
         raise ValueError(
             f"{there[0].name} in {folder} is not a saved fine-tune or is damaged ({why}): "
@@ -126,6 +134,16 @@ def step_in(folder: Path) -> int:
     """The steps that the newest state in a folder says were done; 0 where there is none."""
     step = (peek(folder) or {}).get("step", 0)
     return step if isinstance(step, int) else 0
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file. Raises OSError for a link to one that is not there."""
+    if path.is_symlink() and not path.exists():
+        raise OSError(
+            f"{path} is a link to {os.readlink(path)}, which is not there: mount its disk, or "
+            "remove the link to start again."
+        )
+    return path.exists()
 
 
 class _NotWhole(Exception):
@@ -151,10 +169,21 @@ def _read(path: Path) -> State:
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError, RuntimeError) as error:
+        if _number(error) in PASSING:
+            raise OSError(
+                f"{path} cannot be read now ({os.strerror(_number(error))}), and may be whole: "
+                "keep it, and run again when this is mended."
+            ) from error
         raise _NotWhole(f"it cannot be read, {_cause(error)}") from error
     if digest(metadata["fine_tune"], tensors) != metadata.get("digest"):
         raise _NotWhole("its content does not match its digest")
     return State(json.loads(metadata["fine_tune"]), tensors)
+
+
+def _number(error: Exception) -> int:
+    """The number of the system's error, 0 where it is none; libraries write it at the end."""
+    written = re.search(r"\((?:os error )?(\d+)\)\s*$", str(error))
+    return getattr(error, "errno", None) or (int(written[1]) if written else 0)
 
 
 def _cause(error: Exception) -> str:

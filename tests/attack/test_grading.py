@@ -241,7 +241,7 @@ def test_a_submission_sees_no_other_and_writes_nowhere_else(tmp_path):
         (6, "assert not [name for name in os.environ if 'TOKEN' in name]"),
     ]
     with sandbox.copy_of_project() as folder:
-        ended = sandbox.run(seen, folder, Limits(seconds=120), tmp_path)
+        ended = sandbox.run(seen, folder, Limits(seconds=120), [tmp_path])
     assert ended.errors.keys() == {2} and "Read-only file system" in ended.errors[2]
 
 

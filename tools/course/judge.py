@@ -30,7 +30,14 @@ class Judge:
         self._last: dict[str, Any] = {}  # number: an answer, or the Result about a function
         self._open: dict[str, str] = {}  # number: why there is no answer
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(address))
+        try:
+            self._listener.bind(str(address))
+        except OSError as error:
+            self._listener.close()
+            raise OSError(
+                f"Answers cannot be heard on {address} ({error}): set TMPDIR to a folder of your "
+                "own with a short path."
+            ) from error
         self._listener.listen(8)
         self._connection: socket.socket | None = None
         self._closed = False

@@ -47,7 +47,9 @@ PASSED = (
 # empty; then every privilege over these namespaces is given up. Mounts that cannot be changed stay.
 ENTER = r"""
 mount --bind "$COPY" "$COPY" || exit 97
-[ -z "$HIDDEN" ] || mount -t tmpfs -o size=4k,mode=755 tmpfs "$HIDDEN" || exit 97
+printf "%s" "$HIDDEN" | while IFS= read -r place; do
+  mount -t tmpfs -o size=4k,mode=755 tmpfs "$place" || exit 97
+done || exit 97
 cut -d" " -f5 /proc/self/mountinfo | while IFS= read -r place; do
   case "$place" in "$COPY"|/proc*|/dev|/dev/*) ;; *) mount -o remount,bind,ro "$place" ;; esac
 done 2>/dev/null
@@ -124,12 +126,12 @@ def separate() -> bool:
 
 
 def run(
-    cells: Sequence[tuple[int, str]], folder: Path, limits: Limits, hidden: Path | None = None
+    cells: Sequence[tuple[int, str]], folder: Path, limits: Limits, hidden: Sequence[Path] = ()
 ) -> Ended:
     """Execute cells in the copy of the project `folder`, and end all that they started.
 
     cells   (number, source) of each code cell
-    hidden  a folder that the submission should find empty, where that can be had
+    hidden  folders that the submission should find empty, where that can be had
     """
     listed, progress = folder / "cells.json", folder / "progress"
     listed.write_text(json.dumps(cells), encoding="utf8")
@@ -168,7 +170,7 @@ def run(
     return Ended(told["why"], told["status"], cell, errors)
 
 
-def _environment(folder: Path, hidden: Path | None) -> dict[str, str]:
+def _environment(folder: Path, hidden: Sequence[Path]) -> dict[str, str]:
     temporary = str(folder / "temporary")
     kept = {name: os.environ[name] for name in PASSED if name in os.environ}
     return {
@@ -182,8 +184,15 @@ def _environment(folder: Path, hidden: Path | None) -> dict[str, str]:
         "IPYTHONDIR": temporary,
         "MPLCONFIGDIR": temporary,
         "COPY": str(folder),
-        "HIDDEN": str(hidden) if hidden and _can_be_hidden(hidden, folder) else "",
+        "HIDDEN": "".join(f"{path}\n" for path in _outermost(hidden, folder)),
     }
+
+
+def _outermost(hidden: Sequence[Path], folder: Path) -> list[Path]:
+    """The folders that can be hidden, without those that lie in another of them."""
+    can = {Path(os.path.realpath(path)) for path in hidden if "\n" not in str(path)}
+    able = sorted(path for path in can if _can_be_hidden(path, folder))
+    return [path for path in able if not any(other in path.parents for other in able)]
 
 
 def _can_be_hidden(hidden: Path, folder: Path) -> bool:
