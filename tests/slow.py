@@ -41,6 +41,15 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_real_pip_without_an_index_finds_no_network",
         "test_wheels_beside_the_course_are_installed_without_a_network",
     ),
+    "attack/test_saving.py": ("test_a_run_that_goes_on_ends_at_the_same_weights",),
+    "attack/test_submissions.py": (
+        "test_a_file_of_others_gives_no_points_and_a_lost_one_is_said",
+        "test_a_suffix_in_capitals_is_a_notebook",
+        "test_a_date_in_a_name_is_no_chapter",
+        "test_a_copy_of_a_lab_is_a_lab",
+        "test_a_neighbour_s_file_cannot_be_run",
+        "test_a_fraction_is_a_number_as_it_is_in_the_notebook",
+    ),
     "attack/test_grading.py": (
         "test_a_grader_that_is_killed_leaves_no_process",
         "test_a_file_that_cannot_be_read_is_a_row_that_says_so",

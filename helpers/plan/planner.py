@@ -53,8 +53,8 @@ def plan(
         function("change", change)
         return to_plan(trace_recipe(recipe, target, change), recipe, target)
     kept = _plan(plan_key(recipe), target)
-    own = {"flops": dict(kept.flops), "largest_tensors": list(kept.largest_tensors)}
-    return replace(kept, recipe=recipe, **own)
+    largest = list(kept.largest_tensors)
+    return replace(kept, recipe=recipe, flops=dict(kept.flops), largest_tensors=largest)
 
 
 @lru_cache(maxsize=256)

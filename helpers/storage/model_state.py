@@ -35,6 +35,6 @@ def put(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def _made_with(model: nn.Module) -> set[str]:
     """What is no parameter and no buffer, under any of its names."""
-    filled = dict(model.named_parameters(remove_duplicate=False)).keys()
-    filled |= dict(model.named_buffers(remove_duplicate=False)).keys()
+    filled = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    filled |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return set(model.state_dict().keys() - filled)
