@@ -88,8 +88,8 @@ def _of_areas(figure: Figure) -> dict[str, str]:
 
 def _colour(part: Any) -> str:
     """Of what is filled; empty for what is not."""
-    face = np.atleast_2d(part.get_facecolor())[0]
-    return to_hex(face) if len(face) == 4 and face[3] else ""
+    faces = np.atleast_2d(part.get_facecolor())  # lines of a collection, as vlines makes, have none
+    return to_hex(faces[0]) if faces.size and faces[0][3] else ""
 
 
 def _areas(figure: Figure) -> Iterator[tuple[Any, Sequence[Any]]]:

@@ -165,3 +165,16 @@ def test_areas_get_hatches_and_bars_that_their_place_names_stay_as_they_are():
     told_apart(figure)
     assert areas[0].get_hatch() != areas[1].get_hatch()
     assert not any(bar.get_hatch() for bar in bars)
+
+
+def test_lines_of_a_collection_have_no_face_and_stay_as_they_are():
+    figure, axis = plt.subplots()
+    lines = axis.vlines([1, 2], 0, 3, label="limits")
+    axis.bar([1, 2], [3, 4], label="one")
+    axis.bar([1, 2], [1, 1], label="two")
+    axis.legend()
+    told_apart(figure)
+    assert lines.get_hatch() is None and lines.get_label() == "limits"
+    hatches = {bar.get_hatch() for bar in axis.patches}
+    plt.close(figure)
+    assert len(hatches) == 2
