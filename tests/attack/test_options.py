@@ -205,7 +205,7 @@ LAYOUTS = [
     ("zero3=8", "did you mean zero"),
     ("fsdp=8,ddp=2", "choose one of them"),
     ("ddp=2,tp=2", "FSDP2 only"),
-    ("pp=2", "pipeline stages"),
+    ("pp=2,tp=2", "with data ranks only"),
     ("ep=2", "expert parallelism"),
     ("fsdp=999999", "100,000"),
 ]

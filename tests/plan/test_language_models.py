@@ -179,10 +179,10 @@ def test_a_loss_in_chunks_has_no_logits_of_all_tokens():
     """Counted by hand: nothing alive has as many elements as tokens × words."""
     config = library.LlamaConfig(**{**TEXT, "vocab_size": 5000})
     full, chunked = (
-        plan_model_step(ModelStep(config, batch_size=4, length=24, loss=loss, **LORA), "cpu")
+        plan_model_step(ModelStep(config, batch_size=64, length=24, loss=loss, **LORA), "cpu")
         for loss in ("full", "chunked")
     )
-    logits = 4 * 24 * 5000 * 4
+    logits = 64 * 24 * 5000 * 4
     assert full.peak - chunked.peak > 1.5 * logits
     biggest = [size for size, category, _ in chunked.largest_tensors if category == "activations"]
     assert max(biggest) < logits / 4

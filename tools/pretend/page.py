@@ -30,6 +30,19 @@ FOUND = (
         "each direction between two ranks has a communicator of its own",
     ),
     (
+        "helpers/plan/for_record.py (lesson 21)",
+        "ValueError on every T4: NF4's products are in bf16 inside an fp32 step, and the record "
+        "asked for the planned time of bf16",
+        "lesson 21 on one T4",
+        "a record has no planned time where the GPU has not the arithmetic",
+    ),
+    (
+        "scripts/tensor_parallel.py (lesson 16)",
+        "two CPU ranks on a machine with one GPU: the mesh connected them over NCCL as well",
+        "lesson 16 on one T4",
+        "the backend is named",
+    ),
+    (
         "lab 19",
         "KeyError where LoRA, or no rung at all, fits the GPU",
         "reading",
