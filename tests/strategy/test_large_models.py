@@ -41,8 +41,8 @@ def test_what_is_shown_fits_and_the_best_is_within_a_tie_of_the_fastest(searched
 
 
 def test_a_rank_holds_its_share_of_the_states(searched):
-    """Weights and two states in fp32: 12 bytes per parameter, sharded by FSDP2 over data and context
-    ranks, and cut over tensor ranks."""
+    """Weights and two states in fp32: 12 bytes per parameter, sharded by FSDP2 over data and
+    context ranks, and cut over tensor ranks."""
     job, found = searched
     parameters = {"8B": 8.03e9, "70B": 70.55e9}[job.model]  # the Llama 3 paper's models
     for row in [*found["rows"], found["published"]]:
