@@ -243,15 +243,16 @@ class CachingAllocator:
 
     def segments(self) -> list[list[tuple[int, int, bool]]]:
         """The blocks of each segment that is held, in their order: (address, bytes, used)."""
-        held = []
-        for address, block in self._blocks.items():
-            if block.previous is None:
-                blocks, at = [], address
-                while at is not None:
-                    here = self._blocks[at]
-                    blocks.append((at, here.size, here.used))
-                    at = here.next
-                held.append(blocks)
+        held: list[list[tuple[int, int, bool]]] = []
+        for first, block in self._blocks.items():
+            if block.previous is not None:
+                continue
+            held.append([])
+            address: int | None = first
+            while address is not None:
+                here = self._blocks[address]
+                held[-1].append((address, here.size, here.used))
+                address = here.next
         return held
 
     def reset_peaks(self) -> None:
