@@ -76,6 +76,9 @@ $(READY): requirements.txt requirements-dev.txt requirements-data.txt constraint
 # that core, and with one thread sums are added in the same order on every machine.
 run quick test attack soak notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
 
+# Sets in one order in every process, or two workers may name a test differently and refuse to begin.
+quick test attack: export PYTHONHASHSEED ?= 0
+
 run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
 

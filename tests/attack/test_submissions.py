@@ -201,7 +201,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize(
-    "number, answer", [(number, form) for number, forms in FORMS.items() for form in forms], ids=str
+    "number, answer",
+    [(number, form) for number, forms in FORMS.items() for form in forms],
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
 def test_a_right_answer_is_right_in_the_notebook_and_where_it_is_graded(number, answer):
     sent = decode(json.loads(json.dumps(encode(answer, []))), lambda place: None)

@@ -260,9 +260,16 @@ def what_is_compiled_is_traced_and_runs_as_it_is():
     given = torch.randn(5, 4, device="cuda")
     assert torch.equal(torch.compile(layer, backend=look)(given), layer(given))
     torch.compiler.reset()
+    for dynamic in (False, True):  # between calls TorchDynamo asks for the current stream
+        torch.compiler.reset()
+        symbolic = torch.compile(lambda x: x * torch.tanh(x), backend=look, dynamic=dynamic)
+        for length in (17, 24, 31):
+            symbolic(torch.ones(4, length))
+    assert len(graphs) == 1 + 3 + 1
+    torch.compiler.reset()
     output = torch.compile(layer)(given)
     output.sum().backward()
-    assert torch.equal(output, layer(given)) and len(graphs) == 1
+    assert torch.equal(output, layer(given)) and len(graphs) == 5
     torch.testing.assert_close(layer.weight.grad, given.sum(0).expand(3, 4))
 
 

@@ -38,3 +38,12 @@ def test_where_much_fails_nothing_runs_again(tmp_path, capfd):
         (tmp_path / f"test_{number}.py").write_text(FAILS)
     assert run([], QUIET, tmp_path) == TESTS_FAILED
     assert "Again" not in capfd.readouterr().out
+
+
+def test_workers_that_collect_different_tests_do_not_run_again(tmp_path, capfd):
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    numbered = "import os, pytest\n\n\n@pytest.mark.parametrize('n', [os.getpid()])\n"
+    (tmp_path / "test_a.py").write_text(numbered + "def test_it(n):\n    assert n\n")
+    assert run(["test_a.py"], [*QUIET, "-n2"], tmp_path) == TESTS_FAILED
+    shown = capfd.readouterr().out
+    assert "Different tests were collected" in shown and "Again" not in shown

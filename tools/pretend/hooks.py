@@ -56,6 +56,11 @@ def after_distributed(module: ModuleType) -> None:
     nccl.install(module)
 
 
+def after_trace_rules(module: ModuleType) -> None:
+    """TorchDynamo asks for the current stream; what answers here must not be traced in its turn."""
+    module.add("tools.pretend")
+
+
 def after_inductor(module: ModuleType) -> None:
     """What would be compiled for a GPU is traced and cut in two, and then runs as it is."""
     compiled = module.compile_fx

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHANGED = {
     "torch": "after_torch",
     "torch.distributed.distributed_c10d": "after_distributed",
+    "torch._dynamo.trace_rules": "after_trace_rules",
     "torch._inductor.compile_fx": "after_inductor",
     "bitsandbytes": "",
     "helpers.gpus": "after_gpus",
