@@ -184,12 +184,23 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
 
 
 def encoded(recipe: Recipe) -> dict[str, Encoded]:
-    """The recipe's encoded data, {"train": ..., "test": ...}. Kept for the next call."""
+    """The recipe's encoded data, {"train": ..., "test": ...}.
+
+    Kept for the next call, which gets tensors of its own: what is changed in these is not in those.
+    """
     # Recipes that agree in these fields share their tokens, whatever their padding.
     names = ("model", "profile", "weights", "data", "train_size", "test_size", "length")
     shared = {name: getattr(recipe, name) for name in (*names, "batch_size")}
     splits = _encoded(Recipe(**shared))
-    return {part: replace(split, trim=recipe.padding != "fixed") for part, split in splits.items()}
+    return {
+        part: replace(
+            split,
+            columns={name: column.clone() for name, column in split.columns.items()},
+            lengths=split.lengths.clone(),
+            trim=recipe.padding != "fixed",
+        )
+        for part, split in splits.items()
+    }
 
 
 @lru_cache(maxsize=8)

@@ -59,6 +59,8 @@ def main():
     args = parser.parse_args()
     if min(args.every, args.batch_size, args.width) < 1:
         parser.error("--every, --batch-size and --width must be at least 1.")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, as at the top of this file.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpu:

@@ -184,6 +184,8 @@ def main():
         AutoModelForCausalLM,
         AutoTokenizer,
     )
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, as at the top of this file.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpu:

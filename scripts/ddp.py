@@ -36,6 +36,8 @@ def main():
     args = parser.parse_args()
     if args.steps < 1 or not 1 <= args.batch_size <= 1297:
         parser.error("--steps must be at least 1, and --batch-size from 1 to 1,297, all examples.")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, as at the top of this file.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
     if on_gpu:

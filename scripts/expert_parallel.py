@@ -106,6 +106,8 @@ def main():
         parser.error("--balance must be at least 0.")
     if not 1 <= args.top_k <= args.experts or not 0 < args.capacity <= args.experts:
         parser.error("--top-k must be from 1 to --experts, --capacity above 0 up to --experts.")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, as at the top of this file.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpu:

@@ -3,7 +3,8 @@
     python scripts/finetune_llm.py --model Qwen/Qwen3-8B --data answers.jsonl --out adapter
 
 Each line of the data is {"prompt": ..., "answer": ...}; only the answer counts in the loss. Needs
-torch, transformers, peft, bitsandbytes and a GPU with bf16 (a CPU will do for tiny models).
+torch, transformers, peft, bitsandbytes and a GPU with bf16 (a CPU will do for tiny models). The
+whole fine-tune is in `load`, `encode`, `loss_sum` and `finetune`; below them is the command line.
 """
 
 import argparse
@@ -19,22 +20,24 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-def read(path):
-    """The examples of a file, of which there is at least one. Raises ValueError, OSError."""
-    examples = []
-    with open(path, encoding="utf8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                examples.append(json.loads(line))
-                empty = not all(examples[-1][key].strip() for key in ("prompt", "answer"))
-            except (ValueError, TypeError, KeyError, AttributeError):
-                empty = True
-            if empty:
-                raise ValueError(f'line {number} is not {{"prompt": "...", "answer": "..."}}')
-    if not examples:
-        raise ValueError("it holds no examples")
-    return examples
+
+def load(name, rank):
+    """The tokenizer, and the model: its weights in NF4 and frozen, adapters in fp32 beside them."""
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    nf4 = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        name, quantization_config=nf4, dtype=torch.bfloat16, device_map=DEVICE
+    )
+    model.gradient_checkpointing_enable()
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    return tokenizer, get_peft_model(model, lora).train()
 
 
 def encode(tokenizer, example, length):
@@ -60,6 +63,47 @@ def loss_sum(model, ids, labels, chunk=1024):
     return sum(checkpoint(part, *pair, use_reentrant=False) for pair in pairs)
 
 
+def finetune(model, rows, batch, steps, rate):
+    """Train on `batch` of the encoded `rows` per step; a micro-batch of one is never padded."""
+    rows = itertools.cycle(rows)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    for step in range(1, steps + 1):
+        examples, total = list(itertools.islice(rows, batch)), 0.0
+        count = sum((labels != -100).sum().item() for _, labels in examples)
+        for ids, labels in examples:
+            loss = loss_sum(model, ids.to(DEVICE), labels.to(DEVICE)) / count
+            loss.backward()
+            total += loss.item()
+        if not math.isfinite(total):
+            raise SystemExit(f"The loss of step {step} is {total}: use a lower --rate.")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        print(f"step {step}: loss {total:.4f}", flush=True)
+
+
+# -- the command line: what is wrong is said before hours of work that could not be saved
+
+
+def read(path):
+    """The examples of a file, of which there is at least one. Raises ValueError, OSError."""
+    examples = []
+    with open(path, encoding="utf8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                examples.append(json.loads(line))
+                empty = not all(examples[-1][key].strip() for key in ("prompt", "answer"))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                empty = True
+            if empty:
+                raise ValueError(f'line {number} is not {{"prompt": "...", "answer": "..."}}')
+    if not examples:
+        raise ValueError("it holds no examples")
+    return examples
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--model", required=True)
@@ -79,24 +123,13 @@ def main():
         examples = read(asked.data)
     except (OSError, ValueError) as error:
         arguments.error(f"--data: {asked.data} cannot be used: {error}.")
-    try:  # before hours of work that could not be saved
+    try:
         Path(asked.out).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=asked.out).close()
     except OSError as error:
         arguments.error(f"--out: {asked.out} cannot be written: {error.strerror}.")
-
-    nf4 = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(asked.model)
-        model = AutoModelForCausalLM.from_pretrained(
-            asked.model, quantization_config=nf4, dtype=torch.bfloat16, device_map=device
-        )
+        tokenizer, model = load(asked.model, asked.rank)
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         arguments.error(f"--model: {asked.model} cannot be loaded ({why}).")
@@ -109,27 +142,7 @@ def main():
             f"{cut} of {len(rows)} examples have no answer left within --length {asked.length} "
             "tokens: use a larger one."
         )
-    rows = itertools.cycle(rows)
-    model.gradient_checkpointing_enable()
-    lora = LoraConfig(r=asked.rank, lora_alpha=2 * asked.rank, target_modules="all-linear")
-    model = get_peft_model(model, lora).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.rate)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, asked.steps)
-    for step in range(asked.steps):
-        batch = list(itertools.islice(rows, asked.batch))
-        count = sum((labels != -100).sum().item() for _, labels in batch)
-        total = 0.0
-        for ids, labels in batch:  # micro-batches of one example: nothing is padded
-            loss = loss_sum(model, ids.to(device), labels.to(device)) / count
-            loss.backward()
-            total += loss.item()
-        if not math.isfinite(total):
-            raise SystemExit(f"The loss of step {step + 1} is {total}: use a lower --rate.")
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        print(f"step {step + 1}: loss {total:.4f}", flush=True)
+    finetune(model, rows, asked.batch, asked.steps, asked.rate)
     model.save_pretrained(asked.out)
 
 

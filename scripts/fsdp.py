@@ -45,6 +45,8 @@ def main():
         parser.error(f"--resume: {args.resume} holds no checkpoint, or one that broke off.")
     if args.save and Path(args.save).is_file():
         parser.error(f"--save: {args.save} is a file; name a folder.")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, as at the top of this file.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
     if on_gpu:

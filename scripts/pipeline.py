@@ -65,6 +65,8 @@ def main():
         parser.error("--steps must be at least 1, and --batch-size from 1 to 1,297, all examples.")
     if args.micro_batches < 1 or args.batch_size % args.micro_batches:
         parser.error("--micro-batches must divide --batch-size, so that all are of one size.")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, as at the top of this file.")
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
     if on_gpu:

@@ -276,6 +276,8 @@ def main(
         )
     asked = options.parse_args(words)
     if asked.list_gpus:
+        if asked.name or asked.model:
+            options.error("--list-gpus lists the GPUs and plans no model: ask for one of the two.")
         for gpu in GPUS.values():
             print(f"{gpu.name:16} {gpu.memory / GIB:6.2f} GiB{'' if gpu.bf16 else '   no bf16'}")
         return 0

@@ -201,6 +201,16 @@ def test_arguments_of_one_script(name, arguments, says, capsys, monkeypatch):
     ends(name, arguments, says, capsys, monkeypatch)
 
 
+TORCHRUN = ["ddp", "fsdp", "pipeline", "tensor_parallel", "context_parallel", "expert_parallel"]
+
+
+@pytest.mark.parametrize("name", [*TORCHRUN, "cluster"])
+def test_a_script_of_ranks_without_torchrun(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    arguments = ["--folder", str(tmp_path)] if name == "cluster" else []
+    ends(name, arguments, "start it with torchrun", capsys, monkeypatch)
+
+
 DATA = {
     "empty": (b"", "no examples"),
     "no json": (b"oil,crude\n", "line 1"),

@@ -271,3 +271,14 @@ def test_an_optimizer_that_no_recipe_names_can_be_given():
         SHORT, SHORT.steps - 1
     )
     assert done.losses != train.fit(SHORT, device="cpu", progress=False).losses
+
+
+def test_encoded_data_that_a_caller_changes_is_not_changed_in_the_next_call():
+    recipe = TEXT
+    for part, split in train.encoded(recipe).items():
+        before = train.encoded(recipe)[part]
+        split.columns["labels"].fill_(-1)
+        split.lengths.zero_()
+        after = train.encoded(recipe)[part]
+        assert torch.equal(after.columns["labels"], before.columns["labels"])
+        assert torch.equal(after.lengths, before.lengths) and int(after.lengths.min()) > 0

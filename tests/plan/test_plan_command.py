@@ -308,6 +308,7 @@ def test_the_tasks_of_the_command_are_those_that_are_planned():
         ("--help", 0),
         ("--modle x", 2),
         ("--list-gpus", 0),
+        ("gpt2 --list-gpus", 2),
         ("gpt2 --gpu T9000", 2),
         ("rebarta-base --gpu T4", 2),
         ("gpt2 --batch many", 2),
