@@ -10,27 +10,46 @@ Line = tuple[str, str]  # text, kind of box
 
 
 def fabric_loop() -> Drawing:
-    """The plain loop and the loop with Fabric, line beside line."""
+    """What each line of a loop with Fabric runs, in three precisions."""
     alt = (
-        "A training loop in seven lines, plain on the left and with Fabric on the right. Three "
-        "places differ: a Fabric is made, model, optimizer and loader are set up, and "
-        "loss.backward() becomes fabric.backward(loss)."
+        "A table. Left, the lines you write with Fabric: setup, the forward pass, fabric.backward, "
+        "fabric.clip_gradients, optimizer.step. Right, what they run in three precisions. "
+        "32-true adds nothing, bf16-mixed adds autocast around the forward pass, 16-mixed also "
+        "scales the loss and unscales the gradients."
     )
-    plain = [
-        ("", "plain"),
-        ("", "plain"),
-        ("for inputs, labels in loader:", "plain"),
-        ("loss = F.cross_entropy(model(inputs), labels)", "plain"),
-        ("loss.backward()", "plain"),
+    lines = [
+        ("fabric.setup(model, optimizer)\nfabric.setup_dataloaders(loader)", "trained"),
+        ("output = model(inputs)", "plain"),
+        ("fabric.backward(loss)", "trained"),
+        ("fabric.clip_gradients(...)", "trained"),
         ("optimizer.step()", "plain"),
-        ("optimizer.zero_grad()", "plain"),
     ]
-    changed = {
-        0: "fabric = Fabric(precision=...)",
-        1: "model, optimizer, loader = fabric.setup ...",
-        4: "fabric.backward(loss)",
+    same, added = "plain", "trained"
+    device = ("model and batches to the device", added)
+    forward, autocast = ("forward", same), ("forward under autocast", added)
+    backward, clip, step = ("loss.backward()", same), ("clip", same), ("optimizer.step()", same)
+    precisions = {
+        '"32-true"': [device, forward, backward, clip, step],
+        '"bf16-mixed"': [device, autocast, backward, clip, step],
+        '"16-mixed"': [
+            device,
+            autocast,
+            ("scaler.scale(loss)\n.backward()", added),
+            ("scaler.unscale_(optimizer)\nclip", added),
+            ("scaler.step(optimizer)\nscaler.update()", added),
+        ],
     }
-    return _loops(alt, "plain PyTorch", "with Fabric", plain, changed)
+    drawing = Drawing(110, 44, alt, inches=9.5)
+    drawing.text(16, 41.5, "you write", size=10, bold=True)
+    for row, (text, kind) in enumerate(lines):
+        drawing.box(1, 32.5 - 6.6 * row, 30, 5.6, text, kind, size=8)
+    for column, (name, cells) in enumerate(precisions.items()):
+        left = 35 + 25 * column
+        drawing.text(left + 12, 41.5, name, size=10, bold=True)
+        for row, (text, kind) in enumerate(cells):
+            drawing.box(left, 32.5 - 6.6 * row, 24, 5.6, text, kind, size=7.5)
+    drawing.legend(24, 0.8, {"trained": "changed by you or by Fabric", "plain": "as before"}, 36)
+    return drawing
 
 
 def accelerate_loop() -> Drawing:
