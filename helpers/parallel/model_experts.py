@@ -120,14 +120,14 @@ def dispatched(
     arriving = torch.empty_like(leaving)  # [ranks × experts of this rank]
     dist.all_to_all_single(arriving, leaving, group=group)
     sends, receives = (_rows_by_rank(counts, group, len(pairs)) for counts in (leaving, arriving))
-    rows = Exchange.apply(hidden_states[order // top_k], sends, receives, group)
+    rows = AllToAll.apply(hidden_states[order // top_k], sends, receives, group)
     rows = _computed(experts, rows, arriving, group.size())
-    rows = Exchange.apply(rows, receives, sends, group)
+    rows = AllToAll.apply(rows, receives, sends, group)
     weighted = rows[_inverse(order)] * top_k_weights.reshape(-1, 1)
     return weighted.view(tokens, top_k, -1).sum(1).to(hidden_states.dtype)
 
 
-class Exchange(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
     """An all-to-all of rows: so many go to each rank, so many come from each; the gradient travels
     the same way back."""
 
@@ -140,7 +140,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return Exchange.apply(gradient, *ctx.back), None, None, None
+        return AllToAll.apply(gradient, *ctx.back), None, None, None
 
 
 def _rows_by_rank(counts: torch.Tensor, group: dist.ProcessGroup, pairs: int) -> list[int]:

@@ -150,7 +150,7 @@ def test_a_few_layers_stand_for_all(monkeypatch, layout, selective):
     assert traced == [1]
     assert (few.timeline == every.timeline).all() and few.sent == every.sent
     assert few.flops == every.flops and not few.operations.unknown
-    links = {"data": "NVLink 4", "expert_data": "NVLink 4", "expert": "NVLink 4"}
+    links = {"data": "NVLink 4", "expert_data": "NVLink 4", "expert": "Ethernet 1 Gbit"}
     took = few.step_seconds("H100", links)
     assert took == every.step_seconds("H100", links) and took.exposed["expert"] > 0
 
