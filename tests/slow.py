@@ -246,6 +246,14 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_optimizer_states_are_shared_out",
         "test_planned_ranks_are_real_ranks",
     ),
+    "strategy/test_plan_experts.py": (
+        "test_a_few_layers_stand_for_all",
+        "test_a_planned_rank_of_experts_is_a_real_one",
+        "test_models_and_steps_that_expert_ranks_do_not_divide",
+        "test_the_answer_says_that_routing_is_balanced",
+        "test_tokens_go_to_their_experts_and_back",
+        "test_what_expert_ranks_divide",
+    ),
     "strategy/test_plan_layout.py": (
         "test_a_few_layers_stand_for_all",
         "test_a_planned_rank_is_a_real_one",

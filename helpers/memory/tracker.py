@@ -338,9 +338,16 @@ def _shape_formula(formula):
     return count
 
 
+def _grouped_products(left, right, *rest) -> int:
+    """The products of all experts, each with its own rows or columns; every one is in one group."""
+    groups = left[0] if len(left) == len(right) == 3 else 1
+    return 2 * groups * left[-2] * left[-1] * right[-1]
+
+
 # PyTorch has formulas for GPUs' attention kernels; the CPU's kernel computes the same products.
 FLOPS = {**flop_registry}
 for _name, _formula in (
+    ("_grouped_mm", _grouped_products),
     (
         "_scaled_dot_product_flash_attention_for_cpu",
         lambda q, k, v, *rest: sdpa_flop_count(q, k, v),

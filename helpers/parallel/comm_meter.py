@@ -12,12 +12,14 @@ from helpers.torch_private import WRAPPERS, TorchDispatchMode, process_group, tr
 
 # What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
 # or a switch may need less, but none less than half of it. The payload is the whole tensor that all
-# ranks end with (all_gather) or begin with (reduce_scatter).
+# ranks end with (all_gather) or begin with (reduce_scatter). Of an all_to_all it is what the rank
+# begins with, of which equal parts go to all ranks, its own included.
 SENT: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "broadcast": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
     "send": lambda n: 1.0,
 }
 # torch's operators: the collective that each is.
@@ -37,6 +39,7 @@ NAMES = {
     "reduce_scatter_": "reduce_scatter",
     "broadcast_": "broadcast",
     "broadcast": "broadcast",
+    "alltoall_base_": "all_to_all",
     "send": "send",
 }
 # Operators that send nothing, or whose bytes the sender counts.
@@ -57,7 +60,8 @@ class SentMessage:
     kind     a key of `SENT`
     payload  bytes of the whole tensor
     ranks    how many take part
-    axis     of the layout that these ranks lie on: "data", "pipeline", "tensor", or "" if not named
+    axis     of the layout that these ranks lie on: "data", "pipeline", "tensor", "expert",
+             "expert_data" (the ranks that hold the same experts), or "" if not named
     phase    of the step: "forward", "backward", "optimizer", or "" if not told
     """
 
@@ -115,12 +119,12 @@ class CommMeter(TorchDispatchMode):
             )
         payload = sum(
             leaf.numel() * leaf.element_size()
-            for leaf in tree_leaves(args[0])
+            for leaf in tree_leaves(args[1] if name == "alltoall_base_" else args[0])
             if isinstance(leaf, torch.Tensor)
         )
         in_place = name.endswith("_")
         # The first argument is one rank's part: the input of a functional all-gather, the result of
-        # a reduce-scatter in place.
+        # a reduce-scatter in place. Of an all-to-all it is what comes, and the second what goes.
         if (kind == "all_gather" and not in_place) or (kind == "reduce_scatter" and in_place):
             payload *= group.size()
         if group.size() > 1:

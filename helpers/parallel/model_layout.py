@@ -15,12 +15,11 @@ WRAPPINGS = ("layers", "layers+embeddings")
 AXES = ("pipeline", "replicate", "data", "context", "tensor")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 MOST_RANKS = 100_000  # along one axis
-NOT_PLANNED = {"expert": "expert parallelism", "ep": "expert parallelism"}
-SHORT = {"dp": "ddp", "tp": "tensor", "cp": "context", "pp": "pipeline"}
-BESIDE = ("pipeline", "tensor", "context")  # axes beside that of the data ranks
+SHORT = {"dp": "ddp", "tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
+BESIDE = ("pipeline", "tensor", "context", "expert")  # beside the axis of the data ranks, or in it
 EXAMPLE = (
-    "write ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, fsdp=4,tensor=2, fsdp=4,context=2 or "
-    "pipeline=2,fsdp=4"
+    "write ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, fsdp=4,tensor=2, fsdp=4,context=2, "
+    "fsdp=8,expert=4 or pipeline=2,fsdp=4"
 )
 
 
@@ -43,6 +42,11 @@ class Layout:
     context    ranks that divide the tokens of each example; keys and values are gathered for the
                attention, and FSDP2 shards the model over these ranks as well. It is planned by
                shapes and not compared with real ranks (`model_context`)
+    expert     data ranks that divide the experts of every layer between them: it is no axis of its
+               own, and is taken from `data`, whose ranks it must divide (torchtitan's expert
+               parallelism). Each token goes to the ranks of its experts and comes back
+               (`model_experts`). FSDP2 shards the experts of a rank over data / expert ranks, and
+               all other weights over all data ranks
     pipeline   stages that the layers of a decoder are cut into; the micro-batches are the step's
                `accumulation`. Data ranks hold the same stage: copies of it (DDP), or shards
                (FSDP2), whose weights stay gathered from the first micro-batch to the last and whose
@@ -74,9 +78,10 @@ class Layout:
     prefetch: int = 0
     pipeline: int = 1
     schedule: str = "1f1b"
+    expert: int = 1
 
     def __post_init__(self) -> None:
-        for axis in AXES:
+        for axis in (*AXES, "expert"):
             if whole(axis, getattr(self, axis), 1) > MOST_RANKS:
                 raise ValueError(
                     f"{axis} is above {MOST_RANKS:,} ranks, more than any cluster has: give fewer."
@@ -92,10 +97,30 @@ class Layout:
                 f"data={self.data} ranks cannot be divided into {self.replicate} replicas: use a "
                 f"multiple of {self.replicate}."
             )
+        if self.expert > 1:
+            self._check_expert()
         if self.pipeline > 1:
             self._check_pipeline()
         if self.strategy == "ddp":
             self._check_ddp()
+
+    def _check_expert(self) -> None:
+        alone = self.pipeline == self.replicate == self.context == self.tensor == 1
+        if not alone or self.strategy not in ("fsdp", "zero2"):
+            raise ValueError(
+                f"expert={self.expert} is planned with fsdp or zero2 alone, without replicas and "
+                f"without pipeline, context and tensor ranks: write fsdp={self.data},"
+                f"expert={self.expert}."
+            )
+        if self.prefetch:
+            raise ValueError(
+                f"prefetch={self.prefetch} is not planned with expert ranks: leave prefetch out."
+            )
+        if self.data % self.expert:
+            raise ValueError(
+                f"expert={self.expert} ranks are taken from the data ranks, and data={self.data} "
+                f"cannot be divided by {self.expert}: let expert be a divisor of the data ranks."
+            )
 
     def _check_pipeline(self) -> None:
         for name in ("context", "tensor"):
@@ -161,6 +186,7 @@ class Layout:
             parts.append(f"{self.strategy}={self.data}")
         parts += [f"context={self.context}" if self.context > 1 else ""]
         parts += [f"tensor={self.tensor}" if self.tensor > 1 else ""]
+        parts += [f"expert={self.expert}" if self.expert > 1 else ""]
         return ",".join(filter(None, parts))
 
 
@@ -178,8 +204,6 @@ def parse(text: str, **fields: Any) -> Layout:
     for part in re.split(r"\s*,\s*|\s+(?=[a-z0-9]+\s*=)", text.strip().lower()):
         name, equals, number = (word.strip() for word in part.partition("="))
         name = SHORT.get(name, name)
-        if name in NOT_PLANNED:
-            raise ValueError(f"--layout {text}: {NOT_PLANNED[name]} cannot be planned yet.")
         known = (*STRATEGIES, "hsdp", *BESIDE)
         if not equals or name not in known or name in given:
             near = get_close_matches(name, known, 1, 0.7) if name not in known else []

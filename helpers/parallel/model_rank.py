@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.optimizers import make_optimizer
 from helpers.parallel.model_context import gather_in_attention
+from helpers.parallel.model_experts import experts_of, split_experts
 from helpers.parallel.model_layout import AXES, Layout
 from helpers.parallel.model_pipeline import check_pipeline
 from helpers.parallel.model_tensor import split_decoder
@@ -33,7 +34,8 @@ from helpers.step import Batch, loss_sum
 def grid_of(layout: Layout, device: str = "cpu") -> dict[str, DeviceMesh]:
     """{axis: the ranks that lie on one line of the grid with this rank}, {"shards": those that hold
     a part of every tensor each}, and {"fsdp": the same with a dimension of replicas where there are
-    any}.
+    any}. With expert ranks, which are neighbours among the data ranks, {"expert": those that divide
+    the experts} and {"expert_data": those that hold the same ones}.
 
     Ranks are counted along stages, replicas, data, context and tensor ranks; the last runs fastest.
     Needs a process group; raises ValueError where it has another number of ranks than the layout.
@@ -57,6 +59,15 @@ def grid_of(layout: Layout, device: str = "cpu") -> dict[str, DeviceMesh]:
     line |= {"shards": shards, "fsdp": shards}
     if layout.replicate > 1:
         line["fsdp"] = mesh["replicate", "data" if layout.context == 1 else "shards"]
+    if layout.expert > 1:
+        names = ("expert_data", "expert")
+        sides = (layout.data // layout.expert, layout.expert)
+        of_experts = init_device_mesh(device, sides, mesh_dim_names=names)
+        line |= {name: of_experts[name] for name in names}
+        if layout.expert == layout.ranks:  # the same ranks as the data ranks: see above
+            line["expert"] = DeviceMesh.from_group(
+                dist.new_group(), device, mesh_dim_names=names[1:]
+            )
     return line
 
 
@@ -89,18 +100,48 @@ class ModelRank:
             gather_in_attention(model.model, mesh["context"])
         if layout.tensor > 1:
             split_decoder(model.model, mesh["tensor"], self.local.tokens or 1)
+        if layout.expert > 1:
+            split_experts(model.model, mesh["expert"])
         if layout.strategy != "ddp":
-            apply_fsdp2(model.model, layout, mesh["fsdp"], model_step.precision, reduce)
+            apply_fsdp2(
+                model.model,
+                layout,
+                mesh["fsdp"],
+                model_step.precision,
+                reduce,
+                mesh.get("expert_data"),
+            )
             prefetch(layers(model), layout.prefetch)
         elif layout.data > 1:
             self.ddp = with_ddp(model, mesh["data"].get_group())
         self.model = model if self.ddp is None else self.ddp
         self.optimizer = make_optimizer(model, model_step)
+        if layout.expert > 1:
+            self._update_experts_apart()
 
     @property
     def divided(self) -> int:
-        """By how many ranks FSDP2 divides gradients; it cannot be told not to with gloo."""
-        return 1 if self.layout.strategy == "ddp" else self.layout.data * self.layout.context
+        """By how many ranks FSDP2 divides gradients; with expert ranks it does not."""
+        if self.layout.strategy == "ddp" or self.layout.expert > 1:
+            return 1
+        return self.layout.data * self.layout.context
+
+    @property
+    def of_experts(self) -> list[torch.nn.Parameter]:
+        """The weights of which expert ranks hold some experts each."""
+        if self.layout.expert == 1:
+            return []
+        return [weight for experts in experts_of(self.module) for weight in experts.parameters()]
+
+    def _update_experts_apart(self) -> None:
+        """Let the optimizer update experts by a kernel of their own: one kernel takes no weights
+        that are divided over unlike many ranks."""
+        (whole,) = self.optimizer.param_groups
+        apart = set(self.of_experts)
+        settings = {name: value for name, value in whole.items() if name != "params"}
+        experts = [weight for weight in whole["params"] if weight in apart]
+        whole["params"] = [weight for weight in whole["params"] if weight not in apart]
+        self.optimizer.add_param_group(settings | {"params": experts})
 
     def step(
         self,
@@ -128,7 +169,13 @@ class ModelRank:
             del loss
         phase("optimizer")
         if self.model_step.max_grad_norm is not None:
-            clip_(self.module.parameters(), self.model_step.max_grad_norm)
+            group = self.mesh["expert"].get_group() if self.of_experts else None
+            clip_(
+                self.module.parameters(),
+                self.model_step.max_grad_norm,
+                experts=self.of_experts,
+                expert_ranks=group,
+            )
         self.optimizer.step()
         # DDP's gradients are views of its buckets, which stay.
         self.module.zero_grad(set_to_none=self.ddp is None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from helpers import model_changes
 from helpers.model_changes import Recompute
+from helpers.parallel.model_experts import experts_of, shard_experts, sum_gradients
 from helpers.parallel.model_layout import Layout
 from helpers.step import AUTOCAST
 
@@ -54,11 +56,18 @@ def layers(model: nn.Module) -> list[nn.Module]:
 
 
 def apply_fsdp2(
-    model: nn.Module, layout: Layout, mesh: DeviceMesh, compute: str, reduce: str
+    model: nn.Module,
+    layout: Layout,
+    mesh: DeviceMesh,
+    compute: str,
+    reduce: str,
+    experts_mesh: DeviceMesh | None = None,
 ) -> None:
     """Apply FSDP2 in place, with the groups that `layout.wrap` names.
 
     mesh     of one dimension, or of replicas and shards (HSDP)
+    experts_mesh  the ranks that hold the same experts, with expert ranks: the experts of a layer
+             are then a group of their own
     compute  dtype in which weights are gathered and the model computes: "fp32" or "bf16"
     reduce   dtype in which gradients are summed over the ranks
     The shards keep the dtype of the weights. Raises ValueError where embeddings and head are one
@@ -70,13 +79,21 @@ def apply_fsdp2(
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     wrapped = layers(model)
     for layer in wrapped:
-        fully_shard(
-            layer, reshard_after_forward=layout.reshards and layer is not wrapped[-1], **options
-        )
+        reshards = layout.reshards and layer is not wrapped[-1]
+        for experts in experts_of(layer) if experts_mesh is not None else ():
+            shard_experts(
+                experts,
+                mesh=experts_mesh,
+                mp_policy=replace(policy, cast_forward_inputs=False),
+                reshard_after_forward=reshards,
+            )
+        fully_shard(layer, reshard_after_forward=reshards, **options)
     if layout.wrap == "layers+embeddings":
         for module in _embeddings_and_head(model):
             fully_shard(module, reshard_after_forward=layout.reshards, **options)
     fully_shard(model, reshard_after_forward=layout.reshards and layout.reshard_root, **options)
+    if experts_mesh is not None:
+        sum_gradients(model)
 
 
 def prefetch(wrapped: list[Any], ahead: int) -> None:

@@ -193,6 +193,8 @@ def clip_(
     max_norm: float,
     own: Iterable[nn.Parameter] | None = None,
     others: dist.ProcessGroup | None = None,
+    experts: Iterable[nn.Parameter] = (),
+    expert_ranks: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """`torch.nn.utils.clip_grad_norm_` for gradients of which each rank may hold a part.
 
@@ -201,11 +203,16 @@ def clip_(
 
     own     in a pipeline, the parameters that count here: copies of another stage's do not
     others  in a pipeline, the process group of its stages
+    experts  the parameters that expert ranks hold a part of each, beside what their DTensor says
+    expert_ranks  the process group of these ranks
     """
-    parameters = list(parameters)
+    parameters, apart = list(parameters), set(experts)
     parts: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
     counted = parameters if own is None else own
-    for gradient in [parameter.grad for parameter in counted if parameter.grad is not None]:
+    for parameter in counted:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
         groups: tuple[dist.ProcessGroup, ...] = ()
         if isinstance(gradient, DTensor):
             groups = tuple(
@@ -213,6 +220,8 @@ def clip_(
                 for dim, placement in enumerate(gradient.placements)
                 if not placement.is_replicate()
             )
+        if expert_ranks is not None and parameter in apart:
+            groups += (expert_ranks,)
         parts.setdefault(groups, []).append(local(gradient))
     total = torch.zeros((), device=parameters[0].device)
     for groups, gradients in parts.items():

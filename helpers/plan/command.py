@@ -107,8 +107,9 @@ def _add_layout(add: Callable[..., object]) -> None:
         "--layout",
         metavar="AXES",
         help="lay the step over several GPUs: ddp=8, zero1=8, zero2=8, fsdp=8 or hsdp=2x4 "
-        "(replicas x shards), with tensor=2 or context=2 beside FSDP2, and pipeline=4 alone or "
-        "beside ddp, fsdp or hsdp; --batch counts the examples of all",
+        "(replicas x shards), with tensor=2 or context=2 beside FSDP2, with expert=4, by which the "
+        "data ranks of fsdp=8 divide the experts of each layer, and pipeline=4 alone or beside "
+        "ddp, fsdp or hsdp; --batch counts the examples of all",
     )
     add(
         "--gpus",

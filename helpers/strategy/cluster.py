@@ -105,15 +105,31 @@ class Cluster:
         """{axis: the link that its messages use}, as `links`, of any grid of ranks.
 
         axes  {axis: (stride, reach)}: neighbours on the axis are `stride` ranks apart, and a whole
-              group covers `reach` ranks
+              group covers `reach` ranks. Those of "expert" send each rank its own part
         """
         ranks = max(reach for _, reach in axes.values())
-        return {
+        links = {
             axis: self.inside
             if ranks <= self.per_machine or self.per_machine % reach == 0
             else self._shared(min(stride, self.per_machine))
             for axis, (stride, reach) in axes.items()
         }
+        _, experts = axes.get("expert", (1, 1))
+        if links.get("expert", self.inside) is not self.inside:
+            links["expert"] = self._scattered(experts)
+        return links
+
+    def _scattered(self, ranks: int) -> Link:
+        """The link of an all-to-all of so many neighbours that do not fit one machine.
+
+        Each GPU has its share of the cards to itself, as an all-to-all cannot use several for one
+        GPU (NCCL's maintainer, github NVIDIA/nccl-tests, issue 267). Only what leaves the machine
+        goes over it, beside what stays, so that the whole message seems faster.
+        """
+        there = self.per_machine if ranks % self.per_machine == 0 else 1
+        share = min(self.between.speed, self.between.speed * self.cards / self.per_machine)
+        speed = min(share * (ranks - 1) / (ranks - there), self.inside.speed)
+        return Link(f"{self._cards}, a share for each GPU", speed, self.between.latency)
 
     def _shared(self, groups: int) -> Link:
         """What each of so many groups of ranks gets of the links between machines.

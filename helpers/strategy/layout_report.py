@@ -12,13 +12,19 @@ from helpers.timing.specs import SPECS
 from helpers.units import duration, number, several, size
 
 Facts = dict[str, Any]
+BALANCED = (
+    "Routing is taken to be balanced: each rank gets as many tokens for its experts as it sends to "
+    "those of others. A rank that gets more needs more."
+)
 
 
 def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
     """The plan as plain values: bytes, seconds, and what was planned.
 
-    Messages are {axis: {collective: bytes that a rank sends per optimizer step}}. Of a pipeline,
-    memory is that of the rank that needs most, "stage", and "needs" has the bytes of each.
+    Messages are {axis: {collective: bytes that a rank sends per optimizer step}}. "balanced" says
+    whether the plan takes each rank to get as many tokens for its experts as it sends. Of a
+    pipeline, memory is that of the rank that needs most, "stage", and "needs" has the bytes of
+    each.
     """
     step, layout = planned.recipe, planned.layout
     fits = [one.fits(cluster.gpu) for one in planned.ranks]
@@ -42,6 +48,7 @@ def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
         "optimizer": step.optimizer,
         "reduce": planned.reduce if layout.strategy != "ddp" else None,
         "recompute": _recompute(planned),
+        "balanced": layout.expert > 1,
         "schedule": layout.schedule if layout.pipeline > 1 else None,
         "stage": fullest.stage if layout.pipeline > 1 else None,
         "needs": [one.need for one in fits] if layout.pipeline > 1 else None,
@@ -92,13 +99,17 @@ def axes_of(layout: Any) -> dict[str, tuple[int, int]]:
     shard = layout.data // layout.replicate
     reach = shard * inner
     stage = layout.data * inner
+    of_experts = {
+        "expert": (1, layout.expert),
+        "expert_data": (layout.expert, layout.data),
+    }
     return {
         "tensor": (1, layout.tensor),
         "context": (layout.tensor, inner),
         "data": (layout.tensor, reach),
         "replicate": (reach, stage),
         "pipeline": (stage, layout.ranks),
-    }
+    } | (of_experts if layout.expert > 1 else {})
 
 
 def lines_of(facts: Mapping[str, Any], model: str) -> list[str]:
@@ -115,6 +126,7 @@ def lines_of(facts: Mapping[str, Any], model: str) -> list[str]:
         + (f", {facts['accumulation']} micro-batches" if facts["accumulation"] > 1 else ""),
         f"{facts['layout']} on {facts['cluster']}"
         + (f", schedule {facts['schedule']}" if facts["schedule"] else ""),
+        *([BALANCED] if facts["balanced"] else []),
         f"{words}: {_who(facts)} needs {size(facts['need'])} of {size(facts['card_memory'])}, "
         f"{size(over)} {room}.",
         "",

@@ -8,7 +8,10 @@ played over other links in no time. The rules are those of PyTorch's engines:
 - FSDP2 gathers a layer as soon as the layer before it has been taken over, ahead of the
   computation, which waits for it. It scatters gradients once they are complete, and the optimizer
   waits for that.
-- Tensor-parallel messages, and all that the optimizer's phase sends, are waited for at once.
+- The groups of a layer's experts are gathered and scattered as those of the layers, one after the
+  other with them: FSDP2 has one stream for both.
+- Tensor-parallel messages, tokens on their way to experts and back, and all that the optimizer's
+  phase sends, are waited for at once.
 - While a message is under way, kernels take `SLOWER` times as long.
 """
 
@@ -31,6 +34,7 @@ from helpers.timing.trace_ops import TracedOps
 # Computation beside communication is 18.9 % slower in the mean, on A100s, H100s and two GPUs of AMD
 # (Lee et al. 2025, arXiv 2507.03114).
 SLOWER = 1.189
+BESIDE = ("data", "replicate", "expert_data")  # axes whose messages run beside the computation
 COPY_OUT = "split_with_sizes_copy"  # by which FSDP2 takes over a layer that was gathered
 
 Transfer = Callable[[SentMessage], float]  # seconds of a message
@@ -172,17 +176,18 @@ class Clocks:
             self.gpu = begin + stretch.gpu + beside * (1 - 1 / SLOWER)
 
     def _send(self, message: SentMessage) -> None:
-        free = max(self.cpu, self._links.get(message.axis, 0.0))
+        link = "data" if message.axis == "expert_data" else message.axis
+        free = max(self.cpu, self._links.get(link, 0.0))
         if message.axis == "replicate":  # of what the data ranks of a replica have summed
             free = max(free, self._links.get("data", 0.0))
-        if self._updating or message.axis not in ("data", "replicate"):
+        if self._updating or message.axis not in BESIDE:
             self.exchange(message)
         elif message.kind == "all_gather":
             end = max(free, self._taken_over) + self.spend(message)
-            self._links[message.axis] = end
+            self._links[link] = end
             self._gathered.append(end)
         else:
-            self._links[message.axis] = max(free, self.gpu) + self.spend(message)
+            self._links[link] = max(free, self.gpu) + self.spend(message)
 
     def spend(self, message: SentMessage) -> float:
         """The seconds of a message, which `sent` adds up."""

@@ -75,16 +75,17 @@ UTILIZATION = 0.4
 
 # How many messages follow one another in a collective of n ranks; each of them pays the latency
 # once. A small all-reduce runs over a tree, up and down, the others over a ring (NCCL's choice;
-# Patarasuk and Yuan 2009 for the ring).
+# Patarasuk and Yuan 2009 for the ring). An all-to-all is a message to each of the other ranks.
 _MESSAGES_IN_A_ROW = {
     "all_reduce": lambda n: 2 * ceil(log2(n)),
     "all_gather": lambda n: n - 1,
     "reduce_scatter": lambda n: n - 1,
     "broadcast": lambda n: n - 1,
+    "all_to_all": lambda n: n - 1,
     "send": lambda n: 1,
 }
 # The axes of all layouts, in the order in which waiting is told of them.
-AXES = ("data", "replicate", "context", "tensor", "pipeline")
+AXES = ("data", "expert_data", "replicate", "context", "tensor", "expert", "pipeline")
 
 
 class TimedRank(Protocol):

@@ -56,7 +56,8 @@ def trace_model_rank(
     tracker = Tracker(recorder, on_gpu)
     order = recorder.traced.order
     sent_at: list[int] = []  # the place in `order` of each message
-    groups: dict[str, str] = {rank.mesh[axis].get_group().group_name: axis for axis in AXES}
+    axes = [axis for axis in (*AXES, "expert_data", "expert") if axis in rank.mesh]
+    groups: dict[str, str] = {rank.mesh[axis].get_group().group_name: axis for axis in axes}
     if rank.layout.context > 1:
         groups[rank.mesh["shards"].get_group().group_name] = "data"
     meter = CommMeter(groups, told=lambda: sent_at.append(len(order)))

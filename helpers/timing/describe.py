@@ -238,6 +238,7 @@ def _eight_bit(name, args, kwargs, out) -> list[Op]:
 
 RULES = (
     (names.PRODUCTS, products.product),
+    (names.GROUPED_PRODUCTS, products.grouped_product),
     (names.ATTENTION, products.attention),
     (names.CONVOLUTIONS, products.convolution),
     (names.LAYER_NORMS, _layer_norm),

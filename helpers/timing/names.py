@@ -42,6 +42,9 @@ COPIES = _names("""
 PRODUCTS = _names("""
     mm addmm bmm baddbmm mv addmv _scaled_mm addbmm dot
 """)
+GROUPED_PRODUCTS = _names("""
+    _grouped_mm
+""")
 CONVOLUTIONS = _names("""
     convolution _convolution cudnn_convolution mkldnn_convolution convolution_backward
 """)

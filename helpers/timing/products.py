@@ -36,6 +36,26 @@ def product(name, args, kwargs, out) -> list[Op] | None:
     ]
 
 
+def grouped_product(name, args, kwargs, out) -> list[Op]:
+    """The matrix products of all experts in one kernel, as a product with a batch of experts: the
+    rows, columns or terms that the groups divide are taken to be divided evenly."""
+    left, right = args[:2]
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    groups = left.shape[0] if offsets is None else offsets.shape[0]
+    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+    flops = 2 * m * k * n * (groups if left.dim() == right.dim() == 3 else 1)
+    if left.dim() == right.dim() == 2:
+        k = -(-k // groups)
+    elif left.dim() == 2:
+        m = -(-m // groups)
+    elif right.dim() == 2:
+        n = -(-n // groups)
+    layout = ("n" if right.stride(-1) == 1 else "t") + ("n" if left.stride(-1) == 1 else "t")
+    read = touched(left) + touched(right)
+    shape = (groups, m, n, k)
+    return [Op(name, "matmul", arithmetic(left), flops, read, touched(out), shape, layout)]
+
+
 def attention(name, args, kwargs, out) -> list[Op] | None:
     """PyTorch's fused attention (flash, Dao et al. 2022; memory-efficient, Rabe and Staats 2021):
     products stay on the chip."""

@@ -206,7 +206,7 @@ LAYOUTS = [
     ("fsdp=8,ddp=2", "choose one of them"),
     ("ddp=2,tp=2", "FSDP2 only"),
     ("pp=2,tp=2", "with data ranks only"),
-    ("ep=2", "expert parallelism"),
+    ("ep=2", "taken from the data ranks"),
     ("fsdp=999999", "100,000"),
 ]
 

@@ -6,11 +6,20 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from transformers import BertConfig, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import (
+    BertConfig,
+    LlamaConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from helpers import models
 from helpers.memory.timeline import to_plan
 from helpers.optimizers import make_optimizer
+from helpers.parallel.model_experts import experts_of
 from helpers.parallel.model_layout import AXES, Layout
 from helpers.parallel.model_rank import ModelRank, grid_of
 from helpers.parallel.model_wrapping import enable_recomputation
@@ -25,6 +34,7 @@ from helpers.timing.trace_ops import Recorder
 STEPS = 2
 GRIDS: dict[tuple[int, ...], dict] = {}
 TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 72}
+HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**TINY, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2),
     "qwen3": Qwen3Config(
@@ -37,6 +47,11 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     ),
+    "mixtral": MixtralConfig(**TINY | HEADS, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": Qwen3MoeConfig(
+        **TINY | HEADS, head_dim=8, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2
+    ),
+    "olmoe": OlmoeConfig(**TINY | HEADS, num_experts=2, num_experts_per_tok=1),
 }
 
 
@@ -60,33 +75,61 @@ def part(micro_batch: dict[str, torch.Tensor], rank: int, ranks: int) -> dict[st
     return {name: value.chunk(ranks)[rank] for name, value in micro_batch.items()}
 
 
-def reference(step: ModelStep) -> dict[str, torch.Tensor]:
-    """The weights of a single process after two steps, in fp32 throughout."""
+def reference(step: ModelStep) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights of a single process after two steps, and its last gradients as they were clipped,
+    in fp32 throughout."""
     model = build(step, False)
     optimizer = make_optimizer(model, step)
+    gradients = kept(optimizer, model)
     for number in range(STEPS):
         train_step(model, optimizer, batches(step, model, number), step.batch_size, step)
-    return {name: value.detach() for name, value in model.named_parameters()}
+    return {name: value.detach() for name, value in model.named_parameters()}, gradients
+
+
+def kept(optimizer: torch.optim.Optimizer, model) -> dict[str, torch.Tensor]:
+    """Whole gradients by name, filled in before each update."""
+    gradients: dict[str, torch.Tensor] = {}
+
+    def keep(*given) -> None:
+        for name, value in model.named_parameters():
+            if value.grad is not None:
+                gradients[name] = whole(value.grad)
+
+    optimizer.register_step_pre_hook(keep)
+    return gradients
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
 def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     step = ModelStep(CONFIGURATIONS[kind], **fields)
-    expected = reference(step)
+    expected, gradients = reference(step)
     mesh = grid(layout)
     if layout.pipeline > 1:
         return run_stages(step, layout, mesh, selective, expected)
     ranks = layout.data
     mine = dist.get_rank() // (layout.context * layout.tensor)
     rank = wrapped(step, layout, mesh, selective)
+    own_gradients = kept(rank.optimizer, rank.module) if layout.expert > 1 else {}
     for number in range(STEPS):
-        whole = batches(step, build(step, False), number)
-        rank.step(part(micro_batch, mine, ranks) for micro_batch in whole)
-    distance = 0.0
+        every = batches(step, build(step, False), number)
+        rank.step(part(micro_batch, mine, ranks) for micro_batch in every)
+    divided = set(rank.of_experts)
+    distance, apart = 0.0, 0.0
     for name, parameter in rank.module.named_parameters():
-        value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        distance = max(distance, (value - expected[name]).abs().max().item())
-    del rank
+        experts = parameter in divided
+        distance = max(distance, furthest(whole(parameter), expected[name], mesh, experts))
+        if own_gradients:
+            largest = gradients[name].abs().max().item()
+            far = furthest(own_gradients[name], gradients[name], mesh, experts)
+            apart = max(apart, far / largest)
+    del rank, own_gradients, divided, parameter
     rank = wrapped(step, layout, mesh, selective)
+    if layout.expert > 1:
+        for experts in experts_of(rank.module):
+            experts.register_forward_pre_hook(balance)
     micro_batch = batch(rank.module, rank.local)
     trace, sent = trace_model_rank(
         rank, lambda: {name: value.clone() for name, value in micro_batch.items()}, Recorder()
@@ -94,11 +137,27 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     followed = to_plan((trace, 0), step, "cpu")
     return {
         "distance": distance,
+        "gradients": apart,
         "peak": followed.peak,
         "at_peak": followed.at_peak,
         "flops": followed.flops,
         "sent": [vars(message) for message in sent],
     }
+
+
+def furthest(own: torch.Tensor, expected: torch.Tensor, mesh: dict, experts: bool) -> float:
+    """The largest difference, of experts to those that this rank should have."""
+    if experts:
+        line = mesh["expert"]
+        expected = expected.chunk(line.size())[line.get_local_rank()]
+    return (own - expected).abs().max().item()
+
+
+def balance(experts, given: tuple) -> None:
+    """Let every expert get as many tokens, in place: nothing is allocated that a step would not."""
+    with torch.no_grad():
+        chosen = given[1].data  # autograd, which keeps the indices, is not told
+        chosen.fill_(1).view(-1).cumsum_(0).remainder_(experts.num_experts)
 
 
 def run_stages(step: ModelStep, layout: Layout, mesh, selective: bool, expected: dict) -> dict:
@@ -158,7 +217,7 @@ def _of_rank(expected: dict, rank: PipelineRank) -> list[str]:
 def grid(layout: Layout) -> dict:
     """One grid for all layouts of the same sizes: DTensor caches what it works out for a mesh, and
     takes an equal one of an earlier case for it."""
-    sizes = tuple(getattr(layout, axis) for axis in AXES)
+    sizes = tuple(getattr(layout, axis) for axis in (*AXES, "expert"))
     if sizes not in GRIDS:
         GRIDS[sizes] = grid_of(layout)
     return GRIDS[sizes]

@@ -304,7 +304,7 @@ def test_layouts_are_read_and_written(text, layout):
         ("fsdp=0", "no number of ranks"),
         ("hsdp=8", "replicas x shards"),
         ("fsdp=2,ddp=2", "choose one"),
-        ("fsdp=2,ep=4", "expert parallelism cannot be planned yet"),
+        ("fsdp=2,ep=4", "data=2 cannot be divided by 4"),
         ("ddp=2,tensor=2", "FSDP2 only"),
     ],
 )

@@ -293,7 +293,7 @@ def test_the_command_says_which_stage_decides(model, capsys):
         (["--layout", "fsdp=2", "--schedule", "gpipe"], "--schedule is that of a pipeline"),
         (["--layout", "pipeline=3"], "cannot be divided evenly over 3 stages"),
         (["--layout", "pipeline=8"], "give accumulation=8 or more"),
-        (["--layout", "pipeline=2,expert=2"], "expert parallelism cannot be planned yet"),
+        (["--layout", "pipeline=2,expert=2"], "without pipeline, context and tensor ranks"),
         (["--gpus", "4", "--schedule", "gpipe"], "details of one layout"),
         (["--schedule", "gpipe"], "--schedule is about several GPUs"),
     ],

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import models
 from helpers.optimizers import make_optimizer
@@ -51,6 +52,25 @@ def test_batched_product_counts_every_batch():
     left, right = torch.randn(5, 3, 7), torch.randn(5, 7, 4)
     op = only(kernels(lambda: left @ right), "matmul")
     assert (op.shape, op.flops) == ((5, 3, 4, 7), 2 * 5 * 3 * 4 * 7)
+
+
+def test_grouped_products_are_those_of_each_expert():
+    """Forward and backward, against PyTorch's own count of a loop over the experts."""
+    x, weights = torch.randn(12, 8, requires_grad=True), torch.randn(3, 8, 4, requires_grad=True)
+    ends = torch.tensor([4, 8, 12], dtype=torch.int32)
+
+    def loop():
+        parts = [rows @ weight for rows, weight in zip(x.split(4), weights)]
+        torch.cat(parts).square().sum().backward()
+
+    with FlopCounterMode(display=False) as counted:
+        loop()
+    found = kernels(lambda: F.grouped_mm(x, weights, offs=ends).square().sum().backward())
+    grouped = [op for op in found if op.kind == "matmul"]
+    assert sum(op.flops for op in grouped) == counted.get_total_flops()
+    batched = [op for op in kernels(loop) if op.kind == "matmul"]
+    assert {(3, *op.shape[1:]) for op in batched} >= {grouped[0].shape}
+    assert all(op.flops == 2 * 3 * 4 * 8 * 4 for op in grouped)
 
 
 @pytest.mark.parametrize("groups", (1, 2))
