@@ -19,7 +19,8 @@ def fused() -> Drawing:
         left = 20 + 20 * index
         drawing.box(left, 36, 13, 8, name)
         drawing.box(left, 25, 13, 6, "memory", "kept", size=8)
-        drawing.arrow((left + 3.5, 31), (left + 3.5, 36))
+        for x in (left + 2.5, left + 5.5)[: 2 if index % 2 else 1]:  # x³ and multiply read two
+            drawing.arrow((x, 31), (x, 36))
         drawing.arrow((left + 9.5, 36), (left + 9.5, 31))
     drawing.box(20, 10, 73, 8, "x · x   →   x³   →   tanh   →   multiply   (in registers)")
     drawing.box(20, 1, 13, 6, "memory", "kept", size=8)
