@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -184,23 +184,12 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
 
 
 def encoded(recipe: Recipe) -> dict[str, Encoded]:
-    """The recipe's encoded data, {"train": ..., "test": ...}.
-
-    Kept for the next call, which gets tensors of its own: what is changed in these is not in those.
-    """
+    """The recipe's encoded data, {"train": ..., "test": ...}. Kept; each call gets a copy."""
     # Recipes that agree in these fields share their tokens, whatever their padding.
     names = ("model", "profile", "weights", "data", "train_size", "test_size", "length")
     shared = {name: getattr(recipe, name) for name in (*names, "batch_size")}
     splits = _encoded(Recipe(**shared))
-    return {
-        part: replace(
-            split,
-            columns={name: column.clone() for name, column in split.columns.items()},
-            lengths=split.lengths.clone(),
-            trim=recipe.padding != "fixed",
-        )
-        for part, split in splits.items()
-    }
+    return {part: split.copy(trim=recipe.padding != "fixed") for part, split in splits.items()}
 
 
 @lru_cache(maxsize=8)

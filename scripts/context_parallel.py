@@ -184,6 +184,7 @@ def main():
         AutoModelForCausalLM,
         AutoTokenizer,
     )
+
     if "LOCAL_WORLD_SIZE" not in os.environ:
         parser.error("start it with torchrun, as at the top of this file.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,11 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def copy(self, trim: bool) -> Encoded:
+        """The same examples in tensors of its own, batched with this `trim`."""
+        columns = {name: column.clone() for name, column in self.columns.items()}
+        return replace(self, columns=columns, lengths=self.lengths.clone(), trim=trim)
 
     def batch(
         self, examples: Sequence[int] | Tensor, device: torch.device | str = "cpu"
