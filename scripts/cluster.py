@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
@@ -72,9 +73,10 @@ def main():
 
     torch.manual_seed(0)
     model = language_model(args.width).to(device)
+    mesh = init_device_mesh(device.type, (ranks,))  # else GPUs are taken, even if they are too few
     for layer in (model[0], model[2]):
-        fully_shard(layer)
-    fully_shard(model)  # the rest
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # the rest
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = torch.frombuffer(bytearray(lzma.open(NEWS).read(2**20)), dtype=torch.uint8)
     text = text.unfold(0, CONTEXT + 1, CONTEXT + 1).long().to(device)  # a row per example

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from sklearn.datasets import load_digits
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy, interpolate
 from transformers import ViTForImageClassification
@@ -60,7 +61,8 @@ def main():
         args.model, num_labels=10, dtype=torch.float32
     ).to(device)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    options = {"mp_policy": policy} if args.bf16 else {}
+    mesh = init_device_mesh(device.type, (ranks,))  # else GPUs are taken, even if they are too few
+    options = {"mesh": mesh} | ({"mp_policy": policy} if args.bf16 else {})
     for layer in model.vit.layers:
         fully_shard(layer, **options)  # gathered and dropped one at a time
     fully_shard(model, **options)  # the rest: embeddings and classifier

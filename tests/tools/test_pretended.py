@@ -71,26 +71,32 @@ def test_every_check_ran():
     assert len(CHECKS) >= 12 and set(answers("T4")) == set(CHECKS)
 
 
-@needs_the_library
-def test_ranks_exchange_messages_over_nccl():
-    """And two ranks that both send first are told that NCCL would wait for ever."""
-    script = str(HERE / "ranks_on_pretended_gpus.py")
+def two_ranks(script, *arguments, gpus):
+    """What torchrun's two ranks of a script print on a machine with so many pretended T4s."""
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            script,
-        ],
-        env=variables("T4", 2),
+        [sys.executable, "-m", *launch, str(script), *arguments],
+        env=variables("T4", gpus),
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("both sent first: refused") >= 1
+    return done.stdout
+
+
+@needs_the_library
+def test_ranks_exchange_messages_over_nccl():
+    """And two ranks that both send first are told that NCCL would wait for ever."""
+    said = two_ranks(HERE / "ranks_on_pretended_gpus.py", gpus=2)
+    assert said.count("both sent first: refused") >= 1
+
+
+@needs_the_library
+def test_two_ranks_of_fsdp_on_a_machine_with_one_gpu_take_cpus():
+    """FSDP by itself takes the GPUs, of which the second rank has none."""
+    said = two_ranks(HERE.parents[1] / "scripts" / "fsdp.py", "--steps", "1", gpus=1)
+    assert "step 1: loss" in said and "rank 1 holds" in said
 
 
 def notebook(folder, *cells):
