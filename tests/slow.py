@@ -26,6 +26,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_on_a_pretended_gpu",
         "test_every_check_ran",
         "test_ranks_exchange_messages_over_nccl",
+        "test_two_ranks_of_fsdp_on_a_machine_with_one_gpu_take_cpus",
         "test_a_broken_branch_for_gpus_is_caught",
         "test_a_lesson_runs_on_a_pretended_gpu",
         "test_what_it_writes_is_marked_and_refused_everywhere",
@@ -33,6 +34,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "tools/test_again.py": (
         "test_what_fails_runs_again_by_itself",
+        "test_workers_that_collect_different_tests_do_not_run_again",
         "test_where_much_fails_nothing_runs_again",
     ),
     "tools/test_session.py": ("test_a_notebook_is_stopped_when_its_time_is_over",),
