@@ -43,6 +43,13 @@ FOUND = (
         "the backend is named",
     ),
     (
+        "scripts/fsdp.py, scripts/cluster.py (lessons 14, 25)",
+        "two ranks on a machine with one GPU: FSDP takes a GPU for every rank, and the second rank "
+        "has none",
+        "lesson 14 on one T4",
+        "the mesh is named",
+    ),
+    (
         "lab 19",
         "KeyError where LoRA, or no rung at all, fits the GPU",
         "reading",
