@@ -9,7 +9,6 @@ from transformers import GptOssConfig, LlamaConfig, MixtralConfig
 from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.model_layout import Layout, parse
 from helpers.plan.hf_model import ModelStep
-from helpers.strategy import plan_layout as planner
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.command import main
 from helpers.strategy.layout_report import axes_of
@@ -18,6 +17,7 @@ from helpers.strategy.rank_time import Clocks, Event
 from helpers.strategy.step_time import BEGIN, LINKS, transfer
 from tests.forked import forked, results
 from tests.ranks.laid_out import CONFIGURATIONS
+from tests.strategy.few_layers import few_and_every
 
 BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
@@ -131,25 +131,8 @@ def test_what_expert_ranks_divide():
     "layout, selective", [(Layout(4, expert=2), True), (Layout(4, expert=4), False)]
 )
 def test_a_few_layers_stand_for_all(monkeypatch, layout, selective):
-    traced = []
-    spliced = planner.RepeatedLayers.whole
-    monkeypatch.setattr(
-        planner.RepeatedLayers, "whole", lambda *given: traced.append(1) or spliced(*given)
-    )
-    few, every = (
-        plan_layout(
-            mixture(7),
-            layout,
-            selective=selective,
-            all_layers=all_layers,
-            batch_size=8,
-            length=32,
-        )
-        for all_layers in (False, True)
-    )
-    assert traced == [1]
-    assert (few.timeline == every.timeline).all() and few.sent == every.sent
-    assert few.flops == every.flops and not few.operations.unknown
+    few, every = few_and_every(monkeypatch, mixture(7), layout, selective=selective, batch_size=8)
+    assert not few.operations.unknown
     links = {"data": "NVLink 4", "expert_data": "NVLink 4", "expert": "Ethernet 1 Gbit"}
     took = few.step_seconds("H100", links)
     assert took == every.step_seconds("H100", links) and took.exposed["expert"] > 0

@@ -10,10 +10,10 @@ from helpers.parallel.model_layout import Layout, parse
 from helpers.plan.hf_config import CannotPlan
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.hf_plan import plan_model
-from helpers.strategy import plan_layout as planner
 from helpers.strategy.plan_layout import plan_layout, plan_step
 from tests.forked import forked, results
 from tests.ranks.laid_out import CONFIGURATIONS
+from tests.strategy.few_layers import few_and_every
 
 BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
@@ -101,36 +101,11 @@ def deep(layers: int = 7) -> LlamaConfig:
     ids=str,
 )
 def test_a_few_layers_stand_for_all(monkeypatch, layout, selective, fields):
-    """Events, operations and messages are those of the trace of every layer."""
-    traced = []
-    whole = planner.RepeatedLayers.whole
-    monkeypatch.setattr(
-        planner.RepeatedLayers, "whole", lambda *given: traced.append(1) or whole(*given)
+    """Events, operations, messages and seconds are those of the trace of every layer."""
+    few, every = few_and_every(
+        monkeypatch, deep(), layout, selective=selective, batch_size=32, **fields
     )
-    few, every = (
-        plan_layout(
-            deep(),
-            layout,
-            selective=selective,
-            all_layers=all_layers,
-            batch_size=32,
-            length=32,
-            **fields,
-        )
-        for all_layers in (False, True)
-    )
-    assert traced == [1]
-    assert (few.timeline == every.timeline).all() and few.sent == every.sent
-    assert few.flops == every.flops and few.largest_tensors == every.largest_tensors
-    assert list(kernels(few)) == list(kernels(every))
-    assert (few.streams == every.streams).all()
     assert few.step_seconds("H100", "NVLink 4") == every.step_seconds("H100", "NVLink 4")
-
-
-def kernels(planned):
-    """The operations in the order in which they are issued, each with its phase."""
-    for index, phase in planned.operations.issued():
-        yield planned.operations.ops[index], phase
 
 
 def test_messages_of_fsdp_are_zeros_formulas():
