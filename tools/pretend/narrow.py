@@ -16,7 +16,7 @@ from typing import Any
 from helpers.recipe import Recipe, replace
 
 PLANS = "TIGHT_FIT_REHEARSAL_PLANS"  # "narrow": this process plans nothing at its true size
-TOKENS, TRAIN, TEST, STEPS = 16, 96, 24, 6  # at most
+TOKENS, TRAIN, TEST, STEPS = 16, 128, 24, 6  # at most
 VOCABULARY = 4096
 CHAT_TOKENS = 96  # at most, of a question with its text and its answer
 DECODER = {
