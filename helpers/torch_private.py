@@ -8,12 +8,10 @@ a new release has broken.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch._ops import OpOverload
@@ -24,11 +22,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
-from torch.distributed._functional_collectives import (
-    AsyncCollectiveTensor,
-    all_gather_single_autograd,
-)
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -39,7 +33,6 @@ __all__ = [
     "DEVICE_OF",
     "WRAPPERS",
     "adds_in_place",
-    "all_gather_with_gradient",
     "device_for_torch",
     "AsyncCollectiveTensor",
     "DataDependentOutputException",
@@ -51,33 +44,22 @@ __all__ = [
     "clear_cublas_workspaces",
     "count_holders",
     "disable_current_modes",
-    "fake_store",
     "foreach_mul_",
     "foreach_norm",
-    "forget_process_groups",
-    "fsdp_param_module",
     "in_backward",
     "inductor",
     "is_dense",
     "is_view",
-    "lay_out_messages",
     "load_cuda_kernel",
     "no_work",
     "parse_to",
-    "process_group",
-    "rebuild_buckets",
-    "sent_until_waited_for",
-    "shapes_of_dtensor",
     "storage_key",
     "tree_leaves",
     "tree_map",
     "unset_fake_temporarily",
-    "whole_gradients",
     "written_arguments",
 ]
 
-# Gather a tensor along a dimension over a process group; its gradient is summed and scattered.
-all_gather_with_gradient = all_gather_single_autograd
 disable_current_modes = _disable_current_modes
 # What PyTorch dispatches to ask a tensor without values for its device, thousands of times a step.
 DEVICE_OF = torch.ops.prim.device.default
@@ -97,7 +79,6 @@ ADAM_FOREACH = (import_module("torch.optim.adam"), "_multi_tensor_adam")
 FOREACH_ADDCDIV = "_foreach_addcdiv_"
 # {name: what checkpointing compares of a tensor that was saved and of the same one recomputed}.
 CHECKPOINT_CHECKS = import_module("torch.utils.checkpoint")._allowed_determinism_checks_to_fns
-PRE_FORWARD = "_pre_forward"  # the method of DistributedDataParallel that lays its buckets anew
 FOREACH_TYPES = tuple((module, "_foreach_supported_types") for module in _FOREACH)
 
 
@@ -257,135 +238,6 @@ def load_cuda_kernel(image: bytes, name: str) -> Callable:
     kernels = _cuda_load_module(image, [name])
     assert isinstance(kernels, dict)  # as names were given
     return kernels[name]
-
-
-def rebuild_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Make DDP's buckets again, in the order in which the gradients came.
-
-    DDP does so itself after its first step.
-    """
-    model.reducer._rebuild_buckets()
-
-
-def process_group(arguments: Sequence[object]) -> torch.distributed.ProcessGroup | None:
-    """The process group that an operator's arguments name, or hold as an object; None for none."""
-    names: list[Any] = [value for value in arguments if isinstance(value, str)]
-    if names:  # the group's is the last of the names
-        return torch.distributed.distributed_c10d._resolve_process_group(names[-1])
-    for value in arguments:
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            return torch.distributed.ProcessGroup.unbox(value)
-    return None
-
-
-def fsdp_param_module():
-    """The module of FSDP2 that cuts parameters into shards, with its `_chunk_with_empty`."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-    return _fsdp_param
-
-
-def lay_out_messages(
-    schedule: Any, stages: Sequence[Any], inputs: tuple, labels: torch.Tensor | None
-) -> None:
-    """Let a schedule of torch.distributed.pipelining make the buffers of its messages.
-
-    It does so itself in its first step.
-    """
-    for stage in stages:
-        stage.has_backward = True
-    several = getattr(schedule, "_initialize_stages", None)
-    (several or schedule._initialize_stage)(inputs, {}, labels)
-
-
-@contextmanager
-def sent_until_waited_for() -> Iterator[None]:
-    """Inside, torch's pipelines hold what they send until they let go of the work, as gloo and NCCL
-    do; the process group that sends nothing does not."""
-    from torch.distributed.pipelining import schedules
-
-    start = schedules._batch_p2p
-
-    def held(operations: list, desc: str | None = None) -> list:
-        works: list = start(operations, desc)
-        return [*works, _Held([operation.tensor for operation in operations])] if works else works
-
-    with patch.object(schedules, "_batch_p2p", held):
-        yield
-
-
-class _Held:
-    """Work that is done, and holds its tensors."""
-
-    def __init__(self, tensors: list[torch.Tensor]):
-        self.tensors = tensors
-
-    def wait(self) -> None:
-        pass
-
-
-def whole_gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The gradients that FSDP2 has not yet divided over its ranks."""
-    found = []
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                for held in group.fsdp_params:
-                    whole = getattr(held, "_unsharded_param", None)
-                    found += [
-                        held.unsharded_accumulated_grad,
-                        None if whole is None else whole.grad,
-                    ]
-    return [gradient for gradient in found if gradient is not None]
-
-
-def shapes_of_dtensor() -> tuple[type, str]:
-    """The class and the name of its method by which DTensor asks for the shape of a result.
-
-    It runs the operation on tensors without values, of the size of the whole.
-    """
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-    return ShardingPropagator, "_propagate_tensor_meta_non_cached"
-
-
-def fake_store() -> torch.distributed.Store:
-    """The store of a process group that sends nothing.
-
-    It also registers what shapes the collectives give on tensors without values.
-    """
-    from torch.distributed._tools import fake_collectives  # noqa: F401
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    return FakeStore()
-
-
-def forget_process_groups() -> None:
-    """Empty the caches of DTensor, whose layouts refer to process groups that no longer exist."""
-    for clear in _dtensor_caches():
-        clear()
-
-
-def _dtensor_caches() -> list[Callable[[], None]]:
-    """The functions that empty a cache of DTensor, as far as its modules have been imported."""
-    from torch.distributed.tensor import _redistribute, debug
-
-    clearers = [
-        debug._clear_python_sharding_prop_cache,
-        debug._clear_fast_path_sharding_prop_cache,
-        getattr(_redistribute, "_planner_cache", {}).clear,
-    ]
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("torch.distributed.tensor"):
-            continue
-        holders = [module, *(value for value in vars(module).values() if isinstance(value, type))]
-        for holder in holders:
-            clearers += [
-                value.cache_clear
-                for value in vars(holder).values()
-                if not isinstance(value, type) and hasattr(value, "cache_clear")
-            ]
-    return clearers
 
 
 def inductor(seen: Callable[[torch.fx.GraphModule], object], code: bool = True) -> Callable:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from helpers.torch_private import WRAPPERS, TorchDispatchMode, process_group, tree_leaves
+from helpers.torch_private import WRAPPERS, TorchDispatchMode, tree_leaves
+from helpers.torch_private_ranks import process_group
 
 # What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
 # or a switch may need less, but none less than half of it. The payload is the whole tensor that all
@@ -40,6 +41,7 @@ NAMES = {
     "broadcast_": "broadcast",
     "broadcast": "broadcast",
     "alltoall_base_": "all_to_all",
+    "all_to_all_single": "send",  # by which a ring passes tensors on; see `CommMeter._count`
     "send": "send",
 }
 # Operators that send nothing, or whose bytes the sender counts.
@@ -122,6 +124,11 @@ class CommMeter(TorchDispatchMode):
             for leaf in tree_leaves(args[1] if name == "alltoall_base_" else args[0])
             if isinstance(leaf, torch.Tensor)
         )
+        if name == "all_to_all_single" and sum(size > 0 for size in args[2]) != 1:
+            raise NotImplementedError(
+                "An all-to-all that sends unequal parts to several ranks is not counted: add it to "
+                "helpers/parallel/comm_meter.py."
+            )
         in_place = name.endswith("_")
         # The first argument is one rank's part: the input of a functional all-gather, the result of
         # a reduce-scatter in place. Of an all-to-all it is what comes, and the second what goes.

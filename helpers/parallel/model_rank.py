@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.optimizers import make_optimizer
-from helpers.parallel.model_context import gather_in_attention
+from helpers.parallel.model_context import cut, is_causal, places, split_tokens
 from helpers.parallel.model_experts import experts_of, split_experts
 from helpers.parallel.model_layout import AXES, Layout
 from helpers.parallel.model_pipeline import check_pipeline
@@ -96,8 +96,11 @@ class ModelRank:
         self.local = local_step(model_step, layout)
         self.module = model
         self.ddp: DistributedDataParallel | None = None
+        self.undivided = replace(self.local, length=model_step.length)
+        self.context_rank = mesh["context"].get_local_rank()
+        self.causal = layout.context > 1 and is_causal(model.model)
         if layout.context > 1:
-            gather_in_attention(model.model, mesh["context"])
+            split_tokens(model.model, mesh["context"])
         if layout.tensor > 1:
             split_decoder(model.model, mesh["tensor"], self.local.tokens or 1)
         if layout.expert > 1:
@@ -142,6 +145,17 @@ class ModelRank:
         experts = [weight for weight in whole["params"] if weight in apart]
         whole["params"] = [weight for weight in whole["params"] if weight not in apart]
         self.optimizer.add_param_group(settings | {"params": experts})
+
+    def part(self, batch: Batch) -> Batch:
+        """This rank's part of a micro-batch of its data rank, which context ranks divide by tokens.
+
+        batch  as `hf_plan.batch` makes it for `self.undivided`
+        Raises ValueError for padding among context ranks, and for attention of both kinds.
+        """
+        ranks, tokens = self.layout.context, self.model_step.tokens
+        if ranks == 1 or tokens is None:
+            return batch
+        return cut(batch, places(self.context_rank, ranks, tokens, self.causal), tokens)
 
     def step(
         self,
@@ -251,6 +265,11 @@ def _tokens_of_rank(model_step: ModelStep, layout: Layout) -> int:
     """Tokens of each example that a context rank holds. Raises ValueError."""
     if model_step.tokens is None or model_step.reads != "text":
         raise ValueError("context divides the tokens of a text: leave it out with this model.")
+    if model_step.kind.each != "token":
+        raise ValueError(
+            f"context divides the tokens of a text, and the task {model_step.task} has one answer "
+            "for all of them: leave it out, or name a task such as causal-lm."
+        )
     if model_step.tokens % (2 * layout.context):
         raise ValueError(
             f"length={model_step.tokens} cannot be divided over context={layout.context} ranks, "

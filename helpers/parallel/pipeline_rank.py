@@ -33,7 +33,7 @@ from helpers.parallel.tensor_dtensor import clip_
 from helpers.plan.fake_tensors import Indices
 from helpers.plan.hf_model import FlatLogits, ModelStep
 from helpers.step import AUTOCAST, Batch, autocast, cross_entropy_sum
-from helpers.torch_private import lay_out_messages, rebuild_buckets
+from helpers.torch_private_ranks import lay_out_messages, rebuild_buckets
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 SEVERAL = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleInterleavedZeroBubble}

@@ -31,7 +31,7 @@ from helpers.parallel.transport import PipelineTransport
 from helpers.plan.fake_tensors import Indices
 from helpers.recipe import Recipe
 from helpers.step import Batch, loss_sum
-from helpers.torch_private import rebuild_buckets
+from helpers.torch_private_ranks import rebuild_buckets
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 AXES = ("pipeline", "data", "tensor")  # of the grid; tensor ranks are neighbours in number

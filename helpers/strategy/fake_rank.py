@@ -17,7 +17,7 @@ from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import Indices
 from helpers.plan.hf_model import FlatLogits, ModelStep, empty
 from helpers.strategy.plan_ranks import Chunks
-from helpers.torch_private import fsdp_param_module
+from helpers.torch_private_ranks import fsdp_param_module
 
 Kind = TypeVar("Kind", ModelRank, PipelineRank)
 

@@ -180,9 +180,12 @@ def plan_step(
     selective: bool = False,
     reduce: str = "fp32",
     all_layers: bool = False,
+    rank: int | None = None,
 ) -> LayoutPlan:
     """The same for a `ModelStep`.
 
+    rank  the one to plan, by its number in the grid (`grid_of`), of a layout without a pipeline;
+          None plans one that needs most
     With DDP, whose buckets hold gradients of several layers, and with ZeRO-1 and several
     micro-batches all layers are traced.
     """
@@ -195,15 +198,44 @@ def plan_step(
         if layout.pipeline > 1:
             return _planned_stages(model_step, layout, target, selective, reduce)
         whole = model_step.accumulation > 1 and layout.strategy == "zero1"
-        if layout.strategy != "ddp" and not (all_layers or whole):
-            with suppress(NotAlike):
-                return _planned(model_step, layout, target, selective, reduce, repeats=True)
-        return _planned(model_step, layout, target, selective, reduce, repeats=False)
+        repeats = layout.strategy != "ddp" and not (all_layers or whole)
+        fullest = [number * layout.tensor for number in fullest_context_ranks(layout.context)]
+        plans = [
+            _planned(model_step, layout, number, target, selective, reduce, repeats)
+            for number in (fullest if rank is None else [rank])
+        ]
+        return max(plans, key=lambda plan: plan.peak)
+
+
+def fullest_context_ranks(ranks: int) -> tuple[int, ...]:
+    """The numbers of the context ranks of which one needs most memory.
+
+    The first rank attends with half of its tokens to all keys of each other, the last one with all
+    tokens to half of the keys, and those between them do both.
+    """
+    return (0,) if ranks == 1 else (0, 1) if ranks == 2 else (1,)
 
 
 def _planned(
     model_step: ModelStep,
     layout: Layout,
+    rank: int,
+    target: str,
+    selective: bool,
+    reduce: str,
+    repeats: bool,
+) -> LayoutPlan:
+    """The plan of one rank, of a trace of a few layers where that is proven equal."""
+    if repeats:
+        with suppress(NotAlike):
+            return _traced(model_step, layout, rank, target, selective, reduce, True)
+    return _traced(model_step, layout, rank, target, selective, reduce, False)
+
+
+def _traced(
+    model_step: ModelStep,
+    layout: Layout,
+    rank_number: int,
     target: str,
     selective: bool,
     reduce: str,
@@ -213,7 +245,7 @@ def _planned(
         return CudaKernels(model_step, active=target == "cuda")
 
     recorder = Recorder()
-    with fake_ranks(layout.ranks):
+    with fake_ranks(layout.ranks, rank_number):
         mesh = grid_of(layout)  # its tensors have values: before FakeTensorMode
         with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
             rank, shape, parameters = fake_rank(
@@ -224,7 +256,7 @@ def _planned(
                 repeated = None
             if repeated is not None:
                 prefetch(running(rank.module, repeated), layout.prefetch)
-            make_batch = partial(batch, shape, rank.local)
+            make_batch = partial(batch, shape, rank.undivided)
             traced, sent = trace_model_rank(rank, make_batch, recorder, repeated, target == "cuda")
             del rank  # its tensors belong to the process group that ends here
     return _plan_of(model_step, layout, target, selective, reduce, (traced, parameters, sent))

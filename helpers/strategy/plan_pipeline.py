@@ -27,7 +27,8 @@ from helpers.strategy.fake_rank import fake_rank
 from helpers.strategy.plan_ranks import fake_ranks
 from helpers.strategy.trace_pipeline import trace_pipeline_rank
 from helpers.timing.trace_ops import Recorder
-from helpers.torch_private import FakeTensorMode, sent_until_waited_for
+from helpers.torch_private import FakeTensorMode
+from helpers.torch_private_ranks import sent_until_waited_for
 
 
 def trace_stage(

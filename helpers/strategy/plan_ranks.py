@@ -47,12 +47,8 @@ from helpers.strategy.plan_summary import PlanSummary, peak_without_states
 from helpers.strategy.step_time import Link
 from helpers.timing.op import Op
 from helpers.timing.trace_ops import Recorder, TracedOps
-from helpers.torch_private import (
-    FakeTensorMode,
-    fake_store,
-    forget_process_groups,
-    fsdp_param_module,
-)
+from helpers.torch_private import FakeTensorMode
+from helpers.torch_private_ranks import fake_store, forget_process_groups, fsdp_param_module
 from helpers.units import GIB
 
 

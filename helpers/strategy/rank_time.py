@@ -10,6 +10,8 @@ played over other links in no time. The rules are those of PyTorch's engines:
   waits for that.
 - The groups of a layer's experts are gathered and scattered as those of the layers, one after the
   other with them: FSDP2 has one stream for both.
+- Keys, values and their gradients travel around the ring of context ranks beside the attention to
+  what has arrived, and are waited for where PyTorch waits for them.
 - Tensor-parallel messages, tokens on their way to experts and back, and all that the optimizer's
   phase sends, are waited for at once.
 - While a message is under way, kernels take `SLOWER` times as long.
@@ -35,6 +37,8 @@ from helpers.timing.trace_ops import TracedOps
 # (Lee et al. 2025, arXiv 2507.03114).
 SLOWER = 1.189
 BESIDE = ("data", "replicate", "expert_data")  # axes whose messages run beside the computation
+RING = "context"  # the axis whose messages are waited for one by one
+WAIT = "wait_tensor"
 COPY_OUT = "split_with_sizes_copy"  # by which FSDP2 takes over a layer that was gathered
 
 Transfer = Callable[[SentMessage], float]  # seconds of a message
@@ -57,9 +61,9 @@ class Stretch(NamedTuple):
 class Event(NamedTuple):
     """What happens next to a rank.
 
-    kind  "work" (a `Stretch`), "value" (the CPU waits for the GPU), "message", "taken over" (of a
-          layer that was gathered), "pass" (an action of a pipeline's schedule begins) or "update"
-          (the optimizer's phase begins)
+    kind  "work" (a `Stretch`), "value" (the CPU waits for the GPU), "message", "arrived" (the GPU
+          waits for the ring's next message), "taken over" (of a layer that was gathered), "pass"
+          (an action of a pipeline's schedule begins) or "update" (the optimizer's phase begins)
     """
 
     kind: str
@@ -77,6 +81,8 @@ def events_of(traced: TracedOps, gpu: GpuSpecs) -> list[Event]:
     which, phase = np.array(traced.order, dtype=np.int64).reshape(-1, 2).T
     begin, end, again = traced.again
     stops = {index: stop for index, ops in enumerate(traced.ops) if (stop := _stop(ops))}
+    if not any(stop.message and stop.message.axis == RING for stop in stops.values()):
+        stops = {index: stop for index, stop in stops.items() if stop.kind != "arrived"}
     stops |= {int(index): Event("value") for index in np.flatnonzero(times.waits)}
     updates = int(np.argmax(phase == OPTIMIZER)) if (phase == OPTIMIZER).any() else len(which)
     named = dict.fromkeys(traced.passes, Event("pass")) | {updates: Event("update")}
@@ -110,8 +116,10 @@ def events_of(traced: TracedOps, gpu: GpuSpecs) -> list[Event]:
 def _stop(ops: tuple[Op, ...]) -> Event | None:
     """What an operation ends a stretch with, if it does."""
     for op in ops:
-        if op.kind == "message" and op.shape:  # others send nothing, such as the wait for one
+        if op.kind == "message" and op.shape:
             return Event("message", None, SentMessage(op.name, op.read, op.shape[0], op.layout, ""))
+        if op.kind == "message" and op.name == WAIT:
+            return Event("arrived")
         if op.name == COPY_OUT:
             return Event("taken over")
     return None
@@ -141,6 +149,7 @@ class Clocks:
         self._links: dict[str, float] = {}  # when the link of an axis is free again
         self._gathered: deque[float] = deque()  # when each layer that is not taken over is here
         self._taken_over = 0.0
+        self._passed_on: deque[float] = deque()  # when each message of the ring is here
         self._updating = False
 
     def play(self, events: Iterable[Event]) -> float:
@@ -152,6 +161,8 @@ class Clocks:
                 self._send(message)
             elif kind == "value":
                 self.cpu = max(self.cpu, self.gpu)
+            elif kind == "arrived" and self._passed_on:
+                self.gpu = max(self.gpu, self._passed_on.popleft())
             elif kind == "taken over" and self._gathered:
                 self.gpu = self._taken_over = max(self.gpu, self._gathered.popleft())
             elif kind == "update":
@@ -180,7 +191,10 @@ class Clocks:
         free = max(self.cpu, self._links.get(link, 0.0))
         if message.axis == "replicate":  # of what the data ranks of a replica have summed
             free = max(free, self._links.get("data", 0.0))
-        if self._updating or message.axis not in BESIDE:
+        if message.axis == RING:
+            self._links[link] = max(free, self.gpu) + self.spend(message)
+            self._passed_on.append(self._links[link])
+        elif self._updating or message.axis not in BESIDE:
             self.exchange(message)
         elif message.kind == "all_gather":
             end = max(free, self._taken_over) + self.spend(message)

@@ -27,7 +27,7 @@ from helpers.plan.fake_tensors import Indices
 from helpers.step import Batch
 from helpers.strategy.plan_ranks import place_messages
 from helpers.timing.trace_ops import Recorder, TracedOps
-from helpers.torch_private import rebuild_buckets, shapes_of_dtensor
+from helpers.torch_private_ranks import rebuild_buckets, shapes_of_dtensor
 
 # The stream on which a storage is allocated, by the operation that made it.
 STREAMS = ("", "all_gather", "reduce_scatter")
@@ -42,7 +42,7 @@ def trace_model_rank(
 ) -> tuple[StorageTrace, tuple[SentMessage, ...]]:
     """(trace of one optimizer step of a rank, the messages it sends), with real or fake tensors.
 
-    make_batch  gives one micro-batch of this rank
+    make_batch  gives one micro-batch of this rank, or of its context ranks together
     recorder    is told of the step's operations
     repeated    layers of which only a few run; the trace is that of all. None runs all
     on_gpu      as for `Tracker`; the trace keeps its operations only then
@@ -74,7 +74,7 @@ def trace_model_rank(
     def batches():
         for _ in range(count):
             with tracker.paused():
-                micro_batch = make_batch()
+                micro_batch = rank.part(make_batch())
             begins.append(len(order))
             phase("forward")
             tracker.adopt(micro_batch, ACTIVATIONS)
@@ -139,11 +139,11 @@ def settle(rank: ModelRank, make_batch: Callable[[], Batch], count: int) -> None
         give_gradients(rank.module.parameters())
         rank.optimizer.step()
         rank.module.zero_grad(set_to_none=True)
-    rank.step((make_batch() for _ in range(count)), count=count)
+    rank.step((rank.part(make_batch()) for _ in range(count)), count=count)
     if rank.ddp:
         with Indices():
             rebuild_buckets(rank.ddp)
-        rank.step((make_batch() for _ in range(count)), count=count)
+        rank.step((rank.part(make_batch()) for _ in range(count)), count=count)
 
 
 def streams_of(trace: StorageTrace) -> np.ndarray:

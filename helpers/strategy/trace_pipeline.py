@@ -21,7 +21,7 @@ from helpers.step import Batch
 from helpers.strategy.plan_ranks import place_messages
 from helpers.strategy.trace_layout import sent_messages, shapes_unseen
 from helpers.timing.trace_ops import Recorder
-from helpers.torch_private import whole_gradients
+from helpers.torch_private_ranks import whole_gradients
 
 
 def trace_pipeline_rank(

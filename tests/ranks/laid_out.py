@@ -115,7 +115,7 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     own_gradients = kept(rank.optimizer, rank.module) if layout.expert > 1 else {}
     for number in range(STEPS):
         every = batches(step, build(step, False), number)
-        rank.step(part(micro_batch, mine, ranks) for micro_batch in every)
+        rank.step(rank.part(part(micro_batch, mine, ranks)) for micro_batch in every)
     divided = set(rank.of_experts)
     distance, apart = 0.0, 0.0
     for name, parameter in rank.module.named_parameters():
@@ -130,7 +130,7 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     if layout.expert > 1:
         for experts in experts_of(rank.module):
             experts.register_forward_pre_hook(balance)
-    micro_batch = batch(rank.module, rank.local)
+    micro_batch = batch(rank.module, rank.undivided)
     trace, sent = trace_model_rank(
         rank, lambda: {name: value.clone() for name, value in micro_batch.items()}, Recorder()
     )

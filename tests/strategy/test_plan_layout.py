@@ -3,14 +3,19 @@
 import json
 
 import pytest
+import torch
 from transformers import LlamaConfig, MistralConfig
 
 from helpers.parallel.comm_meter import SentMessage
+from helpers.parallel.model_context import cut, places
 from helpers.parallel.model_layout import Layout, parse
 from helpers.plan.hf_config import CannotPlan
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.hf_plan import plan_model
-from helpers.strategy.plan_layout import plan_layout, plan_step
+from helpers.strategy.plan_layout import fullest_context_ranks, plan_layout, plan_step
+from helpers.strategy.rank_time import events_of
+from helpers.strategy.step_time import Link
+from helpers.timing.specs import find_gpu
 from tests.forked import forked, results
 from tests.ranks.laid_out import CONFIGURATIONS
 from tests.strategy.few_layers import few_and_every
@@ -18,9 +23,11 @@ from tests.strategy.few_layers import few_and_every
 BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
 TWICE = {"accumulation": 2}
-# (fields of the step, layout, model, selective recomputation)
+FOUR = {"length": 16}
+# {(ranks, which): (fields of the step, layout, model, selective recomputation)}. Context ranks have
+# processes of their own: DTensor would take the equal mesh of another case for theirs.
 CASES = {
-    2: [
+    (2, "all"): [
         (BF16, Layout(2), "llama", False),
         (FP32 | TWICE, Layout(2), "qwen3", False),
         (BF16, Layout(2, reshard_root=True), "llama", True),
@@ -34,7 +41,23 @@ CASES = {
         (FP32, Layout(1, tensor=2), "qwen3", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
     ],
-    4: [
+    (2, "context"): [
+        (FP32, Layout(1, context=2), "llama", False),
+        (BF16, Layout(1, context=2), "qwen3", False),
+        (BF16, Layout(1, context=2), "llama", True),
+        (BF16 | TWICE | {"checkpointing": True}, Layout(1, context=2), "llama", False),
+        (FP32 | {"task": "masked-lm"}, Layout(1, context=2), "bert", False),
+    ],
+    (4, "context"): [
+        (BF16, Layout(2, context=2), "llama", False),
+        (FP32, Layout(2, replicate=2, context=2), "llama", False),
+        (BF16, Layout(1, context=2, tensor=2), "llama", False),
+    ],
+    (4, "context alone"): [
+        (FP32 | FOUR, Layout(1, context=4), "llama", False),
+        (BF16 | FOUR, Layout(1, context=4), "qwen3", True),
+    ],
+    (4, "all"): [
         (BF16 | TWICE, Layout(4, replicate=2), "llama", False),
         (FP32, Layout(4, replicate=2), "qwen3", False),
         (BF16, Layout(4), "qwen3", True),
@@ -44,14 +67,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks", CASES)
-def test_a_planned_rank_is_a_real_one(ranks):
+@pytest.mark.parametrize("ranks, which", CASES, ids=lambda value: str(value))
+def test_a_planned_rank_is_a_real_one(ranks, which):
     """Weights of the single process after two steps; peak, messages and FLOPs as planned.
 
     Where computation waits for messages gloo's thread may free a message's buffer a moment after
     the computation went on: then the real peak is higher, by no more than that message.
     """
-    cases = CASES[ranks]
+    cases = CASES[ranks, which]
     out = forked(
         "tests/ranks/laid_out.py",
         json.dumps([(fields, vars(layout), kind, some) for fields, layout, kind, some in cases]),
@@ -60,13 +83,21 @@ def test_a_planned_rank_is_a_real_one(ranks):
     )
     found = results(out)
     assert len(found) == ranks * len(cases)
-    plans = []  # the same for all ranks of a layout
-    for fields, layout, kind, selective in cases:
-        recomputed = {"checkpointing": selective or fields.get("checkpointing", False)}
-        step = ModelStep(CONFIGURATIONS[kind], **fields | recomputed)
-        plans.append((step, plan_step(step, layout, "cpu", selective)))
+    steps = [
+        ModelStep(
+            CONFIGURATIONS[kind],
+            **fields | {"checkpointing": selective or fields.get("checkpointing", False)},
+        )
+        for fields, _, kind, selective in cases
+    ]
+    plans = {}
     for real in found:
-        (_, layout, kind, _), (step, planned) = cases[real["case"]], plans[real["case"]]
+        (_, layout, kind, selective), step = cases[real["case"]], steps[real["case"]]
+        alike = real["rank"] if layout.context > 1 else 0  # the same for all ranks elsewhere
+        key = real["case"], alike
+        if key not in plans:
+            plans[key] = plan_step(step, layout, "cpu", selective, rank=alike)
+        planned = plans[key]
         at = f"{kind}, {layout}, rank {real['rank']}"
         assert real["distance"] < (1e-5 if step.precision == "fp32" else 1e-4), at
         sent = tuple(SentMessage(**message) for message in real["sent"])
@@ -161,7 +192,8 @@ def test_replicas_sum_their_shards():
 
 @pytest.mark.parametrize("context", [2, 4])
 def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
-    """By shapes: each layer gathers keys and values of all tokens, and scatters their gradients.
+    """Each layer gathers keys and values of all tokens in the forward pass and once more in the
+    backward pass, and their gradients, in fp32, go once around the ring.
 
     Also where there are context ranks only, over which FSDP2 shards then.
     """
@@ -172,14 +204,61 @@ def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
     )
     width = config.hidden_size // config.num_attention_heads
     rows = 4 // data  # examples that each context rank has a part of
-    keys_and_values = 2 * rows * length * config.num_key_value_heads * width * 2  # bytes of bf16
+    numbers = 2 * rows * length * config.num_key_value_heads * width  # keys and values
     sent = divided.bytes_by_axis["context"]
-    each = keys_and_values * (context - 1) / context
-    assert sent["all_gather"] == config.num_hidden_layers * each
-    assert sent["reduce_scatter"] == sent["all_gather"]
+    gathered = 2 * numbers * (context - 1) / context  # bytes of bf16
+    assert sent["all_gather"] == 2 * config.num_hidden_layers * gathered
+    assert sent["send"] == config.num_hidden_layers * 4 * numbers
     assert divided.bytes_by_axis["data"] == alone.bytes_by_axis["data"]
+    mine = length // context
     shapes = {op.shape for ops in divided.operations.ops for op in ops if op.kind == "attention"}
-    assert shapes == {(rows * config.num_attention_heads, length // context, length, width)}
+    heads = rows * config.num_attention_heads
+    assert shapes == {
+        (heads, mine, mine, width),  # its own tokens
+        (heads, mine // 2, mine, width),  # a later rank's
+        *([(heads, mine, mine // 2, width)] if context > 2 else []),  # an earlier rank's
+    }
+    whole, parts = (sum(plan.flops[name] for name in plan.flops) for plan in (alone, divided))
+    assert parts < 1.01 * whole  # as much of the attention is left out as one process leaves out
+
+
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_the_fullest_context_rank_is_known(key_heads):
+    config = deep()
+    config.num_key_value_heads = key_heads
+    step = ModelStep(config, batch_size=4, length=64, weights="fp32", precision="bf16")
+    peaks = {
+        ranks: [plan_step(step, Layout(1, context=ranks), rank=rank).peak for rank in range(ranks)]
+        for ranks in (2, 4)
+    }
+    for ranks, every in peaks.items():
+        assert max(every) == max(every[rank] for rank in fullest_context_ranks(ranks))
+
+
+def test_the_ring_waits_for_each_of_its_messages_once():
+    planned = plan_layout(deep(), Layout(2, context=4), batch_size=4, length=64)
+    events = events_of(planned.operations, find_gpu("H100"))
+    waits = sum(event.kind == "arrived" for event in events)
+    assert waits == sum(bool(event.message) and event.message.axis == "context" for event in events)
+    slow, slower = (
+        planned.step_seconds("H100", {"data": "NVLink 4", "context": link})
+        for link in (Link("slow", 1e6, 1e-6), Link("slower", 5e5, 1e-6))
+    )
+    assert slower.exposed["context"] > slow.exposed["context"] > 0
+
+
+@pytest.mark.parametrize(
+    "task, says",
+    [("sequence-classification", "has one answer for all of them"), (None, "padding")],
+)
+def test_what_context_ranks_cannot_do(task, says):
+    if task is None:
+        batch = {"input_ids": torch.ones(1, 8), "attention_mask": torch.tensor([[1] * 7 + [0]])}
+        with pytest.raises(ValueError, match=says):
+            cut(batch, places(0, 2, 8, True), 8)
+        return
+    with pytest.raises(ValueError, match=says):
+        plan_layout(deep(), Layout(2, context=2), task=task, batch_size=8, length=16)
 
 
 @pytest.mark.parametrize("data", [1, 2])

@@ -24,8 +24,8 @@ from helpers.recipe import Recipe
 from tools.pretend import build, narrow
 
 FOLDER = build.FOLDER / "mirror"
-TRAIN, TEST = 200, 60  # examples of each data set
-VERSION = "2"  # of what this module writes; a mirror of another version is made anew
+TRAIN, TEST = 1000, 60  # examples of each data set
+VERSION = "3"  # of what this module writes; a mirror of another version is made anew
 
 
 def folder() -> Path:
