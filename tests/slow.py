@@ -280,6 +280,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "strategy/test_search.py": (
         "test_adapters_are_laid_out_over_copies_of_the_model",
         "test_adapters_that_fit_nowhere_are_told_what_saves",
+        "test_bounds_are_below_ddp_whose_weights_are_computed_with_as_they_are",
         "test_bounds_are_below_what_is_planned",
         "test_bounds_never_hide_the_best",
         "test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did",

@@ -20,6 +20,7 @@ from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.layout_report import axes_of
 from helpers.strategy.plan_layout import LayoutPlan
+from helpers.strategy.trace_layout import STREAMS
 from helpers.timing.kernel_time import constants, seconds_at_full_rate
 
 RECOMPUTED = ("none", "selective", "full")  # from the least to the most
@@ -140,8 +141,8 @@ class Reference:
     growing     of these what grows with the tokens: without the time that any kernel takes
     products    of these only matrix products, each at the rate of large ones
     kept        {"activations", "temporaries": bytes at its peak}
-    highest     most bytes of activations
     parameters  of the model
+    of_tokens   bytes of activations at its peak, without those in which weights are gathered
     """
 
     ranks: int
@@ -149,8 +150,8 @@ class Reference:
     growing: float
     products: float
     kept: dict[str, int]
-    highest: int
     parameters: int
+    of_tokens: int
 
     @classmethod
     def of(cls, planned: LayoutPlan, gpu: Any) -> Reference:
@@ -173,8 +174,12 @@ class Reference:
             growing,
             products,
             planned.at_peak,
-            planned.highest["activations"],
             planned.parameters,
+            sum(
+                count
+                for count, category, made_by in planned.largest_tensors
+                if category == "activations" and made_by not in STREAMS[1:]
+            ),
         )
 
 
@@ -185,7 +190,8 @@ def reference_layout(job: ModelStep, gpus: int) -> Layout:
 
 def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     """Bytes that the tensors of a rank take at the least: its weights, AdamW's two states, and its
-    share of what the reference, with the same recomputation, keeps of the layers."""
+    share of what the reference, with the same recomputation, keeps of the layers. Of DDP, which
+    gathers nothing, that is activations alone."""
     layout, several = trial.layout, trial.accumulation > 1
     if layout.pipeline > 1:
         return _least_of_a_stage(trial, job, like)
@@ -193,9 +199,7 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     at_once = like.ranks / (layout.ranks * trial.accumulation)  # of the reference's tokens
     if layout.strategy == "ddp":
         gradients = layout.data > 1 or several  # DDP's buckets stay
-        of_tokens = max(0.0, like.highest - like.parameters * _compute(job))  # not gathered weights
-        activations = max(like.highest * min(1.0, at_once), of_tokens * at_once)
-        return weights * (3 + gradients) + activations
+        return weights * (3 + gradients) + like.of_tokens * at_once
     kept = like.kept["activations"] + like.kept["temporaries"] / layout.tensor
     shards = {"zero1": 1}.get(layout.strategy, layout.shard)
     return 3 * weights / layout.shard + several * weights / shards + kept * at_once

@@ -45,6 +45,7 @@ BERT = BertConfig(
     max_position_embeddings=256,
 )
 CONFIGS = {"llama": LLAMA, "bert": BERT}
+EIGHT = Cluster("H100", 8, inside="NVLink 4")
 TWO = Cluster("A100-40GB", 2, 2, "NVLink 3", "InfiniBand 200 Gbit", cards=2)
 
 
@@ -99,7 +100,8 @@ def test_zero_2_keeps_weights_as_fsdp_without_resharding_does():
 def below(of, cluster, layouts, recompute, take=slice(None)):
     """{trial: planned seconds}; each needs and takes at least what its bounds say."""
     like = Reference.of(
-        planned(Trial(reference_layout(of, cluster.gpus), recompute), of), cluster.gpu
+        planned(Trial(reference_layout(of, cluster.gpus), recompute), of),
+        cluster.gpu,
     )
     seconds = {}
     for layout in layouts:
@@ -143,6 +145,15 @@ def test_bounds_are_below_what_is_planned_for_wide_layers(length):
     cluster = Cluster("A100-40GB", 4)
     layouts = [Layout(1, "ddp"), Layout(4), Layout(2, tensor=2), Layout(1, tensor=4)]
     assert len(below(of, cluster, layouts, "none", slice(0, None, 2))) == 10
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_bounds_are_below_ddp_whose_weights_are_computed_with_as_they_are(dtype):
+    """Nothing is held in place of the weights that FSDP2, from whose plan bounds are taken, gathers
+    beside the activations."""
+    wide = LlamaConfig(**LLAMA.to_dict() | {"hidden_size": 1024, "intermediate_size": 2816})
+    of = ModelStep(wide, 8, 16, weights=dtype, precision=dtype)
+    assert len(below(of, EIGHT, [Layout(8, "ddp")], "none")) == 1
 
 
 def test_the_bound_of_messages_is_below_those_that_are_sent():
@@ -244,7 +255,7 @@ def test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did(
     of = ModelStep(
         hf_config.read("meta-llama/Llama-3.1-8B"), 16, 8192, weights="fp32", precision="bf16"
     )
-    found = search(of, Cluster("H100", 8, inside="NVLink 4"))
+    found = search(of, EIGHT)
     assert found.best.trial == Trial(Layout(8), "selective")
     assert len(found.planned) <= 14 and not found.bounded
     assert found.runner_up.trial.axes == 2
