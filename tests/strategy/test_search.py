@@ -18,6 +18,7 @@ from helpers.strategy.command import main
 from helpers.strategy.layout_report import facts_of
 from helpers.strategy.plan_layout import plan_layout, plan_step
 from helpers.strategy.search import PlannedTrial, Searched, search
+from helpers.strategy.search_experts import Experts
 from helpers.strategy.search_space import (
     Reference,
     Trial,
@@ -102,6 +103,7 @@ def below(of, cluster, layouts, recompute, take=slice(None)):
     like = Reference.of(
         planned(Trial(reference_layout(of, cluster.gpus), recompute), of),
         cluster.gpu,
+        Experts.of(of),
     )
     seconds = {}
     for layout in layouts:
@@ -145,15 +147,6 @@ def test_bounds_are_below_what_is_planned_for_wide_layers(length):
     cluster = Cluster("A100-40GB", 4)
     layouts = [Layout(1, "ddp"), Layout(4), Layout(2, tensor=2), Layout(1, tensor=4)]
     assert len(below(of, cluster, layouts, "none", slice(0, None, 2))) == 10
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_bounds_are_below_ddp_whose_weights_are_computed_with_as_they_are(dtype):
-    """Nothing is held in place of the weights that FSDP2, from whose plan bounds are taken, gathers
-    beside the activations."""
-    wide = LlamaConfig(**LLAMA.to_dict() | {"hidden_size": 1024, "intermediate_size": 2816})
-    of = ModelStep(wide, 8, 16, weights=dtype, precision=dtype)
-    assert len(below(of, EIGHT, [Layout(8, "ddp")], "none")) == 1
 
 
 def test_the_bound_of_messages_is_below_those_that_are_sent():
