@@ -271,6 +271,14 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_messages_are_hidden_states_and_their_gradients",
         "test_the_command_says_which_stage_decides",
     ),
+    "strategy/test_search_experts.py": (
+        "test_bounds_are_below_ddp_whose_weights_are_computed_with_as_they_are",
+        "test_bounds_are_below_what_is_planned",
+        "test_bounds_never_hide_the_best",
+        "test_experts_that_are_not_planned_are_searched_without_expert_ranks",
+        "test_the_bound_of_messages_is_below_those_that_are_sent",
+        "test_the_command_names_a_layout_that_can_be_typed",
+    ),
     "strategy/test_search_pipeline.py": (
         "test_bounds_are_below_what_is_planned",
         "test_bounds_never_hide_the_best",

@@ -218,12 +218,22 @@ class FlatLogits(nn.Module):
 
 def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogits:
     """The model without values, as `models.empty`; FakeTensorMode must be active."""
-    with disable_current_modes(), torch.device("meta"), no_init_weights(), models.quiet():
-        model = make(model_step)
-        model.tie_weights()
+    with disable_current_modes():
+        model = on_meta(model_step)
     leave_meta(model, model_step.weights == "fp32")
     with as_if_real():
         return prepare(model, model_step, recompute)
+
+
+def on_meta(model_step: ModelStep) -> PreTrainedModel:
+    """The model as `make` makes it, of shapes alone, and its tied weights as one tensor each.
+
+    Raises ValueError as `make` does.
+    """
+    with torch.device("meta"), no_init_weights(), models.quiet():
+        model = make(model_step)
+        model.tie_weights()
+    return model
 
 
 def make(model_step: ModelStep) -> PreTrainedModel:

@@ -24,6 +24,7 @@ from helpers.strategy.choose import TIE
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.layout_report import Facts, facts_of
 from helpers.strategy.plan_layout import LayoutPlan, plan_step
+from helpers.strategy.search_experts import NO_EXPERTS, Experts
 from helpers.strategy.search_space import (
     RECOMPUTED,
     Reference,
@@ -73,7 +74,7 @@ class Searched:
     slower    {trial: seconds that it takes at the least}, of those that could not win
     too_large {trial: bytes at the least that are missing}, of those that could not fit: of each
               layout and recomputation the trial with the most micro-batches
-    left_out  {what: why it cannot be planned, in a sentence}
+    left_out  {what: why it cannot be planned, in a sentence}; "expert ranks" are all such layouts
     bounded   trials that were not looked at because of `MOST_PLANS`
     """
 
@@ -188,11 +189,16 @@ class _Work:
         self.job, self.cluster = found.job, found.cluster
         self.open: dict[Family, list[Trial]] = {}
         self.references: dict[str, Reference] = {}
+        self.experts = NO_EXPERTS
         self.made = 0
 
     def fill(self, recompute: Iterable[str], accumulation: int | None) -> None:
         """Fill `open` with what can be tried."""
-        for layout in layouts_of(self.cluster):
+        try:
+            self.experts = Experts.of(self.job) if self.cluster.gpus > 1 else NO_EXPERTS
+        except ValueError as error:
+            self.found.left_out["expert ranks"] = str(error)
+        for layout in layouts_of(self.cluster, self.experts.number):
             numbers = accumulations(layout, self.job, self.cluster.gpus, accumulation)
             try:
                 first = numbers[0] if layout.pipeline > 1 and numbers else 1
@@ -233,7 +239,7 @@ class _Work:
                 planned = self._planned(trial)
             except ValueError:  # told where the trial itself is planned
                 continue
-            self.references[kind] = Reference.of(planned, self.cluster.gpu)
+            self.references[kind] = Reference.of(planned, self.cluster.gpu, self.experts)
             if trial in self.open.get(family_of(trial), ())[:1]:
                 self._take(family_of(trial), planned)
 

@@ -20,8 +20,14 @@ AXES = {
     **LIMITS,
     "replicate": "messages between replicas",
     "context": "context messages",
+    "expert": "expert messages",
+    "expert_data": "messages between ranks with the same experts",
     "bubble": "waits of stages for one another",
 }
+UNMEASURED = (
+    "With expert ranks routing is taken to be balanced, and the time of their all-to-alls has not "
+    "been compared with a measured one."
+)
 MOST_ROWS = 8  # of the table; --json has all
 
 
@@ -76,6 +82,8 @@ def answer(found: Searched) -> str:
             f"The runner-up is {second.trial} ({_takes(second.seconds)}, "
             f"{size(second.facts['need'])}): {_why_it_lost(found, best, second)}."
         )
+    if any(one is not None and one.trial.layout.expert > 1 for one in (best, second)):
+        sentences.append(UNMEASURED)
     return " ".join(sentences)
 
 
@@ -140,6 +148,8 @@ def _waiting(one: PlannedTrial) -> float:
 def _less_simple(best: Trial, second: Trial) -> str:
     if second.axes > best.axes:
         more = second.axes - best.axes
+        if more == 1 and second.layout.expert > 1:
+            return "divides the experts over ranks as well"
         return f"has {more} {'axis' if more == 1 else 'axes'} of ranks more"
     if second.recompute != best.recompute:
         return f"recomputes more ({second.recompute} in place of {best.recompute})"

@@ -5,6 +5,7 @@ of the layers; it takes at least the work that grows with the tokens, and the ti
 Both are lower bounds: a layout shards the layers and sends messages, and what a layer computes of
 each token stays the same. What does not grow with the tokens is left out: copies of gathered
 weights, the optimizer, and the least time of a kernel are another number on another layout.
+Expert ranks gather fewer experts each and send tokens instead, which their bounds follow.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.layout_report import axes_of
 from helpers.strategy.plan_layout import LayoutPlan
+from helpers.strategy.search_experts import ALL_TO_ALLS, NO_EXPERTS, Experts, expert_layouts
+from helpers.strategy.trace_layout import STREAMS
 from helpers.timing.kernel_time import constants, seconds_at_full_rate
 
 RECOMPUTED = ("none", "selective", "full")  # from the least to the most
@@ -46,11 +49,12 @@ class Trial:
 
     @property
     def axes(self) -> int:
-        """Axes along which there is more than one rank; replicas are an axis beside data ranks."""
+        """Axes along which there is more than one rank; replicas are an axis beside data ranks, and
+        so are expert ranks, which divide what data ranks alone do not."""
         layout = self.layout
         return sum(
             getattr(layout, axis) > 1
-            for axis in ("data", "replicate", "context", "tensor", "pipeline")
+            for axis in ("data", "replicate", "context", "tensor", "expert", "pipeline")
         )
 
     @property
@@ -85,12 +89,15 @@ class Trial:
         return ", ".join(parts)
 
 
-def layouts_of(cluster: Cluster) -> list[Layout]:
+def layouts_of(cluster: Cluster, experts: int = 1) -> list[Layout]:
     """One GPU, then every layout of all GPUs that is tried, from the simplest on.
+
+    experts  of a layer of the model, which expert ranks must divide; 1 without experts
 
     These are DDP, the stages of ZeRO (FSDP2 that keeps weights gathered is stage 2), FSDP2, HSDP
     with a replica in each machine, FSDP2 with tensor or context ranks inside a machine, the latter
-    with a replica in each machine too, and a pipeline (1F1B) with a stage in each machine.
+    with a replica in each machine too, FSDP2 with expert ranks inside a machine or over all GPUs,
+    and a pipeline (1F1B) with a stage in each machine.
     """
     gpus, inside = cluster.gpus, cluster.per_machine
     found = [Layout(1, "ddp")]
@@ -104,6 +111,7 @@ def layouts_of(cluster: Cluster) -> list[Layout]:
         found.append(Layout(gpus // count, context=count))
         if cluster.machines > 1:
             found.append(Layout(gpus // count, replicate=cluster.machines, context=count))
+    found += expert_layouts(cluster, experts)
     if cluster.machines > 1:
         found.append(Layout(inside, "fsdp" if inside > 1 else "ddp", pipeline=cluster.machines))
     return found
@@ -140,8 +148,10 @@ class Reference:
     growing     of these what grows with the tokens: without the time that any kernel takes
     products    of these only matrix products, each at the rate of large ones
     kept        {"activations", "temporaries": bytes at its peak}
-    highest     most bytes of activations
     parameters  of the model
+    of_tokens   bytes of activations at its peak, without those in which weights are gathered
+    dispatched  numbers that a rank would send to experts in a forward pass
+    experts     of the model
     """
 
     ranks: int
@@ -149,12 +159,14 @@ class Reference:
     growing: float
     products: float
     kept: dict[str, int]
-    highest: int
     parameters: int
+    of_tokens: int
+    dispatched: float
+    experts: Experts
 
     @classmethod
-    def of(cls, planned: LayoutPlan, gpu: Any) -> Reference:
-        """The reference that a plan is for a GPU of known speed."""
+    def of(cls, planned: LayoutPlan, gpu: Any, experts: Experts = NO_EXPERTS) -> Reference:
+        """The reference that a plan, of a model with such experts, is for a GPU of known speed."""
         alone, tf32 = planned.seconds(gpu), planned.recipe.precision == "tf32"
         gap = constants()["shared"]["gap"]
         work = growing = products = 0.0
@@ -173,8 +185,14 @@ class Reference:
             growing,
             products,
             planned.at_peak,
-            planned.highest["activations"],
             planned.parameters,
+            sum(
+                count
+                for count, category, made_by in planned.largest_tensors
+                if category == "activations" and made_by not in STREAMS[1:]
+            ),
+            experts.dispatched(alone),
+            experts,
         )
 
 
@@ -185,7 +203,8 @@ def reference_layout(job: ModelStep, gpus: int) -> Layout:
 
 def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     """Bytes that the tensors of a rank take at the least: its weights, AdamW's two states, and its
-    share of what the reference, with the same recomputation, keeps of the layers."""
+    share of what the reference, with the same recomputation, keeps of the layers. Of DDP and of
+    expert ranks, which gather nothing or fewer weights, that is activations alone."""
     layout, several = trial.layout, trial.accumulation > 1
     if layout.pipeline > 1:
         return _least_of_a_stage(trial, job, like)
@@ -193,9 +212,9 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     at_once = like.ranks / (layout.ranks * trial.accumulation)  # of the reference's tokens
     if layout.strategy == "ddp":
         gradients = layout.data > 1 or several  # DDP's buckets stay
-        of_tokens = max(0.0, like.highest - like.parameters * _compute(job))  # not gathered weights
-        activations = max(like.highest * min(1.0, at_once), of_tokens * at_once)
-        return weights * (3 + gradients) + activations
+        return weights * (3 + gradients) + like.of_tokens * at_once
+    if layout.expert > 1:  # a part of the experts is gathered, and has gradients
+        return (3 + several) * weights / layout.shard + like.of_tokens * at_once
     kept = like.kept["activations"] + like.kept["temporaries"] / layout.tensor
     shards = {"zero1": 1}.get(layout.strategy, layout.shard)
     return 3 * weights / layout.shard + several * weights / shards + kept * at_once
@@ -228,13 +247,14 @@ def least_seconds(
     trial: Trial, job: ModelStep, like: Reference, cluster: Cluster, reduce: str = "fp32"
 ) -> float:
     """Seconds that a step takes at the least: the reference's work on tokens, divided over the
-    ranks, what tensor ranks wait for, and the bubble of a pipeline, whose last stage has the head
-    and so its share at least; or the messages of the data ranks or of the replicas, if these are
-    more.
+    ranks, what tensor and expert ranks wait for, and the bubble of a pipeline, whose last stage has
+    the head and so its share at least; or the messages of the data ranks or of the replicas, if
+    these are more.
     """
     layout, links = trial.layout, cluster.links_of_axes(axes_of(trial.layout))
     times = like.ranks / layout.ranks  # as many tokens as a rank of the reference has
-    if layout.strategy != "ddp" and layout.tensor == layout.pipeline == times == 1:
+    same = layout.tensor == layout.pipeline == layout.expert == times == 1
+    if layout.strategy != "ddp" and same:
         work = LIKE_ENOUGH * like.work  # the same kernels
     elif (
         times * layout.pipeline >= trial.accumulation
@@ -248,9 +268,13 @@ def least_seconds(
         tokens = job.batch_size // layout.data * (job.tokens or 1)
         one = tokens * config.hidden_size * _compute(job) * (1 - 1 / layout.tensor)
         work += IN_A_LAYER * config.num_hidden_layers * one / links["tensor"].speed
-    own = like.parameters / (layout.tensor * layout.pipeline)
-    sent = _sent(trial, job, own, 4 if reduce == "fp32" else 2)
-    return max(work, *(count / links[axis].speed for axis, count in sent.items()))
+    if layout.expert > 1:
+        one = like.dispatched * times * _compute(job) * (1 - 1 / layout.expert)
+        work += ALL_TO_ALLS * one / links["expert"].speed
+    sent = _sent(trial, job, like, 4 if reduce == "fp32" else 2)
+    took = {axis: count / links[axis].speed for axis, count in sent.items()}
+    took["data"] += took.pop("expert_data", 0.0)  # one after the other
+    return max(work, *took.values())
 
 
 def _compute(job: ModelStep) -> int:
@@ -258,14 +282,23 @@ def _compute(job: ModelStep) -> int:
     return 2 if job.precision == "bf16" else hf_config.WEIGHTS[job.weights or "fp32"].itemsize
 
 
-def _sent(trial: Trial, job: ModelStep, parameters: float, reduce: int) -> dict[str, float]:
+def _sent(trial: Trial, job: ModelStep, like: Reference, reduce: int) -> dict[str, float]:
     """{axis: bytes that a rank sends at the least}: weights once per micro-batch, and gradients; in
-    a pipeline both once per step."""
+    a pipeline both once per step. With expert ranks its experts only go to those of "expert_data".
+    """
     layout = trial.layout
+    parameters = like.parameters / (layout.tensor * layout.pipeline)
     times = trial.accumulation if layout.pipeline == 1 else 1
     if layout.strategy == "ddp":
         whole = 2 * hf_config.WEIGHTS[job.weights or "fp32"].itemsize * parameters
         return {"data": whole * (1 - 1 / layout.data)}
+    if layout.expert > 1:
+        each, experts = times * (_compute(job) + reduce), like.experts.parameters
+        alike = layout.data // layout.expert
+        return {
+            "data": each * (parameters - experts) * (1 - 1 / layout.data),
+            "expert_data": each * experts / layout.expert * (1 - 1 / alike),
+        }
     gathered = times * _compute(job) * parameters
     reduced = (1 if layout.strategy == "zero1" else times) * reduce * parameters
     sent = {"data": (gathered + reduced) * (1 - 1 / layout.shard)}

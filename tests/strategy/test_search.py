@@ -18,6 +18,7 @@ from helpers.strategy.command import main
 from helpers.strategy.layout_report import facts_of
 from helpers.strategy.plan_layout import plan_layout, plan_step
 from helpers.strategy.search import PlannedTrial, Searched, search
+from helpers.strategy.search_experts import Experts
 from helpers.strategy.search_space import (
     Reference,
     Trial,
@@ -45,6 +46,7 @@ BERT = BertConfig(
     max_position_embeddings=256,
 )
 CONFIGS = {"llama": LLAMA, "bert": BERT}
+EIGHT = Cluster("H100", 8, inside="NVLink 4")
 TWO = Cluster("A100-40GB", 2, 2, "NVLink 3", "InfiniBand 200 Gbit", cards=2)
 
 
@@ -99,7 +101,9 @@ def test_zero_2_keeps_weights_as_fsdp_without_resharding_does():
 def below(of, cluster, layouts, recompute, take=slice(None)):
     """{trial: planned seconds}; each needs and takes at least what its bounds say."""
     like = Reference.of(
-        planned(Trial(reference_layout(of, cluster.gpus), recompute), of), cluster.gpu
+        planned(Trial(reference_layout(of, cluster.gpus), recompute), of),
+        cluster.gpu,
+        Experts.of(of),
     )
     seconds = {}
     for layout in layouts:
@@ -244,7 +248,7 @@ def test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did(
     of = ModelStep(
         hf_config.read("meta-llama/Llama-3.1-8B"), 16, 8192, weights="fp32", precision="bf16"
     )
-    found = search(of, Cluster("H100", 8, inside="NVLink 4"))
+    found = search(of, EIGHT)
     assert found.best.trial == Trial(Layout(8), "selective")
     assert len(found.planned) <= 14 and not found.bounded
     assert found.runner_up.trial.axes == 2
