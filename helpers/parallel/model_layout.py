@@ -39,9 +39,8 @@ class Layout:
                gradients are summed over the copies
     tensor     ranks that divide every layer (Megatron), with sequence parallelism between the
                divided matrices and a loss over a divided vocabulary, as torchtitan does
-    context    ranks that divide the tokens of each example; keys and values are gathered for the
-               attention, and FSDP2 shards the model over these ranks as well. It is planned by
-               shapes and not compared with real ranks (`model_context`)
+    context    ranks that divide the tokens of each example; the attention is PyTorch's ring
+               (`model_context`), and FSDP2 shards the model over these ranks as well
     expert     data ranks that divide the experts of every layer between them: it is no axis of its
                own, and is taken from `data`, whose ranks it must divide (torchtitan's expert
                parallelism). Each token goes to the ranks of its experts and comes back
