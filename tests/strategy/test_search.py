@@ -122,11 +122,11 @@ def test_bounds_are_below_what_is_planned(kind):
     layouts = [
         layout
         for layout in layouts_of(TWO)
-        if layout.pipeline == 1 and (kind == "llama" or layout.tensor == 1)
+        if layout.pipeline == 1 and (kind == "llama" or layout.tensor == layout.context == 1)
     ]
     most = slice(-1, None)  # of micro-batches
     plain, recomputed = below(of, TWO, layouts, "none"), below(of, TWO, layouts, "full", most)
-    assert (len(plain), len(recomputed)) == ((15, 8) if kind == "bert" else (18, 9))
+    assert (len(plain), len(recomputed)) == ((13, 6) if kind == "bert" else (18, 9))
     seconds = plain | recomputed
     pairs = [(more, less) for more in seconds for less in seconds if more.adds_work_to(less)]
     assert len(pairs) > 20 and all(seconds[more] >= seconds[less] for more, less in pairs)
