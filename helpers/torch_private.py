@@ -1,8 +1,8 @@
-"""Every private name of PyTorch that the course uses, in one place.
+"""The private names of PyTorch that the course uses, in one place.
 
-PyTorch may move or rename these modules and attributes in any release. No other module of `helpers`
-imports a name of torch that begins with an underscore; tests/test_torch_private.py says which names
-a new release has broken.
+Those for many ranks are in `helpers.parallel.torch_private_ranks`. PyTorch may move or rename these
+modules and attributes in any release. No other module of `helpers` imports a name of torch that
+begins with an underscore; tests/test_torch_private.py says which names a new release has broken.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ __all__ = [
     "clear_cublas_workspaces",
     "count_holders",
     "disable_current_modes",
+    "fake_store",
     "foreach_mul_",
     "foreach_norm",
     "in_backward",
@@ -79,6 +80,7 @@ ADAM_FOREACH = (import_module("torch.optim.adam"), "_multi_tensor_adam")
 FOREACH_ADDCDIV = "_foreach_addcdiv_"
 # {name: what checkpointing compares of a tensor that was saved and of the same one recomputed}.
 CHECKPOINT_CHECKS = import_module("torch.utils.checkpoint")._allowed_determinism_checks_to_fns
+PRE_FORWARD = "_pre_forward"  # the method of DistributedDataParallel that lays its buckets anew
 FOREACH_TYPES = tuple((module, "_foreach_supported_types") for module in _FOREACH)
 
 
@@ -238,6 +240,17 @@ def load_cuda_kernel(image: bytes, name: str) -> Callable:
     kernels = _cuda_load_module(image, [name])
     assert isinstance(kernels, dict)  # as names were given
     return kernels[name]
+
+
+def fake_store() -> torch.distributed.Store:
+    """The store of a process group that sends nothing.
+
+    It also registers what shapes the collectives give on tensors without values.
+    """
+    from torch.distributed._tools import fake_collectives  # noqa: F401
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
 
 
 def inductor(seen: Callable[[torch.fx.GraphModule], object], code: bool = True) -> Callable:

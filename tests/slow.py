@@ -261,6 +261,8 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_planned_rank_is_a_real_one",
         "test_messages_of_fsdp_are_zeros_formulas",
         "test_replicas_sum_their_shards",
+        "test_the_fullest_context_rank_is_known",
+        "test_the_ring_waits_for_each_of_its_messages_once",
         "test_tied_embeddings_are_in_one_group",
         "test_what_zero_shards_is_a_part_and_the_rest_is_whole",
     ),

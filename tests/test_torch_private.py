@@ -1,4 +1,4 @@
-"""PyTorch's private names: each is still there, and none is used anywhere but in one module."""
+"""PyTorch's private names: each is still there, and none is used anywhere but in two modules."""
 
 import ast
 import contextlib
@@ -9,16 +9,20 @@ import pytest
 import torch
 
 from helpers import torch_private
+from helpers.parallel import torch_private_ranks
 
 ROOT = Path(__file__).parents[1]
 # {name: the release in which it was first found missing}; empty: none has broken one since 2.11.
 BROKEN: dict[str, str] = {}
 
 
-@pytest.mark.parametrize("name", torch_private.__all__)
-def test_the_name_is_there(name):
-    assert getattr(torch_private, name, None) is not None, (
-        f"PyTorch {torch.__version__} moved what {name} stands for: mend helpers/torch_private.py "
+@pytest.mark.parametrize(
+    "module, name",
+    [(module, name) for module in (torch_private, torch_private_ranks) for name in module.__all__],
+)
+def test_the_name_is_there(module, name):
+    assert getattr(module, name, None) is not None, (
+        f"PyTorch {torch.__version__} moved what {name} stands for: mend {module.__name__} "
         f"and note the release in BROKEN."
     )
 
@@ -33,18 +37,28 @@ def test_the_scaler_skips_steps_where_we_think_it_does():
 
 
 def test_fsdp_cuts_shards_where_we_think_it_does():
-    assert hasattr(torch_private.fsdp_param_module(), "_chunk_with_empty")
+    assert hasattr(torch_private_ranks.fsdp_param_module(), "_chunk_with_empty")
 
 
 def test_a_fake_store_can_be_made_and_caches_emptied():
     assert isinstance(torch_private.fake_store(), torch.distributed.Store)
-    torch_private.forget_process_groups()
+    torch_private_ranks.forget_process_groups()
 
 
 def test_two_views_share_a_storage_key_and_two_tensors_do_not():
     whole = torch.zeros(4)
     keys = [torch_private.storage_key(t.untyped_storage()) for t in (whole, whole[1:], whole + 1)]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_the_ring_is_where_we_think_it_is():
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    assert isinstance(_attention._cp_options.enable_load_balance, bool)
+    for name in ("_templated_ring_attention", "_templated_ring_attention_backward"):
+        assert callable(getattr(_attention, name, None)), name
+    for name in ("_maybe_wrap_tensor", "all_gather_single", "permute_tensor", "wait_tensor"):
+        assert getattr(_attention.ft_c, name, None), name
 
 
 class Driver:
@@ -80,7 +94,7 @@ def test_a_kernel_is_loaded_and_launched_through_pytorch(monkeypatch):
     "path", sorted((ROOT / "helpers").rglob("*.py")), ids=lambda path: path.stem
 )
 def test_nobody_else_imports_private_modules_of_torch(path):
-    if path.stem == "torch_private":
+    if path.stem in ("torch_private", "torch_private_ranks"):
         return
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
         wanted = []
@@ -94,5 +108,5 @@ def test_nobody_else_imports_private_modules_of_torch(path):
             if name.startswith("torch.") and any(part.startswith("_") for part in name.split("."))
         ]
         assert not private, (
-            f"{path.name} imports {private[0]}: take it from helpers/torch_private.py"
+            f"{path.name} imports {private[0]}: take it from helpers/torch_private*.py"
         )

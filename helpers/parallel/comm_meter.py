@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from helpers.parallel.torch_private_ranks import process_group
 from helpers.torch_private import WRAPPERS, TorchDispatchMode, tree_leaves
-from helpers.torch_private_ranks import process_group
 
 # What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
 # or a switch may need less, but none less than half of it. The payload is the whole tensor that all

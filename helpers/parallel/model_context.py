@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers import AttentionInterface
 
+from helpers.parallel.torch_private_ranks import put_ring_under_attention
 from helpers.step import Batch
 from helpers.torch_private import FakeTensor
-from helpers.torch_private_ranks import put_ring_under_attention
 
 NAME = "ring"  # of the attention, among transformers' own
 TOKENS = 2  # the dimension of tokens in [examples, heads, tokens, width]
@@ -56,18 +56,20 @@ def split_tokens(model: Any, mesh: DeviceMesh) -> None:
                     f"Attention with {name} is not planned with context ranks: use data or tensor "
                     "ranks for this model."
                 )
-        parts = [
+        query, key, value = (
             DTensor.from_local(part, mesh, [Shard(TOKENS)], run_check=False)
             for part in (query, key, value)
-        ]
-        result = F.scaled_dot_product_attention(
-            *parts,
+        )
+        result: Any = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
             dropout_p=dropout,
             is_causal=getattr(module, "is_causal", False),
             scale=scaling,
             enable_gqa=key.shape[1] != query.shape[1],
-        ).to_local()
-        return result.transpose(1, 2).contiguous(), None
+        )
+        return result.to_local().transpose(1, 2).contiguous(), None
 
     # No function for masks goes with it, so that transformers makes none.
     AttentionInterface.register(NAME, attention)

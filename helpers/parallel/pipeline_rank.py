@@ -30,10 +30,10 @@ from helpers.parallel.model_rank import local_step
 from helpers.parallel.model_wrapping import apply_fsdp2
 from helpers.parallel.rank import with_ddp
 from helpers.parallel.tensor_dtensor import clip_
+from helpers.parallel.torch_private_ranks import lay_out_messages, rebuild_buckets
 from helpers.plan.fake_tensors import Indices
 from helpers.plan.hf_model import FlatLogits, ModelStep
 from helpers.step import AUTOCAST, Batch, autocast, cross_entropy_sum
-from helpers.torch_private_ranks import lay_out_messages, rebuild_buckets
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 SEVERAL = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleInterleavedZeroBubble}

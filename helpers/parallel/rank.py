@@ -27,11 +27,11 @@ from helpers.parallel.pipeline import run
 from helpers.parallel.pipeline_stage import SHARED, Stage, cut
 from helpers.parallel.schedules import gpipe, one_f_one_b
 from helpers.parallel.tensor_dtensor import clip_, local, regroup, split
+from helpers.parallel.torch_private_ranks import rebuild_buckets
 from helpers.parallel.transport import PipelineTransport
 from helpers.plan.fake_tensors import Indices
 from helpers.recipe import Recipe
 from helpers.step import Batch, loss_sum
-from helpers.torch_private_ranks import rebuild_buckets
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 AXES = ("pipeline", "data", "tensor")  # of the grid; tensor ranks are neighbours in number

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.plan.fake_tensors import Indices
 from helpers.plan.gpu_calls import Places
-from helpers.torch_private_ranks import PRE_FORWARD, fake_store
+from helpers.torch_private import PRE_FORWARD, fake_store
 
 # torch 2.13 has renamed the switch.
 _BUFFERS = next(

@@ -13,11 +13,11 @@ from helpers.parallel.model_layout import Layout
 from helpers.parallel.model_rank import ModelRank
 from helpers.parallel.model_wrapping import enable_recomputation
 from helpers.parallel.pipeline_rank import PipelineRank
+from helpers.parallel.torch_private_ranks import fsdp_param_module
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import Indices
 from helpers.plan.hf_model import FlatLogits, ModelStep, empty
 from helpers.strategy.plan_ranks import Chunks
-from helpers.torch_private_ranks import fsdp_param_module
 
 Kind = TypeVar("Kind", ModelRank, PipelineRank)
 

@@ -19,6 +19,7 @@ from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.model_layout import Layout
 from helpers.parallel.model_rank import grid_of, local_step
 from helpers.parallel.pipeline_rank import PipelineRank
+from helpers.parallel.torch_private_ranks import sent_until_waited_for
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.hf_model import ModelStep
@@ -28,7 +29,6 @@ from helpers.strategy.plan_ranks import fake_ranks
 from helpers.strategy.trace_pipeline import trace_pipeline_rank
 from helpers.timing.trace_ops import Recorder
 from helpers.torch_private import FakeTensorMode
-from helpers.torch_private_ranks import sent_until_waited_for
 
 
 def trace_stage(

@@ -37,6 +37,7 @@ from helpers.optimizers import states
 from helpers.parallel.comm_meter import CommMeter, SentMessage
 from helpers.parallel.layout import Parallel
 from helpers.parallel.rank import AXES, Rank, grid
+from helpers.parallel.torch_private_ranks import forget_process_groups, fsdp_param_module
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues, Indices, NeverSkipScaler
 from helpers.plan.planner import check_target, fake_batch, plan_key
@@ -47,8 +48,7 @@ from helpers.strategy.plan_summary import PlanSummary, peak_without_states
 from helpers.strategy.step_time import Link
 from helpers.timing.op import Op
 from helpers.timing.trace_ops import Recorder, TracedOps
-from helpers.torch_private import FakeTensorMode
-from helpers.torch_private_ranks import fake_store, forget_process_groups, fsdp_param_module
+from helpers.torch_private import FakeTensorMode, fake_store
 from helpers.units import GIB
 
 

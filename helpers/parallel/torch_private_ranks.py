@@ -19,7 +19,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 __all__ = [
-    "fake_store",
     "forget_process_groups",
     "fsdp_param_module",
     "lay_out_messages",
@@ -31,7 +30,6 @@ __all__ = [
     "whole_gradients",
 ]
 
-PRE_FORWARD = "_pre_forward"  # the method of DistributedDataParallel that lays its buckets anew
 RING_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 RING_ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -139,30 +137,32 @@ def put_ring_under_attention() -> None:
         handlers[function] = _ring
 
 
-def _ring(function: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
+def _ring(op_call: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """The CPU's fused attention of DTensors, or its backward pass."""
-    from torch.distributed.tensor.experimental._context_parallel import _attention
+    from torch.distributed.tensor.experimental import _context_parallel
 
-    whole = [value for value in args if isinstance(value, DTensor)]
-    mesh, (placement, *others) = whole[0].device_mesh, whole[0].placements
+    loops: Any = _context_parallel._attention
+    first = next(value for value in args if isinstance(value, DTensor))
+    mesh, (placement, *others) = first.device_mesh, first.placements
     if others or not placement.is_shard(2) or kwargs.get("attn_mask") is not None:
         raise NotImplementedError(
             "Attention of DTensors on CPUs is a ring over one dimension of ranks, without a mask: "
             "let it work on plain tensors."
         )
     local = [value.to_local() if isinstance(value, DTensor) else value for value in args]
-    first = 6 if function is RING_ATTENTION_BACKWARD else 3
-    dropout, causal = (*local[first:], 0.0, False)[:2]
-    named = {"dropout_p": dropout, "scale": kwargs.get("scale")}
+    tensors = 6 if op_call is RING_ATTENTION_BACKWARD else 3
+    dropout, causal = (*local[tensors:], 0.0, False)[:2]
+    settings = {"is_causal": causal, "dropout_p": dropout, "scale": kwargs.get("scale")}
     fake = isinstance(local[0], FakeTensor)
-    with patch.object(_attention._cp_options, "enable_load_balance", causal), _in_flight(fake):
-        if function is RING_ATTENTION:
-            results = _attention._templated_ring_attention(
-                mesh.get_group(), 2, function, *local[:3], is_causal=causal, **named
+    with patch.object(loops._cp_options, "enable_load_balance", causal), _in_flight(fake):
+        if op_call is RING_ATTENTION:
+            results = loops._templated_ring_attention(
+                mesh.get_group(), 2, op_call, *local[:3], **settings
             )
         else:
-            results = _attention._templated_ring_attention_backward(
-                mesh.get_group(), 2, function, local[0], "grad_out", *local[1:6], causal, **named
+            gradient, *saved = local[:6]
+            results = loops._templated_ring_attention_backward(
+                mesh.get_group(), 2, op_call, gradient, "grad_out", *saved, **settings
             )
     return tuple(
         DTensor.from_local(result, mesh, (placement,), run_check=False) for result in results
@@ -203,17 +203,6 @@ def _in_flight(fake: bool) -> Iterator[None]:
         patch.object(functional, "wait_tensor", waited),
     ):
         yield
-
-
-def fake_store() -> torch.distributed.Store:
-    """The store of a process group that sends nothing.
-
-    It also registers what shapes the collectives give on tensors without values.
-    """
-    from torch.distributed._tools import fake_collectives  # noqa: F401
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    return FakeStore()
 
 
 def forget_process_groups() -> None:
