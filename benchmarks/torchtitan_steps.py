@@ -5,12 +5,12 @@ NVLink inside a machine of eight, 400 Gbit/s per GPU between machines) and publi
 second and GPU, and the reserved peak of the fullest GPU
 (https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md of
 December 2024, and asyncTP_llama3_h100_2025-06_torchtitan.md beside it of June 2025). Below are the
-rows without float8, and the one with context parallelism, which was published with float8 only. They
-are set up as their configuration files and `parallelize_llama.py` of the time did: fp32 shards,
-bf16 messages of weights, gradients summed in fp32, FSDP2 around each layer and the whole model, both
-dropping weights after the forward pass, fused AdamW. transformers' Llama stands for torchtitan's. A
-step through torch.compile is planned as the step without it, one with float8 as one in bf16, and
-each says so.
+rows without float8, and the one with context parallelism, which was published with float8 only.
+They are set up as their configuration files and `parallelize_llama.py` of the time did: fp32
+shards, bf16 messages of weights, gradients summed in fp32, FSDP2 around each layer and the whole
+model, both dropping weights after the forward pass, fused AdamW. transformers' Llama stands for
+torchtitan's. A step through torch.compile is planned as the step without it, one with float8 as one
+in bf16, and each says so.
 
 Nothing was fitted to these figures. The peak of the data sheet, 989 TFLOP/s, stands for that of a
 GPU limited to 500 W, as in the source.
