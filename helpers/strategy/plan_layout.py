@@ -37,6 +37,7 @@ from helpers.parallel.model_wrapping import layers, prefetch
 from helpers.plan import hf_config
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
+from helpers.plan.hf_config import CannotPlan
 from helpers.plan.hf_model import FlatLogits, ModelStep
 from helpers.plan.hf_plan import as_cannot_plan, batch
 from helpers.strategy import step_time
@@ -259,7 +260,22 @@ def _traced(
             make_batch = partial(batch, shape, rank.undivided)
             traced, sent = trace_model_rank(rank, make_batch, recorder, repeated, target == "cuda")
             del rank  # its tensors belong to the process group that ends here
+    if layout.context > 1:
+        _check_ring(model_step, sent)
     return _plan_of(model_step, layout, target, selective, reduce, (traced, parameters, sent))
+
+
+def _check_ring(model_step: ModelStep, sent: tuple[SentMessage, ...]) -> None:
+    """Raises CannotPlan where not every layer gathered the keys of other context ranks."""
+    gathered = sum(
+        (one.kind, one.axis, one.phase) == ("all_gather", "context", "forward") for one in sent
+    )
+    layers_of = getattr(hf_config.text_config(model_step.config), "num_hidden_layers", 1)
+    if gathered < layers_of * model_step.accumulation:
+        raise CannotPlan(
+            f"Not every layer of {model_step.config.model_type} attends through transformers' "
+            "attention interface, so context ranks would miss tokens: use data or tensor ranks."
+        )
 
 
 def _planned_stages(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig
+from transformers import DebertaV2Config, LlamaConfig, MistralConfig
 
 from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.model_context import cut, places
@@ -247,18 +247,34 @@ def test_the_ring_waits_for_each_of_its_messages_once():
     assert slower.exposed["context"] > slow.exposed["context"] > 0
 
 
+def test_padding_is_refused_by_context_ranks():
+    batch = {"input_ids": torch.ones(1, 8), "attention_mask": torch.tensor([[1] * 7 + [0]])}
+    with pytest.raises(ValueError, match="this batch has padding"):
+        cut(batch, places(0, 2, 8, True), 8)
+
+
 @pytest.mark.parametrize(
-    "task, says",
-    [("sequence-classification", "has one answer for all of them"), (None, "padding")],
+    "config, task, says",
+    [
+        (deep(), "sequence-classification", "has one answer for all of them"),
+        (
+            DebertaV2Config(
+                vocab_size=64,
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=16,
+            ),
+            "token-classification",
+            "context ranks would miss tokens",
+        ),
+    ],
+    ids=["one answer", "attention of its own"],
 )
-def test_what_context_ranks_cannot_do(task, says):
-    if task is None:
-        batch = {"input_ids": torch.ones(1, 8), "attention_mask": torch.tensor([[1] * 7 + [0]])}
-        with pytest.raises(ValueError, match=says):
-            cut(batch, places(0, 2, 8, True), 8)
-        return
+def test_what_context_ranks_cannot_do(config, task, says):
     with pytest.raises(ValueError, match=says):
-        plan_layout(deep(), Layout(2, context=2), task=task, batch_size=8, length=16)
+        plan_layout(config, Layout(2, context=2), task=task, batch_size=8, length=16)
 
 
 @pytest.mark.parametrize("data", [1, 2])
