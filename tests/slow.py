@@ -29,6 +29,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_two_ranks_of_fsdp_on_a_machine_with_one_gpu_take_cpus",
         "test_a_broken_branch_for_gpus_is_caught",
         "test_a_lesson_runs_on_a_pretended_gpu",
+        "test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start",
         "test_what_it_writes_is_marked_and_refused_everywhere",
         "test_make_record_refuses_to_rehearse_into_results",
     ),

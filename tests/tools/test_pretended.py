@@ -132,6 +132,26 @@ def test_a_lesson_runs_on_a_pretended_gpu():
     assert found.ran == found.cells >= 15 and not found.failed
 
 
+@needs_the_library
+def test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start(tmp_path):
+    """`fit` leaves its model on the GPU, and `models.build` makes one on the CPU."""
+    (path,) = chosen(["20_a_language_model_on_one_card_lab"])
+    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+    cells = [text for text in sources if "import models" in text or "models.build(way)" in text]
+    assert len(cells) == 2 and "steps=12" in cells[1]
+    cells[1] = cells[1].replace("steps=12", "steps=1")
+    found = rehearse.rehearse(notebook(tmp_path, *cells), "T4", 1)
+    assert found.ran == 2 and not found.failed
+
+
+def test_each_excuse_is_of_one_cell():
+    for name, excuses in rehearse.EXCUSED.items():
+        (path,) = chosen([name])
+        sources = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+        for words in excuses:
+            assert sum(words in text for text in sources) == 1, words
+
+
 RUN = """
 from helpers import profile, record
 print(record.run(profile.recipe("vit", steps=2), "00_start_here/after").environment["rehearsal"])

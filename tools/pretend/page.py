@@ -50,6 +50,12 @@ FOUND = (
         "the mesh is named",
     ),
     (
+        "lab 20",
+        "RuntimeError: trained weights on the GPU were compared with those of a model on the CPU",
+        "lab 20 on one T4",
+        "they are compared on the CPU",
+    ),
+    (
         "lab 19",
         "KeyError where LoRA, or no rung at all, fits the GPU",
         "reading",

@@ -27,7 +27,20 @@ WORK = build.FOLDER / "work"
 CAUSE = re.compile(r"(?:\[rank\d+\]: *)?(\w*(?:Error|Exception)\b.*)")  # in a rank's output
 KEPT = ROOT / "docs" / "rehearsal.json"
 # {notebook: {words of the cell's source: why a rehearsal cannot have it}}
-EXCUSED: dict[str, dict[str, str]] = {}
+NO_PRETRAINING = "the mirror's weights are random, so that pretrained ones are no better"
+EXCUSED: dict[str, dict[str, str]] = {
+    "01_pretrained_vs_scratch_lab": {
+        'assert best["pretrained"] > best["random"]': NO_PRETRAINING,
+        'assert mean[label, "pretrained"] > mean[label, "random"]': NO_PRETRAINING,
+        "assert reached < fast.accuracy - 0.2": NO_PRETRAINING,
+        "assert most >= 4 * STEPS and starved <": NO_PRETRAINING,
+        "assert abs(one_head - own_head) < 0.06": (
+            "two accuracies are compared to 6 points, and each of 24 test images is worth 4"
+        ),
+        "assert statistics.mean(shuffled) <": NO_PRETRAINING,
+        "assert max(rates.values()) < goal - 0.2": NO_PRETRAINING,
+    },
+}
 
 
 @dataclass
