@@ -198,3 +198,14 @@ def quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(level)
         if bars:
             transformers.logging.enable_progress_bar()
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, modules are made in this dtype, as transformers' `from_pretrained` makes them."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -248,7 +247,7 @@ def make(model_step: ModelStep) -> PreTrainedModel:
     if model_step.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
         raise CannotPlan(f"{kind.__name__} has attention='eager' alone: leave attention out.")
     try:
-        with _default_dtype(hf_config.WEIGHTS[model_step.weights or "fp32"]):
+        with model_changes.default_dtype(hf_config.WEIGHTS[model_step.weights or "fp32"]):
             model = kind(config)
     except Exception as error:  # a missing library, sizes that do not fit: each its own type
         raise CannotPlan(
@@ -261,17 +260,6 @@ def make(model_step: ModelStep) -> PreTrainedModel:
         )
     _keep_in_fp32(model, model_step.weights)
     return model
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, modules are made in this dtype, as transformers' `from_pretrained` makes them."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _keep_in_fp32(model: PreTrainedModel, weights: str | None) -> None:

@@ -14,6 +14,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import hub as transformers_hub
 
+from helpers import model_changes
 from helpers.downloads.local import folder_in_mirror
 from helpers.script.values import KnownValues
 from helpers.torch_private import FakeTensor, disable_current_modes
@@ -141,14 +142,9 @@ def _from_configuration(kind: Any, name: Any, args: tuple, kwargs: dict[str, Any
         notes.add(f"The configuration of {name} names no dtype: its weights are taken for fp32.")
     chosen = chosen or torch.float32
     config.dtype = chosen
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(chosen)
-    try:
-        with no_init_weights():
-            model = kind(config, *args, **kwargs)
-            model.tie_weights()
-    finally:
-        torch.set_default_dtype(before)
+    with model_changes.default_dtype(chosen), no_init_weights():
+        model = kind(config, *args, **kwargs)
+        model.tie_weights()
     if quantization is not None:
         _quantize(model, quantization)
     model.eval()
