@@ -32,6 +32,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start",
         "test_what_it_writes_is_marked_and_refused_everywhere",
         "test_make_record_refuses_to_rehearse_into_results",
+        "test_a_step_of_make_record_is_what_its_plan_says",
     ),
     "tools/test_again.py": (
         "test_what_fails_runs_again_by_itself",

@@ -16,13 +16,17 @@ import pytest
 import torch
 
 from benchmarks import proof
+from benchmarks.measured_steps import cases
 from helpers import record
 from helpers.gpus import REHEARSAL
+from helpers.recipe import Recipe, difference
+from helpers.units import MIB
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tools.course import ROOT, session
 from tools.course.execute import chosen
-from tools.pretend import build, cards, page, rehearse
-from tools.pretend.rehearse import Rehearsed
+from tools.pretend import build, cards, kept, page, rehearse
+from tools.pretend import record as pretended_record
+from tools.pretend.kept import Kept, Recorded, Rehearsed
 
 HERE = Path(__file__).parent
 LINES = (HERE / "on_a_pretended_gpu.py").read_text(encoding="utf8").splitlines()
@@ -195,6 +199,92 @@ def test_no_record_is_of_a_rehearsal():
 
 
 @needs_the_library
+def test_a_step_of_make_record_is_what_its_plan_says():
+    """The process that a GPU will run: the plan, PyTorch's own code for GPUs, CUDA's figures."""
+    model, technique = "ViT-B/16, 32 images", "mixed precision, fp16"
+    (case,) = [case for case in cases() if case[:2] == (model, technique)]
+    changes = {name: new for name, (_, new) in difference(Recipe(), case[-1]).items()}
+    asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_steps", asked],
+        env=variables("T4"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    step = proof.Step.from_dict(json.loads(done.stdout.splitlines()[-1]))
+    assert abs(step.miss) < 0.02  # the CPU's attention keeps other rows than CUDA's
+    assert abs(step.planned_reserved - step.reserved) <= 2 * MIB  # a small segment
+    assert step.allocated < 64 * MIB  # of a narrow model
+    assert step.seconds > 0 and step.planned_seconds > 0
+
+
+REHEARSED = {"device": "cuda", "name": "a GPU", "rehearsal": "T4:2"}
+
+
+def a_session(folder, *summary):
+    steps = proof.Proof(REHEARSED, "", "", [a_step(planned=98, allocated=100)])
+    (folder / "steps").mkdir(parents=True)
+    (folder / "steps" / "gpu.unfinished").write_text(steps.to_json())
+    state = session.SessionState({"04_x": session.Entry("a", 9.0), "06_y": session.Entry("", 9.0)})
+    state.write(folder)
+    (folder / session.SUMMARY).write_text("\n".join(summary))
+
+
+def test_make_record_is_called_until_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretended_record, "WORK", tmp_path)
+    monkeypatch.setattr(pretended_record, "environment", rehearsal_without_a_library)
+    calls = []
+
+    def make(command, **options):
+        calls.append(command)
+        folder = Path(command[-1].removeprefix("OUT="))
+        if len(calls) == 1:
+            a_session(folder, "# GPU", f"{pretended_record.LEFT}1 steps (a), 0 lessons.")
+        else:
+            (folder / session.SUMMARY).write_text(f"# GPU\n{pretended_record.FAILED}05_z: no")
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(pretended_record.subprocess, "run", make)
+    found = pretended_record.rehearse_record("T4", 2, 30)
+    assert len(calls) == len(found.seconds) == 2 and "MINUTES=30" in calls[0]
+    assert (found.steps, found.off, found.lessons, found.left) == (1, 0.02, 1, False)
+    assert found.failed == ["05_z: no"]
+    assert "2 × T4" in page.records([found]) and "05_z: no" in page.records([found])
+    calls.clear()
+    monkeypatch.setattr(session, "keep", lambda *folders: ["a record"])
+    with pytest.raises(RuntimeError, match="took the files of a rehearsal"):
+        pretended_record.rehearse_record("T4", 2, 30)
+
+
+def test_a_record_without_a_summary_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretended_record, "WORK", tmp_path)
+    monkeypatch.setattr(pretended_record, "environment", rehearsal_without_a_library)
+    ended = subprocess.CompletedProcess([], 2)
+    monkeypatch.setattr(pretended_record.subprocess, "run", lambda *_, **options: ended)
+    with pytest.raises(RuntimeError, match="ended with 2 and without a summary"):
+        pretended_record.rehearse_record("T4", 1, 30)
+
+
+def rehearsal_without_a_library(card, count):
+    return {"TIGHT_FIT_RUNS": "", "TIGHT_FIT_COMMAND": ""}
+
+
+def test_a_result_takes_the_place_of_the_older_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "FILE", tmp_path / "rehearsal.json")
+    monkeypatch.setattr(build, "FOLDER", tmp_path / "build")
+    for ran in (1, 2):
+        kept.keep(Rehearsed("00_x", "T4", 1, 3, ran, 5.0))
+        kept.keep(Recorded("T4", 1, 30, [9.0] * ran, 37, 0.01, 20))
+    kept.keep(Recorded("A100", 1, 30, [9.0], 37, 0.01, 20))
+    found = kept.read()
+    assert [row.ran for row in found.notebooks] == [2]
+    assert [(row.card, len(row.seconds)) for row in found.records] == [("A100", 1), ("T4", 2)]
+
+
+@needs_the_library
 def test_make_record_refuses_to_rehearse_into_results(tmp_path):
     command = [sys.executable, "-m", "tools.course", "record", "--minutes", "1"]
     done = subprocess.run(
@@ -228,12 +318,12 @@ def test_without_a_compiler_one_sentence_says_so(monkeypatch):
 
 
 def test_the_page_is_what_was_rehearsed():
-    assert page.written(page.PAGE.read_text("utf8"), rehearse.read()) == page.PAGE.read_text("utf8")
+    assert page.written(page.PAGE.read_text("utf8"), kept.read()) == page.PAGE.read_text("utf8")
 
 
 def test_the_page_names_what_failed():
     rows = [Rehearsed("00_x", "T4", 1, 3, 2, 5.0, failed={"2": "NameError: name 'x'"})]
-    text = page.written(f"# Title\n\n{page.BEGIN}old\n{page.END}\nend\n", rows)
+    text = page.written(f"# Title\n\n{page.BEGIN}old\n{page.END}\nend\n", Kept(rows))
     assert "2 of 3, 1 FAILED; 5 s" in text and "code cell 2: `NameError" in text
     assert "old" not in text and text.endswith("end\n")
 

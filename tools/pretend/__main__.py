@@ -1,5 +1,7 @@
 """`python -m tools.pretend [NN ...] [--card T4] [--count 1]`: rehearse notebooks on pretended GPUs.
 
+With `--record MINUTES` it is `make record` that is rehearsed, with so many minutes for a call.
+
 What it finds is kept in docs/rehearsal.json, and docs/rehearsal.md is made from it.
 """
 
@@ -23,18 +25,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--card", choices=("T4", "A100"), default="T4")
     parser.add_argument("--count", type=whole_number(1, 8), default=1, help="GPUs (1)")
     parser.add_argument("--lessons", action="store_true", help="without the labs")
+    parser.add_argument("--record", type=whole_number(2, 600), metavar="MINUTES")
     parser.add_argument("--page", action="store_true", help="only write docs/rehearsal.md anew")
     asked = parser.parse_args(arguments)
     from tools.course.execute import chosen  # takes seconds
-    from tools.pretend import page, rehearse
+    from tools.pretend import kept, page, rehearse
+    from tools.pretend.record import rehearse_record
 
     wrong = 0
+    if asked.record:
+        session = rehearse_record(asked.card, asked.count, asked.record)
+        kept.keep(session)
+        page.write()
+        return int(bool(session.failed) or session.left)
     for path in () if asked.page else chosen(asked.numbers, labs=not asked.lessons):
         result = rehearse.rehearse(path, asked.card, asked.count)
         for number, error in result.failed.items():
             print(f"    code cell {number}: {error}", flush=True)
         wrong += bool(result.failed)
-        rehearse.keep(result)
+        kept.keep(result)
         page.write()
     page.write()
     return int(wrong > 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from helpers.files import replace_all
 from helpers.tables import Table
 from tools.pretend.cards import CARDS
-from tools.pretend.rehearse import KEPT, Rehearsed, read
+from tools.pretend.kept import FILE, Kept, Recorded, Rehearsed, read
 
-PAGE = KEPT.with_suffix(".md")
+PAGE = FILE.with_suffix(".md")
 FOUND_BEGIN, FOUND_END = "<!-- found -->\n", "<!-- /found -->"
 # (where, what a GPU would have met, how it was found, what is so now)
 FOUND = (
@@ -75,6 +75,7 @@ FOUND = (
     ),
 )
 BEGIN, END = "<!-- rehearsed -->\n", "<!-- /rehearsed -->"
+RECORD_BEGIN, RECORD_END = "<!-- recorded -->\n", "<!-- /recorded -->"
 
 
 def table(rows: list[Rehearsed]) -> str:
@@ -116,8 +117,38 @@ def _first(error: str) -> str:
     return error.splitlines()[0].replace("`", "'")
 
 
-def written(text: str, rows: list[Rehearsed]) -> str:
+def records(rows: list[Recorded]) -> str:
+    """A row for each time that `make record` was rehearsed, in Markdown."""
+    lines = [
+        {
+            "GPUs": f"{row.count} × {row.card}",
+            "minutes given": row.minutes,
+            "minutes taken": " + ".join(f"{seconds / 60:.0f}" for seconds in row.seconds),
+            "steps measured": row.steps,
+            "furthest from its plan": f"{row.off:.1%}",
+            "lessons recorded": row.lessons,
+            "failed": "; ".join(row.failed) or "none",
+            "left": "some" if row.left else "none",
+        }
+        for row in rows
+    ]
+    return Table(lines).to_markdown() if lines else "It has not been rehearsed yet."
+
+
+def written(text: str, kept: Kept) -> str:
     """The page with its tables made anew."""
+    contents = {
+        (FOUND_BEGIN, FOUND_END): f"{found()}\n",
+        (RECORD_BEGIN, RECORD_END): f"{records(kept.records)}\n",
+        (BEGIN, END): _notebooks(kept.notebooks),
+    }
+    for (begin, end), content in contents.items():
+        if begin in text:
+            text = _replaced(text, begin, end, content)
+    return text
+
+
+def _notebooks(rows: list[Rehearsed]) -> str:
     ran, cells = sum(row.ran for row in rows), sum(row.cells for row in rows)
     excused = {(r.notebook, reason) for r in rows for reason in r.excused.values()}
     notes = "".join(f"- {name}: {reason}\n" for name, reason in sorted(excused))
@@ -136,8 +167,7 @@ def written(text: str, rows: list[Rehearsed]) -> str:
         parts.append(f"\nExcused, as a rehearsal has not what the cell speaks of:\n\n{notes}")
     if failed:
         parts.append(f"\nFailed:\n\n{failed}")
-    text = _replaced(text, FOUND_BEGIN, FOUND_END, f"{found()}\n") if FOUND_BEGIN in text else text
-    return _replaced(text, BEGIN, END, "".join(parts))
+    return "".join(parts)
 
 
 def write() -> None:

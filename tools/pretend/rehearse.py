@@ -6,26 +6,23 @@ A cell that fails does not stop its notebook, so that one run finds all that is 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import nbformat
 
-from helpers.files import replace_all
 from helpers.gpus import REHEARSAL, VISIBLE
 from tools.course import ROOT
 from tools.course.execute import COLOURS, QUIET, Failed, Line, client_for, failures, runs
 from tools.pretend import build, mirror
+from tools.pretend.kept import Rehearsed
 
 STARTUP = Path(__file__).resolve().parent / "startup"
 WORK = build.FOLDER / "work"
 CAUSE = re.compile(r"(?:\[rank\d+\]: *)?(\w*(?:Error|Exception)\b.*)")  # in a rank's output
-KEPT = ROOT / "docs" / "rehearsal.json"
 # {notebook: {words of the cell's source: why a rehearsal cannot have it}}
 NO_PRETRAINING = "the mirror's weights are random, so that pretrained ones are no better"
 EXCUSED: dict[str, dict[str, str]] = {
@@ -41,27 +38,6 @@ EXCUSED: dict[str, dict[str, str]] = {
         "assert max(rates.values()) < goal - 0.2": NO_PRETRAINING,
     },
 }
-
-
-@dataclass
-class Rehearsed:
-    """One notebook on one kind and number of GPUs.
-
-    cells    code cells
-    ran      those that ran to their end
-    excused  {number of a code cell: why it may fail}, of those that failed
-    failed   {number of a code cell: the error}, of the others
-    seconds  wall-clock
-    """
-
-    notebook: str
-    card: str
-    count: int
-    cells: int
-    ran: int
-    seconds: float
-    excused: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
 
 
 def environment(card: str, count: int, runs_folder: str = "") -> dict[str, str]:
@@ -136,28 +112,3 @@ def _short(error: str) -> str:
     first, *rest = [line.strip() for line in error.strip().splitlines() if line.strip()]
     causes = [found[1] for line in rest if (found := CAUSE.match(line))] or rest
     return " ... ".join(line[:200] for line in dict.fromkeys((first, *causes[-1:])))
-
-
-def read() -> list[Rehearsed]:
-    """What was rehearsed last, as kept in docs/rehearsal.json."""
-    if not KEPT.exists():
-        return []
-    return [Rehearsed(**row) for row in json.loads(KEPT.read_text(encoding="utf8"))]
-
-
-def keep(result: Rehearsed) -> None:
-    """Keep a result in the place of an older one of the same notebook, card and number."""
-    import fcntl
-
-    key = (result.notebook, result.card, result.count)
-    build.FOLDER.mkdir(parents=True, exist_ok=True)
-    with (build.FOLDER / "kept.lock").open("w") as lock:  # rehearsals may run side by side
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _keep(key, result)
-
-
-def _keep(key: tuple[str, str, int], result: Rehearsed) -> None:
-    rows = [row for row in read() if (row.notebook, row.card, row.count) != key] + [result]
-    rows.sort(key=lambda row: (row.notebook[:2], row.notebook, row.card, row.count))
-    text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
-    replace_all(KEPT.parent, {KEPT.name: text})
