@@ -19,8 +19,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
+from benchmarks import gpu_layouts
 from benchmarks.measure_step import measure
-from benchmarks.measured_steps import MEMORY_FRACTION, Case, cases, other_estimates
+from benchmarks.measured_steps import LARGE, MEMORY_FRACTION, Case, cases, other_estimates
 from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
 from helpers import gpus, record
 from helpers.commands.wrapper import run
@@ -58,11 +61,19 @@ def name_of(case: Case | Step) -> str:
     return f"{model}, {technique}"
 
 
+def every_case(count: int) -> list[Case]:
+    """The steps of a machine with so many GPUs: those of two GPUs come before the large model's."""
+    found = cases() + (gpu_layouts.cases() if count >= 2 else [])
+    return sorted(found, key=lambda case: case[0] == LARGE)
+
+
 def one(case: Case) -> Step | None:
     """Plan and measure a step on the GPU, in a fresh process; None where its memory is too small.
 
-    Raises what `measure` raises.
+    Raises what `measure` raises, and `gpu_layouts.one` for a step on two GPUs.
     """
+    if case[1] in gpu_layouts.LAYOUTS:
+        return gpu_layouts.one(case)
     recipe, gpu = case[-1], gpus.here()
     planned = plan(recipe, "cuda")
     if planned.peak > MEMORY_FRACTION * gpu.memory:
@@ -104,10 +115,10 @@ def measure_all(
 
     command  is kept in the record
     until    the moment (time.monotonic) after which no step goes on
-    chosen   the steps, None for all `cases`; jobs as JOBS, fewer on few cores
+    chosen   the steps, None for `every_case`; jobs as JOBS, fewer on few cores
     Raises ValueError for a rehearsal where the folder is that of the records.
     """
-    everything = cases() if chosen is None else chosen
+    everything = every_case(torch.cuda.device_count()) if chosen is None else chosen
     machine = environment("cuda")
     kept = read_one(folder, machine)
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -32,7 +32,6 @@ from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel
 
 from helpers import models
 from helpers.memory.measurement import MEASURED, SCALES, WARM_UP
@@ -172,8 +171,11 @@ def recorded(work: Callable[[], T]) -> tuple[T, int]:
     return result, most
 
 
-def real_batch(model: PreTrainedModel, recipe: Recipe, device: str) -> Batch:
-    """A micro-batch with values in the shapes of the plan: random tokens or images, no padding."""
+def real_batch(model: torch.nn.Module, recipe: Recipe, device: str) -> Batch:
+    """A micro-batch with values in the shapes of the plan: random tokens or images, no padding.
+
+    Of the model only its configuration counts.
+    """
     batch = fake_batch(model, recipe)
     if recipe.task == "text":
         first_word = 5  # the tokens before it have a meaning of their own

@@ -29,6 +29,7 @@ class Step:
     preflight, accelerate   what the two other estimators say
     seconds, planned_seconds   on a GPU: of a step, measured and by plan; the plan's is None for a
                        GPU whose speed is not known
+    link               between two GPUs, measured: "bytes_per_second" and "latency" in seconds
     """
 
     model: str
@@ -44,6 +45,7 @@ class Step:
     accelerate: int | None = None
     seconds: float | None = None
     planned_seconds: float | None = None
+    link: dict[str, float] | None = None
 
     @property
     def miss(self) -> float:
@@ -166,6 +168,7 @@ def read(folder: Path | None = None) -> list[Proof]:
 def table(proof: Proof) -> Table:
     """A row per step: planned and measured peaks, and what the other estimators say."""
     rows = []
+    several = any(step.link for step in proof.steps)
     for step in proof.steps:
         row = {
             "model": step.model,
@@ -183,6 +186,8 @@ def table(proof: Proof) -> Table:
             told = step.planned_seconds
             row["seconds, planned"] = "-" if told is None else f"{told:.4f}"
             row["seconds"] = f"{step.seconds:.4f}"
+        if several:
+            row["link"] = f"{step.link['bytes_per_second'] / 1e9:.1f} GB/s" if step.link else "-"
         for name, estimate in (
             ("torch-preflight", step.preflight),
             ("accelerate estimate-memory", step.accelerate),

@@ -126,7 +126,7 @@ class PipelineTransport(ProcessGroupTransport):
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(group)
         self._members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        over_nccl = dist.get_backend(group) == "nccl"
+        over_nccl = "nccl" in dist.get_backend_config(group)  # for tensors of GPUs, at least
         self._one_way = {
             (sender, receiver): dist.new_group(
                 [self._members[sender], self._members[receiver]], use_local_synchronization=True

@@ -71,10 +71,12 @@ from helpers.parallel.rank import grid  # noqa: E402
 from helpers.parallel.transport import PipelineTransport, ProcessGroupTransport  # noqa: E402
 
 mesh = grid(Parallel(pipeline=2), "cuda")
-transport = PipelineTransport(mesh["pipeline"].get_group())
-transport.send(torch.full((2,), float(rank), device=device), other)
-assert transport.receive(got, other).tolist() == [float(other)] * 2
-transport.finish()
+both = dist.new_group(backend="cpu:gloo,cuda:nccl")  # get_backend does not call it "nccl"
+for group in (mesh["pipeline"].get_group(), both):
+    transport = PipelineTransport(group)
+    transport.send(torch.full((2,), float(rank), device=device), other)
+    assert transport.receive(got, other).tolist() == [float(other)] * 2
+    transport.finish()
 
 plain = ProcessGroupTransport(mesh["pipeline"].get_group())
 plain.send(torch.full((2,), float(rank), device=device), other)

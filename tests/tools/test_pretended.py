@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks import proof
-from benchmarks.measured_steps import cases
+from benchmarks.gpu_steps import every_case
 from helpers import record
 from helpers.gpus import REHEARSAL
 from helpers.recipe import Recipe, difference
@@ -199,15 +199,19 @@ def test_no_record_is_of_a_rehearsal():
 
 
 @needs_the_library
-def test_a_step_of_make_record_is_what_its_plan_says():
-    """The process that a GPU will run: the plan, PyTorch's own code for GPUs, CUDA's figures."""
-    model, technique = "ViT-B/16, 32 images", "mixed precision, fp16"
-    (case,) = [case for case in cases() if case[:2] == (model, technique)]
+@pytest.mark.parametrize(
+    "technique, gpus",
+    [("mixed precision, fp16", 1), ("pipeline (1F1B, 4 micro-batches) on 2 GPUs", 2)],
+)
+def test_a_step_of_make_record_is_what_its_plan_says(technique, gpus):
+    """The processes that GPUs will run: the plan, PyTorch's own code for GPUs, CUDA's figures."""
+    model = "ViT-B/16, 32 images"
+    (case,) = [case for case in every_case(2) if case[:2] == (model, technique)]
     changes = {name: new for name, (_, new) in difference(Recipe(), case[-1]).items()}
     asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_steps", asked],
-        env=variables("T4"),
+        env=variables("T4", gpus),
         capture_output=True,
         text=True,
         timeout=600,
@@ -218,7 +222,7 @@ def test_a_step_of_make_record_is_what_its_plan_says():
     assert abs(step.miss) < 0.02  # the CPU's attention keeps other rows than CUDA's
     assert abs(step.planned_reserved - step.reserved) <= 2 * MIB  # a small segment
     assert step.allocated < 64 * MIB  # of a narrow model
-    assert step.seconds > 0 and step.planned_seconds > 0
+    assert step.seconds > 0 and step.planned_seconds > 0 and bool(step.link) == (gpus == 2)
 
 
 REHEARSED = {"device": "cuda", "name": "a GPU", "rehearsal": "T4:2"}

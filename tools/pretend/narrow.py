@@ -43,8 +43,10 @@ WIDTHS: dict[str, dict[str, int]] = {
     "decoder-1.7b": {"hidden_size": 96, "intermediate_size": 192} | DECODER,
     "vit": {"hidden_size": 96, "intermediate_size": 192, "image_size": 32},
 }
-# A process that measures one step beside its plan has nothing to plan at its true size.
-_narrow: ContextVar[bool] = ContextVar("narrow", default="benchmarks.gpu_steps" in sys.orig_argv)
+# Processes that measure one step beside its plan have nothing to plan at its true size.
+MEASURE = ("benchmarks.gpu_steps", "gpu_layout_ranks.py")
+_measures = any(word.endswith(MEASURE) for word in sys.orig_argv)
+_narrow: ContextVar[bool] = ContextVar("narrow", default=_measures)
 
 
 def narrowed(config: Any, model: str) -> Any:

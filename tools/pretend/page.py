@@ -56,6 +56,19 @@ FOUND = (
         "they are compared on the CPU",
     ),
     (
+        "helpers/parallel/transport.py, `make record` on two GPUs",
+        "in a group with gloo for the host and NCCL for GPUs, which is what PyTorch makes by "
+        "default, two stages that both send first waited for each other for ever",
+        "`make record` on two T4s",
+        "the group's backend for GPUs decides",
+    ),
+    (
+        "lab 13",
+        "the times of buckets were those at which Python queued the work",
+        "reading",
+        "events in the GPU's queue give the moments",
+    ),
+    (
         "lab 19",
         "KeyError where LoRA, or no rung at all, fits the GPU",
         "reading",

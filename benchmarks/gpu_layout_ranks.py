@@ -1,0 +1,96 @@
+"""Run by torchrun for `benchmarks.gpu_layouts`: a rank trains on its GPU and measures itself."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.measure_step import alone_on_the_gpu, real_batch
+from helpers import models
+from helpers.memory.measurement import MEASURED, WARM_UP
+from helpers.parallel.layout import Parallel
+from helpers.parallel.rank import Rank, grid
+from helpers.recipe import Recipe
+from helpers.step import tensor_cores
+from helpers.strategy.plan_ranks import ModelShape
+
+TIMED = 10  # steps, and messages, whose median counts
+LARGE, SMALL = 2**28, 4  # bytes of the all-reduces that measure the link
+
+
+def median_seconds(work: Callable[[], object], times: int = TIMED) -> float:
+    """By CUDA events, so many times on every rank: each waits for the others."""
+    seconds = []
+    for _ in range(times):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        marks[0].record()
+        work()
+        marks[1].record()
+        torch.cuda.synchronize()
+        seconds.append(marks[0].elapsed_time(marks[1]) / 1000)
+    return statistics.median(seconds)
+
+
+def all_reduce_seconds(size: int) -> float:
+    """Of an all-reduce of so many bytes over all ranks."""
+    numbers = torch.zeros(size // 4, device="cuda")
+    dist.all_reduce(numbers)  # NCCL connects the ranks
+    return median_seconds(lambda: dist.all_reduce(numbers))
+
+
+def meet() -> None:
+    """Wait for the other ranks, without a GPU."""
+    dist.all_reduce(torch.zeros(1))
+
+
+def measure(recipe: Recipe, parallel: Parallel) -> dict[str, float]:
+    """See `benchmarks.gpu_layouts.measure`."""
+    model = models.build(recipe)
+    shape = ModelShape(model.config)
+    with alone_on_the_gpu() if dist.get_rank() == 0 else nullcontext(), tensor_cores(recipe):
+        meet()
+        rank = Rank(recipe, parallel, model.to("cuda"), grid(parallel, "cuda"))
+        del model  # a stage of a pipeline needs no more of it than its own layers
+        gc.collect()
+        torch.cuda.empty_cache()
+
+        def batch():
+            return real_batch(shape, rank.local, "cuda")
+
+        def step():
+            rank.step([batch() for _ in range(rank.local.accumulation)])
+
+        rank.settle(batch)
+        for _ in range(WARM_UP):
+            step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(MEASURED):
+            step()
+        torch.cuda.synchronize()
+        found: dict[str, float] = {
+            "allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+            "seconds": median_seconds(step),
+        }
+        found |= {"large": all_reduce_seconds(LARGE), "small": all_reduce_seconds(SMALL)}
+        meet()
+    return found
+
+
+if __name__ == "__main__":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    torch.manual_seed(0)
+    asked = json.loads(sys.argv[1])
+    answer = measure(Recipe.from_dict(asked["recipe"]), Parallel(**asked["parallel"]))
+    print(json.dumps(answer), flush=True)
+    dist.destroy_process_group()

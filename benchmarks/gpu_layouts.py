@@ -1,0 +1,95 @@
+"""Steps laid over two GPUs, planned and measured: what each holds, and how long a step takes.
+
+The steps are those of lessons 13 to 16: DDP, ZeRO-1, FSDP2, tensor parallelism and a pipeline, by
+`helpers.parallel.rank` over NCCL. The ranks measure the link between the GPUs as well, so that the
+planned seconds do not rest on a guess about it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.proof import Step
+from helpers import gpus
+from helpers.memory.timeline import Plan
+from helpers.parallel.launcher import RankFailed, launch
+from helpers.parallel.layout import Parallel
+from helpers.recipe import Recipe, replace
+from helpers.strategy.plan_ranks import ParallelPlan, plan_parallel
+from helpers.strategy.step_time import BEGIN, Link
+from helpers.strategy.techniques import MODELS
+from helpers.timing.specs import of_device
+
+SCRIPT = Path(__file__).with_name("gpu_layout_ranks.py")
+MEMORY_FRACTION = 0.8  # of a GPU's memory that a plan may fill
+TIME_LIMIT = 600.0  # seconds that the ranks of one step may take
+# {technique: (its layout, micro-batches of a step)}
+LAYOUTS = {
+    "DDP on 2 GPUs": (Parallel(data=2), 1),
+    "FSDP2 (ZeRO-3) on 2 GPUs": (Parallel(data=2, zero_stage=3), 1),
+    "tensor parallelism on 2 GPUs": (Parallel(tensor=2), 1),
+    "pipeline (1F1B, 4 micro-batches) on 2 GPUs": (Parallel(pipeline=2), 4),
+    "ZeRO-1 on 2 GPUs": (Parallel(data=2, zero_stage=1), 1),
+}
+
+
+def cases() -> list[tuple[str, str, Recipe]]:
+    """(model, technique, recipe of the step of both GPUs together) of every step."""
+    return [
+        (model, name, replace(recipe, accumulation=micro_batches, weights="random"))
+        for name, (_, micro_batches) in LAYOUTS.items()
+        for model, recipe in MODELS.items()
+    ]
+
+
+def one(case: tuple[str, str, Recipe]) -> Step | None:
+    """Plan and measure a step on two GPUs; None where their memory is too small.
+
+    Raises RuntimeError where a rank fails, TimeoutError where they hang.
+    """
+    (_, technique, recipe), gpu = case, gpus.here()
+    parallel = LAYOUTS[technique][0]
+    planned = plan_parallel(recipe, parallel)
+    if planned.peak > MEMORY_FRACTION * gpu.memory:
+        return None
+    ranks = measure(recipe, parallel)
+    link = link_of(ranks)
+    assert isinstance(planned.fullest, Plan)
+    peaks = planned.fullest.allocator_peaks(gpu)
+    return Step(
+        *case,
+        planned=planned.peak,
+        allocated=max(rank["allocated"] for rank in ranks),
+        reserved=max(rank["reserved"] for rank in ranks),
+        planned_allocated=peaks.allocated,
+        planned_reserved=peaks.reserved,
+        seconds=max(rank["seconds"] for rank in ranks),
+        planned_seconds=_seconds(planned, gpu.name, link),
+        link={"bytes_per_second": link.speed, "latency": link.latency},
+    )
+
+
+def measure(recipe: Recipe, parallel: Parallel) -> list[dict[str, float]]:
+    """What each rank measures: {"allocated", "reserved": bytes; "seconds": of a step; "large",
+    "small": of an all-reduce of so many bytes}. Raises as `one`."""
+    asked = json.dumps({"recipe": recipe.to_dict(), "parallel": vars(parallel)})
+    try:
+        texts = launch(SCRIPT, asked, ranks=parallel.ranks, timeout=TIME_LIMIT, show=False)
+    except RankFailed as error:
+        raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+    return [json.loads(text.splitlines()[-1]) for text in texts]
+
+
+def link_of(ranks: list[dict[str, float]]) -> Link:
+    """The link between two GPUs, from their all-reduces: each sends as many bytes as it sums."""
+    from benchmarks.gpu_layout_ranks import LARGE
+
+    large, small = (min(rank[name] for rank in ranks) for name in ("large", "small"))
+    return Link("measured", LARGE / large, max(0.0, (small - BEGIN) / 2))
+
+
+def _seconds(planned: ParallelPlan, device: str, link: Link) -> float | None:
+    """By plan, on GPUs that the driver names so; None where their speed is not known."""
+    gpu = of_device(device)
+    return None if gpu is None else planned.seconds(gpu, link).total
