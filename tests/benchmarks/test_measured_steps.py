@@ -8,11 +8,12 @@ from dataclasses import replace as changed
 import pytest
 import torch
 
-from benchmarks import measure_step, measured_steps, proof
+from benchmarks import gpu_layouts, measure_step, measured_steps, proof
 from helpers import models
 from helpers.memory.tracker import PHASES
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from helpers.strategy.plan_ranks import plan_parallel
 from helpers.strategy.techniques import MODELS, TECHNIQUES
 
 TEXT, IMAGE = Recipe(batch_size=4, length=16), Recipe(model="vit", batch_size=4)
@@ -264,6 +265,18 @@ def test_what_is_missed_by_more_is_bitsandbytes_own(step):
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.environment["name"])
 def test_kept_plans_are_todays(kept):
     for step in kept.steps[::9]:
-        assert plan(step.recipe, kept.environment["device"]).peak == step.planned, (
+        assert peak_today(step, kept.environment["device"]) == step.planned, (
             f"{step.model}, {step.technique}"
         )
+
+
+def peak_today(step, device):
+    if step.technique in gpu_layouts.LAYOUTS:
+        return plan_parallel(step.recipe, gpu_layouts.LAYOUTS[step.technique][0]).peak
+    return plan(step.recipe, device).peak
+
+
+def test_a_step_on_two_gpus_is_planned_on_both():
+    _, technique, recipe = gpu_layouts.cases()[-1]
+    on_both = peak_today(a_step(technique=technique, recipe=recipe), "cuda")
+    assert on_both < peak_today(a_step(recipe=recipe), "cuda")
