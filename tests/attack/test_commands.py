@@ -23,13 +23,21 @@ from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
 QUICK = ("helpers.plan", "helpers.strategy", "tools.course", "benchmarks")  # import no PyTorch
+# Started by path, by another file or by torchrun, or an example in a docstring.
+STARTED_OTHERWISE = (
+    "command.py",
+    "gpu_layout_ranks.py",
+    "keeper.py",
+    "run_cells.py",
+    "supervise.py",
+    "wrapper.py",
+)
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
     for package in ("helpers", "benchmarks", "tools")
     for path in (ROOT / package).rglob("*.py")
     if 'if __name__ == "__main__"' in path.read_text(encoding="utf8")
-    # started by path, started by another file, or an example in a docstring
-    and path.name not in ("run_cells.py", "supervise.py", "keeper.py", "command.py", "wrapper.py")
+    and path.name not in STARTED_OTHERWISE
 )
 NO_TORCH = "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
 
