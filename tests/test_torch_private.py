@@ -57,7 +57,8 @@ def test_the_ring_is_where_we_think_it_is():
     assert isinstance(_attention._cp_options.enable_load_balance, bool)
     for name in ("_templated_ring_attention", "_templated_ring_attention_backward"):
         assert callable(getattr(_attention, name, None)), name
-    for name in ("_maybe_wrap_tensor", "all_gather_single", "permute_tensor", "wait_tensor"):
+    gather = torch_private_ranks.RING_GATHER
+    for name in ("_maybe_wrap_tensor", gather, "permute_tensor", "wait_tensor"):
         assert getattr(_attention.ft_c, name, None), name
 
 

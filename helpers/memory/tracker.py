@@ -17,9 +17,9 @@ from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from helpers.memory.cublas import PRODUCTS, copied_for_cublas
+from helpers.memory.flops import FORMULAS
 from helpers.techniques import host
 from helpers.timing.trace_ops import Recorder, TracedOps
 from helpers.torch_private import (
@@ -81,7 +81,7 @@ class Tracker(PlainDispatchMode):
     backward pass (where gradients are then switched on). Any other counts as temporary until it
     becomes a parameter's gradient. Where autograd adds one gradient to another, it is as without a
     mode, in place where nothing else holds the first (`torch_private.adds_in_place`). FLOPs are
-    counted by PyTorch's own formulas (`torch.utils.flop_counter`).
+    counted by the formulas of `memory.flops`.
 
     recorder  is told of each operation, for plans of time; None where nobody asks for them
     on_gpu    whether the step is that of a GPU, whose matrix products copy operands that cuBLAS
@@ -173,7 +173,7 @@ class Tracker(PlainDispatchMode):
         if self.joined is not None and name in JOINS:
             self.joined.append([self._index(tensor) for tensor in tree_leaves(args)])
         recompute = self._phase == 1 and torch.is_grad_enabled()
-        formula = FLOPS.get(function.overloadpacket)
+        formula = FORMULAS.get(function.overloadpacket)
         if formula is not None:
             flops, phase = self.storage_trace.flops, PHASES[self._phase]
             key = "recompute" if recompute else phase
@@ -327,35 +327,3 @@ def deaths_sorted(events: list[Event]) -> list[Event]:
         deaths = []
         ordered.append(event)
     return ordered + sorted(deaths)
-
-
-def _shape_formula(formula):
-    """A formula that takes shapes, as one that takes the operation's arguments."""
-
-    def count(*args, out_val=None, **kwargs):
-        return formula(*(arg.shape for arg in args if isinstance(arg, torch.Tensor)))
-
-    return count
-
-
-def _grouped_products(left, right, *rest) -> int:
-    """The products of all experts, each with its own rows or columns; every one is in one group."""
-    groups = left[0] if len(left) == len(right) == 3 else 1
-    return 2 * groups * left[-2] * left[-1] * right[-1]
-
-
-# PyTorch has formulas for GPUs' attention kernels; the CPU's kernel computes the same products.
-FLOPS = {**flop_registry}
-for _name, _formula in (
-    ("_grouped_mm", _grouped_products),
-    (
-        "_scaled_dot_product_flash_attention_for_cpu",
-        lambda q, k, v, *rest: sdpa_flop_count(q, k, v),
-    ),
-    (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        lambda g, q, k, v, *rest: sdpa_backward_flop_count(g, q, k, v),
-    ),
-):
-    if hasattr(aten, _name):
-        FLOPS.setdefault(getattr(aten, _name), _shape_formula(_formula))

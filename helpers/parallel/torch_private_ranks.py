@@ -34,6 +34,10 @@ RING_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.defa
 RING_ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 )
+# How the ring gathers keys and values: PyTorch 2.11 has the second name, later ones the first.
+RING_GATHER = next(
+    name for name in ("all_gather_single", "all_gather_tensor") if hasattr(functional, name)
+)
 
 
 def rebuild_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
@@ -198,7 +202,7 @@ def _in_flight(fake: bool) -> Iterator[None]:
 
     with (
         patch.object(functional, "_maybe_wrap_tensor", functional.AsyncCollectiveTensor),
-        patch.object(functional, "all_gather_single", holding(functional.all_gather_single)),
+        patch.object(functional, RING_GATHER, holding(getattr(functional, RING_GATHER))),
         patch.object(functional, "permute_tensor", holding(functional.permute_tensor)),
         patch.object(functional, "wait_tensor", waited),
     ):
