@@ -29,6 +29,12 @@ from helpers.script.steps import Watch
 
 GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
 TAIL = 4000  # characters of a program's output that are kept
+NO_COPY = (
+    "this process has used its GPU, or computed gradients beside one, and CUDA lets no copy of "
+    "such a process go on. Restart the kernel, run what the cell needs, and plan before anything "
+    "goes to the GPU; or save the code as a file, for `tight-fit script`."
+)
+FORKED = "fork-based multiprocessing"  # in what autograd says where its threads were not copied
 
 
 def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Facts:
@@ -40,6 +46,8 @@ def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Fac
     """
     if not hasattr(os, "fork"):
         raise Refused("a program is planned in a copy of this process: use Linux, macOS or WSL.")
+    if torch.cuda.is_initialized():
+        raise Refused(NO_COPY)
     folder = Path(tempfile.mkdtemp(prefix="tight-fit-"))
     read, write = os.pipe()
     sys.stdout.flush()
@@ -63,6 +71,8 @@ def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Fac
     told = json.loads(text)
     if "refused" in told:
         raise Refused(told["refused"])
+    if FORKED in told.get("failed", ""):
+        raise Refused(NO_COPY)
     if "failed" in told:
         raise ProgramFailed(told["failed"], told["lines"])
     if told.get("nothing_on_gpu"):

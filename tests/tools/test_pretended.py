@@ -148,6 +148,54 @@ def test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start(tmp_path):
     assert found.ran == 2 and not found.failed
 
 
+TOO_LARGE = """
+import torch
+from helpers import profile, record, train
+from helpers.plan.out_of_memory import OutOfMemory
+from helpers.recipe import replace
+large = profile.recipe("deberta-large", batch_size=16, steps=1)
+for work, error, words in (
+    (train.fit, torch.OutOfMemoryError, "At its true size"),
+    (record.run, OutOfMemory, "9.01 GiB more than the 14.56 GiB of Tesla T4"),
+):
+    try:
+        work(large)
+    except error as raised:
+        assert words in str(raised), raised
+    else:
+        raise AssertionError("a step of 23.6 GiB ran on a T4")
+train.fit(replace(large, batch_size=4), progress=False)
+"""
+
+
+@needs_the_library
+def test_what_has_no_room_at_its_true_size_does_not_run_narrow_either(tmp_path):
+    """DeBERTa-v3-large, 16 x 256 tokens in fp32, on a T4; a quarter of the batch fits."""
+    found = rehearse.rehearse(notebook(tmp_path, TOO_LARGE), "T4", 1)
+    assert found.ran == 1 and not found.failed
+
+
+AFTER_THE_GPU = """
+import torch
+from IPython import get_ipython
+from IPython.utils.capture import capture_output
+get_ipython().run_line_magic("load_ext", "helpers")
+torch.ones(1, device=DEVICE, requires_grad=True).sum().backward()
+with capture_output() as seen:
+    get_ipython().run_cell_magic("plan", "--gpu T4", "model = torch.nn.Linear(2, 2).to('cuda')")
+assert "Restart the kernel" in seen.stdout, seen.stdout
+"""
+
+
+@needs_the_library
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_kernel_that_has_used_its_gpu_says_that_it_cannot_be_copied(tmp_path, device):
+    """CUDA cannot be used in a copy of a process; nor can autograd, once its threads run."""
+    cell = AFTER_THE_GPU.replace("DEVICE", repr(device))
+    found = rehearse.rehearse(notebook(tmp_path, cell), "T4", 1)
+    assert found.ran == 1 and not found.failed
+
+
 def test_each_excuse_is_of_one_cell():
     for name, excuses in rehearse.EXCUSED.items():
         (path,) = chosen([name])

@@ -118,7 +118,13 @@ def after_record(module: ModuleType) -> None:
 
 
 def after_measurement(module: ModuleType) -> None:
-    vars(module)["measure"] = _narrow().inside(vars(module)["measure"])
+    from tools.pretend.true_size import checked
+
+    vars(module)["measure"] = checked(_narrow().inside(vars(module)["measure"]))
+
+
+def after_out_of_memory(module: ModuleType) -> None:
+    vars(module)["explain"] = _narrow().outside(vars(module)["explain"])
 
 
 def _narrow() -> ModuleType:

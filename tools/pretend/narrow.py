@@ -58,16 +58,24 @@ def narrowed(config: Any, model: str) -> Any:
 
 def inside(function: Callable) -> Callable:
     """The function, which now builds and plans full models as narrow ones."""
+    return _with(function, narrow=True)
 
+
+def outside(function: Callable) -> Callable:
+    """The function, which plans full models at their true size, wherever it is called."""
+    return _with(function, narrow=False)
+
+
+def _with(function: Callable, narrow: bool) -> Callable:
     @wraps(function)
-    def narrow(*args, **kwargs):
-        token = _narrow.set(True)
+    def run(*args, **kwargs):
+        token = _narrow.set(narrow)
         try:
             return function(*args, **kwargs)
         finally:
             _narrow.reset(token)
 
-    return narrow
+    return run
 
 
 def fewer(recipe: Recipe) -> Recipe:
@@ -128,7 +136,9 @@ def change_profile(module) -> None:
 
 
 def change_train(module) -> None:
-    """helpers.train: data are few and short, models narrow."""
+    """helpers.train: data are few and short, models narrow, and none too large for the GPU."""
+    from tools.pretend.true_size import checked
+
     encoded = inside(module.encoded)
     module.encoded = wraps(encoded)(lambda recipe: encoded(fewer(recipe)))
-    module.fit, module.evaluate = inside(module.fit), inside(module.evaluate)
+    module.fit, module.evaluate = checked(inside(module.fit)), inside(module.evaluate)

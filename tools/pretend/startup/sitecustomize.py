@@ -28,6 +28,7 @@ CHANGED = {
     "helpers.train": "after_train",
     "helpers.record": "after_record",
     "helpers.memory.measurement": "after_measurement",
+    "helpers.plan.out_of_memory": "after_out_of_memory",
 }
 
 

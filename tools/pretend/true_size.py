@@ -1,0 +1,75 @@
+"""What would not fit a real GPU at its true size does not run on a pretended one either.
+
+A rehearsal builds narrow models, which have room everywhere. So each step that is about to run is
+also planned at its true size; where that is more than the GPU has, CUDA's error is raised as a real
+GPU would raise it. The plans' two figures are kept in build/pretended/needs, one file a step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from helpers.files import replace_all
+from helpers.recipe import Recipe
+from tools.course import ROOT
+from tools.pretend import build, narrow
+
+FOLDER = build.FOLDER / "needs"
+
+
+def checked(function: Callable) -> Callable:
+    """`train.fit` or `memory.measure`, which now raises OutOfMemoryError where the recipe's step
+    has no room on the GPU at its true size."""
+    takes = inspect.signature(function)
+
+    @wraps(function)
+    def run(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        from helpers import gpus
+        from helpers.memory.timeline import fit_on_gpu
+
+        given = takes.bind(recipe, *args, **kwargs)
+        given.apply_defaults()
+        device = torch.device(given.arguments["device"] or "cuda")
+        if recipe.profile == "full" and torch.cuda.is_available() and device.type == "cuda":
+            gpu = gpus.here()
+            fit = fit_on_gpu(gpu, *need(recipe))
+            if not fit:
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. At its true size this step needs {fit.need:,} bytes, and "
+                    f"the pretended {gpu.name} has {gpu.memory:,}."
+                )
+        return function(recipe, *args, **kwargs)
+
+    return run
+
+
+def need(recipe: Recipe) -> tuple[int, int]:
+    """(peak, overhead) in bytes of a recipe's plan for a GPU at its true size."""
+    from helpers.plan.planner import plan, plan_key
+
+    key = json.dumps(plan_key(recipe).to_dict(), sort_keys=True)
+    name = hashlib.sha256(f"{_code()}{key}".encode()).hexdigest()[:24] + ".json"
+    try:
+        peak, overhead = json.loads((FOLDER / name).read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        planned = narrow.outside(plan)(recipe, "cuda")
+        peak, overhead = planned.peak, planned.overhead
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        replace_all(FOLDER, {name: json.dumps([peak, overhead])})
+    return peak, overhead
+
+
+@cache
+def _code() -> str:
+    """Changes with everything that a plan is made of."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "helpers").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
