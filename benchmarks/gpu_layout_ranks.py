@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import statistics
@@ -15,11 +14,12 @@ import torch.distributed as dist
 
 from benchmarks.measure_step import alone_on_the_gpu, real_batch
 from helpers import models
+from helpers.memory.cleanup import release
 from helpers.memory.measurement import MEASURED, WARM_UP
 from helpers.parallel.layout import Parallel
 from helpers.parallel.rank import Rank, grid
 from helpers.recipe import Recipe
-from helpers.step import tensor_cores
+from helpers.step import Batch, tensor_cores
 from helpers.strategy.plan_ranks import ModelShape
 
 TIMED = 10  # steps, and messages, whose median counts
@@ -59,31 +59,38 @@ def measure(recipe: Recipe, parallel: Parallel) -> dict[str, float]:
         meet()
         rank = Rank(recipe, parallel, model.to("cuda"), grid(parallel, "cuda"))
         del model  # a stage of a pipeline needs no more of it than its own layers
-        gc.collect()
-        torch.cuda.empty_cache()
-
-        def batch():
-            return real_batch(shape, rank.local, "cuda")
-
-        def step():
-            rank.step([batch() for _ in range(rank.local.accumulation)])
-
-        rank.settle(batch)
-        for _ in range(WARM_UP):
-            step()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(MEASURED):
-            step()
-        torch.cuda.synchronize()
-        found: dict[str, float] = {
-            "allocated": torch.cuda.max_memory_allocated(),
-            "reserved": torch.cuda.max_memory_reserved(),
-            "seconds": median_seconds(step),
-        }
+        release()
+        found = _of_steps(rank, shape)
         found |= {"large": all_reduce_seconds(LARGE), "small": all_reduce_seconds(SMALL)}
+        del rank
+        release()  # the GPUs' memory, before the next step has its turn
         meet()
     return found
+
+
+def _of_steps(rank: Rank, shape: ModelShape) -> dict[str, float]:
+    """Bytes and seconds of this rank's steps."""
+
+    def batch() -> Batch:
+        return real_batch(shape, rank.local, "cuda")
+
+    def batches() -> list[Batch]:
+        return [batch() for _ in range(rank.local.accumulation)]
+
+    rank.settle(batch)
+    for _ in range(WARM_UP):
+        rank.step(batches())
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(MEASURED):
+        rank.step(batches())
+    torch.cuda.synchronize()
+    found: dict[str, float] = {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+    }
+    ready = batches()  # making them is not a part of the step
+    return found | {"seconds": median_seconds(lambda: rank.step(ready))}
 
 
 if __name__ == "__main__":
@@ -92,5 +99,5 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     asked = json.loads(sys.argv[1])
     answer = measure(Recipe.from_dict(asked["recipe"]), Parallel(**asked["parallel"]))
-    print(json.dumps(answer), flush=True)
     dist.destroy_process_group()
+    print(json.dumps(answer), flush=True)  # last: NCCL may print as well

@@ -25,7 +25,7 @@ import gc
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +34,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from helpers import models
+from helpers.memory.cleanup import release
 from helpers.memory.measurement import MEASURED, SCALES, WARM_UP
 from helpers.memory.tracker import steady_memory
 from helpers.optimizers import make_optimizer, make_scaler, states
@@ -49,36 +50,53 @@ def measure(recipe: Recipe, device: str) -> dict[str, int | float | None]:
     """Measure one optimizer step of a recipe with random weights on "cuda" or "cpu".
 
     Returns {"allocated", "reserved", "resident": bytes, None where there is no such figure;
-    "seconds": the median of a step's, on a GPU alone; "parameters", "trained": counts}. Call it in
-    a fresh process: what an allocator or a kernel keeps of an earlier step would be in the figures.
+    "seconds": on a GPU alone, the median of steps whose batches are there before they begin;
+    "parameters", "trained": counts}. Call it in a fresh process: what an allocator or a kernel
+    keeps of an earlier step would be in the figures.
     Raises RuntimeError where fp16 takes no step.
     """
     before = _status("VmRSS")
     model = models.build(replace(recipe, weights="random"))
-    with tensor_cores(recipe), alone_on_the_gpu() if device == "cuda" else nullcontext():
-        model = model.to(device)
-        optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
-
-        def step(recipe: Recipe) -> bool:
-            """Whether it changed the weights: fp16 skips steps whose loss scale is too high."""
-            scale = scaler.get_scale()
-            batches = (real_batch(model, recipe, device) for _ in range(recipe.accumulation))
-            train_step(model, optimizer, batches, recipe.batch_size, recipe, scaler=scaler)
-            return scaler.get_scale() >= scale
-
-        # The first step gives the optimizer its states. On a CPU a small one does.
-        first = recipe if device == "cuda" else replace(recipe, batch_size=1, accumulation=1)
-        _until(lambda: step(first))
-        if device == "cuda":
-            peaks = _on_a_gpu(step, recipe)
-        else:
-            held = [*model.parameters(), *model.buffers(), *states(optimizer, scaler)]
-            peaks = _on_the_cpu(lambda: step(recipe), before, held)
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    with tensor_cores(recipe), alone_on_the_gpu() if device == "cuda" else nullcontext():
+        peaks = _peaks(model, recipe, device, before)
+        del model
+        release()  # the GPU's memory, before the next step has its turn
     return peaks | {
         "parameters": sum(count for count, _ in numbers),
         "trained": sum(count for count, trains in numbers if trains),
     }
+
+
+def _peaks(
+    model: torch.nn.Module, recipe: Recipe, device: str, before: int | None
+) -> dict[str, int | float | None]:
+    """What `measure` returns of a model's step.
+
+    before  bytes resident before the model was made
+    """
+    model = model.to(device)
+    optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
+
+    def batches(recipe: Recipe) -> Iterator[Batch]:
+        return (real_batch(model, recipe, device) for _ in range(recipe.accumulation))
+
+    def step(recipe: Recipe, made: Iterable[Batch] | None = None) -> bool:
+        """Whether it changed the weights: fp16 skips steps whose loss scale is too high."""
+        scale = scaler.get_scale()
+        made = iter(batches(recipe) if made is None else made)
+        train_step(model, optimizer, made, recipe.batch_size, recipe, scaler=scaler)
+        return scaler.get_scale() >= scale
+
+    # The first step gives the optimizer its states. On a CPU a small one does.
+    first = recipe if device == "cuda" else replace(recipe, batch_size=1, accumulation=1)
+    _until(lambda: step(first))
+    if device == "cuda":
+        peaks = _memory_on_a_gpu(lambda: step(recipe))
+        ready = list(batches(recipe))  # making them is not a part of the step
+        return peaks | {"seconds": _seconds(lambda: step(recipe, ready))}
+    held = [*model.parameters(), *model.buffers(), *states(optimizer, scaler)]
+    return {**_on_the_cpu(lambda: step(recipe), before, held)}
 
 
 def _until(step: Callable[[], bool]) -> None:
@@ -99,33 +117,33 @@ def alone_on_the_gpu() -> Iterator[None]:
         yield
 
 
-def _seconds(step: Callable[[Recipe], bool], recipe: Recipe) -> float:
+def _seconds(step: Callable[[], object]) -> float:
     """The median of some steps' seconds, by CUDA events; about a second in all."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     times: list[float] = []
     while len(times) < LEAST_TIMED or (sum(times) < 1 and len(times) < MOST_TIMED):
+        torch.cuda.synchronize()
         marks[0].record()
-        step(recipe)
+        step()
         marks[1].record()
         torch.cuda.synchronize()
         times.append(marks[0].elapsed_time(marks[1]) / 1000)
     return statistics.median(times)
 
 
-def _on_a_gpu(step: Callable[[Recipe], bool], recipe: Recipe) -> dict[str, int | float | None]:
+def _memory_on_a_gpu(step: Callable[[], object]) -> dict[str, int | float | None]:
     for _ in range(WARM_UP):
-        step(recipe)
+        step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(MEASURED):
-        step(recipe)
+        step()
     torch.cuda.synchronize()
-    peaks: dict[str, int | float | None] = {
+    return {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "resident": None,
     }
-    return peaks | {"seconds": _seconds(step, recipe)}
 
 
 def _on_the_cpu(

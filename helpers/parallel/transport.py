@@ -119,21 +119,30 @@ class PipelineTransport(ProcessGroupTransport):
 
     NCCL works through the messages of one communicator in order, so two ranks that both send first
     would wait for each other for ever. Over NCCL each direction between two ranks therefore gets a
-    communicator of its own; gloo needs none. All ranks of the group must make their transports at
-    the same time.
+    communicator of its own; gloo needs none. All ranks, also those of other groups, must make their
+    transports at the same time.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(group)
         self._members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        over_nccl = "nccl" in dist.get_backend_config(group)  # for tensors of GPUs, at least
-        self._one_way = {
-            (sender, receiver): dist.new_group(
-                [self._members[sender], self._members[receiver]], use_local_synchronization=True
-            )
-            for sender, receiver in itertools.permutations(range(self.ranks), 2)
-            if over_nccl and self.rank in (sender, receiver)
-        }
+        self._one_way: dict[tuple[int, int], dist.ProcessGroup] = {}
+        if "nccl" in dist.get_backend_config(group):  # for tensors of GPUs, at least
+            self._connect()
+
+    def _connect(self) -> None:
+        """A communicator for each direction between two ranks of this group.
+
+        Every process makes those of every group, in one order: torch names a new group by how many
+        a process has made, and ranks that name it differently would wait for each other for ever.
+        """
+        groups: list = [None] * dist.get_world_size()
+        dist.all_gather_object(groups, self._members)
+        for members in dict.fromkeys(map(tuple, groups)):
+            for sender, receiver in itertools.permutations(range(len(members)), 2):
+                pair = dist.new_group([members[sender], members[receiver]])
+                if list(members) == self._members and self.rank in (sender, receiver):
+                    self._one_way[sender, receiver] = pair
 
     def _start_sending(self, tensor: torch.Tensor, to: int) -> dist.Work | None:
         group = self._one_way.get((self.rank, to), self.group)

@@ -75,9 +75,9 @@ def test_every_check_ran():
     assert len(CHECKS) >= 12 and set(answers("T4")) == set(CHECKS)
 
 
-def two_ranks(script, *arguments, gpus):
-    """What torchrun's two ranks of a script print on a machine with so many pretended T4s."""
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def ranks_of(script, *arguments, gpus, ranks=2):
+    """What torchrun's ranks of a script print on a machine with so many pretended T4s."""
+    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
         [sys.executable, "-m", *launch, str(script), *arguments],
         env=variables("T4", gpus),
@@ -92,14 +92,23 @@ def two_ranks(script, *arguments, gpus):
 @needs_the_library
 def test_ranks_exchange_messages_over_nccl():
     """And two ranks that both send first are told that NCCL would wait for ever."""
-    said = two_ranks(HERE / "ranks_on_pretended_gpus.py", gpus=2)
+    said = ranks_of(HERE / "ranks_on_pretended_gpus.py", gpus=2)
     assert said.count("both sent first: refused") >= 1
+
+
+@needs_the_library
+@pytest.mark.parametrize("stages", [2, 3])
+def test_every_rank_of_several_pipelines_hears_every_other(stages):
+    """The communicators of each pair have one name on both of its ranks, whatever others made."""
+    script = HERE / "pipelines_on_pretended_gpus.py"
+    said = ranks_of(script, str(stages), gpus=6, ranks=6)
+    assert said.count(f"heard of {stages - 1} others") == 6
 
 
 @needs_the_library
 def test_two_ranks_of_fsdp_on_a_machine_with_one_gpu_take_cpus():
     """FSDP by itself takes the GPUs, of which the second rank has none."""
-    said = two_ranks(HERE.parents[1] / "scripts" / "fsdp.py", "--steps", "1", gpus=1)
+    said = ranks_of(HERE.parents[1] / "scripts" / "fsdp.py", "--steps", "1", gpus=1)
     assert "step 1: loss" in said and "rank 1 holds" in said
 
 
