@@ -23,7 +23,7 @@ from helpers.recipe import Recipe, difference
 from helpers.units import MIB
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tools.course import ROOT, session
-from tools.course.execute import chosen
+from tools.course.notebooks import chosen
 from tools.pretend import build, cards, kept, page, rehearse
 from tools.pretend import record as pretended_record
 from tools.pretend.kept import Kept, Recorded, Rehearsed

@@ -14,7 +14,8 @@ from benchmarks import gpu_steps, proof
 from tests.benchmarks.test_measured_steps import a_step
 from tests.small import a_run
 from tools.course import session
-from tools.course.execute import Failed, OutOfTime, chosen, execute
+from tools.course.execute import execute
+from tools.course.notebooks import Failed, OutOfTime, chosen
 from tools.course.session import SessionState
 
 FOREVER = float("inf")

@@ -17,7 +17,7 @@ import psutil
 
 from helpers.files import replace_all
 from tools.course import ROOT
-from tools.course.execute import Failed, OutOfTime
+from tools.course.notebooks import Failed, OutOfTime
 from tools.course.record import RESULTS, one_notebook, prepare
 
 STATE, SUMMARY = "session.json", "summary.md"
