@@ -232,7 +232,8 @@ def a_session(folder, *summary):
     steps = proof.Proof(REHEARSED, "", "", [a_step(planned=98, allocated=100)])
     (folder / "steps").mkdir(parents=True)
     (folder / "steps" / "gpu.unfinished").write_text(steps.to_json())
-    state = session.SessionState({"04_x": session.Entry("a", 9.0), "06_y": session.Entry("", 9.0)})
+    entries = {"04_x": session.Entry("a", 9.0), "06_y": session.Entry("", 9.0)}
+    state = session.SessionState("a GPU", entries)
     state.write(folder)
     (folder / session.SUMMARY).write_text("\n".join(summary))
 
