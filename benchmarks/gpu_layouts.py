@@ -8,8 +8,10 @@ planned seconds do not rest on a guess about it.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+from benchmarks.apart import last_object
 from benchmarks.proof import Step
 from helpers import gpus
 from helpers.memory.timeline import Plan
@@ -23,7 +25,10 @@ from helpers.timing.specs import of_device
 
 SCRIPT = Path(__file__).with_name("gpu_layout_ranks.py")
 MEMORY_FRACTION = 0.8  # of a GPU's memory that a plan may fill
-TIME_LIMIT = 600.0  # seconds that the ranks of one step may take
+# Seconds of work of one step: about a minute to plan it, two for the ranks. A call of `make record`
+# may have nine minutes, and ranks that wait for each other for ever should not take them all.
+TIME_LIMIT = 180.0
+WAIT_LIMIT = 3600.0  # seconds, if nobody else looks at the ranks; waiting for the GPU is included
 # {technique: (its layout, micro-batches of a step)}
 LAYOUTS = {
     "DDP on 2 GPUs": (Parallel(data=2), 1),
@@ -46,7 +51,7 @@ def cases() -> list[tuple[str, str, Recipe]]:
 def one(case: tuple[str, str, Recipe]) -> Step | None:
     """Plan and measure a step on two GPUs; None where their memory is too small.
 
-    Raises RuntimeError where a rank fails, TimeoutError where they hang.
+    Raises RuntimeError where a rank fails or gives no answer, TimeoutError after `WAIT_LIMIT`.
     """
     (_, technique, recipe), gpu = case, gpus.here()
     parallel = LAYOUTS[technique][0]
@@ -75,10 +80,25 @@ def measure(recipe: Recipe, parallel: Parallel) -> list[dict[str, float]]:
     "small": of an all-reduce of so many bytes}. Raises as `one`."""
     asked = json.dumps({"recipe": recipe.to_dict(), "parallel": vars(parallel)})
     try:
-        texts = launch(SCRIPT, asked, ranks=parallel.ranks, timeout=TIME_LIMIT, show=False)
+        texts = launch(
+            SCRIPT,
+            asked,
+            ranks=parallel.ranks,
+            timeout=WAIT_LIMIT,
+            env=quiet(),
+            show=False,
+        )
     except RankFailed as error:
         raise RuntimeError(str(error).strip().splitlines()[-1]) from error
-    return [json.loads(text.splitlines()[-1]) for text in texts]
+    return [last_object(text) for text in texts]
+
+
+def quiet() -> dict[str, str]:
+    """Variables of the ranks: NCCL says only what is wrong, for its words come between the answers.
+
+    A longer log is written where NCCL_DEBUG_FILE names a file for it.
+    """
+    return {} if os.environ.get("NCCL_DEBUG_FILE") else {"NCCL_DEBUG": "WARN"}
 
 
 def link_of(ranks: list[dict[str, float]]) -> Link:

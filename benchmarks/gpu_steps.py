@@ -3,6 +3,10 @@
 Each step is planned, built and measured in a process of its own. Several such processes run side by
 side, but only one at a time uses the GPU (`measure_step.alone_on_the_gpu`), so that its seconds are
 true. Each result is written as soon as it is there, and a later call goes on with what is missing.
+
+A step may fail, or work for longer than its limit: this is kept as well, and the step is tried
+again only after everything else had its turn. Two GPUs that wait for each other once will do so in
+every layout, so after one such step the other layouts have to wait too.
 """
 
 from __future__ import annotations
@@ -10,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -21,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_layouts
+from benchmarks import apart, gpu_layouts
 from benchmarks.measure_step import measure
 from benchmarks.measured_steps import LARGE, MEMORY_FRACTION, Case, cases, other_estimates
 from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
-from helpers import gpus, record
+from helpers import gpus
 from helpers.commands.wrapper import run
 from helpers.plan.for_record import seconds_on
 from helpers.plan.planner import plan
@@ -33,26 +36,31 @@ from helpers.profile import environment
 from helpers.recipe import Recipe, difference
 
 SECONDS = 40.0  # that must be left for another step to begin
-TOO_LARGE = "too large"  # why a step is left out for good
+LIMIT = 300.0  # seconds of work of a step on one GPU; that of two GPUs is gpu_layouts.TIME_LIMIT
+TOO_LARGE = {"too_large": True}  # the answer of a step that is left out for good
 JOBS = 4  # processes side by side; more than half of the cores would disturb the one that measures
+NO_BF16 = (
+    "This GPU has no bf16 arithmetic, which PyTorch would only emulate: the steps in bf16 are left "
+    "out, and the ladder is climbed in fp16."
+)
 
 
 @dataclass
 class Outcome:
     """What a call of `measure_all` did.
 
-    file    where the steps are kept, None where there is none yet
-    proof   every step measured so far, of earlier calls as well
-    large   names of steps that this GPU has no memory for
-    failed  {name of a step: why}
-    left    names of steps for which no time was left
+    file     where the steps are kept, None where there is none yet
+    proof    every step of this machine so far: measured, too large or failed, in earlier calls too
+    left     names of steps for which no time was left
+    put_off  steps that were not tried, or not to their end, because everything else comes first
+    note     which steps this GPU does without, and why; "" where there are none
     """
 
     file: Path | None
     proof: Proof
-    large: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    put_off: list[Case] = field(default_factory=list)
+    note: str = ""
 
 
 def name_of(case: Case | Step) -> str:
@@ -61,10 +69,19 @@ def name_of(case: Case | Step) -> str:
     return f"{model}, {technique}"
 
 
-def every_case(count: int) -> list[Case]:
-    """The steps of a machine with so many GPUs: those of two GPUs come before the large model's."""
-    found = cases() + (gpu_layouts.cases() if count >= 2 else [])
+def every_case(count: int, bf16: bool = True) -> list[Case]:
+    """The steps of a machine with so many GPUs: those of two GPUs come before the large model's.
+
+    bf16  whether its GPUs have this arithmetic
+    """
+    alone = cases() if bf16 else cases("fp16")
+    found = alone + (gpu_layouts.cases() if count >= 2 else [])
     return sorted(found, key=lambda case: case[0] == LARGE)
+
+
+def on_two(case: Case) -> bool:
+    """Whether it is a step on two GPUs."""
+    return case[1] in gpu_layouts.LAYOUTS
 
 
 def one(case: Case) -> Step | None:
@@ -72,7 +89,7 @@ def one(case: Case) -> Step | None:
 
     Raises what `measure` raises, and `gpu_layouts.one` for a step on two GPUs.
     """
-    if case[1] in gpu_layouts.LAYOUTS:
+    if on_two(case):
         return gpu_layouts.one(case)
     recipe, gpu = case[-1], gpus.here()
     planned = plan(recipe, "cuda")
@@ -108,77 +125,123 @@ def measure_all(
     folder: Path,
     command: str,
     until: float = float("inf"),
-    chosen: list[Case] | None = None,
+    only: list[Case] | None = None,
     jobs: int | None = None,
 ) -> Outcome:
     """Measure what is missing in `folder`, and write each step to it as soon as it is measured.
 
     command  is kept in the record
     until    the moment (time.monotonic) after which no step goes on
-    chosen   the steps, None for `every_case`; jobs as JOBS, fewer on few cores
-    Raises ValueError for a rehearsal where the folder is that of the records.
+    only     what an earlier call with the folder put off; None takes all that is missing, and puts
+             off the steps that failed before, and after a failure on two GPUs all others on two
+    jobs     as JOBS, fewer on few cores
+    Raises ValueError for a rehearsal where the folder is that of the records, and for a file of
+    this GPU there that cannot be read.
     """
-    everything = every_case(torch.cuda.device_count()) if chosen is None else chosen
-    machine = environment("cuda")
-    kept = read_one(folder, machine)
+    bf16 = gpus.here().bf16
+    everything = every_case(torch.cuda.device_count(), bf16)
+    here = environment("cuda")
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    outcome = Outcome(None, kept or Proof(machine, now, command, []))
-    refuse_rehearsal(outcome.proof, folder)
-    there = {(step.model, step.technique) for step in outcome.proof.steps}
-    missing = [case for case in everything if case[:2] not in there]
-    lock = threading.Lock()
+    outcome = Outcome(None, read_one(folder, here) or Proof(here, now, command, []))
+    proof, outcome.note = outcome.proof, "" if bf16 else NO_BF16
+    refuse_rehearsal(proof, folder)
+    done = {name_of(step) for step in proof.steps} | set(proof.large)
+    missing = [case for case in everything if name_of(case) not in done]
+    if only is None:
+        outcome.put_off = _later(missing, proof)
+        missing = [case for case in missing if case not in outcome.put_off]
+    else:
+        wanted = [name_of(case) for case in only]
+        missing = [case for case in missing if name_of(case) in wanted]
+        missing.sort(key=lambda case: name_of(case) in proof.failed)
+    jobs = jobs or max(1, min(JOBS, (os.cpu_count() or 1) // 2))
+    lock, hung = threading.Lock(), threading.Event()
+
+    def keep(said: str) -> None:
+        outcome.file = write(proof, folder, finished=False)
+        print(f"    {said}", flush=True)
 
     def work(case: Case) -> None:
+        name = name_of(case)
         try:
-            step = _apart(case, until)
+            step = _apart(case, until, hung if on_two(case) else threading.Event(), jobs)
         except TimeoutError:
-            outcome.left.append(name_of(case))
-            return
-        except RuntimeError as error:
-            outcome.failed[name_of(case)] = str(error)
-            print(f"    {name_of(case)}: FAILED. {error}", flush=True)
-            return
-        if step is None:
-            outcome.large.append(name_of(case))
-            return
-        with lock:
-            outcome.proof.steps.append(step)
-            outcome.file = write(outcome.proof, folder, finished=False)
-        told = "" if step.planned_seconds is None else f", planned {step.planned_seconds:.3f}"
-        print(f"    {name_of(step)}: {step.off}; {step.seconds:.3f} s{told}", flush=True)
+            with lock:
+                outcome.left.extend([] if name in proof.failed else [name])
+        except apart.PutOff:
+            with lock:
+                outcome.put_off.append(case)
+        except Exception as error:  # whatever it is, it may not cost the other steps
+            if on_two(case) and isinstance(error, apart.Hung):
+                hung.set()
+            with lock:
+                proof.failed[name] = _sentence(error)
+                keep(f"{name}: FAILED. {proof.failed[name]}")
+        else:
+            with lock:
+                proof.failed.pop(name, None)
+                if step is None:
+                    proof.large.append(name)
+                    keep(f"{name}: too large for this GPU")
+                else:
+                    proof.steps.append(step)
+                    keep(f"{name}: {_told(step)}")
 
-    with ThreadPoolExecutor(jobs or max(1, min(JOBS, (os.cpu_count() or 1) // 2))) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(work, missing))
-    order = {case[:2]: number for number, case in enumerate(everything)}
-    outcome.proof.steps.sort(key=lambda step: order.get((step.model, step.technique), len(order)))
-    if outcome.proof.steps:
-        done = not outcome.left and not outcome.failed and chosen is None
-        outcome.file = write(outcome.proof, folder, finished=done)
+    order = {name_of(case): number for number, case in enumerate(everything)}
+    proof.steps.sort(key=lambda step: order.get(name_of(step), len(order)))
+    if proof.steps:
+        known = {name_of(step) for step in proof.steps} | set(proof.large)
+        outcome.file = write(proof, folder, finished=known >= set(order))
     return outcome
 
 
-def _apart(case: Case, until: float) -> Step | None:
-    """`one` in a process of its own. Raises TimeoutError and RuntimeError."""
-    left = until - time.monotonic()
-    if left < SECONDS:
+def _later(missing: list[Case], proof: Proof) -> list[Case]:
+    """The steps that have to wait, as a failure of before may take the time of all the others."""
+    two_failed = any(on_two(case) and name_of(case) in proof.failed for case in missing)
+    return [
+        case for case in missing if name_of(case) in proof.failed or (two_failed and on_two(case))
+    ]
+
+
+def _told(step: Step) -> str:
+    planned = "" if step.planned_seconds is None else f", planned {step.planned_seconds:.3f}"
+    return f"{step.off}; {step.seconds:.3f} s{planned}"
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RuntimeError) else f"{type(error).__name__}: {text}"
+
+
+def _apart(case: Case, until: float, put_off: threading.Event, jobs: int) -> Step | None:
+    """`one` in a process of its own, one of `jobs`. Raises as `apart.run`."""
+    if put_off.is_set():
+        raise apart.PutOff
+    if until - time.monotonic() < SECONDS:
         raise TimeoutError
     model, technique, recipe = case
     changes = {name: new for name, (_, new) in difference(Recipe(), recipe).items()}
     asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
+    command = [sys.executable, "-m", "benchmarks.gpu_steps", asked]
+    limit = gpu_layouts.TIME_LIMIT if on_two(case) else LIMIT
+    answer = apart.run(command, until, limit, put_off, threads(jobs))
+    if answer == TOO_LARGE:
+        return None
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu_steps", asked],
-            capture_output=True,
-            text=True,
-            timeout=None if left == float("inf") else left,
-            cwd=record.RESULTS.parent,
-        )
-    except subprocess.TimeoutExpired:
-        raise TimeoutError from None
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["it was killed"])[-1][:300])
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return None if answer == TOO_LARGE else Step.from_dict(answer)
+        return Step.from_dict(answer)
+    except (TypeError, KeyError, ValueError) as error:
+        raise RuntimeError(f"Its answer is no measured step ({error}).") from error
+
+
+def threads(jobs: int) -> dict[str, str]:
+    """Variables of so many processes side by side: together they take half of the cores.
+
+    The other half is left to the process that measures. An OMP_NUM_THREADS that is set stays.
+    """
+    each = max(1, (os.cpu_count() or 1) // 2 // jobs)
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(each)}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -187,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("step", help="a JSON object with model, technique and recipe")
     values = json.loads(parser.parse_args(arguments).step)
     step = one((values["model"], values["technique"], Recipe.from_dict(values["recipe"])))
-    print(json.dumps(TOO_LARGE if step is None else step.to_dict()))
+    print(json.dumps(TOO_LARGE if step is None else step.to_dict()), flush=True)
     return 0
 
 

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 
 import psutil
 
-from benchmarks import other_estimators
+from benchmarks.apart import last_object
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
 from helpers import gpus, models, record
@@ -65,15 +65,20 @@ GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_TRIM_THRESHOLD_": "0"}
 Case = tuple[str, str, Recipe]  # model, technique, recipe
 
 
-def cases() -> list[Case]:
-    """Every step: each technique by itself for DeBERTa-base and ViT, then the ladder's rungs."""
+def cases(half: str = "bf16") -> list[Case]:
+    """Every step: each technique by itself for DeBERTa-base and ViT, then the ladder's rungs.
+
+    half  the 16-bit precision of the GPU: with "fp16" the ladder is climbed in it, and the
+          techniques in bf16, which such a GPU only emulates, are left out
+    """
     steps = [
         (model, name, replace(recipe, **change))
         for name, change in (TECHNIQUES | MORE).items()
         for model, recipe in MODELS.items()
+        if change.get("precision") in (None, "fp16", half)
     ]
     rungs: dict[Recipe, str] = {}
-    for name, recipe in ladder.climb(ladder.START).items():
+    for name, recipe in ladder.climb(ladder.START, ladder.rungs(ladder.START, half)).items():
         # A plan is of the longest example, so padding changes nothing: such rungs are left out.
         rungs.setdefault(replace(recipe, padding="fixed"), name)
     steps += [(LARGE, f"up to {name}", recipe) for recipe, name in rungs.items()]
@@ -87,6 +92,8 @@ def other_estimates(recipe: Recipe, device: str, frozen: float) -> tuple[int | N
     Each is given all that it takes: torch-preflight the optimizer and the frozen fraction,
     accelerate the precision alone.
     """
+    from benchmarks import other_estimators
+
     step = ModelStep(
         models.config(recipe),
         batch_size=recipe.batch_size,
@@ -113,7 +120,7 @@ def measure_apart(recipe: Recipe, device: str) -> dict[str, int | None]:
     if process.returncode:
         last = (process.stderr.strip().splitlines() or ["it was killed"])[-1]
         raise RuntimeError(f"A step could not be measured: {last}")
-    return json.loads(process.stdout.splitlines()[-1])
+    return last_object(process.stdout)
 
 
 class MemoryBudget:
@@ -250,7 +257,8 @@ def main(arguments: list[str] | None = None) -> int:
         f"python -m benchmarks.measured_steps {typed}".strip(),
         [],
     )
-    chosen = [case for case in cases() if asked.only.lower() in f"{case[0]}, {case[1]}".lower()]
+    steps = cases("fp16") if device == "cuda" and not gpus.here().bf16 else cases()
+    chosen = [case for case in steps if asked.only.lower() in f"{case[0]}, {case[1]}".lower()]
     failed: list[str] = []
     for step in measure_steps(device, asked.jobs, chosen, failed):
         proof.steps.append(step)

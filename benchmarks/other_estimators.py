@@ -20,9 +20,6 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import init_empty_weights
-from accelerate.commands.estimate import estimate_training_usage
-from accelerate.utils import calculate_maximum_sizes
 from transformers import AutoModel, PretrainedConfig
 
 from helpers import models
@@ -85,11 +82,18 @@ def cases() -> dict[str, tuple[ModelStep, bool]]:
     }
 
 
-def estimate_memory(step: ModelStep) -> int:
+def estimate_memory(step: ModelStep) -> int | None:
     """Bytes that `accelerate estimate-memory` prints under "Training using Adam".
 
-    As its `create_empty_model` does, this makes the model without a head, on the meta device.
+    As its `create_empty_model` does, this makes the model without a head, on the meta device. None
+    where accelerate is not installed.
     """
+    if find_spec("accelerate") is None:
+        return None
+    from accelerate import init_empty_weights
+    from accelerate.commands.estimate import estimate_training_usage
+    from accelerate.utils import calculate_maximum_sizes
+
     with init_empty_weights(), models.quiet():
         model = AutoModel.from_config(hf_config.read(step.config), dtype=torch.float32)
     total, _ = calculate_maximum_sizes(model)

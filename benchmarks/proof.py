@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers import record
@@ -87,12 +87,16 @@ class Proof:
     environment  the machine (`profile.environment`)
     date         when they were measured, UTC
     command      by which they were measured
+    large        names of the steps that its memory does not hold, by plan
+    failed       {name of a step: why}
     """
 
     environment: dict
     date: str
     command: str
     steps: list[Step]
+    large: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return (
@@ -116,10 +120,28 @@ class Proof:
             ) from error
 
 
+def machine(environment: dict) -> str:
+    """In words, what has to be the same for results to be of one machine.
+
+    It is the GPU, its driver, and the versions of PyTorch, CUDA and transformers. How many threads
+    the CPU gave, and which Python it was, changes nothing that is measured on a GPU.
+    """
+    named = {
+        "PyTorch": "torch",
+        "CUDA": "cuda",
+        "driver": "driver",
+        "transformers": "transformers",
+        "rehearsal": "rehearsal",
+    }
+    known = [f"{word} {environment[key]}" for word, key in named.items() if environment.get(key)]
+    return ", ".join([environment["name"], *known])
+
+
 def write(proof: Proof, folder: Path, finished: bool = True) -> Path:
     """Write one file per machine, whole or not at all, and return its path.
 
-    What is not `finished` goes into a file of its own, beside what was kept earlier. Raises
+    What is not `finished` goes into a file of its own, beside what was kept earlier. A file of the
+    same GPU with other versions is never overwritten: it gets a name with its versions. Raises
     ValueError for a rehearsal on a pretended GPU, where the folder is that of the records.
     """
     refuse_rehearsal(proof, folder)
@@ -127,24 +149,44 @@ def write(proof: Proof, folder: Path, finished: bool = True) -> Path:
     if not finished:
         replace_all(folder, {unfinished.name: proof.to_json()})
         return unfinished
-    replace_all(folder, {path.name: proof.to_json()}, [unfinished] if unfinished.exists() else [])
+    texts = {path.name: proof.to_json()}
+    here = machine(proof.environment)
+    if path.exists() and proof.environment["device"] == "cuda":
+        other = Proof.from_json(path.read_text(encoding="utf8"))
+        if machine(other.environment) != here:
+            aside = _files(folder, other.environment)[1].with_suffix(".json")
+            texts[aside.name] = other.to_json()
+    replace_all(
+        folder,
+        texts,
+        [old for old in (unfinished, unfinished.with_suffix(".json")) if old.exists()],
+    )
     return path
 
 
 def _files(folder: Path, environment: dict) -> tuple[Path, Path]:
     """Where a machine's steps are kept when all are there, and before."""
-    name = environment["name"] if environment["device"] == "cuda" else "cpu"
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return folder / f"{slug}.json", folder / f"{slug}.unfinished"
+    name = _slug(environment["name"] if environment["device"] == "cuda" else "cpu")
+    versions = _slug(machine(environment).removeprefix(environment["name"]))
+    whole = f"{name}.{versions}" if versions else name
+    return folder / f"{name}.json", folder / f"{whole}.unfinished"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def read_one(folder: Path, environment: dict) -> Proof | None:
-    """What this machine has kept there, finished or not, with the same versions; else None."""
-    for path in reversed(_files(folder, environment)):
-        if path.is_file():
-            proof = Proof.from_json(path.read_text(encoding="utf8"))
-            if proof.environment == environment:
-                return proof
+    """What this machine (`machine`) has kept there, finished or not; else None.
+
+    Raises ValueError for a file of this GPU that cannot be read.
+    """
+    name = _files(folder, environment)[0].stem
+    paths = [*folder.glob(f"{name}.*unfinished"), *folder.glob(f"{name}.*json")]
+    for path in paths:  # what is unfinished holds all that was finished before, and more
+        proof = Proof.from_json(path.read_text(encoding="utf8"))
+        if machine(proof.environment) == machine(environment):
+            return proof
     return None
 
 

@@ -23,6 +23,7 @@ from helpers.values import of_type, shown
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
 RESULTS = Path(__file__).parent.parent / "results"
+SESSION = "session.json"  # beside runs: what `make record` has done so far; it is no run
 VERSION = 1
 WARM_UP = 3  # steps whose times are left out of the median
 
@@ -231,10 +232,13 @@ def read_all(
 ) -> list[Run]:
     """The runs in a folder whose files match, by file name; a bad file costs one line.
 
+    The state of `make record` (SESSION) is no bad file, and passed over.
     say  is called with the sentence about each file that is no record
     """
     found = []
     for path in sorted((folder or RESULTS).glob(pattern)):
+        if path.name == SESSION:
+            continue
         try:
             run = read_file(path)
             if "rehearsal" in run.environment:

@@ -18,7 +18,7 @@ from helpers.parallel.layout import Parallel
 from helpers.plan.config_bounds import check_sizes
 from helpers.plan.hf_model import ModelStep
 from tests.attack import one_sentence, refused
-from tools.course import ROOT, build, execute, record, stress
+from tools.course import ROOT, build, notebooks, record, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monk
     def never(*_, **__):
         raise AssertionError("a notebook was run")
 
-    monkeypatch.setattr(record, "execute", never)
+    monkeypatch.setattr("tools.course.execute.execute", never)
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         record.record([tmp_path / "02_x.ipynb"], True, tmp_path / "file" / "out", "")
@@ -331,5 +331,5 @@ def test_an_empty_word_is_no_notebook(tmp_path):
     (tmp_path / "00_x.ipynb").touch()
     for word in ("", " ", "\t"):
         with pytest.raises(ValueError, match="There is no notebook"):
-            execute.chosen([word], tmp_path)
-    assert len(execute.chosen(["0"], tmp_path)) == 1
+            notebooks.chosen([word], tmp_path)
+    assert len(notebooks.chosen(["0"], tmp_path)) == 1

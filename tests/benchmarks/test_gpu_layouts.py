@@ -3,6 +3,8 @@
 What runs on the GPUs themselves is tried on pretended ones, in tests/tools/test_pretended.py.
 """
 
+import json
+
 import pytest
 
 from benchmarks import gpu_layout_ranks, gpu_layouts, gpu_steps, proof
@@ -89,6 +91,30 @@ def test_a_rank_that_fails_is_told_in_its_own_words(monkeypatch):
     monkeypatch.setattr(gpu_layouts, "launch", failed)
     with pytest.raises(RuntimeError, match="^RuntimeError: out of memory$"):
         gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
+
+
+def test_what_nccl_prints_is_no_answer(monkeypatch):
+    """With NCCL_DEBUG=INFO it prints to the ranks' output."""
+    noise, answer = "host:9:9 [0] NCCL INFO comm 0x1 rank 0", json.dumps(RANKS[0])
+    texts = [f"{noise}\n{answer}\n{noise}\n", f"{answer}\n"]
+    monkeypatch.setattr(gpu_layouts, "launch", lambda *_, **options: texts)
+    assert gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0]) == [RANKS[0], RANKS[0]]
+    texts[1] = noise
+    with pytest.raises(RuntimeError, match="It gave no answer"):
+        gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
+
+
+def test_nccl_is_quiet_unless_its_log_goes_to_a_file(monkeypatch):
+    given = []
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.delenv("NCCL_DEBUG_FILE", raising=False)
+    monkeypatch.setattr(
+        gpu_layouts, "launch", lambda *_, env, **options: given.append(env) or ["{}"]
+    )
+    gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
+    monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.%h.%p")
+    gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
+    assert given == [{"NCCL_DEBUG": "WARN"}, {}]
 
 
 def test_the_table_shows_the_link_where_there_is_one():

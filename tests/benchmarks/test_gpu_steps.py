@@ -4,26 +4,34 @@ What runs on a GPU itself is tried on a pretended one; here its answers are give
 """
 
 import json
+import threading
 import time
 
 import pytest
 
-from benchmarks import gpu_steps, proof
+from benchmarks import apart, gpu_layouts, gpu_steps, proof
+from benchmarks.measured_steps import LARGE, cases
+from helpers import gpus
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 
 GPU = {"device": "cuda", "name": "Tesla T4", "torch": "2.13.0"}
+UNFINISHED = "tesla-t4.pytorch-2-13-0.unfinished"
 CASES = [("a model", name, Recipe(weights="random")) for name in ("one", "two", "three")]
 
 
-def answered(case, until, **fields):
+APART, EVERY_CASE = gpu_steps._apart, gpu_steps.every_case
+DDP, FSDP, ZERO = [name for name in gpu_layouts.LAYOUTS if "D" in name or "ZeRO-1" in name]
+
+
+def answered(case, *_, **fields):
     return a_step(model=case[0], technique=case[1], reserved=2000, seconds=0.5, **fields)
 
 
 @pytest.fixture
 def machine(monkeypatch):
     monkeypatch.setattr(gpu_steps, "environment", lambda device: dict(GPU))
-    monkeypatch.setattr(gpu_steps, "cases", lambda: list(CASES))
+    monkeypatch.setattr(gpu_steps, "every_case", lambda count, bf16: list(CASES))
     monkeypatch.setattr(gpu_steps, "_apart", answered)
 
 
@@ -32,59 +40,205 @@ def test_each_step_is_written_at_once_and_the_file_gets_its_name_at_the_end(
 ):
     seen = []
 
-    def watched(case, until):
+    def watched(case, *_):
         seen.append(sorted(path.name for path in tmp_path.glob("*")))
-        return answered(case, until, planned_seconds=0.4)
+        return answered(case, planned_seconds=0.4)
 
     monkeypatch.setattr(gpu_steps, "_apart", watched)
     outcome = gpu_steps.measure_all(tmp_path, "a test", jobs=1)
-    assert seen == [[], ["tesla-t4.unfinished"], ["tesla-t4.unfinished"]]
+    assert seen == [[], [UNFINISHED], [UNFINISHED]]
     assert [path.name for path in tmp_path.glob("*")] == ["tesla-t4.json"]
     kept = proof.Proof.from_json((tmp_path / "tesla-t4.json").read_text())
     assert [step.technique for step in kept.steps] == ["one", "two", "three"]
     assert (kept.steps[0].seconds, kept.steps[0].planned_seconds) == (0.5, 0.4)
-    assert not (outcome.left or outcome.failed or outcome.large)
+    assert not (outcome.left or outcome.put_off or kept.failed or kept.large)
     assert "seconds, planned" in str(proof.table(kept))
 
 
 def test_a_later_call_measures_only_what_is_missing(machine, monkeypatch, tmp_path):
-    def two_alone(case, until):
+    def two_alone(case, *_):
         if case[1] == "one":
             raise TimeoutError
         if case[1] == "three":
             raise RuntimeError("it broke")
-        return answered(case, until)
+        return answered(case)
 
     monkeypatch.setattr(gpu_steps, "_apart", two_alone)
     first = gpu_steps.measure_all(tmp_path, "a test")
-    assert first.left == ["a model, one"] and first.failed == {"a model, three": "it broke"}
-    assert first.file == tmp_path / "tesla-t4.unfinished"
+    assert first.left == ["a model, one"] and first.proof.failed == {"a model, three": "it broke"}
+    assert first.file == tmp_path / UNFINISHED
     asked = []
 
-    def others(case, until):
+    def others(case, *_):
         asked.append(case[1])
-        return answered(case, until)
+        return answered(case)
 
     monkeypatch.setattr(gpu_steps, "_apart", others)
     second = gpu_steps.measure_all(tmp_path, "a test")
-    assert sorted(asked) == ["one", "three"] and second.file == tmp_path / "tesla-t4.json"
-    assert [step.technique for step in second.proof.steps] == ["one", "two", "three"]
+    assert asked == ["one"] and second.file == tmp_path / UNFINISHED
+    third = gpu_steps.measure_all(tmp_path, "a test", only=second.put_off)
+    assert asked == ["one", "three"] and third.file == tmp_path / "tesla-t4.json"
+    assert [step.technique for step in third.proof.steps] == ["one", "two", "three"]
+    assert not third.proof.failed
+
+
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (RuntimeError("It gave no answer."), "It gave no answer."),
+        (apart.Hung("It was not done."), "It was not done."),
+        (IndexError("list index\nout of range"), "IndexError: list index out of range"),
+    ],
+)
+def test_whatever_a_step_raises_the_others_are_measured(
+    machine, monkeypatch, tmp_path, capsys, error, says
+):
+    def one_breaks(case, *_):
+        if case[1] == "one":
+            raise error
+        return answered(case)
+
+    monkeypatch.setattr(gpu_steps, "_apart", one_breaks)
+    outcome = gpu_steps.measure_all(tmp_path, "a test")
+    assert outcome.proof.failed == {"a model, one": says} and len(outcome.proof.steps) == 2
+    assert f"a model, one: FAILED. {says}" in capsys.readouterr().out
+
+
+def test_no_time_is_left_for_what_failed_before_it_stays_a_failure(machine, monkeypatch, tmp_path):
+    def failing(case, *_):
+        raise RuntimeError("it broke")
+
+    monkeypatch.setattr(gpu_steps, "_apart", failing)
+    gpu_steps.measure_all(tmp_path, "a test")
+    again = gpu_steps.measure_all(tmp_path, "a test")
+    assert again.put_off == CASES
+
+    def no_time(case, *_):
+        raise TimeoutError
+
+    monkeypatch.setattr(gpu_steps, "_apart", no_time)
+    last = gpu_steps.measure_all(tmp_path, "a test", only=again.put_off)
+    assert not last.left and len(last.proof.failed) == 3
+
+
+def test_a_step_that_is_too_large_is_planned_once(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_steps, "_apart", lambda *_: None)
+    gpu_steps.measure_all(tmp_path, "a test")
+    monkeypatch.setattr(gpu_steps, "_apart", lambda *_: pytest.fail("it was planned again"))
+    again = gpu_steps.measure_all(tmp_path, "a test")
+    assert sorted(again.proof.large) == sorted(map(gpu_steps.name_of, CASES))
+
+
+def test_two_gpus_that_hang_once_wait_until_everything_else_had_its_turn(
+    machine, monkeypatch, tmp_path
+):
+    """DDP hangs: it failed. The other layouts are not begun, in this call and the next."""
+    both = [("a model", name, Recipe()) for name in (DDP, FSDP, ZERO)]
+    mixed = [*both[:2], CASES[0], both[2]]
+    monkeypatch.setattr(gpu_steps, "every_case", lambda count, bf16: mixed)
+    asked = []
+
+    def run(command, until, limit, put_off, variables):
+        asked.append(json.loads(command[-1])["technique"])
+        assert limit == (gpu_steps.LIMIT if asked[-1] == "one" else gpu_layouts.TIME_LIMIT)
+        if asked[-1] == DDP:
+            raise apart.Hung("It was not done.")
+        return answered(("a model", asked[-1])).to_dict()
+
+    monkeypatch.setattr(gpu_steps, "_apart", APART)
+    monkeypatch.setattr(apart, "run", run)
+    first = gpu_steps.measure_all(tmp_path, "a test", jobs=1)
+    assert asked == [DDP, "one"]
+    assert list(first.proof.failed) == [f"a model, {DDP}"] and first.put_off == [both[1], both[2]]
+    second = gpu_steps.measure_all(tmp_path, "a test", jobs=1)
+    assert asked == [DDP, "one"] and second.put_off == both
+    last = gpu_steps.measure_all(tmp_path, "a test", only=second.put_off, jobs=1)
+    assert asked[2:] == [FSDP, ZERO, DDP], "what was never tried comes before what failed"
+    assert list(last.proof.failed) == [f"a model, {DDP}"] and len(last.proof.steps) == 3
+
+
+def test_a_gpu_without_bf16_measures_no_step_in_it(monkeypatch, machine, tmp_path):
+    found = EVERY_CASE(2, bf16=False)
+    assert not [case for case in found if case[-1].precision == "bf16"]
+    left_out = {case[:2] for case in EVERY_CASE(2)} - {case[:2] for case in found}
+    assert left_out == {case[:2] for case in cases() if case[0] != LARGE and "bf16" in case[1]}
+    ladder = {case[1]: case[-1] for case in found if case[0] == LARGE}
+    assert ladder["up to mixed precision"].precision == "fp16" and "up to LoRA" in ladder
+    asked = []
+    monkeypatch.setattr(gpu_steps, "every_case", lambda count, bf16: asked.append(bf16) or [])
+    for name, told in (("T4", True), ("A100-40GB", False)):
+        monkeypatch.setattr(gpus, "here", lambda name=name: gpus.GPUS[name])
+        note = gpu_steps.measure_all(tmp_path, "a test").note
+        assert ("bf16 are left out" in note) == told and bool(note) == told
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize("answer", [{"a": 1}, {"recipe": {}}, {"too_large": False}])
+def test_an_answer_that_is_no_step_is_told_in_a_sentence(monkeypatch, answer):
+    monkeypatch.setattr(apart, "run", lambda *_: answer)
+    with pytest.raises(RuntimeError, match="^Its answer is no measured step"):
+        APART(CASES[0], float("inf"), threading.Event(), 1)
+    monkeypatch.setattr(apart, "run", lambda *_: gpu_steps.TOO_LARGE)
+    assert APART(CASES[0], float("inf"), threading.Event(), 1) is None
+
+
+@pytest.mark.parametrize("cores, jobs, each", [(16, 4, 2), (2, 1, 1), (1, 1, 1), (64, 4, 8)])
+def test_processes_side_by_side_leave_half_of_the_cores(monkeypatch, cores, jobs, each):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(gpu_steps.os, "cpu_count", lambda: cores)
+    assert gpu_steps.threads(jobs) == {"OMP_NUM_THREADS": str(each)}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert gpu_steps.threads(jobs) == {"OMP_NUM_THREADS": "3"}
+
+
+@pytest.mark.parametrize("change", [{"python": "3.12.1"}, {"threads": 96}, {"system": "x"}])
+def test_a_later_call_goes_on_with_another_python_or_other_threads(
+    machine, monkeypatch, tmp_path, change
+):
+    gpu_steps.measure_all(tmp_path, "a test")
+    monkeypatch.setattr(gpu_steps, "environment", lambda device: GPU | change)
+    monkeypatch.setattr(gpu_steps, "_apart", lambda *_: pytest.fail("it was measured again"))
+    assert len(gpu_steps.measure_all(tmp_path, "a test").proof.steps) == 3
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("change", [{"torch": "2.14.0"}, {"driver": "570.1"}, {"cuda": "13.0"}])
+def test_steps_of_other_versions_are_never_overwritten(
+    machine, monkeypatch, tmp_path, change, finished
+):
+    def no_time_for_the_third(case, *_):
+        if case[1] == "three" and not finished:
+            raise TimeoutError
+        return answered(case)
+
+    monkeypatch.setattr(gpu_steps, "_apart", no_time_for_the_third)
+    before = gpu_steps.measure_all(tmp_path, "a test").proof
+    monkeypatch.setattr(gpu_steps, "environment", lambda device: GPU | change)
+    other = gpu_steps.measure_all(tmp_path, "a test").proof
+    assert other.environment == GPU | change
+    for environment, kept in ((GPU, before), (GPU | change, other)):
+        assert proof.read_one(tmp_path, environment) == kept
+    monkeypatch.setattr(gpu_steps, "environment", lambda device: GPU)
+    monkeypatch.setattr(gpu_steps, "_apart", answered)
+    back = gpu_steps.measure_all(tmp_path, "a test").proof
+    assert len(back.steps) == 3 and proof.read_one(tmp_path, GPU | change) == other
+    assert proof.read_one(tmp_path, GPU) == back
 
 
 @pytest.mark.parametrize("change", [{"torch": "2.14.0"}, {"rehearsal": "T4:1"}])
 def test_steps_of_another_machine_are_not_gone_on_with(machine, monkeypatch, tmp_path, change):
     gpu_steps.measure_all(tmp_path, "a test")
     monkeypatch.setattr(gpu_steps, "environment", lambda device: GPU | change)
-    monkeypatch.setattr(gpu_steps, "_apart", lambda case, until: None)
+    monkeypatch.setattr(gpu_steps, "_apart", lambda case, *_: None)
     outcome = gpu_steps.measure_all(tmp_path, "a test")
-    assert len(outcome.large) == 3 and not outcome.proof.steps
+    assert len(outcome.proof.large) == 3 and not outcome.proof.steps
 
 
 def test_without_time_no_process_starts(monkeypatch):
-    monkeypatch.setattr(gpu_steps.subprocess, "run", pytest.fail)
+    monkeypatch.setattr(apart, "run", pytest.fail)
     for left in (gpu_steps.SECONDS - 1, 0, -100):
         with pytest.raises(TimeoutError):
-            gpu_steps._apart(CASES[0], time.monotonic() + left)
+            gpu_steps._apart(CASES[0], time.monotonic() + left, threading.Event(), 1)
 
 
 def test_a_step_of_before_has_no_seconds():

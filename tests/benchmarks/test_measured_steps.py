@@ -8,8 +8,8 @@ from dataclasses import replace as changed
 import pytest
 import torch
 
-from benchmarks import gpu_layouts, measure_step, measured_steps, proof
-from helpers import models
+from benchmarks import gpu_layouts, measure_step, measured_steps, other_estimators, proof
+from helpers import gpus, models
 from helpers.memory.tracker import PHASES
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
@@ -113,6 +113,29 @@ def test_every_technique_for_both_models_is_a_case():
         assert {name for of, name, _ in found if of == model} >= set(TECHNIQUES)
     ladder = [recipe for of, _, recipe in found if of == measured_steps.LARGE]
     assert ladder[0].accumulation == 1 and ladder[-1].lora_rank == 8
+
+
+def test_an_estimator_that_is_missing_says_nothing_of_a_step(monkeypatch):
+    recipe = replace(IMAGE, weights="random")
+    assert measured_steps.other_estimates(recipe, "cpu", 0.0)[1] > 0
+    monkeypatch.setattr(other_estimators, "find_spec", lambda name: None)
+    assert measured_steps.other_estimates(recipe, "cpu", 0.0) == (None, None)
+
+
+@pytest.mark.parametrize("name, bf16", [("T4", False), ("A100-40GB", True)])
+def test_make_proof_on_a_gpu_without_bf16_leaves_its_steps_out(monkeypatch, tmp_path, name, bf16):
+    seen = []
+
+    def measure_steps(device, jobs, chosen, failed):
+        seen.extend(recipe.precision for *_, recipe in chosen)
+        return []
+
+    monkeypatch.setattr(measured_steps, "usable_cuda", lambda: (True, ""))
+    monkeypatch.setattr(measured_steps, "environment", lambda device: {"device": device})
+    monkeypatch.setattr(measured_steps, "measure_steps", measure_steps)
+    monkeypatch.setattr(measured_steps.gpus, "here", lambda: gpus.GPUS[name])
+    assert measured_steps.main(["--device", "cuda", "--out", str(tmp_path)]) == 1
+    assert "fp16" in seen and ("bf16" in seen) == bf16
 
 
 def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsys):
@@ -239,7 +262,9 @@ def test_kept_plans_are_within_the_courses_goal(kept):
     assert sum(misses) / len(misses) < 0.02
     assert max(abs(step.miss) for step in kept.steps if not step.inside_bitsandbytes) < 0.05
     named = {(step.model, step.technique) for step in kept.steps}
-    assert named >= {(model, name) for model in MODELS for name in TECHNIQUES}, (
+    half = "bf16" if any(step.recipe.precision == "bf16" for step in kept.steps) else "fp16"
+    asked = {case[:2] for case in measured_steps.cases(half)}
+    assert named >= asked & {(model, name) for model in MODELS for name in TECHNIQUES}, (
         "every technique, both models"
     )
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlparse
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from tools.course.execute import every_notebook
+from tools.course.notebooks import every_notebook
 from tools.course.pages import html
 from tools.site.build import build
 from tools.site.sources import described, in_prose, linked

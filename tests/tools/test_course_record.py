@@ -12,7 +12,7 @@ from helpers.record import read
 from tests.small import AFTER, BEFORE, a_run, files_in, notebook, writing
 from tools.course import record
 from tools.course.__main__ import main
-from tools.course.execute import Failed
+from tools.course.notebooks import Failed
 
 
 def test_record_keeps_a_checked_run_under_its_device(folder, tmp_path, capsys):
@@ -102,7 +102,7 @@ def test_without_a_hub_the_mini_models_are_recorded_and_named(tmp_path, monkeypa
             file.write(gpu.to_json())
         return None, 1.0
 
-    monkeypatch.setattr(record, "execute", execute)
+    monkeypatch.setattr("tools.course.execute.execute", execute)
     monkeypatch.setattr("helpers.profile.usable_cuda", lambda: (True, ""))
     record.record([tmp_path / "00_small.ipynb"], False, tmp_path / "kept", "make record")
     assert "00_small.before.card-x.json  (mini models" in capsys.readouterr().out

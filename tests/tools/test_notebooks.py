@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from helpers import notebook_setup
 from tools.course import badges, clean
-from tools.course.execute import every_notebook
+from tools.course.notebooks import every_notebook
 
 PATHS = every_notebook()
 # A number with a unit: 9.4 GiB, 12 %, 95\%, 2.1x, 3 seconds; not 16 × 256, which is a shape.

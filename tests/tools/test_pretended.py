@@ -23,7 +23,7 @@ from helpers.recipe import Recipe, difference
 from helpers.units import MIB
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tools.course import ROOT, session
-from tools.course.execute import chosen
+from tools.course.notebooks import chosen
 from tools.pretend import build, cards, kept, page, rehearse
 from tools.pretend import record as pretended_record
 from tools.pretend.kept import Kept, Recorded, Rehearsed
@@ -289,7 +289,8 @@ def a_session(folder, *summary):
     steps = proof.Proof(REHEARSED, "", "", [a_step(planned=98, allocated=100)])
     (folder / "steps").mkdir(parents=True)
     (folder / "steps" / "gpu.unfinished").write_text(steps.to_json())
-    state = session.SessionState({"04_x": session.Entry("a", 9.0), "06_y": session.Entry("", 9.0)})
+    entries = {"04_x": session.Entry("a", 9.0), "06_y": session.Entry("", 9.0)}
+    state = session.SessionState("a GPU", entries)
     state.write(folder)
     (folder / session.SUMMARY).write_text("\n".join(summary))
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers.packages import required
-from tools.course.execute import every_notebook
+from tools.course.notebooks import every_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = ("helpers", "exercises")  # these may import only what requirements.txt names

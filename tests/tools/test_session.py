@@ -4,20 +4,31 @@ The whole of it was rehearsed on a pretended GPU; here its parts are tried with 
 """
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace as change
 
 import nbformat
+import psutil
 import pytest
 
 from benchmarks import gpu_steps, proof
+from helpers import record
+from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 from tests.small import a_run
-from tools.course import session
-from tools.course.execute import Failed, OutOfTime, chosen, execute
-from tools.course.session import SessionState
+from tools.course import ROOT, preflight, session, session_state
+from tools.course.execute import execute
+from tools.course.notebooks import Failed, OutOfTime, chosen
+from tools.course.session_state import CallTime, Entry, SessionState
 
-FOREVER = float("inf")
+FOREVER = CallTime()
+HERE = "Tesla T4, PyTorch 2.13.0, driver 550.54"
+
+
+def state_of(folder):
+    return SessionState.read(folder, HERE)
 
 
 def notebook(folder, *cells, name="02_x"):
@@ -36,18 +47,18 @@ def calls(monkeypatch):
 
 def test_the_lessons_that_say_the_most_come_first():
     paths = chosen()
-    ordered = [path.name[:2] for path in session.in_order(paths)]
+    ordered = [path.name[:2] for path in session.in_order(paths, SessionState(HERE))]
     assert ordered[: len(session.ORDER)] == list(session.ORDER)
     assert sorted(ordered) == sorted(path.name[:2] for path in paths)
 
 
 def test_a_lesson_runs_once_and_again_when_its_code_changes(tmp_path, calls):
-    path, state = notebook(tmp_path, "x = 1"), SessionState()
+    path, state = notebook(tmp_path, "x = 1"), SessionState(HERE)
     for _ in range(2):
-        assert session.run_one(path, tmp_path, SessionState.read(tmp_path), "a test", FOREVER)
-    assert calls == ["02_x"] and not SessionState.read(tmp_path).notebooks["02_x"].error
+        assert session.run_one(path, tmp_path, state_of(tmp_path), "a test", FOREVER)
+    assert calls == ["02_x"] and not state_of(tmp_path).notebooks["02_x"].error
     notebook(tmp_path, "x = 2")
-    assert session.run_one(path, tmp_path, SessionState.read(tmp_path), "a test", FOREVER)
+    assert session.run_one(path, tmp_path, state_of(tmp_path), "a test", FOREVER)
     assert calls == ["02_x", "02_x"] and not state.notebooks
 
 
@@ -58,25 +69,25 @@ def test_a_lesson_that_failed_is_tried_again(tmp_path, calls, monkeypatch):
         raise Failed("02_x.ipynb failed in cell 0:\n\n    x = 1")
 
     monkeypatch.setattr(session, "one_notebook", fails)
-    state = SessionState()
+    state = SessionState(HERE)
     assert session.run_one(path, tmp_path, state, "a test", FOREVER)
     assert state.notebooks["02_x"].error == "02_x.ipynb failed in cell 0:"
     monkeypatch.setattr(session, "one_notebook", lambda path, *rest: calls.append(path.stem))
-    assert session.run_one(path, tmp_path, SessionState.read(tmp_path), "a test", FOREVER)
-    assert calls == ["02_x"] and not SessionState.read(tmp_path).notebooks["02_x"].error
+    assert session.run_one(path, tmp_path, state_of(tmp_path), "a test", FOREVER)
+    assert calls == ["02_x"] and not state_of(tmp_path).notebooks["02_x"].error
 
 
 def test_what_does_not_fit_into_the_time_is_left(tmp_path, calls, monkeypatch):
-    path, state = notebook(tmp_path, "x = 1"), SessionState()
-    soon = time.monotonic() + session.FIRST_GUESS / 2
+    path, state = notebook(tmp_path, "x = 1"), SessionState(HERE)
+    soon = CallTime(time.monotonic() + session_state.FIRST_GUESS / 2)
     assert not session.run_one(path, tmp_path, state, "a test", soon) and not calls
 
     def too_slow(*given):
         raise OutOfTime("its time was over")
 
     monkeypatch.setattr(session, "one_notebook", too_slow)
-    assert not session.run_one(path, tmp_path, state, "a test", time.monotonic() + 100)
-    kept = SessionState.read(tmp_path).notebooks["02_x"]
+    assert not session.run_one(path, tmp_path, state, "a test", CallTime(time.monotonic() + 100))
+    kept = state_of(tmp_path).notebooks["02_x"]
     assert not kept.digest and not kept.error  # it is no failure, and it is not done
 
 
@@ -88,22 +99,39 @@ def test_a_notebook_is_stopped_when_its_time_is_over(tmp_path):
     assert time.monotonic() - begun < 40
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"notebooks": {"x": {"seconds": 1}}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"notebooks": {}}', '{"machines": {"x": 1}}'])
 def test_a_state_that_cannot_be_read_is_a_new_one(tmp_path, text):
     (tmp_path / session.STATE).write_text(text)
-    assert SessionState.read(tmp_path).notebooks == {}
+    assert state_of(tmp_path).notebooks == {}
 
 
-def test_the_summary_says_what_to_do_next(tmp_path, calls, monkeypatch, capsys):
-    steps = gpu_steps.Outcome(
-        tmp_path / "steps/tesla-t4.unfinished",
-        proof.Proof({"name": "Tesla T4", "device": "cuda"}, "", "", [a_step(seconds=0.5)]),
+LEFT, LATER, HUNG = (("a model", name, Recipe()) for name in ("three", "four", "two"))
+
+
+def an_outcome(folder, **fields):
+    steps = proof.Proof(
+        {"name": "Tesla T4", "device": "cuda"},
+        "",
+        "",
+        [a_step(seconds=0.5)],
         large=["DeBERTa-v3-large, up to fp32"],
         failed={"a model, two": "it broke"},
-        left=["a model, three"],
     )
-    monkeypatch.setattr(gpu_steps, "measure_all", lambda *given: steps)
+    return gpu_steps.Outcome(folder / "steps/tesla-t4.unfinished", steps, **fields)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """`session.session` as on a machine with a GPU, which has nothing to measure."""
     monkeypatch.setattr(session, "prepare", lambda out: out)
+    monkeypatch.setattr(session, "this_machine", lambda: HERE)
+    monkeypatch.setattr(gpu_steps, "measure_all", lambda folder, *_: an_outcome(folder))
+
+
+def test_the_summary_says_what_to_do_next(tmp_path, calls, on_a_gpu, monkeypatch, capsys):
+    note = "This GPU has no bf16 arithmetic."
+    steps = an_outcome(tmp_path, left=["a model, three"], note=note)
+    monkeypatch.setattr(gpu_steps, "measure_all", lambda *given: steps)
     path = notebook(tmp_path, "record.run(before, '02_x/before')")
     without = notebook(tmp_path, "x = 1", name="13_y")  # it has no runs to record
     # All the time there is: minutes count from the start of the process, here that of all tests.
@@ -112,13 +140,152 @@ def test_the_summary_says_what_to_do_next(tmp_path, calls, monkeypatch, capsys):
     text = (tmp_path / session.SUMMARY).read_text()
     assert text in capsys.readouterr().out
     for words in (
-        "1 steps measured, 1 too large",
+        HERE,
+        f"1 steps measured, 1 too large for this GPU. {note}",
         "1 lessons recorded: 02_x",
         "FAILED: a model, two: it broke",
         "Left for another call: 1 steps (a model, three), 0 lessons.",
         "python -m tools.course keep",
     ):
         assert words in text, words
+
+
+def test_what_failed_before_waits_until_the_lessons_had_their_turn(
+    tmp_path, calls, on_a_gpu, monkeypatch
+):
+    def measure_all(folder, command, until, only):
+        calls.append("steps" if only is None else only)
+        if only is None:
+            return an_outcome(tmp_path, left=[gpu_steps.name_of(LEFT)], put_off=[HUNG, LATER])
+        return an_outcome(tmp_path, put_off=[LATER, HUNG])
+
+    monkeypatch.setattr(gpu_steps, "measure_all", measure_all)
+    path = notebook(tmp_path, "record.run(before, '02_x/before')")
+    session.session([path], None, tmp_path, "a test")
+    assert calls == ["steps", "02_x", [HUNG, LATER]]
+    text = (tmp_path / session.SUMMARY).read_text()
+    assert "Left for another call: 2 steps (a model, three; a model, four), 0 lessons." in text
+    assert text.count("a model, two") == 1, "it failed, and is not left as well"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no file of steps"), OSError("full"), IndexError("no line")]
+)
+def test_whatever_the_steps_raise_the_lessons_run(tmp_path, calls, on_a_gpu, monkeypatch, error):
+    def broken(*given):
+        raise error
+
+    monkeypatch.setattr(gpu_steps, "measure_all", broken)
+    path = notebook(tmp_path, "record.run(before, '02_x/before')")
+    assert session.session([path], None, tmp_path, "a test") == 1 and calls == ["02_x"]
+    text = (tmp_path / session.SUMMARY).read_text()
+    assert f"- FAILED: the steps: {type(error).__name__}: {error}" in text
+    assert "1 lessons recorded: 02_x" in text
+
+
+def test_an_interrupt_ends_all(tmp_path, calls, on_a_gpu, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_steps, "measure_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.session([notebook(tmp_path, "record.run(x)")], None, tmp_path, "a test")
+    assert not calls
+
+
+def test_a_lesson_that_ends_by_an_error_of_ours_does_not_cost_the_others(
+    tmp_path, on_a_gpu, monkeypatch
+):
+    def fails(path, *rest):
+        if path.stem == "02_x":
+            raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(session, "one_notebook", fails)
+    paths = [notebook(tmp_path, "record.run(x)", name=name) for name in ("02_x", "03_y")]
+    session.session(paths, None, tmp_path, "a test")
+    kept = state_of(tmp_path).notebooks
+    assert kept["02_x"].error == "ZeroDivisionError: by nothing" and not kept["03_y"].error
+
+
+def test_without_jupyter_the_steps_are_measured_all_the_same(
+    tmp_path, calls, on_a_gpu, monkeypatch, capsys
+):
+    there = preflight.find_spec
+    lacking = ("nbclient", "accelerate")
+    monkeypatch.setattr(
+        preflight, "find_spec", lambda name: None if name in lacking else there(name)
+    )
+    path = notebook(tmp_path, "record.run(before, '02_x/before')")
+    session.session([path], None, tmp_path, "a test")
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == (
+        "Not installed here: nbclient (so no lesson is run); accelerate (so its estimates are not "
+        "shown beside the steps)."
+    )
+    text = (tmp_path / session.SUMMARY).read_text()
+    assert not calls and "1 steps measured" in text
+    assert "- Left out: no lesson is run, as nbclient is not installed here." in text
+
+
+ABSENT = """
+import sys
+for name in ("nbclient", "nbformat", "jupyter_client", "ipykernel", "zmq", "accelerate", "peft",
+             "bitsandbytes", "matplotlib", "ipywidgets"):
+    sys.modules[name] = None
+from tools.course import record, session, session_summary
+from benchmarks import gpu_steps
+print("imported")
+"""
+
+
+def test_what_the_steps_import_needs_no_jupyter_and_no_accelerate():
+    done = subprocess.run([sys.executable, "-c", ABSENT], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "imported\n", done.stderr[-2000:]
+
+
+def test_another_gpu_or_version_records_the_lessons_anew_and_keeps_the_others(tmp_path, calls):
+    path, other = notebook(tmp_path, "x = 1"), "NVIDIA H200, PyTorch 2.13.0, driver 550.54"
+    for machine in (HERE, other, HERE, other):
+        state = SessionState.read(tmp_path, machine)
+        assert session.run_one(path, tmp_path, state, "a test", FOREVER)
+    assert calls == ["02_x", "02_x"]
+    assert set(json.loads((tmp_path / session.STATE).read_text())["machines"]) == {HERE, other}
+
+
+def test_the_state_is_no_run_and_no_part_of_the_repository(tmp_path, calls, capsys):
+    session.run_one(notebook(tmp_path, "x = 1"), tmp_path, SessionState(HERE), "a test", FOREVER)
+    assert (tmp_path / session.STATE).exists() and record.read_all(tmp_path) == []
+    assert not capsys.readouterr().err
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf8").splitlines()
+    assert f"/results/{session.STATE}" in ignored
+
+
+def test_a_lesson_that_was_stopped_begins_again_in_a_call_of_the_same_length():
+    whole = CallTime(float("inf"), 400.0)
+    stopped = Entry("", 390.0)
+    assert session_state.guess(stopped, whole) == 400 and not session_state.too_long(stopped, whole)
+    assert session_state.guess(Entry("", 100.0), whole) == 150
+    assert session_state.guess(None, CallTime(float("inf"), 10.0)) == 10
+
+
+def test_a_lesson_that_a_whole_call_cannot_hold_asks_for_more_minutes(
+    tmp_path, calls, on_a_gpu, monkeypatch
+):
+    minutes = (time.time() - psutil.Process().create_time()) / 60 + 9  # from this process's start
+    path = notebook(tmp_path, "record.run(before, '02_x/before')")
+    SessionState(HERE, {"02_x": Entry("", 60 * minutes)}).write(tmp_path)
+    assert session.session([path], minutes, tmp_path, "a test") == 1 and not calls
+    text = (tmp_path / session.SUMMARY).read_text()
+    assert "- FAILED: 02_x: it was stopped after" in text and "twice the MINUTES" in text
+    assert "Left for another call" not in text
+    session.session([path], 3 * minutes, tmp_path, "a test")
+    assert calls == ["02_x"]
+
+
+def test_lessons_that_failed_come_after_those_that_did_not(tmp_path):
+    paths = [notebook(tmp_path, "x = 1", name=name) for name in ("04_a", "06_b")]
+    state = SessionState(HERE, {"04_a": Entry("", 9.0, "it broke")})
+    assert [path.stem for path in session.in_order(paths, state)] == ["06_b", "04_a"]
 
 
 def a_folder(folder, environment):
@@ -154,6 +321,19 @@ def test_what_is_no_record_is_not_kept(tmp_path, environment, says):
     assert not (tmp_path / "results").exists()
 
 
+def test_steps_of_several_versions_are_all_kept(tmp_path):
+    folder, results = tmp_path / "out", tmp_path / "results"
+    for torch, date, finished in (("2.12", "2026-01-02", True), ("2.13", "2026-01-01", False)):
+        made = proof.Proof(GPU | {"torch": torch}, date, "", [a_step()])
+        proof.write(made, folder / "steps", finished)
+    empty = proof.Proof(GPU | {"torch": "2.14"}, "2026-01-03", "", [], failed={"one": "it broke"})
+    proof.write(empty, folder / "steps", finished=False)
+    session.keep(folder, results)
+    kept = {path.name: proof.Proof.from_json(path.read_text()) for path in results.rglob("*.json")}
+    versions = {name: made.environment["torch"] for name, made in kept.items()}
+    assert versions == {"tesla-t4.json": "2.12", "tesla-t4.pytorch-2-13.json": "2.13"}
+
+
 def test_half_a_file_and_no_file_are_refused(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(ValueError, match="holds no result of a session"):
@@ -166,7 +346,7 @@ def test_half_a_file_and_no_file_are_refused(tmp_path):
 
 
 def test_make_names_what_the_command_takes():
-    makefile = (session.ROOT / "Makefile").read_text(encoding="utf8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf8")
     for words in ("--minutes $(MINUTES)", "--out $(OUT)", "$(WHEELS)/*.whl", "TIGHT_FIT_MIRROR"):
         assert words in makefile, words
 

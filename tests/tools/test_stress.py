@@ -11,7 +11,8 @@ import pytest
 from helpers import notebook_setup
 from tests.small import notebook
 from tools.course import NOTEBOOKS, ROOT, __main__, interrupt, stress
-from tools.course.execute import Failed, execute
+from tools.course.execute import execute
+from tools.course.notebooks import Failed
 
 CUT = """
 import socket, subprocess, sys, time

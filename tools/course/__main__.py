@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 1
     typed = f"{NAME} {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
-    from tools.course.execute import Failed  # takes seconds, as do the modules of the commands
+    from tools.course.notebooks import Failed
 
     try:
         return _run(asked, typed)
@@ -137,23 +137,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(asked: argparse.Namespace, typed: str) -> int:
-    from tools.course import badges, build, clean, grade, record, sandbox, session, stress, tables
-    from tools.course.execute import chosen
+    if asked.command in ("record", "keep"):
+        return _record(asked, typed)
+    from tools.course import badges, build, clean, grade, sandbox, stress, tables  # take seconds
+    from tools.course.notebooks import chosen
 
     if asked.command == "badges":
         return badges.command(asked.check)
-    if asked.command == "keep":
-        names = session.keep(asked.folder)
-        print("Copied to results/:\n" + "\n".join(f"    {name}" for name in names))
-        return 0
     if asked.command == "grade":
         limits = sandbox.Limits(seconds=asked.seconds, memory=asked.memory * 2**30)
         return grade.command(asked.files, asked.csv, limits, asked.exercises)
-    if asked.command == "record" and asked.minutes and (asked.numbers or asked.dry_run):
-        raise ValueError(
-            "--minutes divides a recording of all notebooks over calls: leave it out where some "
-            "are named, and with --dry-run."
-        )
     paths = chosen(asked.numbers, labs=asked.command in ("save", "soak", "clean"))
     if asked.command == "soak":
         return stress.soak(paths, asked.rounds, asked.seed, asked.only, asked.cells)
@@ -161,16 +154,33 @@ def _run(asked: argparse.Namespace, typed: str) -> int:
         build.run(paths, typed)
     elif asked.command == "save":
         build.save(paths, typed)
-    elif asked.command == "record" and not (asked.dry_run or asked.numbers):
-        return session.session(paths, asked.minutes, asked.out, typed)
-    elif asked.command == "record":
-        record.record(paths, asked.dry_run, asked.out, typed)
     elif asked.command == "clean":
         for path in paths:
             clean.rewrite(path)
     else:
         tables.show(paths)
     return 0
+
+
+def _record(asked: argparse.Namespace, typed: str) -> int:
+    """`record` and `keep`, which import no Jupyter: steps are measured without it."""
+    from tools.course import record, session
+    from tools.course.notebooks import chosen
+
+    if asked.command == "keep":
+        names = session.keep(asked.folder)
+        print("Copied to results/:\n" + "\n".join(f"    {name}" for name in names))
+        return 0
+    if asked.minutes and (asked.numbers or asked.dry_run):
+        raise ValueError(
+            "--minutes divides a recording of all notebooks over calls: leave it out where some "
+            "are named, and with --dry-run."
+        )
+    paths = chosen(asked.numbers)
+    if asked.dry_run or asked.numbers:
+        record.record(paths, asked.dry_run, asked.out, typed)
+        return 0
+    return session.session(paths, asked.minutes, asked.out, typed)
 
 
 if __name__ == "__main__":

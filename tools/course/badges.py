@@ -11,7 +11,7 @@ import nbformat
 from helpers import notebook_setup
 from helpers.files import replace_all
 from tools.course import NOTEBOOKS, ROOT
-from tools.course.execute import every_notebook
+from tools.course.notebooks import every_notebook
 
 MARK = "<!-- badges -->"  # ends the badges' line of a notebook
 README = ROOT / "README.md"

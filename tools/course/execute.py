@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from nbclient.exceptions import CellControlSignal, DeadKernelError
 from nbformat import NotebookNode
 from traitlets import default
 
-from tools.course import NOTEBOOKS
+from tools.course.notebooks import Failed, OutOfTime
 
 CELL_SECONDS = 900  # a cell that takes longer hangs
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,14 +31,6 @@ QUIET = {
     "PYTHONWARNINGS": "ignore::DeprecationWarning,ignore::FutureWarning",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # the kernel's debugger else prints a warning of its own
 }
-
-
-class Failed(RuntimeError):
-    """A notebook did not run to its end; the message says where and why."""
-
-
-class OutOfTime(Failed):
-    """The time that was given for a notebook was over before its end."""
 
 
 class _ThisPython(KernelSpecManager):
@@ -58,37 +50,6 @@ class _Kernel(AsyncKernelManager):
     @default("transport_encryption")
     def _encrypted(self):
         return "auto" if zmq.has("curve") else "disabled"
-
-
-def every_notebook(folder: Path = NOTEBOOKS) -> list[Path]:
-    """Lessons and labs in the course's order, each lesson before its lab."""
-    found = [*folder.glob("[0-9][0-9]_*.ipynb"), *(folder / "labs").glob("[0-9][0-9]_*.ipynb")]
-    return sorted(found, key=lambda path: (path.name[:2], path.parent != folder, path.name))
-
-
-def chosen(numbers: Iterable[str] = (), folder: Path = NOTEBOOKS, labs: bool = False) -> list[Path]:
-    """Notebooks by their numbers ("2", "02") or names, in the course's order.
-
-    Without any number these are all lessons. Labs are taken by their names, or with `labs` like
-    lessons. Raises ValueError for a number that no notebook has, and where there is no notebook.
-    """
-    every = every_notebook(folder)
-    if not every:
-        raise ValueError(f"There is no notebook in {folder.name}/.")
-    wanted = set()
-    for word in numbers:
-        matching = [path for path in every if path.stem == Path(word).stem] or [
-            path
-            for path in every
-            if word.strip() and path.name[:2] == word.zfill(2) and (labs or path.parent == folder)
-        ]
-        if not matching:
-            numbers_there = ", ".join(path.name[:2] for path in every if path.parent == folder)
-            raise ValueError(f"There is no notebook {word!r}: choose from {numbers_there}.")
-        wanted.update(matching)
-    if not wanted:
-        wanted = {path for path in every if labs or path.parent == folder}
-    return [path for path in every if path in wanted]
 
 
 def execute(

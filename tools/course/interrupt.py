@@ -13,7 +13,8 @@ import psutil
 from jupyter_client.utils import ensure_async
 from nbclient import NotebookClient
 
-from tools.course.execute import QUIET, Failed, Line, client_for, failures, runs
+from tools.course.execute import QUIET, Line, client_for, failures, runs
+from tools.course.notebooks import Failed
 
 MARK = "TIGHT_FIT_SOAK_MARK"  # in the environment of the kernel and so of all that it starts
 # A cell that still runs is interrupted at a random moment between these seconds after its start.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from helpers.files import replace_all
 from helpers.gpus import REHEARSAL
 from tools.course import ROOT
-from tools.course.execute import Failed, execute
+from tools.course.notebooks import Failed
 
 if TYPE_CHECKING:
     from helpers.record import Run
@@ -110,6 +110,8 @@ def one_notebook(
 
     Gives the seconds it took. Raises Failed, and OutOfTime at the moment `until` (time.monotonic).
     """
+    from tools.course.execute import execute  # only now, as steps are measured without Jupyter
+
     with tempfile.TemporaryDirectory(prefix="staging-") as staging:
         _, seconds = execute(
             path,

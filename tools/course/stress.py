@@ -25,8 +25,9 @@ from pathlib import Path
 import nbformat
 
 from helpers.tables import Table
-from tools.course.execute import Failed, execute, runs
+from tools.course.execute import execute, runs
 from tools.course.interrupt import run_interrupted
+from tools.course.notebooks import Failed
 from tools.pretend.rehearse import rehearse
 
 KINDS = ("order", "offline", "interrupted", "no-kernels", "pretended")

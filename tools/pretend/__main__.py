@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--record", type=whole_number(2, 600), metavar="MINUTES")
     parser.add_argument("--page", action="store_true", help="only write docs/rehearsal.md anew")
     asked = parser.parse_args(arguments)
-    from tools.course.execute import chosen  # takes seconds
+    from tools.course.notebooks import chosen  # takes seconds
     from tools.pretend import kept, page, rehearse
     from tools.pretend.record import rehearse_record
 

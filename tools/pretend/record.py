@@ -67,7 +67,8 @@ def _recorded(found: Recorded, folder: Path, lines: list[str]) -> Recorded:
     """`found` with what the calls left in their folder."""
     paths = [*folder.glob("steps/*.json"), *folder.glob("steps/*.unfinished")]
     steps = [s for path in paths for s in Proof.from_json(path.read_text(encoding="utf8")).steps]
-    entries = session.SessionState.read(folder).notebooks.values()
+    machines = session.SessionState.read(folder, "").others.values()
+    entries = [entry for notebooks in machines for entry in notebooks.values()]
     found.steps = len(steps)
     found.off = round(max((abs(step.miss) for step in steps), default=0.0), 4)
     found.lessons = sum(bool(entry.digest) and not entry.error for entry in entries)

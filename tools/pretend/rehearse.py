@@ -16,7 +16,8 @@ import nbformat
 
 from helpers.gpus import REHEARSAL, VISIBLE
 from tools.course import ROOT
-from tools.course.execute import COLOURS, QUIET, Failed, Line, client_for, failures, runs
+from tools.course.execute import COLOURS, QUIET, Line, client_for, failures, runs
+from tools.course.notebooks import Failed
 from tools.pretend import build, mirror
 from tools.pretend.kept import Rehearsed
 

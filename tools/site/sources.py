@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from tools.course import ROOT, badges
-from tools.course.execute import every_notebook
+from tools.course.notebooks import every_notebook
 
 LONG = 25  # lines of code; a longer cell is folded
 CODE = re.compile(r"(```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$|\[[^\]]*\]\([^)]*\)|<[^>]+>)", re.S)
