@@ -51,10 +51,8 @@ def _grouped_products(left: torch.Tensor, right: torch.Tensor, *_, **__) -> int:
 
 # {operation: its FLOPs from what it is called with, and its result as out_val}
 FORMULAS: dict[object, Callable[..., int]] = {**flop_registry}
-for _name, _formula in (
-    ("_grouped_mm", _grouped_products),
-    *((f"_scaled_dot_product_{kernel}", _attention) for kernel in KERNELS),
-    *((f"_scaled_dot_product_{kernel}_backward", _attention_backward) for kernel in KERNELS),
-):
-    if hasattr(aten, _name):
-        FORMULAS[getattr(aten, _name)] = _formula
+_OURS: dict[str, Callable[..., int]] = {"_grouped_mm": _grouped_products}
+for _kernel in KERNELS:
+    _OURS[f"_scaled_dot_product_{_kernel}"] = _attention
+    _OURS[f"_scaled_dot_product_{_kernel}_backward"] = _attention_backward
+FORMULAS |= {getattr(aten, name): count for name, count in _OURS.items() if hasattr(aten, name)}

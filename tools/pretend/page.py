@@ -63,6 +63,72 @@ FOUND = (
         "the group's backend for GPUs decides",
     ),
     (
+        "lessons 19, 20, 21",
+        "out of memory on every GPU of 15 GiB, in 20 on those of 24 too: the rehearsal's narrow "
+        "models had room",
+        "reading; now what has no room at its true size does not run narrow either",
+        "both runs of a comparison accumulate over as many micro-batches as the GPU needs",
+    ),
+    (
+        "lessons 00, 02 to 07, 17 to 21",
+        "out of memory on every GPU of 8 GB",
+        "reading",
+        "a GPU with less than 10 GiB runs the mini models, and the first cell says why",
+    ),
+    (
+        "lesson 11, lesson 24",
+        "Fabric's refusal was another one, about two devices; PyTorch's own ring never ran, as the "
+        "first cell hides the second GPU",
+        "reading",
+        "the input lies beside the layer; hidden GPUs are counted",
+    ),
+    (
+        "lessons 13, 15, 16",
+        "'the same losses: False' on one A100: one rank on the GPU used TF32 in convolutions, two "
+        "ranks on CPUs did not",
+        "reading",
+        "the scripts compute convolutions in fp32",
+    ),
+    (
+        "lab 07, with a GPU and without the hub",
+        "AssertionError: the adapter was loaded on another base, with other random weights",
+        "reading",
+        "on the same base",
+    ),
+    (
+        "the magic `%%plan`",
+        "RuntimeError in a kernel that has used its GPU: CUDA and autograd work in no copy of it",
+        "PyTorch's build for CUDA, then a cell on one T4",
+        "a sentence says so, and what to do",
+    ),
+    (
+        "PyTorch 2.11: plans of Llama, Qwen3, Mixtral; context ranks",
+        "CannotPlan: its FLOP counter refuses fewer heads of keys than of queries; a function of "
+        "the ring has another name",
+        "the tests with PyTorch 2.11 built for CUDA 13",
+        "the course counts attention itself; both names are known",
+    ),
+    (
+        "helpers/parallel/transport.py, pipelines of three GPUs or more",
+        "ranks named their communicators differently and waited for each other for ever",
+        "reading, then six pretended ranks",
+        "every rank makes all communicators, in one order",
+    ),
+    (
+        "benchmarks/measure_step.py, `make record`",
+        "the seconds of a step held the making of its batch on the CPU, up to 30 ms; the next step "
+        "began before the GPU's memory was given back",
+        "reading",
+        "batches are there before the step; memory is given back inside the step's turn",
+    ),
+    (
+        "`make record`",
+        "a hang took every call's time, an unreadable answer or a missing wheel ended the session, "
+        "another machine's session.json skipped all lessons",
+        "reading",
+        "a step has a limit and fails alone; what is kept is of one machine",
+    ),
+    (
         "lab 13",
         "the times of buckets were those at which Python queued the work",
         "reading",
