@@ -271,7 +271,8 @@ def give_share(
 # kernels for, such as a P100 with the wheels of today. Only a kernel shows it, and by then CUDA has
 # started and the GPU can no longer be hidden; so the kernel runs in a process of its own.
 NO_GPU = "no GPU found"
-PROBE_SECONDS = 60.0  # for the import of torch, the start of CUDA and one kernel
+# For the import of torch, the start of CUDA and one kernel; from a cold disk that takes minutes.
+PROBE_SECONDS = 180.0
 PROBE = f"""
 import torch
 try:

@@ -1,6 +1,6 @@
 """This machine: which profile runs on it, and what a record says of it.
 
-The full models run on a GPU, the mini ones elsewhere.
+The full models run on a GPU that holds them, the mini ones elsewhere.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from helpers.data import offline
 from helpers.data.images import CIFAR10_REPO
 from helpers.data.text import NEWSGROUPS_REPO
 from helpers.recipe import DATASETS, MODELS, Recipe
+from helpers.units import GIB, size
 from helpers.values import PROFILES
 
 VARIABLE = "TIGHT_FIT_PROFILE"
+# Bytes of a GPU below which the mini models run: by plan a step of DeBERTa-v3-base with 16 examples
+# of 256 tokens in fp32, with which most lessons begin, needs 9.6 GiB.
+ENOUGH = 10 * GIB
 # By task: data that the course has itself, for full architectures where theirs cannot be had.
 OFFLINE = {"text": "r8", "image": "digits", "chat": "r8"}
 
@@ -51,6 +55,8 @@ def usable_cuda() -> tuple[bool, str]:
 def choose() -> Profile:
     """The profile of this machine; TIGHT_FIT_PROFILE=mini or full overrides it.
 
+    It is full where a GPU with at least `ENOUGH` memory works, and mini elsewhere.
+
     Raises ValueError for another value of TIGHT_FIT_PROFILE.
     """
     wanted = os.environ.get(VARIABLE, "").strip().lower()
@@ -62,9 +68,14 @@ def choose() -> Profile:
     device = "cuda" if cuda else "cpu"
     if wanted:
         return Profile(wanted, device, f"chosen by {VARIABLE}={wanted}")
+    holds = False
     if cuda:
-        why = f"a GPU is here: {torch.cuda.get_device_name(0)}"
-    name, other = ("full", "mini") if cuda else ("mini", "full")
+        gpu = gpus.here()
+        holds = gpu.memory >= ENOUGH
+        why = f"a GPU is here: {gpu.name}"
+        if not holds:
+            why += f", and its {size(gpu.memory)} are less than the {size(ENOUGH)} of full models"
+    name, other = ("full", "mini") if holds else ("mini", "full")
     return Profile(name, device, f"{why}; {VARIABLE}={other} overrides it")
 
 

@@ -42,6 +42,7 @@ def main():
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.backends.cudnn.allow_tf32 = False  # convolutions in fp32, as on a CPU
     dist.init_process_group("nccl" if on_gpu else "gloo")  # torchrun has set RANK, WORLD_SIZE ...
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda" if on_gpu else "cpu")

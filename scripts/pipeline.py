@@ -71,6 +71,7 @@ def main():
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.backends.cudnn.allow_tf32 = False  # convolutions in fp32, as on a CPU
     device = torch.device("cuda" if on_gpu else "cpu")
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -46,6 +46,7 @@ def main():
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one per rank
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.backends.cudnn.allow_tf32 = False  # convolutions in fp32, as on a CPU
     kind = "cuda" if on_gpu else "cpu"
     ranks = int(os.environ["WORLD_SIZE"])
     dist.init_process_group("nccl" if on_gpu else "gloo")

@@ -203,6 +203,11 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_the_plan_needs_little_memory_and_no_network",
         "test_torchs_own_tracker_agrees_by_category",
     ),
+    "plan/test_accumulate.py": (
+        "test_both_arms_get_the_same_micro_batches",
+        "test_the_language_models_of_lessons_20_and_21_fit",
+        "test_where_nothing_fits_it_is_said",
+    ),
     "plan/test_fastest.py": (
         "test_half_precision_is_found_where_products_take_the_time",
         "test_it_is_as_fast_as_the_fastest_of_all_combinations",

@@ -138,7 +138,7 @@ class Encoded:
                 name: column[:, :longest] if column.dim() == 2 else column
                 for name, column in columns.items()
             }
-        batch = {name: column[indices].to(device) for name, column in columns.items()}
+        batch = {name: _moved(column[indices], device) for name, column in columns.items()}
         if self.pixels is not None:
             batch["pixel_values"] = self.pixels(batch["pixel_values"])
         return batch
@@ -205,6 +205,17 @@ class Encoded:
     def __getitem__(self, example: int) -> dict[str, Tensor]:
         """One example without the batch dimension: what torch's DataLoader asks of a data set."""
         return {name: values[0] for name, values in self.batch([example]).items()}
+
+
+def _moved(rows: Tensor, device: torch.device | str) -> Tensor:
+    """The rows on `device`; to a GPU without waiting for what it still has to compute.
+
+    From pinned memory a copy only joins the GPU's queue. The memory may go at once: PyTorch gives
+    it to no other tensor before the copy is done (`CachingHostAllocator`).
+    """
+    if torch.device(device).type != "cuda":
+        return rows.to(device)
+    return rows.pin_memory().to(device, non_blocking=True)
 
 
 def normalise(text: str) -> str:

@@ -10,25 +10,50 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import shutil
 import symtable
+import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
-# Programs that may stand among the modules, and those of which one is enough.
-PROGRAMS = {"g++": ("g++", "clang++")}
+COMPILE = "torch.compile"
+# What may stand among the modules and is none, by the name of its package in Debian and Ubuntu:
+# compilers, with those programs of which one is enough, and Python's headers.
+PROGRAMS = {"g++": ("g++", "clang++"), "gcc": ("gcc", "clang")}
+HEADERS = "python3-dev"
 
 
 def missing(*modules: str) -> list[str]:
     """Those of the named modules, such as "lightning_fabric", that cannot be imported here.
 
-    "g++" stands for a compiler of C++, which torch.compile needs.
+    "torch.compile" stands for what inductor compiles with: on a GPU Triton, which compiles a file
+    of C itself, and elsewhere a compiler of C++; both read Python.h. "g++" stands for the latter
+    alone, for code that stays on the CPU.
     """
-    return [name for name in modules if not _is_here(name)]
+    parts = [part for name in modules for part in _parts(name)]
+    return [part for part in dict.fromkeys(parts) if not _is_here(part)]
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    if name == COMPILE and _on_gpu():
+        return "triton", "gcc", HEADERS
+    return ("g++", HEADERS) if name in (COMPILE, "g++") else (name,)
+
+
+def _on_gpu() -> bool:
+    """Whether torch, if it is imported, compiles for a GPU; for a pretended one it does not."""
+    torch = sys.modules.get("torch")
+    pretended = os.environ.get("TIGHT_FIT_REHEARSAL")  # gpus.REHEARSAL
+    return torch is not None and torch.cuda.is_available() and not pretended
 
 
 def _is_here(name: str) -> bool:
     if name in PROGRAMS:
         return any(map(shutil.which, PROGRAMS[name]))
+    if name == HEADERS:
+        return Path(sysconfig.get_path("include"), "Python.h").is_file()
     return importlib.util.find_spec(name) is not None
 
 
@@ -132,9 +157,12 @@ def _of(part: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def _install(absent: list[str]) -> str:
-    """The command that brings what is missing."""
-    tool = "apt-get" if set(absent) <= set(PROGRAMS) else "pip"
-    return f"{tool} install {' '.join(map(_project, absent))}"
+    """The commands that bring what is missing."""
+    system = [name for name in absent if name in PROGRAMS or name == HEADERS]
+    named = {"apt-get": system, "pip": [name for name in absent if name not in system]}
+    return " && ".join(
+        f"{tool} install {' '.join(map(_project, names))}" for tool, names in named.items() if names
+    )
 
 
 def _these(modules: list[str]) -> str:

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from helpers.memory.timeline import Fit, Plan
+    from helpers.plan.accumulate import fitting
     from helpers.plan.custom_step import plan_custom_step
     from helpers.plan.hf_plan import plan_model
     from helpers.plan.interpolate import plan_at
     from helpers.plan.planner import plan
 
-__all__ = ["Fit", "Plan", "plan", "plan_at", "plan_custom_step", "plan_model"]
+__all__ = ["Fit", "Plan", "fitting", "plan", "plan_at", "plan_custom_step", "plan_model"]
 
 _HOMES = {
     "Fit": "helpers.memory.timeline",
     "Plan": "helpers.memory.timeline",
+    "fitting": "helpers.plan.accumulate",
     "plan": "helpers.plan.planner",
     "plan_at": "helpers.plan.interpolate",
     "plan_custom_step": "helpers.plan.custom_step",

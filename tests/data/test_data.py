@@ -405,6 +405,31 @@ def test_processors_that_cannot_be_followed_are_refused():
         Pixels.of({"size": 8, "image_mean": [0.5], "image_std": [0.5], "resample": 0})
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])
+def test_the_cpu_does_not_wait_where_a_batch_goes_to_a_gpu(device, monkeypatch):
+    """Only a copy from pinned memory joins the GPU's queue; from other memory the CPU waits."""
+    ways = []
+
+    def pin(rows):
+        ways.append("pinned")
+        return rows
+
+    def to(rows, where, non_blocking=False):
+        ways.append((where, non_blocking))
+        return rows
+
+    encoded = data.encode(texts("one two", "three", split="test"), recipe("text"), Words())
+    plain = encoded.batch([1, 0])
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    batch = encoded.batch([1, 0], device)
+    assert ways == ["pinned", (device, True)] * 3
+    assert all(torch.equal(batch[name], plain[name]) for name in plain)
+    ways.clear()
+    encoded.batch([1, 0])
+    assert ways == [("cpu", False)] * 3
+
+
 def test_batches_repeat_bit_for_bit_and_serve_torchs_loader():
     encoded = data.encode(data.load("digits", 16)["train"], recipe("image"), Pixels(16))
     once, again = encoded.batch([5, 1, 5]), encoded.batch([5, 1, 5])
