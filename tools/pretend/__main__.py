@@ -12,6 +12,7 @@ import sys
 
 from helpers.commands.arguments import whole_number
 from helpers.commands.wrapper import run as run_command
+from tools.pretend.cards import CARDS
 
 NAME = "python -m tools.pretend"
 
@@ -22,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "numbers", nargs="*", metavar="NN", help="notebooks; all when none is named"
     )
-    parser.add_argument("--card", choices=("T4", "A100"), default="T4")
+    parser.add_argument("--card", choices=list(CARDS), default="T4")
     parser.add_argument("--count", type=whole_number(1, 8), default=1, help="GPUs (1)")
     parser.add_argument("--lessons", action="store_true", help="without the labs")
     parser.add_argument("--record", type=whole_number(2, 600), metavar="MINUTES")

@@ -52,6 +52,7 @@ class Card:
 CARDS = {
     "T4": Card("T4", "Tesla T4", 40, 4 * MIB),
     "A100": Card("A100-40GB", "NVIDIA A100-SXM4-40GB", 108, 40 * MIB),
+    "RTX4060": Card("RTX 4060 Laptop", "NVIDIA GeForce RTX 4060 Laptop GPU", 24, 32 * MIB),
 }
 
 
@@ -68,7 +69,7 @@ def asked() -> tuple[Card, int] | None:
     name, _, number = text.partition(":")
     if name not in CARDS or not (number or "1").isdigit() or not 1 <= int(number or 1) <= 8:
         raise ValueError(
-            f"{gpus.REHEARSAL}={text!r} names no pretended GPU: use {' or '.join(CARDS)}, "
+            f"{gpus.REHEARSAL}={text!r} names no pretended GPU: use {', '.join(CARDS)}, "
             "and a colon and the number of GPUs (up to 8) for more than one."
         )
     return CARDS[name], int(number or 1)

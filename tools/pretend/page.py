@@ -159,7 +159,8 @@ RECORD_BEGIN, RECORD_END = "<!-- recorded -->\n", "<!-- /recorded -->"
 
 def table(rows: list[Rehearsed]) -> str:
     """A row for each notebook, a column for each kind and number of GPUs, in Markdown."""
-    columns = [(card, count) for count in (1, 2) for card in CARDS]
+    there = {(row.card, row.count) for row in rows}
+    columns = [(card, count) for count in (1, 2) for card in CARDS if (card, count) in there]
     lines = []
     for name in sorted({row.notebook for row in rows}):
         line = {"notebook": name}
