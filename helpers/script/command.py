@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from helpers.commands.arguments import OneLineParser, whole_number
 from helpers.commands.wrapper import run, sentence
-from helpers.gpus import GPU, find
+from helpers.gpus import GPU, VISIBLE, find
 from helpers.packages import missing
 
 NAME = "tight-fit script"
@@ -96,13 +98,14 @@ def check(script: str) -> None:
 
 def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: str) -> int:
     """Plan a program that can be read, print the answer, and return the exit status."""
-    gc.disable()  # nothing that is imported is garbage, and looking for it takes time
-    try:
-        from helpers.script import process, remedies, report
-        from helpers.script.program import ProgramFailed, Refused, ToPlan, script_of
-    finally:
-        gc.enable()
-    _load_what_is_mentioned(asked.script, arguments)
+    with patch.dict(os.environ, {VISIBLE: ""}):  # or CUDA would start here, and work in no copy
+        gc.disable()  # nothing that is imported is garbage, and looking for it takes time
+        try:
+            from helpers.script import process, remedies, report
+            from helpers.script.program import ProgramFailed, Refused, ToPlan, script_of
+        finally:
+            gc.enable()
+        _load_what_is_mentioned(asked.script, arguments)
     work = script_of(asked.script, arguments)
 
     def planned(change: dict[str, Any]) -> dict[str, Any]:

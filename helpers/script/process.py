@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from helpers.gpus import VISIBLE
 from helpers.script import program
 from helpers.script.answer import Facts, facts_of
 from helpers.script.program import Code, ProgramFailed, ProgramRun, Refused, TooLong, ToPlan
@@ -30,11 +31,12 @@ from helpers.script.steps import Watch
 GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
 TAIL = 4000  # characters of a program's output that are kept
 NO_COPY = (
-    "this process has used its GPU, or computed gradients beside one, and CUDA lets no copy of "
-    "such a process go on. Restart the kernel, run what the cell needs, and plan before anything "
-    "goes to the GPU; or save the code as a file, for `tight-fit script`."
+    "this kernel has asked for its GPU, and CUDA lets no copy of such a process compute gradients. "
+    "Put the program into a file with %%writefile train.py, and plan it in a process of its own: "
+    '!tight-fit script train.py --gpu "RTX 3060".'
 )
-FORKED = "fork-based multiprocessing"  # in what autograd says where its threads were not copied
+PROBE_SECONDS = 30.0  # that the first gradient of a copy may take
+SETTLE = 0.2  # seconds in which a thread for a GPU that cannot be used has ended the process
 
 
 def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Facts:
@@ -46,7 +48,7 @@ def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Fac
     """
     if not hasattr(os, "fork"):
         raise Refused("a program is planned in a copy of this process: use Linux, macOS or WSL.")
-    if torch.cuda.is_initialized():
+    if not copy_computes():
         raise Refused(NO_COPY)
     folder = Path(tempfile.mkdtemp(prefix="tight-fit-"))
     read, write = os.pipe()
@@ -71,8 +73,6 @@ def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Fac
     told = json.loads(text)
     if "refused" in told:
         raise Refused(told["refused"])
-    if FORKED in told.get("failed", ""):
-        raise Refused(NO_COPY)
     if "failed" in told:
         raise ProgramFailed(told["failed"], told["lines"])
     if told.get("nothing_on_gpu"):
@@ -81,6 +81,31 @@ def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Fac
             "it trains on the CPU."
         )
     return told
+
+
+def copy_computes() -> bool:
+    """Whether autograd can go back in a copy of this process; tried in one that is thrown away.
+
+    It cannot once autograd has threads for a GPU here, nor once CUDA has been asked how many GPUs
+    there are, which `torch.cuda.is_available()` does: the copy then takes them for its own.
+    """
+    child = os.fork()
+    if not child:
+        try:
+            _redirect(Path(os.devnull))
+            os.environ[VISIBLE] = ""
+            torch.ones((), requires_grad=True).square().backward()
+            time.sleep(SETTLE if torch.version.cuda else 0)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    end, ended, status = time.monotonic() + PROBE_SECONDS, 0, 1
+    while not ended and time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0 if ended else 0.005)
+    if not ended:
+        _end(child)
+    return bool(ended) and status == 0
 
 
 def _read(pipe: int, seconds: float) -> str:
@@ -119,6 +144,7 @@ def _in_child(
     """Run the program and leave the process with an answer on the pipe."""
     answer = _answerer(pipe)
     try:
+        os.environ[VISIBLE] = ""  # what the program does to a GPU is only planned
         if not shown:
             _redirect(folder / "output")
         torch.set_num_threads(1)  # threads of the parent's are not there any more

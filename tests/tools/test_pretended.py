@@ -196,17 +196,43 @@ get_ipython().run_line_magic("load_ext", "helpers")
 torch.ones(1, device=DEVICE, requires_grad=True).sum().backward()
 with capture_output() as seen:
     get_ipython().run_cell_magic("plan", "--gpu T4", "model = torch.nn.Linear(2, 2).to('cuda')")
-assert "Restart the kernel" in seen.stdout, seen.stdout
+assert "!tight-fit script train.py" in seen.stdout, seen.stdout
 """
 
 
 @needs_the_library
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_kernel_that_has_used_its_gpu_says_that_it_cannot_be_copied(tmp_path, device):
-    """CUDA cannot be used in a copy of a process; nor can autograd, once its threads run."""
+    """Autograd's threads, which it has where there is a GPU, are in no copy of the process."""
     cell = AFTER_THE_GPU.replace("DEVICE", repr(device))
     found = rehearse.rehearse(notebook(tmp_path, cell), "T4", 1)
     assert found.ran == 1 and not found.failed
+
+
+PROGRAM = """
+import torch
+model = torch.nn.Linear(64, 64).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.ones(8, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@needs_the_library
+def test_a_program_is_planned_on_a_machine_with_a_gpu(tmp_path):
+    """Whose GPUs the command hides from itself, so that a copy of it can compute gradients."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "helpers.script", str(tmp_path / "train.py"), "--gpu", "T4"],
+        env=variables("A100"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0 and "YES, it fits on a T4" in done.stdout, done.stderr
 
 
 def test_each_excuse_is_of_one_cell():
