@@ -21,6 +21,7 @@ class Rehearsed:
     excused  {number of a code cell: why it may fail}, of those that failed
     failed   {number of a code cell: the error}, of the others
     seconds  wall-clock
+    bounded  whether steps without room at their true size were refused (`tools.pretend.true_size`)
     """
 
     notebook: str
@@ -31,6 +32,7 @@ class Rehearsed:
     seconds: float
     excused: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    bounded: bool = False
 
 
 @dataclass

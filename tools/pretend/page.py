@@ -153,6 +153,7 @@ FOUND = (
         "what a pretended GPU writes is marked, and refused wherever records are kept or shown",
     ),
 )
+EARLIER = " °"
 BEGIN, END = "<!-- rehearsed -->\n", "<!-- /rehearsed -->"
 RECORD_BEGIN, RECORD_END = "<!-- recorded -->\n", "<!-- /recorded -->"
 
@@ -177,7 +178,7 @@ def _cell(row: Rehearsed) -> str:
         text += f", {len(row.excused)} excused"
     if row.failed:
         text += f", {len(row.failed)} FAILED"
-    return f"{text}; {row.seconds:.0f} s"
+    return f"{text}; {row.seconds:.0f} s{'' if row.bounded else EARLIER}"
 
 
 def found() -> str:
@@ -242,6 +243,11 @@ def _notebooks(rows: list[Rehearsed]) -> str:
         f"{ran} of {cells} cells ran to their end in {len(rows)} rehearsals, which took "
         f"{minutes:.0f} minutes on a busy machine. An empty field has not been rehearsed.\n"
     ]
+    if not all(row.bounded for row in rows):
+        parts.append(
+            f"Fields with{EARLIER} are of narrow models that may have no room at their true size: "
+            "they were rehearsed before that was refused.\n"
+        )
     parts.append(f"\n{table(rows)}\n")
     if notes:
         parts.append(f"\nExcused, as a rehearsal has not what the cell speaks of:\n\n{notes}")
