@@ -312,6 +312,29 @@ def test_a_step_of_make_record_is_what_its_plan_says(technique, gpus):
     assert step.seconds > 0 and step.planned_seconds > 0 and bool(step.link) == (gpus == 2)
 
 
+@needs_the_library
+def test_make_proof_measures_what_it_plans(tmp_path):
+    """`make proof` on a GPU; a part of its steps keeps nothing."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.measured_steps",
+        "--only",
+        "ViT-B/16, 32 images, L",  # LoRA and Lion
+    ]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "steps")],
+        env=variables("A100"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "ViT-B/16, 32 images, LoRA, rank 8: " in done.stdout and "Lion: " in done.stdout
+    assert "FAILED" not in done.stderr and not (tmp_path / "steps").exists()
+
+
 REHEARSED = {"device": "cuda", "name": "a GPU", "rehearsal": "T4:2"}
 
 
