@@ -13,7 +13,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from tests.small import AFTER, BEFORE, FIGURE, files_in, notebook, writing
 from tools.course import ROOT, build, clean, tables
-from tools.course.execute import Failed, chosen, execute
+from tools.course.execute import Failed, execute
+from tools.course.notebooks import chosen
 
 # Choosing and executing
 
