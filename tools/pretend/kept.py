@@ -46,6 +46,7 @@ class Recorded:
     lessons  whose runs were recorded
     failed   the summary's lines about steps and lessons that failed
     left     whether the last call still left something
+    bounded  as of `Rehearsed`
     """
 
     card: str
@@ -57,6 +58,7 @@ class Recorded:
     lessons: int
     failed: list[str] = field(default_factory=list)
     left: bool = False
+    bounded: bool = False
 
 
 @dataclass

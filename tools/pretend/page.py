@@ -202,7 +202,7 @@ def records(rows: list[Recorded]) -> str:
     """A row for each time that `make record` was rehearsed, in Markdown."""
     lines = [
         {
-            "GPUs": f"{row.count} × {row.card}",
+            "GPUs": f"{row.count} × {row.card}{'' if row.bounded else EARLIER}",
             "minutes given": row.minutes,
             "minutes taken": " + ".join(f"{seconds / 60:.0f}" for seconds in row.seconds),
             "steps measured": row.steps,
@@ -213,7 +213,10 @@ def records(rows: list[Recorded]) -> str:
         }
         for row in rows
     ]
-    return Table(lines).to_markdown() if lines else "It has not been rehearsed yet."
+    if not lines:
+        return "It has not been rehearsed yet."
+    earlier = f"\n\nLines with{EARLIER} are of an earlier state, as below."
+    return Table(lines).to_markdown() + ("" if all(row.bounded for row in rows) else earlier)
 
 
 def written(text: str, kept: Kept) -> str:
