@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.schematics.drawing import Drawing
 
-SEEN = (  # of a packed row of seven tokens: the documents, token by token
+SEEN = (  # of a packed row of seven tokens: the texts, token by token
     ("A", 0),
     ("A", 1),
     ("A", 2),
@@ -34,8 +34,8 @@ def logits() -> Drawing:
         64,
         14,
         "logits: tokens × 151,936\n(the real box is 148 times as wide "
-        "as the hidden states,\nand there are three of them:\nlogits, their logarithms, "
-        "their gradient)",
+        "as the hidden states,\nand more of this size come after it:\nthe logarithms, "
+        "two gradients)",
         "kept",
     )
     drawing.arrow((85, 43), (93, 43))
@@ -59,11 +59,11 @@ def logits() -> Drawing:
 
 
 def packing() -> Drawing:
-    """Two documents in one row: positions, labels, and who may look at whom."""
+    """Two texts in one row: positions, labels, and who may look at whom."""
     alt = (
-        "A row of seven tokens holds two documents, A with three tokens and B with four. Positions "
+        "A row of seven tokens holds two texts, A with three tokens and B with four. Positions "
         "count 0, 1, 2 and then again 0, 1, 2, 3. A square of seven by seven cells shows which "
-        "token may look at which: two triangles, one per document, and nothing between them."
+        "token may look at which: two triangles, one per text, and nothing between them."
     )
     drawing = Drawing(100, 52, alt)
     drawing.text(1, 48, "one row of the batch", size=11, bold=True, align="left")
@@ -79,10 +79,10 @@ def packing() -> Drawing:
     drawing.text(
         11,
         18,
-        "The first token of a document has no label:\nwhat precedes it is another document.",
+        "The first token of a text has no label:\nwhat precedes it is another text.",
         align="left",
     )
-    drawing.text(58, 48, "a token (line) may look at ...", size=11, bold=True, align="left")
+    drawing.text(58, 48, "the token of this row may look at ...", size=11, bold=True, align="left")
     for line, (name, place) in enumerate(SEEN):
         y = 38 - 5.2 * line
         drawing.text(61, y + 2.4, f"{name}{place + 1}")
@@ -92,6 +92,6 @@ def packing() -> Drawing:
             drawing.box(64 + 4.8 * column, y, 4.4, 4.8, "", kind)
     for column, (other, earlier) in enumerate(SEEN):
         drawing.text(66.2 + 4.8 * column, 44.5, f"{other}{earlier + 1}")
-    words = {"rank 0": "document A", "rank 1": "document B", "dropped": "never looked at"}
+    words = {"rank 0": "text A", "rank 1": "text B", "dropped": "never looked at"}
     drawing.legend(1, 2, words, 18)
     return drawing
