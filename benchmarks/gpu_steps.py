@@ -30,6 +30,7 @@ from benchmarks.measured_steps import LARGE, MEMORY_FRACTION, Case, cases, other
 from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
 from helpers import gpus
 from helpers.commands.wrapper import run
+from helpers.packages.cells import missing as not_installed
 from helpers.plan.for_record import seconds_on
 from helpers.plan.planner import plan
 from helpers.profile import environment
@@ -39,6 +40,8 @@ SECONDS = 40.0  # that must be left for another step to begin
 LIMIT = 300.0  # seconds of work of a step on one GPU; that of two GPUs is gpu_layouts.TIME_LIMIT
 TOO_LARGE = {"too_large": True}  # the answer of a step that is left out for good
 JOBS = 4  # processes side by side; more than half of the cores would disturb the one that measures
+# Optimizers that need no other package; those that are not named here are bitsandbytes'.
+OF_PYTORCH = ("adamw", "sgd", "adafactor", "adamw_stochastic")
 NO_BF16 = (
     "This GPU has no bf16 arithmetic, which PyTorch would only emulate: the steps in bf16 are left "
     "out, and the ladder is climbed in fp16."
@@ -77,6 +80,12 @@ def every_case(count: int, bf16: bool = True) -> list[Case]:
     alone = cases() if bf16 else cases("fp16")
     found = alone + (gpu_layouts.cases() if count >= 2 else [])
     return sorted(found, key=lambda case: case[0] == LARGE)
+
+
+def packages(recipe: Recipe) -> list[str]:
+    """Packages that a step imports beside PyTorch and transformers."""
+    library = recipe.optimizer not in OF_PYTORCH or recipe.base == "nf4"
+    return ["bitsandbytes"] * library + ["peft"] * (recipe.lora_rank is not None)
 
 
 def on_two(case: Case) -> bool:
@@ -147,6 +156,11 @@ def measure_all(
     refuse_rehearsal(proof, folder)
     done = {name_of(step) for step in proof.steps} | set(proof.large)
     missing = [case for case in everything if name_of(case) not in done]
+    impossible = [case for case in missing if not_installed(*packages(case[-1]))]
+    if impossible:
+        absent = not_installed(*(name for case in impossible for name in packages(case[-1])))
+        outcome.note += f" {len(impossible)} steps wait for {' and '.join(absent)} to be installed."
+        missing = [case for case in missing if case not in impossible]
     if only is None:
         outcome.put_off = _later(missing, proof)
         missing = [case for case in missing if case not in outcome.put_off]

@@ -4,15 +4,19 @@ What runs on a GPU itself is tried on a pretended one; here its answers are give
 """
 
 import json
+import sys
 import threading
 import time
 
 import pytest
+import torch
 
 from benchmarks import apart, gpu_layouts, gpu_steps, proof
 from benchmarks.measured_steps import LARGE, cases
 from helpers import gpus
+from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe
+from helpers.values import OPTIMIZERS
 from tests.benchmarks.test_measured_steps import a_step
 
 GPU = {"device": "cuda", "name": "Tesla T4", "torch": "2.13.0"}
@@ -171,6 +175,32 @@ def test_a_gpu_without_bf16_measures_no_step_in_it(monkeypatch, machine, tmp_pat
         note = gpu_steps.measure_all(tmp_path, "a test").note
         assert ("bf16 are left out" in note) == told and bool(note) == told
     assert asked == [False, True]
+
+
+def test_steps_whose_package_is_missing_are_left_out_and_no_failure(machine, monkeypatch, tmp_path):
+    lacking = {"bitsandbytes", "peft"}
+    others = {"adapters": Recipe(lora_rank=4), "8 bits": Recipe(optimizer="lion8bit")}
+    mixed = [CASES[0], *(("a model", name, recipe) for name, recipe in others.items())]
+    monkeypatch.setattr(gpu_steps, "every_case", lambda count, bf16: mixed)
+    monkeypatch.setattr(gpu_steps, "not_installed", lambda *names: [*lacking & set(names)])
+    first = gpu_steps.measure_all(tmp_path, "a test", jobs=1)
+    assert len(first.proof.steps) == 1 and not first.proof.failed
+    assert " 2 steps wait for " in first.note and first.file.suffix == ".unfinished"
+    lacking.clear()
+    assert len(gpu_steps.measure_all(tmp_path, "a test", jobs=1).proof.steps) == 3
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_packages_of_an_optimizer_are_those_that_it_imports(optimizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    base = "bf16" if "stochastic" in optimizer else "fp32"
+    recipe, layer = Recipe(optimizer=optimizer, base=base), torch.nn.Linear(2, 2)
+    layer.to(torch.bfloat16 if base == "bf16" else torch.float32)
+    if not gpu_steps.packages(recipe):
+        make_optimizer(layer, recipe)
+        return
+    with pytest.raises(ImportError):
+        make_optimizer(layer, recipe)
 
 
 @pytest.mark.parametrize("answer", [{"a": 1}, {"recipe": {}}, {"too_large": False}])

@@ -11,8 +11,8 @@ JUPYTER = ("nbclient", "nbformat", "jupyter_client", "ipykernel", "IPython", "zm
 # {modules: what is left out without them}
 PARTS = {
     JUPYTER: "no lesson is run",
-    ("bitsandbytes",): "steps in 8 bits and steps of Lion fail",
-    ("peft",): "steps with LoRA fail",
+    ("bitsandbytes",): "steps in 8 bits and steps of Lion are left out",
+    ("peft",): "steps with LoRA are left out",
     ("accelerate",): "its estimates are not shown beside the steps",
 }
 
