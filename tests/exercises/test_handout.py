@@ -156,9 +156,11 @@ for number in sys.argv[2:]:
 
 @pytest.mark.parametrize("wanted", ["right", "0"])
 def test_solutions_are_judged_from_another_process_as_in_this_one(wanted, tmp_path):
-    """Every exercise but those that plan full-size models, whose answers are plain values."""
+    """Every exercise but those that plan full-size models, whose answers are plain values; of
+    wrong answers a third, as they travel in the same way."""
     numbers = [number for number in load_all() if number not in FULL_SIZE]
     random.Random(0).shuffle(numbers)
+    numbers = numbers if wanted == "right" else numbers[::3]
     with sandbox.copy_of_project() as folder:
         judge = Judge(folder / "exercises" / "handout.sock")
         (folder / "tests").symlink_to(ROOT / "tests")
