@@ -21,7 +21,8 @@ def logits() -> Drawing:
         "Above: hidden states of 1,024 numbers per token go through the output layer and become "
         "logits of 151,936 numbers per token, drawn as a far wider box, and then the loss. Below: "
         "the same in chunks of tokens. Of each chunk the logits are made, turned into gradients of "
-        "the hidden states, and dropped before the next chunk begins."
+        "the hidden states, and dropped before the next chunk begins. The gradient of the output "
+        "layer is kept as well."
     )
     drawing = Drawing(100, 56, alt)
     drawing.text(1, 53.5, "all logits at once", size=11, bold=True, align="left")
@@ -53,8 +54,11 @@ def logits() -> Drawing:
         drawing.box(92, low, 5, 4, "", "gradient" if number < 3 else "dropped")
         if number < 3:
             drawing.arrow((71.5, low + 2), (91.5, low + 2))
-    drawing.text(99, 27, "gradient of the hidden states", size=9, align="right")
-    drawing.legend(1, 0.5, {"kept": "in memory", "dropped": "not in memory"}, 22)
+    drawing.text(99, 27, "gradients of the hidden states", size=9, align="right")
+    drawing.text(90, 1.8, "and of the output layer", size=9, align="right")
+    drawing.box(92, 0.4, 5, 3.2, "", "gradient")
+    words = {"kept": "in memory", "gradient": "gradients, kept", "dropped": "not in memory"}
+    drawing.legend(1, 0.5, words, 20)
     return drawing
 
 

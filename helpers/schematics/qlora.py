@@ -27,7 +27,7 @@ def four_bits() -> Drawing:
     drawing.box(55, 37, 9, 6, "0.50", "state")
     drawing.text(59.5, 34, "scale: largest\nabsolute value", size=9)
     drawing.row(67, 37, 6, 6, ["10", "0", "8", "13", "..."], "kept")
-    drawing.text(82, 34, "64 × 4 bits: numbers of levels", size=9)
+    drawing.text(82, 34, "64 × 4 bits: indices of levels", size=9)
 
     drawing.text(1, 26, "the sixteen levels of NF4", size=11, bold=True, align="left")
     left, right = 6.0, 94.0

@@ -74,14 +74,15 @@ def caption(sweep: Sweep) -> str:
         "optimizer": recipe.optimizer,
     }
     shared = [text for field, text in settings.items() if field not in changed]
-    train = "all other" if recipe.train_size is None else recipe.train_size
-    examples = "" if "train_size" in changed else f"{train} training, "
+    given = recipe.train_size is not None and "train_size" not in changed
+    examples = f"{recipe.train_size} training, " if given else ""
+    others = "" if given or "train_size" in changed else ", all others for training"
     where = "CPU" if machine["device"] == "cpu" else machine["name"]
     return (
         f"Sweep {sweep.name}, run once and kept: {profile.describe(recipe)}; "
         f"{', '.join([*shared, ''])}"
-        f"{examples}{sweep.validation} validation and {recipe.test_size} test examples; "
-        f"{where}, torch {machine['torch']}, {sweep.runs[-1].date[:10]}. Each arm has the learning "
+        f"{examples}{sweep.validation} validation and {recipe.test_size} test examples"
+        f"{others}; {where}, torch {machine['torch']}, {sweep.runs[-1].date[:10]}. Each arm has the learning "
         "rate with the best mean accuracy on the validation examples. Accuracy is the mean on the "
         "test examples, ± the standard deviation over the seeds. Differences in points of "
         "accuracy on the test examples, seed by seed, with 95 % intervals (Student's t)."
