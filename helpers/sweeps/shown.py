@@ -82,10 +82,10 @@ def caption(sweep: Sweep) -> str:
         f"Sweep {sweep.name}, run once and kept: {profile.describe(recipe)}; "
         f"{', '.join([*shared, ''])}"
         f"{examples}{sweep.validation} validation and {recipe.test_size} test examples"
-        f"{others}; {where}, torch {machine['torch']}, {sweep.runs[-1].date[:10]}. Each arm has the learning "
-        "rate with the best mean accuracy on the validation examples. Accuracy is the mean on the "
-        "test examples, ± the standard deviation over the seeds. Differences in points of "
-        "accuracy on the test examples, seed by seed, with 95 % intervals (Student's t)."
+        f"{others}; {where}, torch {machine['torch']}, {sweep.runs[-1].date[:10]}. Each arm has "
+        "the learning rate with the best mean accuracy on the validation examples. Accuracy is the "
+        "mean on the test examples, ± the standard deviation over the seeds. Differences in points "
+        "of accuracy on the test examples, seed by seed, with 95 % intervals (Student's t)."
         f"{' ' * bool(sweep.note)}{sweep.note}"
     )
 
