@@ -4,6 +4,7 @@ python on_a_pretended_gpu.py    prints {name of a check: "" or what was wrong} a
 """
 
 import json
+import os
 import pickle
 import sys
 import traceback
@@ -116,6 +117,64 @@ def a_t4_has_no_bf16_and_an_a100_has():
     assert torch.cuda.is_bf16_supported()  # the answer that counts emulation
     assert torch.cuda.is_bf16_supported(including_emulation=False) is not T4
     assert torch.cuda.get_device_name() == ("Tesla T4" if T4 else "NVIDIA A100-SXM4-40GB")
+
+
+@check
+def what_cuda_kernels_refuse_is_refused():
+    on_gpu, on_host = torch.ones(3, device="cuda"), torch.ones(3)
+    index = torch.tensor([0, 2])
+    on_gpu[index] = torch.tensor(5.0)  # a number, and indices, may be on the host
+    assert on_gpu[index].tolist() == [5.0, 5.0]
+    refused("same device", partial(on_gpu.index_put_, (index,), on_host[:2]))
+    refused("same device", partial(on_host.index_put_, (index,), on_gpu[:2]))
+    refused("same device", partial(torch.equal, on_gpu[0], on_host[0]))
+    whole = torch.ones(2, 2, dtype=torch.long, device="cuda")
+    refused("not implemented for 'Long'", lambda: whole @ whole)
+    half = torch.ones(2, 4, dtype=torch.half, device="cuda")
+    weight = torch.ones(4, device="cuda")
+    refused("expected scalar type Half", partial(F.layer_norm, half, (4,), weight, weight))
+    torch.use_deterministic_algorithms(True)
+    try:
+        refused("CUBLAS_WORKSPACE_CONFIG", lambda: half @ half.T)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@check
+def generators_are_of_the_device_that_draws():
+    host, gpu = torch.Generator(), torch.Generator("cuda")
+    refused("'cuda' device type", partial(torch.randperm, 9, device="cuda", generator=host))
+    refused("'cpu' device type", partial(torch.randn, 3, generator=gpu))
+    assert torch.randn(3, device="cuda", generator=gpu).is_cuda
+    assert sorted(torch.randperm(9, device="cuda", generator=gpu).tolist()) == list(range(9))
+
+
+@check
+def only_the_hosts_memory_is_pinned():
+    pinned = torch.ones(3).pin_memory()
+    assert pinned.is_pinned() and not torch.ones(3).is_pinned()
+    refused("cannot pin", torch.ones(3, device="cuda").pin_memory)
+
+
+@check
+def a_forked_process_cannot_use_the_gpu():
+    torch.ones(1, device="cuda")
+    for work in (partial(torch.ones, 1, device="cuda"), torch.cuda.current_device):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                work()
+                said = "nothing"
+            except RuntimeError as error:
+                said = str(error)
+            os.write(writer, said.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        said = os.read(reader, 1000).decode()
+        assert said.startswith("Cannot re-initialize CUDA in forked subprocess"), said
+        os.close(reader)
+        os.close(writer)
 
 
 @check

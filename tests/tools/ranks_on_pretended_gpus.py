@@ -33,6 +33,13 @@ try:
 except RuntimeError as error:
     assert "No backend type associated" in str(error), error
 
+crowded = dist.new_group(backend="nccl")
+try:
+    dist.all_reduce(torch.ones(1, device="cuda:0"), group=crowded)
+    raise AssertionError("two ranks shared a GPU")
+except RuntimeError as error:
+    assert "Duplicate GPU detected" in str(error), error
+
 # Messages in turn arrive; the pipeline's transport also lets both send first.
 other = 1 - rank
 got = torch.empty(2, device=device)

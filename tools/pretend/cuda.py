@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
@@ -43,6 +44,8 @@ class PretendedCUDA:
         self.tell()
         library.pretended_book(self.book.callback)
         atexit.register(library.pretended_book, None)
+        self.forked = False  # whether this process is a copy of one that has used CUDA
+        os.register_at_fork(after_in_child=self._copied)
 
     def tell(self) -> None:
         """Tell the library how many GPUs there are, and of which kind."""
@@ -60,11 +63,19 @@ class PretendedCUDA:
         return self.seen
 
     def start(self) -> None:
-        """Raises RuntimeError where no GPU is visible."""
+        """Raises RuntimeError where no GPU is visible, and in a copy of a process with one."""
         if not self.count():
             raise RuntimeError("No CUDA GPUs are available")
+        if self.forked:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+                "you must use the 'spawn' start method"
+            )
         if not self.started:
             self.started = torch.cuda._initialized = True
+
+    def _copied(self) -> None:
+        self.forked = self.started
 
     def current(self) -> int:
         return self.library.pretended_current()
@@ -172,12 +183,23 @@ def install(cuda: PretendedCUDA) -> None:
     torch.cuda.nvtx._nvtx = SimpleNamespace(**{name: lambda *given: 0 for name in ranges})
     torch.version.cuda = "12.8"
     torch.backends.cuda.is_built = lambda: True
-    torch.Tensor.pin_memory = lambda self, device=None: self
-    torch.Tensor.is_pinned = lambda self, device=None: False
+    torch.Tensor.pin_memory = _pinned
+    torch.Tensor.is_pinned = lambda self, device=None: getattr(self, "pinned_here", False)
     torch.Tensor.record_stream = lambda self, stream: None
     for name, answer in _accelerator(cuda).items():
         setattr(torch.accelerator, name, answer)
     torch.UntypedStorage.resize_ = _resize_of(torch.UntypedStorage.resize_)
+
+
+def _pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    """A tensor's `pin_memory`: a copy that says that it is pinned."""
+    if tensor.is_cuda:
+        raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+    if tensor.is_pinned():
+        return tensor
+    made = tensor.clone()
+    vars(made)["pinned_here"] = True
+    return made
 
 
 def _resize_of(resize: Callable) -> Callable:
@@ -250,7 +272,7 @@ def _answers(cuda: PretendedCUDA) -> dict[str, Any]:
         "device_count": cuda.count,
         "_device_count_nvml": cuda.count,
         "is_initialized": lambda: cuda.started,
-        "_is_in_bad_fork": lambda: False,
+        "_is_in_bad_fork": lambda: cuda.forked,
         "init": cuda.start,
         "_lazy_init": cuda.start,
         "_lazy_call": lambda call, **kwargs: call(),
@@ -294,7 +316,7 @@ def _answers(cuda: PretendedCUDA) -> dict[str, Any]:
 def _answers_in_c(cuda: PretendedCUDA) -> dict[str, Callable]:
     """Functions that a PyTorch with CUDA has in its compiled module."""
     return {
-        "_cuda_isInBadFork": lambda: False,
+        "_cuda_isInBadFork": lambda: cuda.forked,
         "_cuda_init": cuda.start,
         "_cuda_getDeviceCount": cuda.count,
         "_cuda_getDevice": cuda.current,

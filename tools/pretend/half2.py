@@ -75,7 +75,9 @@ def _check(grid, block, x, y, count, repeats) -> None:
     for tensor in (x, y):
         if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
             raise ValueError("All tensor arguments must be CUDA tensors or pinned CPU tensors")
-        if tensor.dtype != torch.float16 or not tensor.is_contiguous() or tensor.data_ptr() % 16:
+        if tensor.dtype != torch.float16:
+            raise RuntimeError(f"A GPU would read {tensor.dtype} as float16, without an error.")
+        if not tensor.is_contiguous() or tensor.data_ptr() % 16:
             raise RuntimeError("CUDA error: misaligned address")
     for number in (count, repeats):
         if type(number) is not int or not 0 < number < 2**31:

@@ -109,6 +109,12 @@ def after_profile(module: ModuleType) -> None:
     _narrow().change_profile(module)
 
 
+def after_step(module: ModuleType) -> None:
+    from tools.pretend.true_size import checked_step
+
+    vars(module)["train_step"] = checked_step(vars(module)["train_step"])
+
+
 def after_train(module: ModuleType) -> None:
     from tools.pretend.true_size import checked
 

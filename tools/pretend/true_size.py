@@ -31,25 +31,54 @@ def checked(function: Callable) -> Callable:
     def run(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        from helpers import gpus
-        from helpers.memory.timeline import fit_on_gpu
-
         given = takes.bind(recipe, *args, **kwargs)
         given.apply_defaults()
-        device = torch.device(given.arguments["device"] or "cuda")
-        if recipe.profile == "full" and torch.cuda.is_available() and device.type == "cuda":
-            gpu = gpus.here()
-            fit = fit_on_gpu(gpu, *need(recipe))
-            if not fit:
-                raise torch.OutOfMemoryError(
-                    f"CUDA out of memory. At its true size this step needs {fit.need:,} bytes, and "
-                    f"the pretended {gpu.name} has {gpu.memory:,}."
-                )
+        if torch.cuda.is_available():
+            refuse(recipe, given.arguments["device"] or "cuda")
         return function(recipe, *args, **kwargs)
 
     return run
 
 
+def checked_step(function: Callable) -> Callable:
+    """The same for `step.train_step`, which loops of notebooks call; a plan calls it as well."""
+    takes = inspect.signature(function)
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        given = takes.bind(*args, **kwargs).arguments
+        weight = next(given["model"].parameters())
+        if isinstance(given["recipe"], Recipe) and not isinstance(weight.data, FakeTensor):
+            refuse(given["recipe"], weight.device)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def refuse(recipe: Recipe, device: Any) -> None:
+    """Raises OutOfMemoryError where the recipe's step has no room on the GPU at its true size.
+
+    It is taken to be alone on the GPU.
+    """
+    import torch
+
+    from helpers import gpus
+    from helpers.memory.timeline import fit_on_gpu
+
+    if recipe.profile != "full" or torch.device(device).type != "cuda":
+        return
+    gpu = gpus.here()
+    fit = fit_on_gpu(gpu, *need(recipe))
+    if not fit:
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. At its true size this step needs {fit.need:,} bytes, and the "
+            f"pretended {gpu.name} has {gpu.memory:,}."
+        )
+
+
+@cache
 def need(recipe: Recipe) -> tuple[int, int]:
     """(peak, overhead) in bytes of a recipe's plan for a GPU at its true size."""
     from helpers.plan.planner import plan, plan_key

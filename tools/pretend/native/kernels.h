@@ -58,15 +58,15 @@ inline Tensor on_gpu(const Tensor& tensor, int device) {
   return shaped(there, tensor, c10::DispatchKey::CUDA);
 }
 
-// These take tensors of the host and of a GPU together on a real GPU as well.
-inline const std::set<std::string> MIXED = {
-    "aten::copy_",           "aten::_copy_from",         "aten::index.Tensor",
-    "aten::index.Tensor_out", "aten::index_put_",        "aten::index_put",
-    "aten::index_put.out",   "aten::_index_put_impl_",   "aten::_unsafe_index.Tensor",
-    "aten::_foreach_copy_",  "aten::set_.source_Tensor",
-};
+// These take tensors of the host and of a GPU together on a real GPU as well. So does indexing, but
+// only of its indices: they are lists of optional tensors.
+inline const std::set<std::string> MIXED = {"aten::copy_", "aten::_copy_from",
+                                            "aten::_foreach_copy_", "aten::set_.source_Tensor"};
 inline const std::set<std::string> PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm",
                                                "aten::baddbmm", "aten::mv", "aten::addmv"};
+// {operation: its weight and bias among the arguments}, which have the dtype of the input on a GPU.
+inline const std::map<std::string, std::pair<int, int>> NORMS = {
+    {"aten::native_layer_norm", {2, 3}}, {"aten::native_group_norm", {1, 2}}};
 
 // One call of the fallback: its arguments on the host, and how results find their way back.
 struct Call {
@@ -76,6 +76,7 @@ struct Call {
   size_t count = schema.arguments().size(), begin = stack->size() - count;
   int device = -1;
   bool host = false;
+  std::optional<bool> drawn_there;  // whether a generator that was given is a GPU's
   std::vector<IValue> given{stack->begin() + begin, stack->end()};
   std::vector<std::pair<Tensor, Tensor>> aliases;  // (of the GPU, of the host)
   std::vector<std::pair<Tensor, Tensor>> empty;    // results to fill: (of the GPU, of the host)
@@ -89,7 +90,7 @@ struct Call {
   Tensor to_host(const Tensor& tensor, bool result) {
     if (!tensor.defined()) return tensor;
     if (!tensor.is_cuda()) {
-      host |= tensor.dim() > 0;  // a number may be on the host
+      host |= tensor.dim() > 0 || schema.name() == "aten::equal";  // a number may be on the host
       return tensor;
     }
     if (device < 0) device = tensor.device().index();
@@ -115,24 +116,51 @@ struct Call {
         value = IValue(c10::List<Tensor>(all));
       } else if (value.isOptionalTensorList()) {
         c10::List<std::optional<Tensor>> all;
+        const bool others = host;
         for (const auto& t : value.toOptionalTensorVector())
           all.push_back(t ? std::optional<Tensor>(to_host(*t, false)) : t);
+        host = others;  // indices may be on the host
         value = IValue(all);
       } else if (value.isDevice() && value.toDevice().is_cuda()) {
         if (device < 0) device = checked(value.toDevice());
         value = IValue(Device(DeviceType::CPU));
       } else if (value.isGenerator() && value.toGenerator().defined()) {
         const auto generator = value.toGenerator();
-        if (generator.device().is_cuda())
+        drawn_there = generator.device().is_cuda();
+        if (*drawn_there)
           value = IValue(static_cast<Generator*>(generator.unsafeGetGeneratorImpl())->host);
-        else
-          TORCH_CHECK(device < 0,
-                      "Expected a 'cuda' device type for generator but found 'cpu'");
       }
     }
+    const char* names[] = {"cpu", "cuda"};
+    TORCH_CHECK(!drawn_there || *drawn_there == (device >= 0), "Expected a '", names[device >= 0],
+                "' device type for generator but found '", names[device < 0], "'");
     TORCH_CHECK(!host || aliases.empty() || MIXED.count(name()),
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 "cuda:", device, " and cpu! (when checking arguments of ", name(), ")");
+  }
+
+  // What the CPU computes and kernels of CUDA refuse.
+  void refused() const {
+    if (device < 0) return;
+    if (PRODUCTS.count(schema.name())) {
+      for (const IValue& value : given)
+        TORCH_CHECK(!value.isTensor() || !c10::isIntegralType(value.toTensor().scalar_type(), true),
+                    "\"addmm_cuda\" not implemented for '", value.toTensor().scalar_type(), "'");
+      const char* asked = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+      const std::string found = asked ? asked : "";
+      const auto& context = at::globalContext();
+      TORCH_CHECK(!context.deterministicAlgorithms() || context.deterministicAlgorithmsWarnOnly() ||
+                      found == ":4096:8" || found == ":16:8",
+                  "Deterministic behavior was enabled, but cuBLAS is not deterministic without "
+                  "CUBLAS_WORKSPACE_CONFIG=:4096:8 or CUBLAS_WORKSPACE_CONFIG=:16:8.");
+    }
+    const auto norm = NORMS.find(schema.name());
+    if (norm == NORMS.end()) return;
+    const auto wanted = given[0].toTensor().scalar_type();
+    for (int place : {norm->second.first, norm->second.second})
+      if (given[place].isTensor() && given[place].toTensor().defined())
+        TORCH_CHECK(given[place].toTensor().scalar_type() == wanted, "expected scalar type ", wanted,
+                    " but found ", given[place].toTensor().scalar_type());
   }
 
   Tensor back(const Tensor& tensor) {
@@ -195,6 +223,7 @@ inline void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   Quietly quietly;
   Call call{op, stack};
   call.arguments();
+  call.refused();
   if (call.device >= 0 && PRODUCTS.count(op.schema().name())) want_workspace(call.device);
   std::optional<Drawing> drawing;
   if (call.device >= 0 && op.hasTag(at::Tag::nondeterministic_seeded)) drawing.emplace(call.device);

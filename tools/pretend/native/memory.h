@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -29,9 +30,14 @@ inline int64_t capacity = 0;   // bytes, as the driver tells them
 inline int64_t workspace = 0;  // bytes of one cuBLAS handle
 inline int devices = 1;
 inline thread_local int current = 0;
+inline bool used = false, forked = false;  // a process that has used CUDA; a copy of such a one
 
 inline int64_t take(int device, int64_t bytes) {
   if (enter == nullptr || bytes == 0) return 0;
+  static const int asked = pthread_atfork(nullptr, nullptr, [] { forked = used; });
+  TORCH_CHECK(asked == 0 && !forked, "Cannot re-initialize CUDA in forked subprocess. To use CUDA ",
+              "with multiprocessing, you must use the 'spawn' start method");
+  used = true;
   const int64_t address = enter(device, bytes);
   TORCH_CHECK_WITH(
       OutOfMemoryError, address >= 0, "CUDA out of memory. Tried to allocate ",

@@ -1,6 +1,7 @@
 // NCCL's part of torch.distributed, over gloo: ranks on GPUs exchange messages through the host.
 //
-// Collectives hand aliases of their tensors to gloo. Messages between two ranks keep NCCL's order:
+// Collectives hand aliases of their tensors to gloo; the first one of a group sees that each rank has
+// a GPU of its own, as NCCL does. Messages between two ranks keep NCCL's order:
 // those of one communicator run one after the other, so a rank that wants to receive from another
 // first waits until that one has taken what it was sent. Two ranks that both send first wait for
 // each other for ever over NCCL; here they get an error after `PATIENCE`.
@@ -87,6 +88,31 @@ struct OverGloo final : c10d::Backend {
   void setSequenceNumberForGroup() override { gloo->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return gloo->getSequenceNumberForGroup(); }
 
+  bool connected = false;
+  // NCCL connects a group at its first collective, and refuses two ranks on one GPU.
+  void connect(int device) {
+    if (std::exchange(connected, true)) return;
+    Tensors mine{at::full({1}, device, at::kInt)}, all;
+    for (int rank = 0; rank < getSize(); ++rank) all.push_back(at::empty({1}, at::kInt));
+    std::vector<Tensors> found{all};
+    gloo->allgather(found, mine, c10d::AllgatherOptions())->wait();
+    for (int rank = 0; rank < getSize(); ++rank)
+      for (int other = 0; other < rank; ++other)
+        TORCH_CHECK(all[rank].item<int>() != all[other].item<int>(),
+                    "NCCL error: Duplicate GPU detected : rank ", rank, " and rank ", other,
+                    " both on CUDA device ", all[rank].item<int>());
+  }
+  Tensors ours(const Tensors& tensors) {
+    auto host = on_host(tensors);
+    if (!tensors.empty()) connect(tensors[0].device().index());
+    return host;
+  }
+  std::vector<Tensors> ours(const std::vector<Tensors>& lists) {
+    std::vector<Tensors> made;
+    for (const auto& tensors : lists) made.push_back(ours(tensors));
+    return made;
+  }
+
   // gloo knows no mean: it adds, and the sum is divided.
   template <typename Options>
   std::pair<Options, bool> summed(const Options& options) {
@@ -103,75 +129,75 @@ struct OverGloo final : c10d::Backend {
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    auto host = on_host(tensors);
+    auto host = ours(tensors);
     return gloo->broadcast(host, options);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    auto host = on_host(tensors);
+    auto host = ours(tensors);
     auto [changed, mean] = summed(options);
     return divided(gloo->allreduce(host, changed), host, mean);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override {
-    auto host = on_host(tensors);
+    auto host = ours(tensors);
     auto [changed, mean] = summed(options);
     return divided(gloo->allreduce_coalesced(host, changed), host, mean);
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-    auto host = on_host(tensors);
+    auto host = ours(tensors);
     return gloo->reduce(host, options);
   }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override {
-    auto out = on_host(outputs);
-    auto in = on_host(inputs);
+    auto out = ours(outputs);
+    auto in = ours(inputs);
     return gloo->allgather(out, in, options);
   }
   WorkPtr _allgather_base(Tensor& output, Tensor& input,
                           const c10d::AllgatherOptions& options) override {
-    auto out = on_host(Tensors{output}), in = on_host(Tensors{input});
+    auto out = ours(Tensors{output}), in = ours(Tensors{input});
     return gloo->_allgather_base(out[0], in[0], options);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
-    auto out = on_host(outputs), in = on_host(inputs);
+    auto out = ours(outputs), in = ours(inputs);
     return gloo->allgather_into_tensor_coalesced(out, in, options);
   }
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override {
-    auto out = on_host(outputs);
-    auto in = on_host(inputs);
+    auto out = ours(outputs);
+    auto in = ours(inputs);
     return gloo->gather(out, in, options);
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& options) override {
-    auto out = on_host(outputs);
-    auto in = on_host(inputs);
+    auto out = ours(outputs);
+    auto in = ours(inputs);
     return gloo->scatter(out, in, options);
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
-    auto out = on_host(outputs);
-    auto in = on_host(inputs);
+    auto out = ours(outputs);
+    auto in = ours(inputs);
     auto [changed, mean] = summed(options);
     return divided(gloo->reduce_scatter(out, in, changed), out, mean);
   }
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
-    auto out = on_host(Tensors{output}), in = on_host(Tensors{input});
+    auto out = ours(Tensors{output}), in = ours(Tensors{input});
     auto [changed, mean] = summed(options);
     return divided(gloo->_reduce_scatter_base(out[0], in[0], changed), out, mean);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
-    auto out = on_host(outputs), in = on_host(inputs);
+    auto out = ours(outputs), in = ours(inputs);
     auto [changed, mean] = summed(options);
     return divided(gloo->reduce_scatter_tensor_coalesced(out, in, changed), out, mean);
   }
   WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& outputs,
                         std::vector<int64_t>& inputs,
                         const c10d::AllToAllOptions& options) override {
-    auto out = on_host(Tensors{output}), in = on_host(Tensors{input});
+    auto out = ours(Tensors{output}), in = ours(Tensors{input});
     return gloo->alltoall_base(out[0], in[0], outputs, inputs, options);
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override { return gloo->barrier(options); }

@@ -25,6 +25,7 @@ CHANGED = {
     "helpers.models": "after_models",
     "helpers.plan.planner": "after_planner",
     "helpers.profile": "after_profile",
+    "helpers.step": "after_step",
     "helpers.train": "after_train",
     "helpers.record": "after_record",
     "helpers.memory.measurement": "after_measurement",
