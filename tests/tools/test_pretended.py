@@ -163,11 +163,22 @@ def test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start(tmp_path):
 
 TOO_LARGE = """
 import torch
-from helpers import profile, record, train
+from helpers import models, profile, record, train
+from helpers.optimizers import make_optimizer
 from helpers.plan.out_of_memory import OutOfMemory
 from helpers.recipe import replace
+from helpers.step import train_step
 large = profile.recipe("deberta-large", batch_size=16, steps=1)
+
+def own_loop(recipe):
+    model = models.build(recipe).to("cuda")
+    optimizer = make_optimizer(model, recipe)
+    batch = train.encoded(recipe)["train"].batch(range(4))
+    batch = {name: value.to("cuda") for name, value in batch.items()}
+    train_step(model, optimizer, [batch], 4, recipe)
+
 for work, error, words in (
+    (own_loop, torch.OutOfMemoryError, "At its true size"),
     (train.fit, torch.OutOfMemoryError, "At its true size"),
     (record.run, OutOfMemory, "9.01 GiB more than the 14.56 GiB of Tesla T4"),
 ):
@@ -177,6 +188,7 @@ for work, error, words in (
         assert words in str(raised), raised
     else:
         raise AssertionError("a step of 23.6 GiB ran on a T4")
+own_loop(replace(large, batch_size=4))
 train.fit(replace(large, batch_size=4), progress=False)
 """
 

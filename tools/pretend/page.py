@@ -147,6 +147,19 @@ FOUND = (
         "the workspaces are given room",
     ),
     (
+        "lesson 20, the script to copy",
+        "RuntimeError on every GPU: the noise of its rounding was made on the CPU, and nothing "
+        "moved its model to a GPU",
+        "a newcomer's reading",
+        "everything is made where the weights are, and the script takes the GPU that is there",
+    ),
+    (
+        "`make record` without bitsandbytes or peft",
+        "steps that need them were failures",
+        "reading",
+        "they wait for a later call",
+    ),
+    (
         "results/, README",
         "nothing told a record from a rehearsal",
         "building this",
