@@ -57,8 +57,8 @@ def logits() -> Drawing:
     drawing.text(99, 27, "gradients of the hidden states", size=9, align="right")
     drawing.text(90, 1.8, "and of the output layer", size=9, align="right")
     drawing.box(92, 0.4, 5, 3.2, "", "gradient")
-    words = {"kept": "in memory", "gradient": "gradients, kept", "dropped": "not in memory"}
-    drawing.legend(1, 0.5, words, 20)
+    shown = {"kept": "in memory", "gradient": "gradients, kept", "dropped": "not in memory"}
+    drawing.legend(1, 0.5, shown, 20)
     return drawing
 
 

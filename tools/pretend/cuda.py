@@ -184,21 +184,33 @@ def install(cuda: PretendedCUDA) -> None:
     torch.version.cuda = "12.8"
     torch.backends.cuda.is_built = lambda: True
     torch.Tensor.pin_memory = _pinned
-    torch.Tensor.is_pinned = lambda self, device=None: getattr(self, "pinned_here", False)
+    torch.Tensor.is_pinned = lambda self, device=None: _place(self) in PINNED
     torch.Tensor.record_stream = lambda self, stream: None
     for name, answer in _accelerator(cuda).items():
         setattr(torch.accelerator, name, answer)
     torch.UntypedStorage.resize_ = _resize_of(torch.UntypedStorage.resize_)
 
 
+PINNED: set[int] = set()  # where the storages are that were pinned
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where the storage of a tensor is, 0 for one without values."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
+
+
 def _pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
-    """A tensor's `pin_memory`: a copy that says that it is pinned."""
+    """A tensor's `pin_memory`: a copy whose storage counts as pinned."""
     if tensor.is_cuda:
         raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
     if tensor.is_pinned():
         return tensor
     made = tensor.clone()
-    vars(made)["pinned_here"] = True
+    if _place(made):
+        PINNED.add(_place(made))
     return made
 
 
