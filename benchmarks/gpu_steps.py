@@ -152,15 +152,12 @@ def measure_all(
     here = environment("cuda")
     now = datetime.now(UTC).isoformat(timespec="seconds")
     outcome = Outcome(None, read_one(folder, here) or Proof(here, now, command, []))
-    proof, outcome.note = outcome.proof, "" if bf16 else NO_BF16
+    proof = outcome.proof
     refuse_rehearsal(proof, folder)
     done = {name_of(step) for step in proof.steps} | set(proof.large)
     missing = [case for case in everything if name_of(case) not in done]
-    impossible = [case for case in missing if not_installed(*packages(case[-1]))]
-    if impossible:
-        absent = not_installed(*(name for case in impossible for name in packages(case[-1])))
-        outcome.note += f" {len(impossible)} steps wait for {' and '.join(absent)} to be installed."
-        missing = [case for case in missing if case not in impossible]
+    missing, waiting = _possible(missing)
+    outcome.note = " ".join(filter(None, ("" if bf16 else NO_BF16, waiting)))
     if only is None:
         outcome.put_off = _later(missing, proof)
         missing = [case for case in missing if case not in outcome.put_off]
@@ -209,6 +206,15 @@ def measure_all(
         known = {name_of(step) for step in proof.steps} | set(proof.large)
         outcome.file = write(proof, folder, finished=known >= set(order))
     return outcome
+
+
+def _possible(missing: list[Case]) -> tuple[list[Case], str]:
+    """The steps whose packages are installed, and what the others wait for, in a sentence or ""."""
+    absent = {name_of(case): not_installed(*packages(case[-1])) for case in missing}
+    names = sorted(set().union(*absent.values()))
+    count = sum(map(bool, absent.values()))
+    told = f"{count} steps wait for {' and '.join(names)} to be installed." if count else ""
+    return [case for case in missing if not absent[name_of(case)]], told
 
 
 def _later(missing: list[Case], proof: Proof) -> list[Case]:

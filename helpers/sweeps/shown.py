@@ -74,9 +74,9 @@ def caption(sweep: Sweep) -> str:
         "optimizer": recipe.optimizer,
     }
     shared = [text for field, text in settings.items() if field not in changed]
-    given = recipe.train_size is not None and "train_size" not in changed
-    examples = f"{recipe.train_size} training, " if given else ""
-    others = "" if given or "train_size" in changed else ", all others for training"
+    same, count = "train_size" not in changed, recipe.train_size
+    examples = f"{count} training, " if same and count is not None else ""
+    others = ", all others for training" if same and count is None else ""
     where = "CPU" if machine["device"] == "cpu" else machine["name"]
     return (
         f"Sweep {sweep.name}, run once and kept: {profile.describe(recipe)}; "

@@ -191,7 +191,9 @@ def install(cuda: PretendedCUDA) -> None:
     torch.UntypedStorage.resize_ = _resize_of(torch.UntypedStorage.resize_)
 
 
-PINNED: set[int] = set()  # where the storages are that were pinned
+# Where the storages are that were pinned. A place may be taken again by one that was not: it then
+# counts as pinned, and `pin_memory` copies nothing.
+PINNED: set[int] = set()
 
 
 def _place(tensor: torch.Tensor) -> int:

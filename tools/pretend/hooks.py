@@ -110,16 +110,13 @@ def after_profile(module: ModuleType) -> None:
 
 
 def after_step(module: ModuleType) -> None:
-    from tools.pretend.true_size import checked_step
+    from tools.pretend.true_size import checked
 
-    vars(module)["train_step"] = checked_step(vars(module)["train_step"])
+    vars(module)["train_step"] = checked(vars(module)["train_step"])
 
 
 def after_train(module: ModuleType) -> None:
-    from tools.pretend.true_size import checked
-
     _narrow().change_train(module)
-    vars(module)["fit"] = checked(vars(module)["fit"])
 
 
 def after_record(module: ModuleType) -> None:
@@ -127,9 +124,7 @@ def after_record(module: ModuleType) -> None:
 
 
 def after_measurement(module: ModuleType) -> None:
-    from tools.pretend.true_size import checked
-
-    vars(module)["measure"] = checked(_narrow().inside(vars(module)["measure"]))
+    vars(module)["measure"] = _narrow().inside(vars(module)["measure"])
 
 
 def after_out_of_memory(module: ModuleType) -> None:

@@ -23,25 +23,9 @@ FOLDER = build.FOLDER / "needs"
 
 
 def checked(function: Callable) -> Callable:
-    """`train.fit` or `memory.measure`, which now raises OutOfMemoryError where the recipe's step
-    has no room on the GPU at its true size."""
-    takes = inspect.signature(function)
-
-    @wraps(function)
-    def run(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        given = takes.bind(recipe, *args, **kwargs)
-        given.apply_defaults()
-        if torch.cuda.is_available():
-            refuse(recipe, given.arguments["device"] or "cuda")
-        return function(recipe, *args, **kwargs)
-
-    return run
-
-
-def checked_step(function: Callable) -> Callable:
-    """The same for `step.train_step`, which loops of notebooks call; a plan calls it as well."""
+    """`step.train_step`, by which the course's training, its measured steps and loops of notebooks
+    go; it now raises OutOfMemoryError where the recipe's step has no room on the GPU at its true
+    size. A plan calls it as well, with weights that have no values."""
     takes = inspect.signature(function)
 
     @wraps(function)
@@ -67,7 +51,7 @@ def refuse(recipe: Recipe, device: Any) -> None:
     from helpers import gpus
     from helpers.memory.timeline import fit_on_gpu
 
-    if recipe.profile != "full" or torch.device(device).type != "cuda":
+    if recipe.profile != "full" or device.type != "cuda":
         return
     gpu = gpus.here()
     fit = fit_on_gpu(gpu, *need(recipe))

@@ -159,8 +159,8 @@ struct Call {
     const auto wanted = given[0].toTensor().scalar_type();
     for (int place : {norm->second.first, norm->second.second})
       if (given[place].isTensor() && given[place].toTensor().defined())
-        TORCH_CHECK(given[place].toTensor().scalar_type() == wanted, "expected scalar type ", wanted,
-                    " but found ", given[place].toTensor().scalar_type());
+        TORCH_CHECK(given[place].toTensor().scalar_type() == wanted, "expected scalar type ",
+                    wanted, " but found ", given[place].toTensor().scalar_type());
   }
 
   Tensor back(const Tensor& tensor) {

@@ -1,8 +1,7 @@
 // NCCL's part of torch.distributed, over gloo: ranks on GPUs exchange messages through the host.
 //
-// Collectives hand aliases of their tensors to gloo; the first one of a group sees that each rank has
-// a GPU of its own, as NCCL does. Messages between two ranks keep NCCL's order:
-// those of one communicator run one after the other, so a rank that wants to receive from another
+// Collectives hand aliases of their tensors to gloo; the first one of a group sees that each rank
+// has a GPU of its own, as NCCL does. Messages between two ranks keep NCCL's order: those of one communicator run one after the other, so a rank that wants to receive from another
 // first waits until that one has taken what it was sent. Two ranks that both send first wait for
 // each other for ever over NCCL; here they get an error after `PATIENCE`.
 #pragma once
