@@ -4,7 +4,9 @@ The expected values are computed from the JSON text, with pandas and SciPy.
 """
 
 import json
+import re
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +15,7 @@ import scipy.stats
 from helpers import sweeps
 from helpers.recipe import Recipe
 from helpers.sweeps import results
+from tools import course
 
 KEPT = sweeps.names()
 
@@ -126,6 +129,23 @@ def test_the_caption_and_the_picture_say_what_they_show(name):
     data, metadata = figure._repr_mimebundle_()
     assert data["image/png"][:4] == b"\x89PNG" and metadata["image/png"]["alt"] == figure.alt
     assert all(arm in figure.alt for arm in arms_of(name)[1])
+
+
+TABLES = [
+    (path.stem, found.group(1), cell.outputs[0].data)
+    for path in sorted(course.NOTEBOOKS.rglob("*.ipynb"))
+    for cell in nbformat.read(path, as_version=4).cells
+    if cell.cell_type == "code"
+    and (found := re.fullmatch(r'sweeps\.table\("(\w+)"\)', cell.source))
+]
+
+
+@pytest.mark.parametrize(("stem", "name", "saved"), TABLES, ids=[f"{t[0]}-{t[1]}" for t in TABLES])
+def test_notebooks_were_saved_with_the_table_of_today(stem, name, saved):
+    """A reworded caption is seen here, long before nbval executes the notebook."""
+    table = sweeps.table(name)
+    anew = f"Execute it anew: make notebooks N={stem[:2]}"
+    assert saved["text/plain"] == repr(table) and saved["text/html"] == table._repr_html_(), anew
 
 
 def made(scores, start=1.0, seeds=5):
