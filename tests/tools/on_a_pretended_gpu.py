@@ -247,9 +247,21 @@ def events_and_streams():
         torch.ones(1000, device="cuda").sum()
         last.record()
     torch.cuda.current_stream().wait_event(last)
-    torch.cuda.synchronize()
-    assert 0 < first.elapsed_time(last) < 10_000
+    refused("not ready", lambda: first.elapsed_time(last))
+    for wait in (
+        torch.cuda.synchronize,
+        torch.cuda.current_stream().synchronize,
+        last.synchronize,
+        torch.ones(3, device="cuda").cpu,
+        torch.ones(3, device="cuda").sum().item,
+    ):
+        last.record()
+        torch.ones(3, device="cuda").to("cpu", non_blocking=True)
+        refused("not ready", lambda: first.elapsed_time(last))
+        wait()
+        assert 0 < first.elapsed_time(last) < 100_000
     plain.record()
+    last.synchronize()
     refused("enable_timing=True", lambda: plain.elapsed_time(last), ValueError)
 
 

@@ -32,6 +32,9 @@ class PretendedCUDA:
     def __init__(self, library: ctypes.CDLL, card: cards.Card, count: int):
         self.library, self.card, self.machine = library, card, count
         self.started, self.seen = False, -1
+        library.pretended_waits.restype = ctypes.c_int64
+        library.pretended_waits.argtypes = [ctypes.c_int64]
+        StreamEvent.waits = staticmethod(library.pretended_waits)
         library.pretended_freed.restype = ctypes.c_int64
         library.pretended_freed.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self.book = Book(count, card.memory - cards.CONTEXT, library.pretended_freed)
@@ -86,6 +89,10 @@ class PretendedCUDA:
         if found >= self.count():
             raise RuntimeError(f"CUDA error: invalid device ordinal {found} (see {VISIBLE})")
         return found
+
+    def synchronize(self, device: object = None) -> None:
+        """Everything has been done; the wait counts, as times of events may be read after it."""
+        self.library.pretended_waits(1)
 
     def exchange(self, device: int) -> int:
         """Make a GPU the current one, and give the number of the one before."""
@@ -246,7 +253,7 @@ def _lazy_answers(cuda: PretendedCUDA) -> dict[str, Callable]:
         "get_device_properties": lambda device=None: cuda.properties(device),
         "get_device_name": lambda device=None: cuda.properties(device).name,
         "get_device_capability": lambda device=None: cuda.card.capability,
-        "synchronize": lambda device=None: None,
+        "synchronize": cuda.synchronize,
         "mem_get_info": cuda.free_memory,
         "reset_peak_memory_stats": lambda d=None: book.now(cuda.index(d)).reset_peaks(),
         "reset_max_memory_allocated": lambda d=None: book.now(cuda.index(d)).reset_peaks(),
@@ -338,7 +345,7 @@ def _answers_in_c(cuda: PretendedCUDA) -> dict[str, Callable]:
         "_cuda_exchangeDevice": cuda.exchange,
         "_cuda_maybeExchangeDevice": cuda.exchange,
         "_cuda_getCurrentRawStream": lambda device: 0,
-        "_cuda_synchronize": lambda: None,
+        "_cuda_synchronize": cuda.synchronize,
         "_cuda_emptyCache": cuda.book.empty_cache,
         "_cuda_clearCublasWorkspaces": lambda: cuda.library.pretended_clear_workspaces(),
         "_cuda_getCompiledVersion": lambda: 12080,
@@ -362,7 +369,7 @@ def _accelerator(cuda: PretendedCUDA) -> dict[str, Callable]:
         "current_accelerator": lambda check_available=False: (
             torch.device("cuda") if cuda.count() else None
         ),
-        "synchronize": lambda *device: None,
+        "synchronize": cuda.synchronize,
         "current_device_index": cuda.current,
         "current_stream": lambda device=None: Stream(device),
         "set_device_index": cuda.set_device,

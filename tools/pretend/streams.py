@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -31,7 +32,7 @@ class Stream:
         self.cuda_stream = self.stream_id = 0
 
     def synchronize(self) -> None:
-        pass
+        StreamEvent.waits(1)
 
     def wait_stream(self, other: Stream) -> None:
         pass
@@ -40,6 +41,7 @@ class Stream:
         pass
 
     def query(self) -> bool:
+        StreamEvent.waits(1)
         return True
 
     def is_capturing(self) -> bool:
@@ -66,25 +68,35 @@ class Stream:
 class StreamEvent:
     """A moment, by the clock of the host; used without `enable_timing` it refuses to give times."""
 
+    # Counts so many more waits of the host for a GPU, and gives their number (PretendedCUDA).
+    waits: Callable[[int], int] = staticmethod(lambda more: more)
+
     def __init__(self, enable_timing: bool = False, **rest):
         self.enable_timing, self.moment = enable_timing, None
 
     def record(self, stream: Stream | None = None) -> None:
-        self.moment = time.perf_counter()
+        self.moment, self.waited = time.perf_counter(), self.waits(0)
 
     def synchronize(self) -> None:
-        pass
+        self.waits(1)
 
     def wait(self, stream: Stream | None = None) -> None:
         pass
 
     def query(self) -> bool:
+        self.waits(1)
         return True
 
     def elapsed_time(self, end: StreamEvent) -> float:
-        """Milliseconds, as CUDA gives them, with CUDA's own refusals."""
+        """Milliseconds, as CUDA gives them, with CUDA's own refusals.
+
+        Raises RuntimeError where the host has not waited for a GPU since an event was recorded: a
+        real one may not have come there yet.
+        """
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.moment is None or end.moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self.waits(0) in (self.waited, end.waited):
+            raise RuntimeError("CUDA error: device not ready (torch.cuda.synchronize() waits)")
         return (end.moment - self.moment) * 1000

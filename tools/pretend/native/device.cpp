@@ -156,6 +156,8 @@ int64_t pretended_freed(int64_t* into, int64_t most) {
   all.erase(all.begin(), all.begin() + count);
   return count;
 }
+// How often the host has waited for a GPU, after `more` of it.
+int64_t pretended_waits(int64_t more) { return pretended::waits += more; }
 int pretended_current() { return pretended::current; }
 void pretended_set_current(int device) { pretended::current = device; }
 void pretended_clear_workspaces() { pretended::clear_workspaces(); }

@@ -62,6 +62,9 @@ inline Tensor on_gpu(const Tensor& tensor, int device) {
 // only of its indices: they are lists of optional tensors.
 inline const std::set<std::string> MIXED = {"aten::copy_", "aten::_copy_from",
                                             "aten::_foreach_copy_", "aten::set_.source_Tensor"};
+// These give values to the host, which waits for them.
+inline const std::set<std::string> READ = {"aten::_local_scalar_dense", "aten::equal",
+                                           "aten::nonzero", "aten::masked_select"};
 inline const std::set<std::string> PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm",
                                                "aten::baddbmm", "aten::mv", "aten::addmv"};
 // {operation: its weight and bias among the arguments}, which have the dtype of the input on a GPU.
@@ -228,6 +231,7 @@ inline void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   std::optional<Drawing> drawing;
   if (call.device >= 0 && op.hasTag(at::Tag::nondeterministic_seeded)) drawing.emplace(call.device);
   op.callBoxed(stack);
+  if (READ.count(op.schema().name())) ++waits;
   drawing.reset();
   call.results();
 }
@@ -250,8 +254,9 @@ inline Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
   return at::detail::empty_strided_generic(size, stride, &allocator, keys, type);
 }
 
-inline Tensor& copy_(Tensor& to, const Tensor& from, bool) {
+inline Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   Quietly quietly;
+  if (!to.is_cuda() && !non_blocking) ++waits;
   Tensor there = on_host(to);
   there.copy_(on_host(from));
   return to;

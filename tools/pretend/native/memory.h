@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -31,6 +32,7 @@ inline int64_t workspace = 0;  // bytes of one cuBLAS handle
 inline int devices = 1;
 inline thread_local int current = 0;
 inline bool used = false, forked = false;  // a process that has used CUDA; a copy of such a one
+inline std::atomic<int64_t> waits{0};  // how often the host has waited for a GPU
 
 inline int64_t take(int device, int64_t bytes) {
   if (enter == nullptr || bytes == 0) return 0;
