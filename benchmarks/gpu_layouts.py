@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 
+from benchmarks import room
 from benchmarks.apart import last_object
 from benchmarks.proof import Step
 from helpers import gpus
@@ -24,7 +25,6 @@ from helpers.strategy.techniques import MODELS
 from helpers.timing.specs import of_device
 
 SCRIPT = Path(__file__).with_name("gpu_layout_ranks.py")
-MEMORY_FRACTION = 0.8  # of a GPU's memory that a plan may fill
 # Seconds of work of one step: about a minute to plan it, two for the ranks. A call of `make record`
 # may have nine minutes, and ranks that wait for each other for ever should not take them all.
 TIME_LIMIT = 180.0
@@ -56,7 +56,7 @@ def one(case: tuple[str, str, Recipe]) -> Step | None:
     (_, technique, recipe), gpu = case, gpus.here()
     parallel = LAYOUTS[technique][0]
     planned = plan_parallel(recipe, parallel)
-    if planned.peak > MEMORY_FRACTION * gpu.memory:
+    if planned.peak > room.MEMORY_FRACTION * gpu.memory:
         return None
     ranks = measure(recipe, parallel)
     link = link_of(ranks)

@@ -26,8 +26,9 @@ import torch
 
 from benchmarks import apart, gpu_layouts
 from benchmarks.measure_step import measure
-from benchmarks.measured_steps import LARGE, MEMORY_FRACTION, Case, cases, other_estimates
+from benchmarks.measured_steps import LARGE, Case, cases, other_estimates
 from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
+from benchmarks.room import has_room
 from helpers import gpus
 from helpers.commands.wrapper import run
 from helpers.packages.cells import missing as not_installed
@@ -102,7 +103,7 @@ def one(case: Case) -> Step | None:
         return gpu_layouts.one(case)
     recipe, gpu = case[-1], gpus.here()
     planned = plan(recipe, "cuda")
-    if planned.peak > MEMORY_FRACTION * gpu.memory:
+    if not has_room(recipe, planned.peak, gpu.memory):
         return None
     seen = measure(recipe, "cuda")
     peaks = planned.allocator_peaks(gpu)

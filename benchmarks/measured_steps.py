@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 
 import psutil
 
+from benchmarks import room
 from benchmarks.apart import last_object
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
@@ -56,7 +57,6 @@ MORE: dict[str, dict] = {
     },
 }
 LARGE = "DeBERTa-v3-large, 16 × 512 tokens"  # the ladder of notebook 19
-MEMORY_FRACTION = 0.8  # of the machine's memory, which the plans of running steps may fill
 TIME_LIMIT = 3600.0  # seconds that one step may take
 # glibc shall give freed blocks back, so that resident memory is what the step needs: mallopt(3).
 GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_TRIM_THRESHOLD_": "0"}
@@ -154,12 +154,12 @@ def measure_steps(
     """
     gpu = gpus.here()
     memory = gpu.memory if device == "cuda" else psutil.virtual_memory().available
-    budget = MemoryBudget(int(MEMORY_FRACTION * memory))
+    budget = MemoryBudget(int(room.MEMORY_FRACTION * memory))
     planned: list[tuple[Case, Plan]] = []
     for case in cases() if chosen is None else chosen:
         model, technique, recipe = case
         plan_of_step = plan(recipe, device)
-        if plan_of_step.peak <= budget.size:
+        if room.has_room(recipe, plan_of_step.peak, memory):
             planned.append((case, plan_of_step))
         else:
             print(

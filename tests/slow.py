@@ -33,6 +33,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_what_it_writes_is_marked_and_refused_everywhere",
         "test_make_record_refuses_to_rehearse_into_results",
         "test_a_step_of_make_record_is_what_its_plan_says",
+        "test_a_step_of_make_record_that_is_too_large_is_left_out",
         "test_a_kernel_that_has_used_its_gpu_says_that_it_cannot_be_copied",
         "test_a_program_is_planned_on_a_machine_with_a_gpu",
         "test_every_rank_of_several_pipelines_hears_every_other",

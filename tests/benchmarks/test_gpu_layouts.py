@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import gpu_layout_ranks, gpu_layouts, gpu_steps, proof
+from benchmarks import gpu_layout_ranks, gpu_layouts, gpu_steps, proof, room
 from benchmarks.measured_steps import LARGE, cases
 from helpers import gpus
 from helpers.parallel.comm_meter import SentMessage
@@ -65,7 +65,7 @@ def test_a_gpu_of_unknown_speed_has_no_planned_seconds(two_gpus, monkeypatch):
 
 
 def test_a_step_that_is_too_large_is_not_begun(two_gpus, monkeypatch):
-    monkeypatch.setattr(gpu_layouts, "MEMORY_FRACTION", 0.0)
+    monkeypatch.setattr(room, "MEMORY_FRACTION", 0.0)
     monkeypatch.setattr(gpu_layouts, "measure", lambda *_: pytest.fail("it was begun"))
     assert gpu_steps.one(two_gpus) is None
 

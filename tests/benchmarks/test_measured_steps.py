@@ -8,7 +8,7 @@ from dataclasses import replace as changed
 import pytest
 import torch
 
-from benchmarks import gpu_layouts, measure_step, measured_steps, other_estimators, proof
+from benchmarks import gpu_layouts, measure_step, measured_steps, other_estimators, proof, room
 from helpers import gpus, models
 from helpers.memory.tracker import PHASES
 from helpers.plan import plan
@@ -168,7 +168,7 @@ def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsy
 
 
 def test_a_step_without_room_is_left_out_and_named(monkeypatch, capsys):
-    monkeypatch.setattr(measured_steps, "MEMORY_FRACTION", 0.0)
+    monkeypatch.setattr(room, "MEMORY_FRACTION", 0.0)
     assert list(measured_steps.measure_steps("cpu", chosen=[("mini ViT", "plain", IMAGE)])) == []
     assert "mini ViT, plain: left out" in capsys.readouterr().out
 

@@ -115,6 +115,18 @@ def after_step(module: ModuleType) -> None:
     vars(module)["train_step"] = checked(vars(module)["train_step"])
 
 
+def after_room(module: ModuleType) -> None:
+    """What is too large for a GPU is so at its true size."""
+    from tools.pretend.true_size import need
+
+    narrow = vars(module)["has_room"]
+
+    def has_room(recipe, peak, memory):
+        return narrow(recipe, need(recipe)[0] if recipe.profile == "full" else peak, memory)
+
+    vars(module)["has_room"] = has_room
+
+
 def after_train(module: ModuleType) -> None:
     _narrow().change_train(module)
 

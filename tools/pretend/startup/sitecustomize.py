@@ -19,6 +19,7 @@ CHANGED = {
     "torch._dynamo.trace_rules": "after_trace_rules",
     "torch._inductor.compile_fx": "after_inductor",
     "bitsandbytes": "",
+    "benchmarks.room": "after_room",
     "helpers.gpus": "after_gpus",
     "helpers.kernels.nvrtc": "after_nvrtc",
     "helpers.recipe": "after_recipe",
