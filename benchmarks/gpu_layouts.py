@@ -11,9 +11,9 @@ import json
 import os
 from pathlib import Path
 
-from benchmarks import room
 from benchmarks.apart import last_object
 from benchmarks.proof import Step
+from benchmarks.room import has_room
 from helpers import gpus
 from helpers.memory.timeline import Plan
 from helpers.parallel.launcher import RankFailed, launch
@@ -56,7 +56,7 @@ def one(case: tuple[str, str, Recipe]) -> Step | None:
     (_, technique, recipe), gpu = case, gpus.here()
     parallel = LAYOUTS[technique][0]
     planned = plan_parallel(recipe, parallel)
-    if planned.peak > room.MEMORY_FRACTION * gpu.memory:
+    if not has_room(planned, gpu.memory):
         return None
     ranks = measure(recipe, parallel)
     link = link_of(ranks)

@@ -103,7 +103,7 @@ def one(case: Case) -> Step | None:
         return gpu_layouts.one(case)
     recipe, gpu = case[-1], gpus.here()
     planned = plan(recipe, "cuda")
-    if not has_room(recipe, planned.peak, gpu.memory):
+    if not has_room(planned, gpu.memory):
         return None
     seen = measure(recipe, "cuda")
     peaks = planned.allocator_peaks(gpu)

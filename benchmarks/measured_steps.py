@@ -26,10 +26,10 @@ from datetime import UTC, datetime
 
 import psutil
 
-from benchmarks import room
 from benchmarks.apart import last_object
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
+from benchmarks.room import MEMORY_FRACTION, has_room
 from helpers import gpus, models, record
 from helpers.commands.arguments import new_folder, whole_number
 from helpers.commands.wrapper import run as run_command
@@ -154,12 +154,12 @@ def measure_steps(
     """
     gpu = gpus.here()
     memory = gpu.memory if device == "cuda" else psutil.virtual_memory().available
-    budget = MemoryBudget(int(room.MEMORY_FRACTION * memory))
+    budget = MemoryBudget(int(MEMORY_FRACTION * memory))
     planned: list[tuple[Case, Plan]] = []
     for case in cases() if chosen is None else chosen:
         model, technique, recipe = case
         plan_of_step = plan(recipe, device)
-        if room.has_room(recipe, plan_of_step.peak, memory):
+        if has_room(plan_of_step, memory):
             planned.append((case, plan_of_step))
         else:
             print(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from helpers.recipe import Recipe
+from helpers.memory.timeline import Plan
+from helpers.strategy.plan_ranks import ParallelPlan
 
 MEMORY_FRACTION = 0.8  # of the machine's memory, which plans may fill
 
 
-def has_room(recipe: Recipe, peak: int, memory: int) -> bool:
-    """Whether a step with this planned peak is measured on a machine with so much memory, in bytes.
+def has_room(planned: Plan | ParallelPlan, memory: int) -> bool:
+    """Whether a planned step is measured where so many bytes of memory are.
 
-    A rehearsal on a pretended GPU, whose models are narrow, takes the recipe's peak at its true
-    size in the place of `peak`.
+    `memory` is that of one GPU, or what the host has available.
     """
-    return peak <= MEMORY_FRACTION * memory
+    return planned.peak <= MEMORY_FRACTION * memory

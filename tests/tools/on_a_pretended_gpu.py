@@ -259,7 +259,7 @@ def events_and_streams():
         torch.ones(3, device="cuda").to("cpu", non_blocking=True)
         refused("not ready", lambda: first.elapsed_time(last))
         wait()
-        assert 0 < first.elapsed_time(last) < 100_000
+        assert 0 < first.elapsed_time(last) < 10_000
     plain.record()
     last.synchronize()
     refused("enable_timing=True", lambda: plain.elapsed_time(last), ValueError)

@@ -343,7 +343,7 @@ def test_make_proof_measures_what_it_plans(tmp_path):
         "-m",
         "benchmarks.measured_steps",
         "--only",
-        "ViT-B/16, 32 images, Lion",
+        "ViT-B/16, 32 images, L",  # LoRA and Lion
     ]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "steps")],
@@ -354,7 +354,7 @@ def test_make_proof_measures_what_it_plans(tmp_path):
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "ViT-B/16, 32 images, Lion: " in done.stdout
+    assert "ViT-B/16, 32 images, LoRA, rank 8: " in done.stdout and "Lion: " in done.stdout
     assert "FAILED" not in done.stderr and not (tmp_path / "steps").exists()
 
 

@@ -116,15 +116,9 @@ def after_step(module: ModuleType) -> None:
 
 
 def after_room(module: ModuleType) -> None:
-    """What is too large for a GPU is so at its true size."""
-    from tools.pretend.true_size import need
+    from tools.pretend.true_size import with_true_peak
 
-    narrow = vars(module)["has_room"]
-
-    def has_room(recipe, peak, memory):
-        return narrow(recipe, need(recipe)[0] if recipe.profile == "full" else peak, memory)
-
-    vars(module)["has_room"] = has_room
+    vars(module)["has_room"] = with_true_peak(vars(module)["has_room"])
 
 
 def after_train(module: ModuleType) -> None:

@@ -21,7 +21,6 @@ class Rehearsed:
     excused  {number of a code cell: why it may fail}, of those that failed
     failed   {number of a code cell: the error}, of the others
     seconds  wall-clock
-    bounded  whether steps without room at their true size were refused (`tools.pretend.true_size`)
     """
 
     notebook: str
@@ -32,7 +31,6 @@ class Rehearsed:
     seconds: float
     excused: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    bounded: bool = False
 
 
 @dataclass
@@ -46,7 +44,6 @@ class Recorded:
     lessons  whose runs were recorded
     failed   the summary's lines about steps and lessons that failed
     left     whether the last call still left something
-    bounded  as of `Rehearsed`
     """
 
     card: str
@@ -58,7 +55,6 @@ class Recorded:
     lessons: int
     failed: list[str] = field(default_factory=list)
     left: bool = False
-    bounded: bool = False
 
 
 @dataclass

@@ -166,7 +166,6 @@ FOUND = (
         "what a pretended GPU writes is marked, and refused wherever records are kept or shown",
     ),
 )
-EARLIER = " °"
 BEGIN, END = "<!-- rehearsed -->\n", "<!-- /rehearsed -->"
 RECORD_BEGIN, RECORD_END = "<!-- recorded -->\n", "<!-- /recorded -->"
 
@@ -191,7 +190,7 @@ def _cell(row: Rehearsed) -> str:
         text += f", {len(row.excused)} excused"
     if row.failed:
         text += f", {len(row.failed)} FAILED"
-    return f"{text}; {row.seconds:.0f} s{'' if row.bounded else EARLIER}"
+    return f"{text}; {row.seconds:.0f} s"
 
 
 def found() -> str:
@@ -215,7 +214,7 @@ def records(rows: list[Recorded]) -> str:
     """A row for each time that `make record` was rehearsed, in Markdown."""
     lines = [
         {
-            "GPUs": f"{row.count} × {row.card}{'' if row.bounded else EARLIER}",
+            "GPUs": f"{row.count} × {row.card}",
             "minutes given": row.minutes,
             "minutes taken": " + ".join(f"{seconds / 60:.0f}" for seconds in row.seconds),
             "steps measured": row.steps,
@@ -228,8 +227,7 @@ def records(rows: list[Recorded]) -> str:
     ]
     if not lines:
         return "It has not been rehearsed yet."
-    earlier = f"\n\nLines with{EARLIER} are of an earlier state, as below."
-    return Table(lines).to_markdown() + ("" if all(row.bounded for row in rows) else earlier)
+    return Table(lines).to_markdown()
 
 
 def written(text: str, kept: Kept) -> str:
@@ -259,11 +257,6 @@ def _notebooks(rows: list[Rehearsed]) -> str:
         f"{ran} of {cells} cells ran to their end in {len(rows)} rehearsals, which took "
         f"{minutes:.0f} minutes on a busy machine. An empty field has not been rehearsed.\n"
     ]
-    if not all(row.bounded for row in rows):
-        parts.append(
-            f"Fields with{EARLIER} are of narrow models that may have no room at their true size: "
-            "they were rehearsed before that was refused.\n"
-        )
     parts.append(f"\n{table(rows)}\n")
     if notes:
         parts.append(f"\nExcused, as a rehearsal has not what the cell speaks of:\n\n{notes}")

@@ -38,9 +38,7 @@ def rehearse_record(card: str, count: int, minutes: int) -> Recorded:
             if not any(line.startswith(LEFT) for line in lines):
                 break
         _check_refused(folder)
-        return _recorded(
-            Recorded(card, count, minutes, seconds, 0, 0.0, 0, bounded=True), folder, lines
-        )
+        return _recorded(Recorded(card, count, minutes, seconds, 0, 0.0, 0), folder, lines)
 
 
 def _call(card: str, count: int, minutes: int, folder: Path) -> list[str]:

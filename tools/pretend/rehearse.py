@@ -87,7 +87,7 @@ def rehearse(path: Path, card: str, count: int, folder: Path | None = None) -> R
         on_cell_executed=line.step,
     )
     begun = time.perf_counter()
-    result = Rehearsed(path.stem, card, count, len(code), 0, 0.0, bounded=True)
+    result = Rehearsed(path.stem, card, count, len(code), 0, 0.0)
     try:
         with failures(client, path, line):
             client.execute(env={**os.environ, **QUIET, **environment(card, count)})

@@ -69,7 +69,7 @@ class StreamEvent:
     """A moment, by the clock of the host; used without `enable_timing` it refuses to give times."""
 
     # Counts so many more waits of the host for a GPU, and gives their number (PretendedCUDA).
-    waits: Callable[[int], int] = staticmethod(lambda more: more)
+    waits: Callable[[int], int]
 
     def __init__(self, enable_timing: bool = False, **rest):
         self.enable_timing, self.moment = enable_timing, None

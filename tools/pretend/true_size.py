@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable
 from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 from helpers.files import replace_all
@@ -39,6 +40,21 @@ def checked(function: Callable) -> Callable:
         return function(*args, **kwargs)
 
     return run
+
+
+def with_true_peak(function: Callable) -> Callable:
+    """`benchmarks.room.has_room`, which now answers for a full model's step on one GPU at its true
+    size. A step on several GPUs is judged as narrow as it runs."""
+
+    @wraps(function)
+    def has_room(planned: Any, memory: int) -> bool:
+        from helpers.memory.timeline import Plan
+
+        if isinstance(planned, Plan) and planned.recipe.profile == "full":
+            planned = SimpleNamespace(peak=need(planned.recipe)[0])
+        return function(planned, memory)
+
+    return has_room
 
 
 def refuse(recipe: Recipe, device: Any) -> None:
