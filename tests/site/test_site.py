@@ -9,8 +9,10 @@ from urllib.parse import unquote, urlparse
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from helpers.files import replace_all
+from helpers.tables import Table
 from tools.course.notebooks import every_notebook
-from tools.course.pages import html
+from tools.course.pages import html, index
 from tools.site.build import build
 from tools.site.sources import described, in_prose, linked
 
@@ -155,12 +157,28 @@ def test_light_and_dark_wide_and_narrow(site, noted, shoot, place):
 def test_a_page_of_make_run_is_as_light_as_the_readers_system(noted, tmp_path):
     cells = [new_markdown_cell("# Title\n\nText"), new_code_cell("print(1)")]
     file = tmp_path / "page.html"
-    file.write_text(html(new_notebook(cells=cells)), encoding="utf8")
+    file.write_text(html(new_notebook(cells=cells), file, tmp_path), encoding="utf8")
     seen = {}
     for scheme in ("light", "dark"):
         noted.page.emulate_media(color_scheme=scheme)
         seen[scheme] = luminance(noted.open(file))
     assert seen["light"] > 600 and seen["dark"] < 200 and noted.wrong == []
+
+
+def test_the_index_of_make_run_fits_a_phone_and_its_table_scrolls(noted, tmp_path):
+    (lesson,) = LESSONS.values()
+    written = {
+        "html": {f"{lesson.stem}.html": ""},
+        "done": {f"{lesson.stem}.json": json.dumps({"seconds": 1.0})},
+    }
+    for name, files in written.items():
+        replace_all(tmp_path / name, files)
+    columns = {f"a column with a long name {number}": "0.333" for number in range(12)}
+    index(tmp_path, {lesson.stem: [Table([columns])]})
+    noted.page.set_viewport_size({"width": 390, "height": 844})
+    shown = noted.open(tmp_path / "html" / "index.html")
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+    assert shown.evaluate("document.querySelector('.wide').scrollWidth") > 390 and not noted.wrong
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ import base64
 import io
 import re
 
+import nbformat
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tools.course import badges, pages
+from tools.course import BUILD, ROOT, badges, pages
+from tools.course.notebooks import every_notebook
 
-LINKS = "[02](02_gradient_accumulation.ipynb) [lab](labs/02_a_lab.ipynb) [back](../03_b.ipynb)"
+LINK = re.compile(r'href="(?![a-z]+:|#)([^"#]*)')
 
 
-def page(*texts, outputs=()):
+def page(*texts, outputs=(), path=ROOT / "notebooks" / "02_a.ipynb", beside=()):
     cells = [new_markdown_cell(text) for text in texts]
-    return pages.html(new_notebook(cells=[*cells, new_code_cell("1", outputs=list(outputs))]))
+    notebook = new_notebook(cells=[*cells, new_code_cell("1", outputs=list(outputs))])
+    return pages.html(notebook, path, BUILD / "html", beside)
 
 
 def test_formulas_are_mathml_and_code_is_not():
@@ -30,10 +33,28 @@ def test_nothing_is_loaded_from_elsewhere():
     assert not re.findall(r'(?:src|<link[^>]*href)="(?:https?:)?//[^"]*"', shown)
 
 
-def test_links_between_lessons_and_labs_lead_to_pages_in_one_folder():
-    shown = page(LINKS)
-    for name in ("02_gradient_accumulation", "02_a_lab", "03_b"):
-        assert f'href="{name}.html"' in shown
+def test_links_lead_to_pages_of_the_same_run_and_else_to_the_repository():
+    text = "[03](03_b.ipynb) [lab](labs/02_a_lab.ipynb) [04](04_c.ipynb#x) [w](../docs/glossary.md)"
+    assert LINK.findall(page(text, beside={"03_b", "02_a_lab"})) == [
+        "03_b.html",
+        "02_a_lab.html",
+        "../../notebooks/04_c.ipynb",
+        "../../docs/glossary.md",
+    ]
+    lab = ROOT / "notebooks" / "labs" / "02_a_lab.ipynb"
+    assert LINK.findall(page("[02](../02_a.ipynb)", path=lab, beside={"02_a"})) == ["02_a.html"]
+
+
+def test_every_link_of_every_page_of_make_run_leads_somewhere():
+    """As after `make run`: the pages of the first lessons, and no others."""
+    made = {path.stem for path in every_notebook()[:3]}
+    lost = []
+    for path in every_notebook():
+        prose = [cell.source for cell in nbformat.read(path, 4).cells if "](" in cell.source]
+        for link in LINK.findall(page(*prose, path=path, beside=made)):
+            there = link.removesuffix(".html") in made or (BUILD / "html" / link).resolve().exists()
+            lost += [] if there else [(path.name, link)]
+    assert lost == []
 
 
 def test_pictures_have_words():

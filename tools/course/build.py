@@ -27,12 +27,13 @@ def run(paths: list[Path], command: str, build: Path = BUILD) -> None:
     Raises Failed where a notebook does not run to its end.
     """
     os.environ.setdefault("TIGHT_FIT_PROFILE", "mini")
-    for path in paths:
-        key = fingerprint(path)
+    keys = {path: fingerprint(path) for path in paths}
+    beside = {page.stem for page in (build / "html").glob("*.html")} | {path.stem for path in paths}
+    for path, key in keys.items():
         if _done(path, build) == key:
             print(f"{path.stem:32} up to date")
         else:
-            _build(path, key, command, build)
+            _build(path, key, command, build, beside)
     pages.index(build, tables.every(build / "runs"))
     tables.show(paths, build / "runs")
     print(f"\nPages: {_short(build / 'html' / 'index.html')}")
@@ -51,12 +52,12 @@ def save(paths: list[Path], command: str) -> None:
         clean.write(notebook, path)
 
 
-def _build(path: Path, key: str, command: str, build: Path) -> None:
+def _build(path: Path, key: str, command: str, build: Path, beside: set[str]) -> None:
     build.mkdir(parents=True, exist_ok=True)
     with unfinished(build, "unfinished") as staging:
         environment = {"TIGHT_FIT_RUNS": str(staging), "TIGHT_FIT_COMMAND": command}
         notebook, seconds = execute(path, environment)
-        page = pages.html(clean.clean(notebook))
+        page = pages.html(clean.clean(notebook), path, build / "html", beside)
         runs = {
             file.name: file.read_text(encoding="utf8") for file in sorted(staging.glob("*.json"))
         }

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import html as escape
 import json
+import os
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +24,8 @@ from tools.site.sources import described
 if TYPE_CHECKING:
     from helpers.tables import Table
 
-# A link from one notebook to another. Pages of lessons and labs lie in one folder.
-NEIGHBOUR = re.compile(r'href="(?:\./|\.\./|labs/)?(\d\d_\w+)\.ipynb')
+# A link to a file of the repository: no address, no place in the page itself.
+FILE = re.compile(r'href="(?![a-z]+:|#|//)([^"#]+)')
 SCRIPT = re.compile(r'<script src="(?:require)?"></script>')
 MATHJAX = re.compile(r"<!-- Load mathjax -->.*?<!-- End of mathjax configuration -->", re.DOTALL)
 # A figure. This template of nbconvert leaves out the words that the output has for it.
@@ -34,7 +36,8 @@ STYLE = """:root { color-scheme: light dark }
 body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; font-size: 14px; margin: .5em 0 }
 td, th { padding: .2em .8em; text-align: right } th { border-bottom: 1px solid #999 }
-td:first-child, th:first-child { text-align: left } .small { opacity: .7 }"""
+td:first-child, th:first-child { text-align: left } .small { opacity: .7 }
+.wide { overflow-x: auto }"""  # a table scrolls by itself, and the page stays as wide as a phone
 
 
 # What nbconvert's dark theme leaves as it is: figures are drawn on white.
@@ -46,9 +49,13 @@ DARK = """<style>@media (prefers-color-scheme: dark) {{
 </head>"""
 
 
-def html(notebook: NotebookNode) -> str:
+def html(notebook: NotebookNode, path: Path, folder: Path, pages: Container[str] = ()) -> str:
     """One self-contained page, light or dark as the reader's system is.
 
+    path    the notebook's own file, which its links start from
+    folder  where the page will lie
+    pages   the notebooks, by their names without suffix, whose pages will lie there too; links to
+            them lead to these pages, all others to the repository's files
     The notebook's pictures get the words of `described`.
     """
     from nbconvert import HTMLExporter
@@ -83,7 +90,14 @@ def html(notebook: NotebookNode) -> str:
     page = page.replace("</head>", DARK.format(theme=theme), 1)
     words = iter([text for cell in notebook.cells for text in described(cell)])
     page = PICTURE.sub(lambda found: f"{found[1]}{escape.escape(next(words))}", page)
-    return NEIGHBOUR.sub(r'href="\1.html', MATHJAX.sub("", SCRIPT.sub("", page)))
+
+    def lead(link: re.Match) -> str:
+        target = (path.parent / link[1]).resolve()
+        if target.suffix == ".ipynb" and target.stem in pages:
+            return f'href="{target.stem}.html'
+        return f'href="{os.path.relpath(target, folder.resolve())}'
+
+    return FILE.sub(lead, MATHJAX.sub("", SCRIPT.sub("", page)))
 
 
 def title(notebook: NotebookNode) -> str:
@@ -108,7 +122,8 @@ def index(build: Path, tables: dict[str, list[Table]]) -> None:
         parts.append(
             f'<h2><a href="{page.name}">{name}</a></h2><p class="small">ran in {seconds:.0f} s</p>'
         )
-        parts += [table._repr_html_() for table in tables.get(page.stem, [])]
+        shown = [table._repr_html_() for table in tables.get(page.stem, [])]
+        parts += [f'<div class="wide" tabindex="0">{table}</div>' for table in shown]
     body = "\n".join(parts)
     replace_all(
         build / "html",

@@ -1,4 +1,4 @@
-"""Writes build/site: sources, Sphinx, the calculator, and the pages of `make run` where there are.
+"""Writes build/site: sources, Sphinx and the calculator.
 
 Raises RuntimeError where Sphinx fails.
 """
@@ -34,7 +34,7 @@ and what to change.
 
 ![{picture}](docs/plan.png)
 
-How to install it, and what it can do: [README](README.md).{run}
+How to install it, and what it can do: [README](README.md).
 
 ```{{toctree}}
 :hidden:
@@ -73,13 +73,10 @@ def build(folder: Path = BUILD) -> Path:
         shutil.copy(HERE / name, source / "_static" / name)
     sources = Sources(source)
     sources.write()
-    own_run = (BUILD / "html" / "index.html").is_file()
-    (source / "index.md").write_text(_index(sources, own_run), encoding="utf8")
+    (source / "index.md").write_text(_index(sources), encoding="utf8")
     extra = work / "extra"
     write_calculator(extra / "calculator")
     sources.copy_files(extra)
-    if own_run:
-        shutil.copytree(BUILD / "html", extra / "run")
     _sphinx(work)
     site = folder / "site"
     shutil.rmtree(site, ignore_errors=True)
@@ -87,21 +84,19 @@ def build(folder: Path = BUILD) -> Path:
     return site
 
 
-def _index(sources: Sources, own_run: bool) -> str:
+def _index(sources: Sources) -> str:
     def names(paths: list[Path]) -> str:
         return "\n".join(path.relative_to(ROOT).with_suffix("").as_posix() for path in paths)
 
     lessons = [path for path in sources.notebooks if path.parent.name == "notebooks"]
     labs = [path for path in sources.notebooks if path.parent.name == "labs"]
     docs = [path for path in sources.docs if path.stem != "lessons"]
-    run = ' The pages of your own `make run`: <a href="run/index.html">here</a>.' if own_run else ""
     return INDEX.format(
         picture=PICTURE,
         first=lessons[0].relative_to(ROOT).as_posix(),
         lessons=names(lessons),
         labs=names(labs),
         docs=names(docs),
-        run=run,
     )
 
 
