@@ -44,47 +44,50 @@ FOLDED = {
 }
 LIBRARIES = r"(accelerate|bitsandbytes|datasets|deepspeed|lightning|peft|torch|transformers)\b"
 FIRST_CELL = """\
-#@title Find the course's files, or fetch them; then check this machine
-import subprocess, sys
+#@title Find the course's files, then check this machine
+import os, sys
 from pathlib import Path
 
-REPOSITORY = "{repository}"
-folders = [Path.cwd(), *Path.cwd().parents, Path("{name}")]
-for depth in ("*", "*/*", "*/*/*"):  # data sets attached on Kaggle
-    folders += Path("../input").glob(depth)
-course = [folder for folder in folders if (folder / "helpers" / "recipe.py").exists()]
-home = course[0] if course else Path("{name}")
-
-
-def git(seconds, *words):
-    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        return subprocess.run(["git", *words], timeout=seconds, **quiet).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-if not home.exists() and not (
-    git(8, "ls-remote", REPOSITORY, "HEAD")
-    and git(300, "clone", "--depth", "1", REPOSITORY, str(home))
-):
-    raise RuntimeError("The course could not be fetched: turn on the internet, or attach a copy.")
-sys.path.insert(0, str(home.resolve()))
+here, attached = Path.cwd(), Path("../input")  # on Kaggle, data sets are attached there
+places = [here, *here.parents, *here.glob("*")]
+places += [place for depth in ("*", "*/*", "*/*/*") for place in attached.glob(depth)]
+parts = ("helpers/recipe.py", "requirements.txt")  # a copy that is not whole lacks one of them
+course = [place for place in places if all(os.path.isfile(place / part) for part in parts)]
+{fetch}if not course:
+    raise RuntimeError(
+        "The course's files are not here: unpack its zip beside this notebook (Colab: upload it "
+        "under Files, then `!unzip -q NAME.zip`; Kaggle: attach it as a data set), then run again."
+    )
+sys.path.insert(0, str(course[0].resolve()))
 
 from helpers import notebook_setup
 
 notebook_setup.setup()"""
+# Only where the project has an address. Git removes what it could not fetch whole.
+FETCH = """\
+if not course:
+    import subprocess
+
+    fetch = ["git", "clone", "--quiet", "--depth", "1", "{repository}", "{name}"]
+    course = [here / "{name}"] if subprocess.run(fetch, timeout=300).returncode == 0 else []
+"""
 
 
 def repository() -> str:
-    """The address of the project, from pyproject.toml, its only place."""
+    """The project's public address from pyproject.toml, its only place; "" while it has none."""
     with (ROOT / "pyproject.toml").open("rb") as file:
-        return tomllib.load(file)["project"]["urls"]["Repository"].rstrip("/")
+        return tomllib.load(file)["tool"]["tight-fit"]["repository"].rstrip("/")
 
 
-def first_cell() -> str:
-    """The source of every notebook's first code cell."""
-    return FIRST_CELL.format(repository=repository(), name=repository().rsplit("/", 1)[-1])
+def first_cell(address: str | None = None) -> str:
+    """The source of every notebook's first code cell.
+
+    address  the project's, from which the cell fetches what it does not find; "" fetches nothing,
+             None takes `repository()`
+    """
+    address = repository() if address is None else address
+    name = address.rsplit("/", 1)[-1]
+    return FIRST_CELL.format(fetch=FETCH.format(repository=address, name=name) if address else "")
 
 
 def setup() -> None:

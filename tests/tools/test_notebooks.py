@@ -6,6 +6,7 @@ that breaks it.
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import nbformat
@@ -13,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from helpers import notebook_setup
-from tools.course import badges, clean
+from tools.course import ROOT, badges, clean
 from tools.course.notebooks import every_notebook
 
 PATHS = every_notebook()
@@ -210,14 +211,59 @@ def test_badges_are_fresh():
     assert not [path.name for path in badges.stale()], "run `make badges`"
 
 
-def test_readme_takes_its_address_from_the_project():
-    text = badges.README.read_text(encoding="utf8")
-    assert (
-        badges.readme(text, "https://github.com/else/where", PATHS[0].name).count("else/where") > 0
+# What fetches or opens this project: an address that names it, a badge, a clone, an installation.
+WAY_HERE = re.compile(
+    r"https?://[^\s\"')\]]*tight[-_]?fit[^\s\"')\]]*"
+    r"|https?://(?:colab\.research\.google|(?:www\.)?kaggle)\.com/(?:github|kernels)[^\s\"')\]]*"
+    r"|git clone(?: -\S+)* +(?:https?:|git@)\S+|\"clone\"[^\n]*https?:[^\n]*"
+    r"|git\+(?:https?|ssh|git)://\S+",
+    re.IGNORECASE,
+)
+# Programs and tests that hold such words, and no address of their own.
+TEMPLATES = {
+    "tools/course/badges.py",
+    "tools/site/sources.py",
+    "tests/tools/test_notebooks.py",
+}
+
+
+def strangers(text, address):
+    """What in the text leads a reader to this project by another address than `address`."""
+    owner = address.removeprefix("https://github.com/")  # badges name it without the host
+    return [way[0] for way in WAY_HERE.finditer(text) if not owner or owner not in way[0]]
+
+
+def test_no_address_but_the_setting_s_leads_to_this_project():
+    """Whoever owns an address that notebooks fetch runs code on every reader's machine."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("This is no checkout: git names no files here.")
+    address, found = notebook_setup.repository(), {}
+    for name in set(listed.stdout.splitlines()) - TEMPLATES:
+        if (ROOT / name).suffix in {".ipynb", ".md", ".py", ".toml", ".cff", ".js", ".html"}:
+            text = (ROOT / name).read_text(encoding="utf8")
+            found[name] = strangers(text, address)
+    assert len(found) > 300, "git named too few files"
+    assert {name: ways for name, ways in found.items() if ways} == {}, (
+        "name the address in pyproject.toml ([tool.tight-fit] repository) and run `make badges`"
     )
-    assert notebook_setup.repository() not in badges.readme(
-        text, "https://github.com/else/where", PATHS[0].name
-    )
+
+
+@pytest.mark.parametrize(
+    "text, known",
+    [
+        ('REPOSITORY = "https://github.com/tight-fit/tight-fit"', 0),
+        ("see https://tight_fit.example.org/page", 0),
+        ("[![Open](x)](https://colab.research.google.com/github/a/b/blob/main/x.ipynb)", 1),
+        ("(https://kaggle.com/kernels/welcome?src=https://github.com/a/b/x.ipynb)", 1),
+        ("git clone --quiet https://github.com/a/b", 1),
+        ("pip install git+https://github.com/a/b", 1),
+        ('["git", "clone", "https://github.com/a/b"]', 1),
+    ],
+)
+def test_a_foreign_address_is_seen_and_the_setting_s_is_not(text, known):
+    assert strangers(text, "") and bool(strangers(text, "https://github.com/a/b")) == (not known)
+    assert strangers("https://github.com/huggingface/peft", "") == []
 
 
 # The rules themselves, each on a notebook that breaks it and nothing else.

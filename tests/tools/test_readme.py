@@ -10,7 +10,7 @@ from helpers import record, sweeps, tables
 from helpers.plan import command, plan
 from helpers.strategy import techniques
 from tests.small import a_run
-from tools.course import badges, blocks, readme, trust
+from tools.course import blocks, readme, trust
 
 TEXT = readme.README.read_text(encoding="utf8")
 ONE_SCREEN = 750  # words of README, tables and the command's answer included
@@ -30,15 +30,6 @@ def test_readme_is_one_screen_with_one_picture_and_one_table():
     assert "none yet" not in TEXT
     for reader in ("I am out of memory", "I want to learn", "I teach"):
         assert reader in TEXT
-
-
-def test_readme_links_to_its_address_only_where_the_project_is_there():
-    address = badges.notebook_setup.repository()
-    assert badges.is_published() == (address in TEXT)
-    shown = badges.readme(TEXT, address, "00_start_here.ipynb", published=True)
-    assert f"git clone {address}" in shown and "colab.research" in shown
-    hidden = badges.readme(shown, address, "00_start_here.ipynb", published=False)
-    assert address not in hidden and badges.UNPUBLISHED in hidden
 
 
 def test_the_answer_in_readme_is_the_commands(capsys):

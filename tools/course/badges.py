@@ -1,9 +1,11 @@
-"""The repository's address, from pyproject.toml into notebooks and README."""
+"""The project's address, from pyproject.toml into notebooks, README and CITATION.cff.
+
+While it is empty there is no badge, nothing is fetched, and README says how to begin without it.
+"""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import nbformat
@@ -15,6 +17,8 @@ from tools.course.notebooks import every_notebook
 
 MARK = "<!-- badges -->"  # ends the badges' line of a notebook
 README = ROOT / "README.md"
+CITATION = ROOT / "CITATION.cff"
+CITED = re.compile(r"^repository-code: .*\n", re.MULTILINE)
 UNPUBLISHED = (
     "The project has no public address yet: unpack your copy, and open a terminal in its folder."
 )
@@ -41,52 +45,60 @@ def badges(notebook: str, repository: str) -> str:
 
 
 def notebook(path: Path, repository: str) -> str:
-    """A notebook's text as it should be: badges under its title, the first cell folded."""
+    """A notebook's text as it should be: badges under its title, the first cell folded.
+
+    repository  the project's address; "" for none, which leaves no badge
+    """
     node = nbformat.read(path, as_version=4)
+    line = f"{badges(path.name, repository)} {MARK}" if repository else ""
     for cell in node.cells:
         if cell.cell_type == "markdown":
-            cell.source = _under_title(cell.source, f"{badges(path.name, repository)} {MARK}")
+            cell.source = _under_title(cell.source, line)
             break
     first = next((cell for cell in node.cells if cell.cell_type == "code"), None)
     if first is None or "notebook_setup.setup()" not in first.source:
         first = nbformat.v4.new_code_cell(id="start")
         node.cells.insert(min(1, len(node.cells)), first)
-    first.source = notebook_setup.first_cell()
+    first.source = notebook_setup.first_cell(repository)
     first.metadata.update(notebook_setup.FOLDED)
     return nbformat.writes(node).rstrip("\n") + "\n"
 
 
 def _under_title(source: str, badge_line: str) -> str:
-    """The cell's source with its line of badges replaced, or put under its title."""
-    lines = source.split("\n")
-    for number, line in enumerate(lines):
-        if line.rstrip().endswith(MARK):
-            lines[number] = badge_line
-            return "\n".join(lines)
+    """The cell's source with this line of badges under its title, in place of an older one.
+
+    An empty line takes the older one out.
+    """
+    kept = re.sub(rf"\n*^.*{re.escape(MARK)}[ ]*$", "", source, flags=re.MULTILINE)
+    if not badge_line:
+        return kept
+    lines = kept.split("\n")
     title = next((number for number, line in enumerate(lines) if line.startswith("# ")), -1)
     rest = lines[title + 1 :]
     gap = [""] if rest and rest[0].strip() else []
     return "\n".join([*lines[: title + 1], "", badge_line, *gap, *rest]).strip("\n")
 
 
-def readme(text: str, repository: str, first: str, published: bool = True) -> str:
+def readme(text: str, repository: str, first: str) -> str:
     """README's text, its <!-- badges --> and <!-- clone --> blocks written anew.
 
-    published  whether the project is at its address; if not, README says so and links nowhere
+    repository  the project's address; "" for none: README then says so and links nowhere
+    first       the file name of the notebook that the badges open
     """
-    clone = f"```sh\ngit clone {repository}\ncd {repository.rsplit('/', 1)[-1]}\n```"
-    line = badges(first, repository)
-    if not published:
-        line, clone = "", UNPUBLISHED
+    line, clone = "", UNPUBLISHED
+    if repository:
+        line = badges(first, repository)
+        clone = f"```sh\ngit clone {repository}\ncd {repository.rsplit('/', 1)[-1]}\n```"
     for name, content in (("badges", line), ("clone", clone)):
         text = with_block(text, name, content)
     return text
 
 
-def is_published() -> bool:
-    """Whether pyproject.toml says that the project is at its address ([tool.tight-fit])."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        return bool(tomllib.load(file)["tool"]["tight-fit"]["published"])
+def citation(text: str, repository: str) -> str:
+    """The text of CITATION.cff with the project's address, or without one where it is ""."""
+    text = CITED.sub("", text)
+    line = f"repository-code: {repository}\n" if repository else ""
+    return text.replace("license: ", f"{line}license: ", 1)
 
 
 def with_block(text: str, name: str, content: str) -> str:
@@ -96,14 +108,23 @@ def with_block(text: str, name: str, content: str) -> str:
     return re.sub(pattern, lambda _: block, text, flags=re.DOTALL)
 
 
-def stale(folder: Path = NOTEBOOKS, page: Path = README) -> dict[Path, str]:
-    """{file: the text it should have} of notebooks and README that differ from it."""
-    repository = notebook_setup.repository()
-    wanted = {path: notebook(path, repository) for path in every_notebook(folder)}
+def stale(
+    folder: Path = NOTEBOOKS,
+    page: Path = README,
+    cited: Path = CITATION,
+    repository: str | None = None,
+) -> dict[Path, str]:
+    """{file: the text it should have} of notebooks, README and CITATION.cff that differ from it.
+
+    repository  the project's address; None takes pyproject.toml's
+    """
+    address = notebook_setup.repository() if repository is None else repository
+    wanted = {path: notebook(path, address) for path in every_notebook(folder)}
     if page.is_file():
         first = min((path.name for path in wanted), default="00_start_here.ipynb")
-        text = page.read_text(encoding="utf8")
-        wanted[page] = readme(text, repository, first, is_published())
+        wanted[page] = readme(page.read_text(encoding="utf8"), address, first)
+    if cited.is_file():
+        wanted[cited] = citation(cited.read_text(encoding="utf8"), address)
     return {path: text for path, text in wanted.items() if text != path.read_text(encoding="utf8")}
 
 
@@ -115,5 +136,6 @@ def command(check: bool) -> int:
         if not check:
             replace_all(path.parent, {path.name: text})
     if not files:
-        print(f"All badges name {notebook_setup.repository()}.")
+        address = notebook_setup.repository()
+        print(f"All badges name {address}." if address else "No address, and so no badges.")
     return int(check and bool(files))
