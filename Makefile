@@ -10,7 +10,7 @@
 #   MINUTES=9          is the time that record may take; the next call goes on. OUT=folder is where it writes
 #                      instead of results/. WHEELS=folder and MODELS=folder are for a machine without internet
 #                      (docs/recording.md).
-#   T=tests/plan       is what `make test` runs instead of tests and notebooks.
+#   T=tests/plan       is what `make test` and `make test-all` run instead of tests and notebooks.
 #   TORCH_INDEX=https://... is the address of a package index with PyTorch's build for CPUs, which is smaller by
 #                      two thirds (pytorch.org names it under "Get Started"). It may also be set in the environment.
 #   PY=python3         uses this interpreter as it is and makes no .venv. It must have the requirements installed.
@@ -27,16 +27,17 @@ NO_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || uname -s | grep -x Li
 
 FIRST := 00 01 02
 JOBS ?= 2
-T ?= tests notebooks
 
 .DEFAULT_GOAL := help
-.PHONY: help run lint quick test attack soak lab record record-dry proof sweeps notebooks plans pretrain badges readme bench calculator site bundle clean
+.PHONY: help run lint quick test test-all durations attack soak lab record record-dry proof sweeps notebooks plans pretrain badges readme bench calculator site bundle clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
 	@echo "make lint        check style, format and types (seconds)"
 	@echo "make quick       lint and the fast tests (under three minutes)"
-	@echo "make test        lint and every test, the notebooks through nbval included"
+	@echo "make test        lint, the tests, and the lessons through nbval: before every push"
+	@echo "make test-all    the labs as well, tests on a pretended GPU, soaks, and kept plans planned anew: nightly"
+	@echo "make durations   time every test, and choose anew what make quick leaves out"
 	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
 	@echo "make soak        all notebooks in random order three times, offline, interrupted, on GPUs without kernels, pretended (hours)"
 	@echo "make lab         open the notebooks in JupyterLab"
@@ -74,10 +75,10 @@ $(READY): requirements.txt requirements-dev.txt requirements-data.txt constraint
 
 # One thread is enough: these small models gain little from a second one, they stand still when another process wants
 # that core, and with one thread sums are added in the same order on every machine.
-run quick test attack soak notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
+run quick test test-all durations attack soak notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
 
 # Sets in one order in every process, or two workers may name a test differently and refuse to begin.
-quick test attack: export PYTHONHASHSEED ?= 0
+quick test test-all durations attack: export PYTHONHASHSEED ?= 0
 
 run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
@@ -89,11 +90,22 @@ lint: $(NEEDS)
 	@$(PY) -m mypy --no-error-summary
 
 quick: lint
-	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow" -n $(JOBS) --dist loadfile --durations=15
+	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" -n $(JOBS) --dist loadfile --durations=15
 
+NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
+AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- -n $(JOBS) --dist loadfile $(NBVAL) --durations=15
+
+# The lessons are notebooks/*.ipynb; the labs lie in a folder of their own.
+test: T ?= tests $(sort $(wildcard notebooks/*.ipynb))
 test: lint
-	@TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
-		--nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg --durations=15
+	@$(AGAIN) -m "not night"
+
+test-all: T ?= tests notebooks
+test-all: lint
+	@$(AGAIN)
+
+durations: $(NEEDS)
+	@TQDM_DISABLE=1 $(PY) -m pytest tests -p tests.durations -n $(JOBS) --dist loadfile
 
 attack: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests/attack -q -n $(JOBS) --dist loadfile

@@ -1,4 +1,4 @@
-"""`make test`: every test, and the files of those that fail once more, each by itself.
+"""`make test`: the tests, and the files of those that fail once more, each by itself.
 
 The tests start ranks, kernels and a browser on the cores that they share, and which files follow
 each other in a process differs from run to run. So a test may fail for its neighbours' sake. What

@@ -2,13 +2,10 @@
 
 import gc
 import os
-from pathlib import Path
 
 import pytest
 
-from tests.slow import FAST, SLOW
-
-TESTS = Path(__file__).parent
+from tests import durations
 
 os.environ["TIGHT_FIT_PROFILE"] = "mini"
 os.environ["TQDM_DISABLE"] = "1"
@@ -18,13 +15,10 @@ for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_F
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marker
 def pytest_collection_modifyitems(items):
-    """Mark the tests that tests/slow.py names: a test function, or one of its parameters."""
+    """Mark the tests that took longest when all were timed (tests/slow.tsv)."""
+    slow = durations.read()
     for item in items:
-        if not item.path.is_relative_to(TESTS):
-            continue  # a notebook's cell
-        file = item.path.relative_to(TESTS).as_posix()
-        names = {item.name, getattr(item, "originalname", item.name)}
-        if names & set(SLOW.get(file, ())) and item.name not in FAST.get(file, ()):
+        if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
 
 

@@ -4,8 +4,7 @@ A section is one file, `test_<section>.py`. Its docstring begins with one line, 
 tried.", which is the section's row in the table. A case is one bad input or one fault, so it is one
 parameter of a parametrised test, or a test of its own; a case that tries nothing bad belongs in
 another folder. After adding cases, run `python -m tests.attack`, which counts them and writes the
-table. Cases are cheap: functions and `main(arguments)` are called in this process, and what takes
-more than about three seconds is named in tests/slow.py.
+table. Cases are cheap: functions and `main(arguments)` are called in this process.
 """
 
 from __future__ import annotations

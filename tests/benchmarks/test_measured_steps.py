@@ -287,6 +287,7 @@ def test_what_is_missed_by_more_is_bitsandbytes_own(step):
     assert abs(update + 3 * largest - step.allocated) < 2**20
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.environment["name"])
 def test_kept_plans_are_todays(kept):
     for step in kept.steps[::9]:

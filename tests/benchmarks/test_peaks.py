@@ -100,6 +100,7 @@ def test_releases_are_grouped(release, group):
     assert page.group(release) == group
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "name",
     [

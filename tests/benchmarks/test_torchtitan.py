@@ -36,6 +36,7 @@ def test_an_error_is_that_of_its_row(monkeypatch):
     assert torchtitan_steps.errors("tokens") == pytest.approx([-0.5])
 
 
+@pytest.mark.night
 def test_the_kept_plan_of_eight_gpus_is_todays():
     row = torchtitan_steps.ROWS[0]
     kept = torchtitan_steps.read()[torchtitan_steps.key(row)]

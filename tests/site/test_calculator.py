@@ -52,6 +52,7 @@ def test_there_are_many_models_in_a_small_file():
     assert make.FILE.stat().st_size < 400_000
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("seed", range(6))
 def test_a_kept_plan_is_a_fresh_plan(seed):
     draw = random.Random(seed)

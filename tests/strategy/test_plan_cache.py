@@ -39,6 +39,7 @@ def test_each_group_of_plans_has_its_file():
     assert set(KEPT) == set(command.GROUPS) and all(KEPT.values())
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "key, ranks", SAMPLE, ids=lambda value: f"{value[0]} {value[1]}"[:90] if len(value) == 2 else ""
 )

@@ -64,6 +64,7 @@ def answers(card):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.night
 @needs_the_library
 @pytest.mark.parametrize("card", ["T4", "A100"])
 @pytest.mark.parametrize("check", CHECKS)
@@ -71,6 +72,7 @@ def test_on_a_pretended_gpu(card, check):
     assert not answers(card)[check], answers(card)[check]
 
 
+@pytest.mark.night
 @needs_the_library
 def test_every_check_ran():
     assert len(CHECKS) >= 12 and set(answers("T4")) == set(CHECKS)
@@ -90,6 +92,7 @@ def ranks_of(script, *arguments, gpus, ranks=2):
     return done.stdout
 
 
+@pytest.mark.night
 @needs_the_library
 def test_ranks_exchange_messages_over_nccl():
     """And two ranks that both send first are told that NCCL would wait for ever."""
@@ -97,6 +100,7 @@ def test_ranks_exchange_messages_over_nccl():
     assert said.count("both sent first: refused") >= 1
 
 
+@pytest.mark.night
 @needs_the_library
 @pytest.mark.parametrize("stages", [2, 3])
 def test_every_rank_of_several_pipelines_hears_every_other(stages):
@@ -106,6 +110,7 @@ def test_every_rank_of_several_pipelines_hears_every_other(stages):
     assert said.count(f"heard of {stages - 1} others") == 6
 
 
+@pytest.mark.night
 @needs_the_library
 def test_two_ranks_of_fsdp_on_a_machine_with_one_gpu_take_cpus():
     """FSDP by itself takes the GPUs, of which the second rank has none."""
@@ -120,6 +125,7 @@ def notebook(folder, *cells):
     return path
 
 
+@pytest.mark.night
 @needs_the_library
 def test_a_broken_branch_for_gpus_is_caught(tmp_path):
     """The branch has a name that does not exist; on a machine without a GPU nothing shows it."""
@@ -138,6 +144,7 @@ def test_a_broken_branch_for_gpus_is_caught(tmp_path):
     assert "NameError: name 'rnus' is not defined" in found.failed["2"]
 
 
+@pytest.mark.night
 @needs_the_library
 @pytest.mark.parametrize("card", ["T4", "RTX4060"])
 def test_a_lesson_runs_on_a_pretended_gpu(card):
@@ -150,6 +157,7 @@ def test_a_lesson_runs_on_a_pretended_gpu(card):
     assert found.ran == found.cells >= 15 and not found.failed
 
 
+@pytest.mark.night
 @needs_the_library
 def test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start(tmp_path):
     """`fit` leaves its model on the GPU, and `models.build` makes one on the CPU."""
@@ -194,6 +202,7 @@ train.fit(replace(large, batch_size=4), progress=False)
 """
 
 
+@pytest.mark.night
 @needs_the_library
 def test_what_has_no_room_at_its_true_size_does_not_run_narrow_either(tmp_path):
     """DeBERTa-v3-large, 16 x 256 tokens in fp32, on a T4; a quarter of the batch fits."""
@@ -213,6 +222,7 @@ assert "!tight-fit script train.py" in seen.stdout, seen.stdout
 """
 
 
+@pytest.mark.night
 @needs_the_library
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_kernel_that_has_used_its_gpu_says_that_it_cannot_be_copied(tmp_path, device):
@@ -233,6 +243,7 @@ for step in range(3):
 """
 
 
+@pytest.mark.night
 @needs_the_library
 def test_a_program_is_planned_on_a_machine_with_a_gpu(tmp_path):
     """Whose GPUs the command hides from itself, so that a copy of it can compute gradients."""
@@ -262,6 +273,7 @@ print(record.run(profile.recipe("vit", steps=2), "00_start_here/after").environm
 """
 
 
+@pytest.mark.night
 @needs_the_library
 def test_what_it_writes_is_marked_and_refused_everywhere(tmp_path, capsys):
     done = subprocess.run(
@@ -298,6 +310,7 @@ def test_no_record_is_of_a_rehearsal():
     assert texts and not any('"rehearsal"' in text for text in texts)
 
 
+@pytest.mark.night
 @needs_the_library
 @pytest.mark.parametrize(
     "technique, gpus",
@@ -312,6 +325,7 @@ def test_a_step_of_make_record_is_what_its_plan_says(technique, gpus):
     assert step.seconds > 0 and step.planned_seconds > 0 and bool(step.link) == (gpus == 2)
 
 
+@pytest.mark.night
 @needs_the_library
 def test_a_step_of_make_record_that_is_too_large_is_left_out():
     """By its true size, as on a real T4: the narrow model that would run here has room."""
@@ -335,6 +349,7 @@ def answer_of_a_step(model, technique, gpus):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.night
 @needs_the_library
 def test_make_proof_measures_what_it_plans(tmp_path):
     """`make proof` on a GPU; a part of its steps keeps nothing."""
@@ -422,6 +437,7 @@ def test_a_result_takes_the_place_of_the_older_one(tmp_path, monkeypatch):
     assert [(row.card, len(row.seconds)) for row in found.records] == [("A100", 1), ("T4", 2)]
 
 
+@pytest.mark.night
 @needs_the_library
 def test_make_record_refuses_to_rehearse_into_results(tmp_path):
     command = [sys.executable, "-m", "tools.course", "record", "--minutes", "1"]

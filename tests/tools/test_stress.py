@@ -52,6 +52,7 @@ else:
 """
 
 
+@pytest.mark.night
 def test_order_runs_all_every_round_and_goes_on_after_a_failure(folder, capfd):
     paths = [
         notebook(folder, "1 + 1", name="00_a"),
@@ -77,6 +78,7 @@ def test_order_runs_all_every_round_and_goes_on_after_a_failure(folder, capfd):
     assert [path.read_bytes() for path in paths] == before
 
 
+@pytest.mark.night
 def test_the_order_is_the_seed_s(folder, monkeypatch):
     ran = []
     monkeypatch.setattr(stress, "execute", lambda path, *_: ran.append(path.stem))
@@ -86,6 +88,7 @@ def test_the_order_is_the_seed_s(folder, monkeypatch):
     assert ran[:18] == ran[18:36] != ran[36:] and ran[:9] != ran[9:18]
 
 
+@pytest.mark.night
 def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(folder):
     child = (
         f"child = subprocess.run([sys.executable, '-c', {CUT!r}], capture_output=True, text=True)\n"
@@ -119,10 +122,12 @@ ABSENT = {
 }
 
 
+@pytest.mark.night
 def test_offline_hides_the_packages_that_hosted_machines_lack(folder):
     execute(notebook(folder, WITHOUT.format(projects=ABSENT)), stress.environment("offline"))
 
 
+@pytest.mark.night
 def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(folder):
     first = notebook_setup.first_cell()
     needing = "from helpers.notebook_setup import needs\nneeds('peft')\nimport peft\nx = peft"
@@ -141,6 +146,7 @@ def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(fol
     assert said[3] == "5485 rows\n"
 
 
+@pytest.mark.night
 def test_offline_reports_what_needs_the_network(folder, capfd):
     paths = [
         notebook(folder, "import urllib.request\nurllib.request.urlopen('http://example.com')"),
@@ -154,6 +160,7 @@ def test_offline_reports_what_needs_the_network(folder, capfd):
     )
 
 
+@pytest.mark.night
 def test_interrupted_runs_again_in_the_same_kernel(folder, tmp_path, capfd):
     seen = tmp_path / "seen"
     path = notebook(
@@ -171,6 +178,7 @@ def test_interrupted_runs_again_in_the_same_kernel(folder, tmp_path, capfd):
     assert "interrupted in cell 4, code cell 4 of 5" in capfd.readouterr().out
 
 
+@pytest.mark.night
 def test_interrupted_finds_a_process_left_behind_and_ends_it(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(interrupt, "GRACE", 2.0)
     seen = tmp_path / "seen"
@@ -192,6 +200,7 @@ def test_interrupted_finds_a_process_left_behind_and_ends_it(folder, tmp_path, m
     assert not psutil.pid_exists(int(seen.read_text()))
 
 
+@pytest.mark.night
 def test_interrupted_finds_what_an_interrupt_breaks_and_a_notebook_too_short(folder):
     held = notebook(
         folder,
@@ -204,6 +213,7 @@ def test_interrupted_finds_what_an_interrupt_breaks_and_a_notebook_too_short(fol
         interrupt.run_interrupted(notebook(folder, "1", "2"), stress.environment(), folder)
 
 
+@pytest.mark.night
 def test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu(folder):
     real = nbformat.read(next(NOTEBOOKS.glob("00_*.ipynb")), 4)
     path = notebook(
@@ -217,6 +227,7 @@ def test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu(folde
     assert "on Kaggle choose the T4 accelerator" in said
 
 
+@pytest.mark.night
 def test_silence_about_such_a_gpu_is_a_failure(folder):
     silent = notebook(
         folder, "import torch\nassert torch.cuda.is_available()\nprint('All is well.')"
