@@ -335,6 +335,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_plans_are_nearer_than_the_simpler_estimates",
         "test_whole_passes_are_missed_by_less_than_10_percent_in_the_mean",
     ),
+    "show/test_trainer_table.py": ("test_trainers_gradient_is_what_the_lessons_say",),
     "tools/test_course.py": (
         "test_a_dead_kernel_is_a_failure_not_a_wait",
         "test_a_failing_cell_is_shown",
@@ -415,6 +416,10 @@ FAST: dict[str, tuple[str, ...]] = {
     "plan/test_repeated_layers.py": (
         "test_a_trace_with_layers_left_out_is_that_of_all_layers[bert-{}]",
         "test_a_trace_with_layers_left_out_is_that_of_all_layers[llama-{}]",
+    ),
+    "show/test_trainer_table.py": (
+        "test_trainers_gradient_is_what_the_lessons_say[DebertaV2ForSequenceClassification]",
+        "test_trainers_gradient_is_what_the_lessons_say[LlamaForCausalLM]",
     ),
     "timing/test_describe.py": ("test_a_recipes_flops_are_the_plans[vit]",),
 }
