@@ -205,8 +205,8 @@ def accelerate(recipe: Recipe, data: Encoded, **settings) -> tuple[nn.Module, li
 def trainer(recipe: Recipe, data: Encoded, corrected: bool = True) -> tuple[nn.Module, list[float]]:
     """transformers' Trainer.
 
-    corrected  False leaves Trainer's own loss, which is wrong for DeBERTa with accumulation: its
-               gradient is multiplied by the number of micro-batches
+    corrected  False leaves Trainer's own loss, which with accumulation is wrong for DeBERTa, as
+               for most classifiers: the gradient is multiplied by the number of micro-batches
                (huggingface/transformers#47688)
     """
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments

@@ -135,9 +135,9 @@ def prepare(
     model: PreTrainedModel, recipe: Recipe, recompute: Recompute = nullcontext
 ) -> PreTrainedModel:
     """What the recipe does to a model, in place; in training mode."""
-    # The forward pass of these models accepts num_items_in_batch but ignores it. Unless it is
-    # declared so, Trainer multiplies their gradients by the number of accumulation steps
-    # (huggingface/transformers#47688).
+    # The forward pass of DeBERTa, as of most classifiers, accepts num_items_in_batch but ignores
+    # it. Unless it is declared so, Trainer multiplies the gradients by the number of accumulation
+    # steps (huggingface/transformers#47688; helpers.show.trainer_table measures it).
     model.accepts_loss_kwargs = False  # type: ignore[assignment]  # transformers declares no type
     if recipe.checkpointing:
         model_changes.enable_checkpointing(model, recompute)

@@ -9,6 +9,7 @@ show.layouts(job, {"DDP": Parallel(data=4)}, cluster)  # memory, messages and se
 show.moved({"offloaded": plan}, ["T4"])  # bytes on the GPU and on the host, and seconds
 show.contexts()  # long texts, on one GPU each or over several
 show.large("8B on 8")  # layouts of 8 and 70 billion parameters on many GPUs
+show.trainer_factors()  # what Trainer multiplies accumulated gradients by, model by model
 show.rungs(), show.savings()  # the ladder of techniques, and what each is worth
 """
 
@@ -18,6 +19,7 @@ from helpers.show.ladder_table import rungs, savings
 from helpers.show.large_table import large
 from helpers.show.layout_table import layouts
 from helpers.show.moved_table import moved
+from helpers.show.trainer_table import trainer_factors
 from helpers.strategy.show import show_phases as phases
 from helpers.strategy.show import show_plans as plans
 
@@ -31,4 +33,5 @@ __all__ = [
     "plans",
     "rungs",
     "savings",
+    "trainer_factors",
 ]

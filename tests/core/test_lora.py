@@ -5,8 +5,6 @@ And how a library's defaults leave a head untrained.
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -357,55 +355,6 @@ def test_accumulated_gradients_are_the_full_batchs(model, sizes):
         )
         kept.append(keep.kept)
     assert (kept[1] - kept[0]).norm() / kept[0].norm() < 1e-5
-
-
-@pytest.mark.parametrize("where, factor", [("base", 1), ("wrapper", 4), ("nowhere", 4)])
-def test_trainer_asks_the_base_model_how_its_loss_is_scaled(where, factor, tmp_path):
-    """transformers#47688: Trainer multiplies DeBERTa's gradient by the accumulation steps.
-
-    Unless it is told: with peft, on the model inside. On the wrapper it does not see it.
-    """
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
-    recipe = MINI["deberta"]
-    norms = {}
-
-    class Look(TrainerCallback):
-        def on_pre_optimizer_step(self, arguments, state, control, model=None, **rest):
-            norms[arguments.gradient_accumulation_steps] = (
-                parameters_to_vector(
-                    [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
-                )
-                .norm()
-                .item()
-            )
-
-    start = shaken(wrapped(recipe, heads=HEADS["deberta"]))
-    del start.get_base_model().accepts_loss_kwargs  # models.build sets it
-    for micro, steps in ((8, 1), (2, 4)):
-        model = copy.deepcopy(start)
-        if where != "nowhere":
-            (model.get_base_model() if where == "base" else model).accepts_loss_kwargs = False
-        arguments = TrainingArguments(
-            str(tmp_path),
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=steps,
-            max_steps=1,
-            seed=0,
-            max_grad_norm=0,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            logging_strategy="no",
-        )
-        Trainer(
-            model,
-            arguments,
-            train_dataset=torch.utils.data.Subset(train.encoded(recipe)["train"], range(8)),
-            callbacks=[Look()],
-        ).train()
-    assert norms[4] / norms[1] == pytest.approx(factor, rel=0.05)
 
 
 def test_a_half_precision_base_is_refused():
