@@ -47,6 +47,12 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "tools/test_session.py": ("test_a_notebook_is_stopped_when_its_time_is_over",),
     "attack/test_ranks.py": ("test_no_process_of_a_rank_outlives_the_launch",),
+    "packages/test_old_torchao.py": (
+        "test_peft_refuses_it",
+        "test_a_cell_that_needs_peft_makes_adapters",
+        "test_a_torchao_that_is_new_enough_is_seen",
+        "test_the_command_plans_adapters",
+    ),
     "packages/test_install.py": (
         "test_real_pip_without_an_index_finds_no_network",
         "test_wheels_beside_the_course_are_installed_without_a_network",
