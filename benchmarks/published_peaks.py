@@ -78,7 +78,7 @@ class Published:
 
     def plan(self) -> CustomStepPlan:
         """The step planned for the GPU on which it was measured."""
-        return plan_custom_step(self.setup, fused_attention=self.gpu.bf16, steps=2)
+        return plan_custom_step(self.setup, flash=self.gpu.bf16, steps=2)
 
 
 def _text(

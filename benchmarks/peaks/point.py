@@ -33,7 +33,6 @@ class Point:
     setup      makes the step, for `plan_custom_step`
     allocated  `torch.cuda.max_memory_allocated` in bytes; None where it was not published
     reserved   the same of `torch.cuda.max_memory_reserved`
-    fused      whether the GPU has a fused attention kernel for the dtype
     steps      steps until the figure was read; None for many
     behaves    the release of `plan_custom_step(torch_version=...)`; None for one that plans like
                the installed PyTorch
@@ -47,7 +46,6 @@ class Point:
     setup: Setup
     allocated: float | None = None
     reserved: float | None = None
-    fused: bool = True
     steps: int | None = None
     behaves: str | None = None
     ranks: int | None = None
@@ -56,7 +54,7 @@ class Point:
         """The peaks of the step by its plan."""
         plan = plan_custom_step(
             self.setup,
-            fused_attention=self.fused,
+            flash=self.gpu.bf16,
             steps=self.steps,
             torch_version=self.behaves,
             ranks=self.ranks,

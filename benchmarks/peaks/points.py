@@ -21,7 +21,6 @@ def _of(step: published_peaks.Published) -> Point:
         step.setup,
         step.allocated,
         step.reserved,
-        fused=step.gpu.bf16,
         steps=2 if on_t4 else 5,
     )
 

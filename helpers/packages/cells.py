@@ -18,6 +18,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from helpers.packages import old_torchao
+
 COMPILE = "torch.compile"
 # What may stand among the modules and is none, by the name of its package in Debian and Ubuntu:
 # compilers, with those programs of which one is enough, and Python's headers.
@@ -62,6 +64,7 @@ def needs(*modules: str) -> None:
 
     As the first statement of a notebook's cell it leaves the cell out where one of them is missing
     (`watch`). Everywhere else it raises ModuleNotFoundError, in one sentence, with what to install.
+    "peft" works after it beside a torchao that is too old for it (`old_torchao`).
     """
     absent = missing(*modules)
     if absent:
@@ -70,6 +73,8 @@ def needs(*modules: str) -> None:
             f"`{_install(absent)}`, or go on without this part.",
             name=absent[0],
         )
+    if "peft" in modules:
+        old_torchao.pass_over()
 
 
 def watch(shell: Any) -> None:

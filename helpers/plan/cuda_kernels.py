@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from helpers.plan.releases import parse
 from helpers.recipe import StepSettings
 
 Function = Callable[..., Any]
@@ -49,29 +50,37 @@ AS_GIVEN = _named("avg_pool3d max_pool3d adaptive_avg_pool3d adaptive_max_pool3d
 # What autocast runs in 16 bits on CUDA, and in the dtype of its input on a CPU.
 LOW = _named("mv addmv addr prelu")
 REFUSED = _named("binary_cross_entropy")
+# PyTorch's fused attention kernels (ATen/native/transformers/cuda/sdp_utils.cpp). From Ampere on
+# FlashAttention or the memory-efficient kernel takes these dtypes.
+FUSED = (torch.float16, torch.bfloat16, torch.float32)
+# Before, there is only the memory-efficient one. It does not repeat keys and values for grouped
+# queries before PyTorch 2.14 (documentation of `scaled_dot_product_attention`, enable_gqa).
+MEMORY_EFFICIENT = (torch.float16, torch.float32)
+GROUPED = parse(None) >= (2, 14)
 
 
 class CudaKernels(TorchFunctionMode):
     """While active, a step on CPU tensors keeps the tensors that it would keep on a GPU.
 
     Dropout is the fused kernel, whose mask takes one byte per element (a CPU keeps four). Attention
-    with dropout is a fused kernel, too. Under autocast the operations in `FP32` and `DTYPE_FP32`
+    is a fused kernel, too, with and without dropout, where the GPU has one for it; else PyTorch
+    computes it as separate operations. Under autocast the operations in `FP32` and `DTYPE_FP32`
     run in fp32. PyTorch switches such a mode off inside its own functions, such as `backward`, so a
     model that recomputes activations there has to enter it again
     (`models.empty(recipe, recompute=...)`). Those in `OPENED` run with the mode on.
 
     settings  only the precision is read: "bf16" and "fp16" mean autocast
     active    False changes nothing
-    fused     False: the GPU has no fused attention kernel for the dtype (bf16 before Ampere), and
-              PyTorch computes attention as separate operations
+    flash     whether the GPU has FlashAttention's kernel: from Ampere on (`GPU.bf16`). Without it
+              bf16 has no fused kernel, and grouped queries have none before PyTorch 2.14
     Raises RuntimeError for binary_cross_entropy under autocast, as CUDA does.
     """
 
-    def __init__(self, settings: StepSettings, active: bool = True, fused: bool = True):
+    def __init__(self, settings: StepSettings, active: bool = True, flash: bool = True):
         super().__init__()
         self.active = active
         self.mixed = settings.precision in ("bf16", "fp16")
-        self.attention = _fused_attention if fused else _written_out
+        self.flash = flash
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -83,10 +92,16 @@ class CudaKernels(TorchFunctionMode):
         if function in DROPOUT:
             return _dropout(*args, **kwargs)
         if function is F.scaled_dot_product_attention:
-            return self.attention(*args, **kwargs)
+            return self._attention(*args, **kwargs)
         if self.mixed and function in AUTOCAST and torch.is_autocast_enabled("cpu"):
             return _as_cuda_autocasts(function, args, kwargs)
         return function(*args, **kwargs)
+
+    def _attention(self, query, *args, **kwargs):
+        fused = _computed_in(query) in (FUSED if self.flash else MEMORY_EFFICIENT)
+        if kwargs.get("enable_gqa") and not self.flash:
+            fused &= GROUPED
+        return (_fused_attention if fused else _written_out)(query, *args, **kwargs)
 
 
 def _as_cuda_autocasts(function: Function, args: tuple, kwargs: dict) -> Any:
@@ -171,9 +186,10 @@ def _written_out(
     `torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp` is off by default. The probabilities
     are kept for the backward pass. With grouped queries, keys and values are repeated first.
     """
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    dtype = _computed_in(query)
+    wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
-        query, key, value = (tensor.to(dtype).float() for tensor in (query, key, value))
+        query, key, value = (tensor.to(dtype).to(wide) for tensor in (query, key, value))
         # Half of the scale goes to each side, so that the products stay small.
         factor = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
         query = query * factor
@@ -187,7 +203,7 @@ def _written_out(
             weights = torch.softmax(weights, -1)
         else:
             if attn_mask.dtype == torch.bool:
-                zeros = torch.zeros(attn_mask.shape, device=query.device)
+                zeros = torch.zeros(attn_mask.shape, dtype=wide, device=query.device)
                 attn_mask = zeros.masked_fill_(~attn_mask, -torch.inf)
             weights += attn_mask
             weights = torch.ops.aten._safe_softmax(weights, -1)
@@ -195,6 +211,12 @@ def _written_out(
         output = (weights @ value).to(dtype)
         weights.to(dtype)  # PyTorch returns the weights as well, and they are dropped at once
         return output
+
+
+def _computed_in(query):
+    """The dtype in which attention of this query is computed: autocast's, but for fp64."""
+    autocast = torch.is_autocast_enabled("cpu") and query.dtype != torch.float64
+    return torch.get_autocast_dtype("cpu") if autocast else query.dtype
 
 
 def _repeated(tensor, heads):

@@ -170,7 +170,7 @@ class GPUTracker(Tracker):
 def plan_custom_step(
     setup: Callable[[], tuple[OnGPU, Callable[[], object]]],
     mixed: bool = False,
-    fused_attention: bool = True,
+    flash: bool = True,
     steps: int | None = None,
     torch_version: str | None = None,
     ranks: int | None = None,
@@ -181,19 +181,18 @@ def plan_custom_step(
     between freed activations, the third step may reserve more than the second
     (benchmarks/peaks has points measured after two steps, and points measured after many).
 
-    setup            returns (modules and tensors that are on the GPU before the first step, step)
-    mixed            no longer needed: whether operations run in fp32 follows from autocast itself
-    fused_attention  False where the GPU has no fused attention kernel for the dtype: bf16 on GPUs
-                     before Ampere
-    steps            how many; None goes on as said, six at most
-    torch_version    a release such as "2.0", whose optimizers and workspaces are planned as far as
-                     they are known (`helpers.plan.releases`); None for the installed one
-    ranks            number of ranks that DistributedDataParallel works on; None without it
+    setup          returns (modules and tensors that are on the GPU before the first step, step)
+    mixed          no longer needed: whether operations run in fp32 follows from autocast itself
+    flash          as for `CudaKernels`: whether the GPU is an Ampere or newer (`GPU.bf16`)
+    steps          how many; None goes on as said, six at most
+    torch_version  a release such as "2.0", whose optimizers and workspaces are planned as far as
+                   they are known (`helpers.plan.releases`); None for the installed one
+    ranks          number of ranks that DistributedDataParallel works on; None without it
     Raises ValueError for a number of steps or ranks below 1 and an unknown release, TypeError where
     setup returns something else, NotImplementedError for what cannot be planned.
     """
     function("setup", setup)
-    true_or_false("fused_attention", fused_attention)
+    true_or_false("flash", flash)
     for name, number, most in (("steps", steps, 1000), ("ranks", ranks, 2**20)):
         if number is not None:
             whole(name, number, 1, most)
@@ -206,7 +205,7 @@ def plan_custom_step(
         FakeTensorMode(allow_non_fake_inputs=True),
         FakeValues(),
         places,
-        GPUCalls(places, fused=fused_attention),
+        GPUCalls(places, flash),
         quantized_layers(places),
     ):
         on_gpu, step = _checked(setup())

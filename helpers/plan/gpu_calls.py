@@ -137,11 +137,11 @@ class GPUCalls(CudaKernels):
     `backward`, so that recomputed activations are a GPU's as well.
 
     places  is told what is moved or made where
-    fused   as for `CudaKernels`
+    flash   as for `CudaKernels`
     """
 
-    def __init__(self, places: Places, fused: bool = True):
-        super().__init__(Recipe(precision="bf16"), fused=fused)
+    def __init__(self, places: Places, flash: bool = True):
+        super().__init__(Recipe(precision="bf16"), flash=flash)
         self.places = places
         self._backward_on_gpu = False  # what the last operation of a backward pass worked on
 

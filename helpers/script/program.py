@@ -140,7 +140,7 @@ def _contexts(state: ProgramRun, folder: Path) -> Iterator[Any]:
     yield FakeValues()
     yield state.known
     yield places
-    yield ScriptCalls(places, state.known, on_gpu, fused=wanted.gpu is None or wanted.gpu.bf16)
+    yield ScriptCalls(places, state.known, on_gpu, flash=wanted.gpu is None or wanted.gpu.bf16)
     yield quantized_layers(places)
     yield libraries.parameters_without_values(state.known)
     yield state.code.watching_modules()

@@ -241,8 +241,8 @@ def _without_masks(indices: Any) -> list[Any]:
 class ScriptCalls(GPUCalls):
     """`GPUCalls`, and the calls of a tensor that hand all of its values to Python or NumPy."""
 
-    def __init__(self, places: Places, known: KnownValues, active: bool, fused: bool = True):
-        super().__init__(places, fused)
+    def __init__(self, places: Places, known: KnownValues, active: bool, flash: bool = True):
+        super().__init__(places, flash)
         self.known, self.names_gpus = known, active
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

@@ -367,7 +367,57 @@ def test_a_layer_with_dropout_keeps_only_masks_of_one_byte(make, inputs):
     assert not {4 * 4 * 320 * 320 * size for size in (1, 4)} & set(made)  # none of the attention
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+HALF, BRAIN, FULL, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize(
+    "dtype, autocast, flash, key_heads, fused",
+    [
+        (HALF, None, True, 8, True),
+        (BRAIN, None, True, 8, True),
+        (FULL, None, True, 8, True),
+        (DOUBLE, None, True, 8, False),
+        (HALF, None, False, 8, True),
+        (FULL, None, False, 8, True),
+        (BRAIN, None, False, 8, False),
+        (DOUBLE, None, False, 8, False),
+        (FULL, HALF, False, 8, True),
+        (FULL, BRAIN, False, 8, False),
+        (FULL, BRAIN, True, 8, True),
+        (HALF, None, True, 2, True),
+        (HALF, None, False, 2, False),
+    ],
+)
+def test_attention_is_fused_where_the_gpu_has_a_kernel(
+    dtype, autocast, flash, key_heads, fused, monkeypatch
+):
+    """By whether a matrix of scores is made, in a step that knows the GPU and not the dtype."""
+    monkeypatch.setattr(cuda_kernels, "GROUPED", False)  # as before PyTorch 2.14
+
+    def setup():
+        query = torch.zeros(2, 8, 512, 16, dtype=dtype, requires_grad=True)
+        key = torch.zeros(2, key_heads, 512, 16, dtype=dtype, requires_grad=True)
+
+        def step():
+            with torch.autocast("cuda", autocast, enabled=autocast is not None):
+                out = F.scaled_dot_product_attention(
+                    query, key, key, is_causal=True, enable_gqa=key_heads != 8
+                )
+            out.sum().backward()
+
+        return [query, key], step
+
+    plan = plan_custom_step(setup, flash=flash, steps=1)
+    scores = 2 * 8 * 512 * 512 * torch.promote_types(dtype, FULL).itemsize
+    assert (scores not in plan.storage_trace.bytes) == fused
+
+
+def test_pytorch_says_which_release_has_grouped_queries_in_which_kernel():
+    says = "Memory-efficient attention also supports" in F.scaled_dot_product_attention.__doc__
+    assert says == cuda_kernels.GROUPED
+
+
+@pytest.mark.parametrize("dtype", [FULL, BRAIN, DOUBLE])
 @pytest.mark.parametrize("causal", [False, True])
 def test_grouped_queries_written_out_are_torchs(dtype, causal):
     results = []
