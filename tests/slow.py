@@ -104,6 +104,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "data/test_chat.py": ("test_a_fine_tune_learns_to_answer",),
     "script/test_command.py": ("test_remedies_are_planned_and_worded_for_the_program",),
+    "script/test_harm.py": ("test_a_program_sees_what_it_did_and_its_user_s_files_stay",),
     "script/test_page.py": ("test_commands_print_what_the_page_shows",),
     "script/test_programs.py": (
         "test_a_plan_is_what_the_real_run_takes",
