@@ -7,6 +7,7 @@ may fill their caches, as they would in a real run. Models are not saved and not
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import multiprocessing.process
 import os
@@ -28,7 +29,8 @@ import torch
 from transformers import PreTrainedModel, Trainer
 
 WRITES = set("wxa+")
-FINDS = ("stat", "statvfs", "listdir", "scandir", "access", "chmod", "utime")
+FINDS = ("stat", "lstat", "readlink", "statvfs", "listdir", "scandir", "access")
+MARKS = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
 QUIET = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
@@ -44,10 +46,14 @@ class NotPlanned(Exception):
 
 
 class Overlay:
-    """A temporary folder that takes what is written elsewhere."""
+    """A temporary folder that takes what is written elsewhere, and knows what was removed.
+
+    gone  paths that the program has removed or moved: what lies there is not found any more
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.gone: set[str] = set()
         self._stat = os.lstat
         home = os.path.expanduser("~")
         caches = [
@@ -58,83 +64,149 @@ class Overlay:
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         free = [str(folder), "/dev", "/proc", *caches]
-        self.free = tuple(os.path.realpath(place) for place in free if place)
+        self.free = tuple(
+            whole(place) for place in free if place for whole in (os.path.realpath, os.path.abspath)
+        )
 
-    def written(self, path: Any) -> Any:
-        """Where a file that is to be written lies; its folder is there."""
-        target = self._target(path)
+    def written(self, path: Any, folder: int | None = None) -> Any:
+        """Where a file that is to be written lies; its folder is there.
+
+        folder  descriptor of the folder from which a relative path counts
+        """
+        target = self.target(path, folder)
         if target is None:
             return path
         os.makedirs(os.path.dirname(target), exist_ok=True)
         return target
 
-    def found(self, path: Any) -> Any:
-        """Where a file lies: here if it was written, else where it is."""
-        target = self._target(path)
-        return target if target is not None and self._is(target) else path
+    def changed(self, path: Any, folder: int | None = None) -> Any:
+        """As `written`, with a copy of what the file holds so far."""
+        there, target = self.found(path, folder), self.written(path, folder)
+        if there != target and self.is_there(there):
+            shutil.copyfile(there, target)
+        return target
 
-    def _is(self, path: str) -> bool:
+    def found(self, path: Any, folder: int | None = None) -> Any:
+        """Where a file lies: here if it was written or is gone, else where it is."""
+        target = self.target(path, folder)
+        if target is None:
+            return path
+        if self.is_there(target) or self._is_gone(target):
+            return target
+        return target[len(str(self.folder)) :] if folder is not None else path
+
+    def is_there(self, path: Any) -> bool:
+        """Whether there is anything at this very path."""
         try:
             self._stat(path)
-        except OSError:
+        except (OSError, ValueError):
             return False
         return True
 
-    def _target(self, path: Any) -> str | None:
+    def forget(self, target: str) -> None:
+        """Find nothing any more of what lies where `target`, a path of `target()`, stands for."""
+        self.gone.add(target)
+
+    def _is_gone(self, target: str) -> bool:
+        return any(target == place or target.startswith(place + os.sep) for place in self.gone)
+
+    def target(self, path: Any, folder: int | None = None) -> str | None:
+        """The place in this folder for a path; None for one at which programs may write."""
         if isinstance(path, int) or path is None:
             return None
-        whole = os.path.abspath(os.fsdecode(os.fspath(path)))
+        name = os.fsdecode(os.fspath(path))
+        whole = os.path.abspath(os.path.join(_path_of(folder), name))
         if any(whole == place or whole.startswith(place + os.sep) for place in self.free):
             return None
         return str(self.folder) + whole
 
 
+def _path_of(folder: int | None) -> str:
+    """The path of an open folder, "" for None."""
+    if folder is None:
+        return ""
+    if sys.platform == "darwin":
+        import fcntl
+
+        found = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024))
+        return os.fsdecode(found.rstrip(b"\0"))
+    return os.readlink(f"/proc/self/fd/{folder}")
+
+
 @contextmanager
 def files_in(overlay: Overlay) -> Iterator[None]:
-    """Inside, what Python code writes goes to the overlay."""
-    open_file, open_low = builtins.open, os.open
+    """Inside, what Python code writes, removes and moves is done in the overlay."""
+    open_file, open_low, make, names = builtins.open, os.open, os.mkdir, os.listdir
+    remove_tree = shutil.rmtree
 
     def open_(file, mode="r", *args, **kwargs):
-        if WRITES & set(mode):
-            there = overlay.found(file)
-            file = overlay.written(file)
-            if ("a" in mode or "+" in mode) and there != file and _exists(there):
-                shutil.copyfile(there, file)
-        else:
-            file = overlay.found(file)
-        return open_file(file, mode, *args, **kwargs)
+        if {"a", "+"} & set(mode) and "w" not in mode:
+            return open_file(overlay.changed(file), mode, *args, **kwargs)
+        place = overlay.written if WRITES & set(mode) else overlay.found
+        return open_file(place(file), mode, *args, **kwargs)
 
-    def open_by_flags(path, flags, *args, **kwargs):
-        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        path = overlay.written(path) if writes else overlay.found(path)
-        return open_low(path, flags, *args, **kwargs)
+    def open_by_flags(path, flags, *args, dir_fd=None, **kwargs):
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        place = overlay.changed if writes else overlay.found
+        return open_low(place(path, dir_fd), flags, *args, dir_fd=dir_fd, **kwargs)
 
     def finding(function: Callable) -> Callable:
         def call(path=".", *args, **kwargs):
-            return function(overlay.found(path), *args, **kwargs)
+            return function(overlay.found(path, kwargs.get("dir_fd")), *args, **kwargs)
 
         return call
 
     def removing(function: Callable) -> Callable:
         def call(path, *args, **kwargs):
-            here = overlay.found(path)
-            if here != path or overlay.written(path) == path:
+            folder = kwargs.get("dir_fd")
+            target, here = overlay.target(path, folder), overlay.found(path, folder)
+            if target is None or here == target:
+                function(here, *args, **kwargs)
+            elif function is remove_tree:
+                overlay.is_there(here) or function(here, *args, **kwargs)
+            else:
+                _may_be_removed(here, function is not remove_folder, names)
+            if target is not None:
+                overlay.forget(target)
+
+        return call
+
+    def rename(source, target, *, src_dir_fd=None, dst_dir_fd=None):
+        own = overlay.target(source, src_dir_fd)
+        here, there = overlay.found(source, src_dir_fd), overlay.written(target, dst_dir_fd)
+        if _in(str(overlay.folder), here) or (own is None and there is target):
+            move(here, there, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        else:
+            _copy(here, there)
+        if own is not None:
+            overlay.forget(own)
+
+    def link(source, target, *, src_dir_fd=None, dst_dir_fd=None, follow_symlinks=True):
+        _copy(overlay.found(source, src_dir_fd), overlay.written(target, dst_dir_fd))
+
+    def symlink(source, target, target_is_directory=False, *, dir_fd=None):
+        return make_link(source, overlay.written(target, dir_fd), dir_fd=dir_fd)
+
+    def truncate(path, length):
+        return cut(overlay.changed(path), length)
+
+    def unchanged(function: Callable) -> Callable:
+        """What changes how a file is marked: only those of the program's own."""
+
+        def call(path, *args, **kwargs):
+            folder = kwargs.get("dir_fd")
+            here = overlay.found(path, folder)
+            if overlay.target(path, folder) in (None, here) or not overlay.is_there(here):
                 return function(here, *args, **kwargs)
 
         return call
 
-    def moving(function: Callable) -> Callable:
-        def call(source, target, *args, **kwargs):
-            return function(overlay.found(source), overlay.written(target), *args, **kwargs)
-
-        return call
-
-    def mkdir(path, *args, **kwargs):
-        if _exists(overlay.found(path)):
+    def mkdir(path, mode=0o777, *, dir_fd=None):
+        if overlay.is_there(overlay.found(path, dir_fd)):
             raise FileExistsError(17, "File exists", os.fspath(path))
-        return make(overlay.written(path), *args, **kwargs)
+        return make(overlay.written(path, dir_fd), mode, dir_fd=dir_fd)
 
-    make = os.mkdir
+    move, make_link, cut, remove_folder = os.rename, os.symlink, os.truncate, os.rmdir
     with ExitStack() as patches:
         for owner, name, value in (
             (builtins, "open", open_),
@@ -142,10 +214,14 @@ def files_in(overlay: Overlay) -> Iterator[None]:
             (os, "open", open_by_flags),
             (os, "mkdir", mkdir),
             *((os, name, finding(getattr(os, name))) for name in FINDS if hasattr(os, name)),
+            *((os, name, unchanged(getattr(os, name))) for name in MARKS if hasattr(os, name)),
             (pyarrow, "memory_map", finding(pyarrow.memory_map)),  # data sets with a `cache_dir`
             *((os, name, removing(getattr(os, name))) for name in ("remove", "unlink", "rmdir")),
-            *((os, name, moving(getattr(os, name))) for name in ("rename", "replace")),
-            (shutil, "rmtree", removing(shutil.rmtree)),
+            *((os, name, rename) for name in ("rename", "replace")),
+            (os, "link", link),
+            (os, "symlink", symlink),
+            (os, "truncate", truncate),
+            (shutil, "rmtree", removing(remove_tree)),
         ):
             patches.enter_context(patch.object(owner, name, value))
         patches.enter_context(patch.object(tempfile, "tempdir", str(overlay.temporary)))
@@ -153,12 +229,29 @@ def files_in(overlay: Overlay) -> Iterator[None]:
         yield
 
 
-def _exists(path: Any) -> bool:
-    try:
-        os.lstat(path)
-    except (OSError, ValueError):
-        return False
-    return True
+def _in(folder: str, path: Any) -> bool:
+    return os.path.abspath(os.fsdecode(os.fspath(path))).startswith(folder + os.sep)
+
+
+def _copy(source: Any, target: Any) -> None:
+    """Copy a file or a folder to where it is moved or linked; the source stays."""
+    if os.path.isdir(source) and not os.path.islink(source):
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _may_be_removed(path: Any, file: bool, names: Callable) -> None:
+    """Raise what the system raises where a user's file or folder is removed as the other."""
+    is_folder = os.path.isdir(path) and not os.path.islink(path)
+    if not os.path.lexists(path):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+    if file and is_folder:
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+    if not file and not is_folder:
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
+    if not file and names(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
 
 
 @contextmanager

@@ -1,0 +1,25 @@
+"""A small training program, and the plan of a program."""
+
+from helpers.gpus import find
+from helpers.script import process
+from helpers.script.program import ToPlan, script_of
+
+HEAD = """\
+import torch
+from torch import nn
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(256, 256).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+STEP = """\
+    loss = model(torch.rand(8, 256, device=device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+LOOP = f"{HEAD}for step in range(100):\n{STEP}"
+
+
+def run(path: str, *arguments: str, gpu: str = "T4", seconds: float = 60.0, **wanted):
+    asked = ToPlan(path, arguments, find(gpu), **wanted)
+    return process.plan(asked, script_of(path, arguments), seconds)

@@ -82,3 +82,15 @@ def tiny(tmp_path_factory) -> Path:
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(MINI / file, folder / name / file)
     return folder
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that writes a program and gives its path, in a folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str) -> str:
+        Path("train.py").write_text(text)
+        return "train.py"
+
+    return write

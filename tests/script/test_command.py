@@ -11,41 +11,9 @@ from helpers.gpus import find
 from helpers.script import command, process, remedies, report
 from helpers.script.program import ProgramFailed, Refused, ToPlan, script_of
 from helpers.strategy import command as tight_fit
+from tests.script import HEAD, LOOP, run
 
 PROGRAMS = Path(__file__).parent / "programs"
-HEAD = """\
-import torch
-from torch import nn
-device = "cuda" if torch.cuda.is_available() else "cpu"
-model = nn.Linear(256, 256).to(device)
-optimizer = torch.optim.AdamW(model.parameters())
-"""
-STEP = """\
-    loss = model(torch.rand(8, 256, device=device)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-LOOP = f"{HEAD}for step in range(100):\n{STEP}"
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """A function that writes a program and gives its path, in a folder that is the current one."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(text: str) -> str:
-        Path("train.py").write_text(text)
-        return "train.py"
-
-    return write
-
-
-def run(path: str, *arguments: str, gpu: str = "T4", seconds: float = 60.0, **wanted):
-    asked = ToPlan(path, arguments, find(gpu), **wanted)
-    return process.plan(asked, script_of(path, arguments), seconds)
-
-
 REFUSED = {
     "trains nothing": ("print('hello')\n", "train.py ended without a step"),
     "only evaluates": (f"{HEAD}model(torch.rand(2, 256).to(device))\n", "without a step"),
