@@ -149,6 +149,10 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_experts_train_to_the_losses_of_one_process",
         "test_what_cannot_be_cut_ends_in_one_sentence",
     ),
+    "parallel/test_decoder_cuts.py": (
+        "test_it_trains_as_one_process_does",
+        "test_norms_that_lie_whole_go_wrong",
+    ),
     "parallel/test_launch.py": (
         "test_a_failing_rank_is_named_with_its_traceback",
         "test_a_killed_rank_is_named_with_its_signal",
@@ -166,6 +170,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "parallel/test_scripts.py": (
         "test_two_ranks_have_the_losses_of_one_process",
         "test_shards_of_two_ranks_are_resumed_by_three",
+        "test_layers_that_are_cut_are_clipped_and_trained_by_the_optimizer_of_cuda",
     ),
     "parallel/test_tensor_by_hand.py": ("test_on_real_processes",),
     "parallel/test_tensor_dtensor.py": (
