@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
 from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import ViTForImageClassification
 
 MINI = Path(__file__).resolve().parent.parent / "helpers" / "mini" / "vit"
@@ -32,14 +34,30 @@ def digits(size):
     return interpolate(grey, size).expand(-1, 3, -1, -1), torch.tensor(raw.target)
 
 
+def clip(groups, most):
+    """Scale the gradients of all groups alike, so that their norm together is at most `most`.
+
+    A group has DTensors only or none, as torch's functions take no mixture. Returns the norm.
+    """
+    norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    norm = torch.stack(norms).norm()
+    for group in groups:
+        clip_grads_with_norm_(group, most, norm)
+    return norm
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=str(MINI))
     parser.add_argument("--batch-size", type=int, default=32, help="the same examples on all ranks")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--clip", type=float, help="the largest norm of the gradients")
     args = parser.parse_args()
     if args.steps < 1 or not 1 <= args.batch_size <= 1297:
         parser.error("--steps must be at least 1, and --batch-size from 1 to 1,297, all examples.")
+    if args.clip is not None and not args.clip > 0:
+        parser.error("--clip must be more than 0.")
     if "LOCAL_WORLD_SIZE" not in os.environ:
         parser.error("start it with torchrun, as at the top of this file.")
 
@@ -70,7 +88,9 @@ def main():
     }
     for layer in model.vit.layers:
         parallelize_module(layer, mesh, cuts)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    cut = [p for p in model.parameters() if isinstance(p, DTensor)]
+    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    optimizer = torch.optim.AdamW([{"params": cut}, {"params": whole}], lr=1e-3)  # never mixed
     images, labels = digits(model.config.image_size)
     images, labels = images.to(kind), labels.to(kind)
 
@@ -79,6 +99,8 @@ def main():
         batch = shuffled[: args.batch_size]  # all ranks work on the same examples
         loss = cross_entropy(model(images[batch]).logits, labels[batch])
         loss.backward()
+        if args.clip is not None:
+            clip([cut, whole], args.clip)
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0 and step in (0, args.steps - 1):

@@ -34,6 +34,8 @@ def everything() -> Iterator[tuple[Recipe, Parallel]]:
     # 16 tensor parallel
     tensor = Parallel(tensor=4)
     yield from ((LARGE, Parallel()), (LARGE, tensor), (replace(LARGE, accumulation=4), tensor))
+    more = replace(LARGE, batch_size=64)
+    yield from ((more, Parallel(data=4, zero_stage=2)), (more, tensor))
 
 
 def plan_everything() -> None:

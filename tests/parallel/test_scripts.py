@@ -37,7 +37,15 @@ def test_two_ranks_have_the_losses_of_one_process(name, arguments, alone):
     assert split == pytest.approx(alone, abs=2e-4)  # printed to four digits
 
 
+def test_layers_that_are_cut_are_clipped_and_trained_by_the_optimizer_of_cuda(alone):
+    clipped = ("tests/ranks/foreach.py", SCRIPTS / "tensor_parallel.py", *STEPS, "--clip", 0.01)
+    two, one = (losses(forked(*clipped, ranks=ranks)) for ranks in (2, 1))
+    assert two == pytest.approx(one, abs=2e-4) and two[3] < two[1]
+    assert two[1] == pytest.approx(alone[1], abs=2e-4)  # nothing is clipped before the first step
+
+
 REFUSED = [
+    ("tensor_parallel.py", ("--clip", 0), "--clip must be more than 0"),
     ("pipeline.py", ("--micro-batches", 1), "1f1b needs a micro-batch per rank"),
     ("expert_parallel.py", ("--balance", -1), "--balance must be at least 0"),
 ]

@@ -1,0 +1,41 @@
+"""Every dotted name that a lesson, a lab or a hint gives its reader is there to be imported."""
+
+import json
+import pkgutil
+import re
+
+import pytest
+
+from exercises.check import load_all
+from tools.course import NOTEBOOKS
+
+NAME = re.compile(r"`((?:helpers|exercises|torch|transformers|accelerate|peft)(?:\.\w+)+)")
+PAGES = sorted(NOTEBOOKS.glob("**/[0-9][0-9]_*.ipynb"))
+
+
+def missing(text):
+    """The names that `text` gives in backticks and that do not exist."""
+    absent = []
+    for name in NAME.findall(text):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            absent.append(name)
+    return absent
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_names_in_the_text_exist(path):
+    cells = json.loads(path.read_text(encoding="utf8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    assert missing("\n".join(texts)) == []
+
+
+def test_names_in_hints_exist():
+    told = [part for one in load_all().values() for part in (*one.hints, one.why)]
+    assert missing("\n".join(told)) == []
+
+
+def test_a_name_that_does_not_exist_is_found():
+    text = "`torch.nn.Linear(4)`, `helpers.parallel.tensor_by_hand.Ring(transport)`, `helpers.no.x`"
+    assert missing(text) == ["helpers.parallel.tensor_by_hand.Ring", "helpers.no.x"]

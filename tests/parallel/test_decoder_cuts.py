@@ -1,0 +1,46 @@
+"""Lesson 16's cuts of a decoder, as the page says them, train as one process does."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.forked import forked, results
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "tensor_parallel.py"
+
+
+def cell():
+    """The one code cell of lesson 16 that defines `cut_decoder`."""
+    nb = nbformat.read(ROOT / "notebooks" / "16_tensor_parallel.ipynb", as_version=4)
+    (found,) = (c.source for c in nb.cells if "def cut_decoder(" in c.source)
+    return found
+
+
+def on_two_ranks(leave_out="", foreach=0):
+    """What each rank found of a Llama and a Qwen3 with 2 layers and 4 heads."""
+    arguments = (cell(), SCRIPT, leave_out, foreach)
+    return results(forked("tests/ranks/decoder.py", *arguments, ranks=2))
+
+
+@pytest.mark.parametrize("foreach", [0, 1])
+def test_it_trains_as_one_process_does(foreach):
+    """Also with foreach=True, which is the optimizers' default on CUDA."""
+    for told in on_two_ranks(foreach=foreach):
+        assert {name: one["cut"] for name, one in told.items()} == {"llama": 14, "qwen3": 18}
+        for one in told.values():
+            assert max(one["gradients"].values()) < 1e-4
+            assert max(one["weights"].values()) < 1e-4
+            found, wanted = one["norms"]
+            assert found == pytest.approx(wanted, rel=1e-4) and min(wanted) > 0.1  # it did clip
+
+
+def test_norms_that_lie_whole_go_wrong():
+    """The comparison sees it, and the page is right to say that Qwen3 needs these cuts."""
+    for told in on_two_ranks(leave_out="_norm"):
+        assert max(told["llama"]["gradients"].values()) < 1e-4
+        wrong = {name for name, share in told["qwen3"]["gradients"].items() if share > 0.1}
+        assert len(wrong) == 4 and all(
+            name.endswith(("q_norm.weight", "k_norm.weight")) for name in wrong
+        )
