@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from helpers.fields.settings import StepSettings
 from helpers.language.next_token import cross_entropy_sum, next_tokens
-from helpers.recipe import Recipe, StepSettings
+from helpers.recipe import Recipe
 from helpers.techniques.activation_offload import OffloadedActivations
 from helpers.techniques.in_backward import updated_in_backward
 from helpers.techniques.precision import AUTOCAST, autocast

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from helpers.recipe import StepSettings
+from helpers.fields.settings import StepSettings
 
 Function = Callable[..., Any]
 OWNERS = (torch, torch.Tensor, F, torch.special, torch.linalg)

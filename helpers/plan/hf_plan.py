@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from helpers import models
+from helpers import model_changes
 from helpers.language.four_bits import count_parameters
 from helpers.memory.timeline import Plan, to_plan
 from helpers.memory.trace import trace_step
@@ -99,7 +99,7 @@ def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) 
 
     batches  gives the micro-batches; None draws them at random
     """
-    with models.quiet():
+    with model_changes.quiet():
         model = prepare(make(model_step), model_step)
     optimizer, scaler = make_optimizer(model, model_step), make_scaler(model_step, "cpu")
     batches = batches or (lambda: batch(model, model_step))

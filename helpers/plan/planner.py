@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from helpers import models
+from helpers.fields.settings import StepSettings
 from helpers.language.four_bits import count_parameters
 from helpers.memory.repeated_layers import RepeatedLayers, give_gradients
 from helpers.memory.splice import NotAlike
@@ -31,7 +32,7 @@ from helpers.model_changes import as_if_real
 from helpers.optimizers import make_optimizer
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues, NeverSkipScaler
-from helpers.recipe import Recipe, StepSettings
+from helpers.recipe import Recipe
 from helpers.step import Batch
 from helpers.timing.trace_ops import Recorder
 from helpers.torch_private import FakeTensorMode

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from helpers.fields.settings import StepSettings
 from helpers.gpus import GPU, WORKSPACE
 from helpers.memory.allocator import replay
 from helpers.memory.timeline import Plan, fit_on_gpu
@@ -16,7 +17,7 @@ from helpers.memory.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
 from helpers.plan.batch_line import BatchLines
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.planner import plan
-from helpers.recipe import Recipe, StepSettings
+from helpers.recipe import Recipe
 
 Change = dict[str, Any]  # {field of the step: new value}
 
