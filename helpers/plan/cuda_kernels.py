@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from helpers.fields.settings import StepSettings
+from helpers.fields.settings import Precision
 
 Function = Callable[..., Any]
 OWNERS = (torch, torch.Tensor, F, torch.special, torch.linalg)
@@ -60,14 +60,14 @@ class CudaKernels(TorchFunctionMode):
     model that recomputes activations there has to enter it again
     (`models.empty(recipe, recompute=...)`). Those in `OPENED` run with the mode on.
 
-    settings  only the precision is read: "bf16" and "fp16" mean autocast
+    settings  of the step: the precisions "bf16" and "fp16" mean autocast
     active    False changes nothing
     fused     False: the GPU has no fused attention kernel for the dtype (bf16 before Ampere), and
               PyTorch computes attention as separate operations
     Raises RuntimeError for binary_cross_entropy under autocast, as CUDA does.
     """
 
-    def __init__(self, settings: StepSettings, active: bool = True, fused: bool = True):
+    def __init__(self, settings: Precision, active: bool = True, fused: bool = True):
         super().__init__()
         self.active = active
         self.mixed = settings.precision in ("bf16", "fp16")
