@@ -19,7 +19,7 @@ from helpers.language import four_bits, targets
 from helpers.language.chunked_loss import HeadInChunks, put_in_chunks
 from helpers.language.targets import QUERY_VALUE
 from helpers.model_changes import Recompute, as_if_real
-from helpers.packages import needs
+from helpers.packages.here import needs
 from helpers.plan import config_bounds, hf_config
 from helpers.plan.fake_tensors import leave_meta
 from helpers.plan.hf_config import TASKS, CannotPlan, Task

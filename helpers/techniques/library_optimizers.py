@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from helpers.fields.settings import StepSettings
-from helpers.packages import needs
+from helpers.packages.here import needs
 
 PAGED_FROM = 100_000  # elements; the states of smaller tensors are not paged (bitsandbytes)
 
