@@ -20,13 +20,13 @@ from helpers.parallel.model_layout import Layout
 from helpers.parallel.model_rank import local_step
 from helpers.parallel.model_tensor import check_decoder
 from helpers.plan.hf_model import ModelStep, empty
-from helpers.strategy.choose import TIE
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.layout_report import Facts, facts_of
 from helpers.strategy.plan_layout import LayoutPlan, plan_step
 from helpers.strategy.search_experts import NO_EXPERTS, Experts
 from helpers.strategy.search_space import (
     RECOMPUTED,
+    TIE,
     Reference,
     Trial,
     accumulations,

@@ -25,6 +25,8 @@ from helpers.strategy.search_experts import ALL_TO_ALLS, NO_EXPERTS, Experts, ex
 from helpers.strategy.trace_layout import STREAMS
 from helpers.timing.kernel_time import constants, seconds_at_full_rate
 
+# Candidates whose times differ by no more than this fraction are a tie: no plan is that exact.
+TIE = 0.05
 RECOMPUTED = ("none", "selective", "full")  # from the least to the most
 # Autocast takes other kernels than FSDP2 does, and small micro-batches fit into caches.
 LIKE_ENOUGH = 0.9
