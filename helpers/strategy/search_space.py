@@ -19,7 +19,7 @@ from helpers.parallel.model_layout import STRATEGIES, Layout
 from helpers.plan import hf_config
 from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
-from helpers.strategy.layout_report import axes_of
+from helpers.strategy.layout_facts import axes_of
 from helpers.strategy.plan_layout import LayoutPlan
 from helpers.strategy.search_experts import ALL_TO_ALLS, NO_EXPERTS, Experts, expert_layouts
 from helpers.strategy.trace_layout import STREAMS

@@ -14,7 +14,7 @@ from helpers.plan.hf_model import ModelStep
 from helpers.strategy import layout_report, search_report
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.command import main
-from helpers.strategy.layout_report import facts_of
+from helpers.strategy.layout_facts import facts_of
 from helpers.strategy.plan_layout import plan_layout, plan_step
 from helpers.strategy.search import PlannedTrial, Searched, search
 from helpers.strategy.search_experts import Experts
