@@ -54,9 +54,9 @@ def _is_here(name: str) -> bool:
 def needs(*modules: str) -> None:
     """Say that what follows needs these modules, by the names under which they are imported.
 
-    As the first statement of a notebook's cell it leaves the cell out where one of them is missing
-    (`helpers.packages.cells`). Everywhere else it raises ModuleNotFoundError, in one sentence, with
-    what to install.
+    As the first statement of a cell of the course's notebooks it leaves the cell out where one of
+    them is missing. Everywhere else it raises ModuleNotFoundError, in one sentence, with what to
+    install.
     """
     absent = missing(*modules)
     if absent:

@@ -82,8 +82,8 @@ class Remedies:
             else:
                 if self.planning is None:
                     raise TypeError(
-                        "step is neither a ModelStep nor given with `planning`, which plans it: "
-                        "for a recipe use helpers.plan.planner.remedies_of."
+                        f"step is no ModelStep but a {type(step).__name__}: give `planning` as "
+                        "well, a function that plans it."
                     )
                 self._plans[key] = self.planning(step, self.target)
         return self._plans[key]

@@ -114,6 +114,11 @@ def test_the_host_is_tried_last_and_only_where_nothing_fits_without():
     assert larger.change is not None and "offload" not in (*larger.change, *larger.fields)
 
 
+def test_a_step_that_nobody_plans_is_refused():
+    with pytest.raises(TypeError, match="step is no ModelStep but a Recipe: give `planning`"):
+        Remedies(MINI, find("T4")).changes()
+
+
 def test_a_gpu_whose_speed_is_unknown_is_refused():
     with pytest.raises(ValueError, match="gpu='Mine' is not known: the nearest is"):
         fastest(remedies_of(MINI, gpus.GPU("Mine", 2**34, (8, 0))))
