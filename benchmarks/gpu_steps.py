@@ -31,7 +31,7 @@ from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
 from benchmarks.room import has_room
 from helpers import gpus
 from helpers.commands.wrapper import run
-from helpers.packages.cells import missing as not_installed
+from helpers.packages.here import missing as not_installed
 from helpers.plan.for_record import seconds_on
 from helpers.plan.planner import plan
 from helpers.profile import environment

@@ -22,7 +22,7 @@ import torch
 import transformers
 from transformers import AutoModel, PretrainedConfig
 
-from helpers import models
+from helpers import model_changes, models
 from helpers.commands.wrapper import run as run_command
 from helpers.plan import hf_config
 from helpers.plan.hf_plan import ModelStep, measured, plan_model_step
@@ -94,7 +94,7 @@ def estimate_memory(step: ModelStep) -> int | None:
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
 
-    with init_empty_weights(), models.quiet():
+    with init_empty_weights(), model_changes.quiet():
         model = AutoModel.from_config(hf_config.read(step.config), dtype=torch.float32)
     total, _ = calculate_maximum_sizes(model)
     precision = "float32" if step.precision == "fp32" else "float16"

@@ -41,7 +41,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from helpers import models
+from helpers import model_changes, models
 from helpers.commands.wrapper import run as run_command
 from helpers.gpus import GPU, find
 from helpers.memory.allocator import AllocatorPeaks
@@ -90,7 +90,7 @@ def _text(
     """
 
     def setup():
-        with models.quiet():
+        with model_changes.quiet():
             model = (AutoModelForCausalLM if language else AutoModel).from_config(config()).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
         ids = torch.zeros(examples, length, dtype=torch.long)
@@ -141,7 +141,7 @@ def _trainer(
     def setup():
         config = models.config(recipe)
         config.num_labels = classes
-        with models.quiet():
+        with model_changes.quiet():
             model = kind(config).train()
         groups = [
             [value for value in model.parameters() if (value.dim() > 1) == matrix]

@@ -34,7 +34,7 @@ from helpers.parallel.model_layout import Layout
 from helpers.plan import hf_config
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.large_models import LLAMA_70B
-from helpers.strategy.layout_report import axes_of
+from helpers.strategy.layout_facts import axes_of
 from helpers.strategy.plan_layout import plan_layout
 from helpers.tables import Table
 from helpers.timing.specs import described

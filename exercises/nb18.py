@@ -9,9 +9,10 @@ from exercises.comparisons import same
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
+from helpers.strategy.candidate import Candidate
 from helpers.strategy.choose import SCENARIOS, choose
-from helpers.strategy.cluster import Candidate, span
 from helpers.strategy.step_time import Link
+from helpers.units import span
 from helpers.values import plain
 
 SPREAD = Parallel(data=16)  # over both machines

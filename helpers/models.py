@@ -22,7 +22,7 @@ from helpers import hub, model_changes
 from helpers.language.chunked_loss import put_in_chunks
 from helpers.language.targets import targets_of
 from helpers.model_changes import Recompute, as_if_real, quiet
-from helpers.packages import needs
+from helpers.packages.here import needs
 from helpers.recipe import Recipe
 from helpers.techniques import base_weights
 from helpers.techniques.compiled import compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from helpers.recipe import StepSettings
+from helpers.fields.settings import StepSettings
 from helpers.techniques import library_optimizers
 from helpers.techniques.host_optimizer import HostOptimizer
 from helpers.techniques.stochastic_rounding import StochasticAdamW

@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from helpers.memory.described import DescribedFigure, closed, described
-from helpers.memory.figures import COLOURS, categories, timeline
+from helpers.memory.figures import categories, timeline
+from helpers.memory.told_apart import COLOURS
 from helpers.record import Run
 from helpers.values import series, whole
 

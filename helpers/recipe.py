@@ -9,7 +9,6 @@ import difflib
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from helpers.fields.settings import StepSettings
 from helpers.fields.techniques import check_techniques_of
 from helpers.values import (
     DATASETS,
@@ -22,7 +21,7 @@ from helpers.values import (
     shown,
 )
 
-__all__ = ["Recipe", "StepSettings", "replace", "difference", "MODELS", "DATASETS"]
+__all__ = ["Recipe", "replace", "difference", "MODELS", "DATASETS"]
 
 
 @dataclass(frozen=True)

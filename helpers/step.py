@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from helpers.fields.settings import RateSettings, StepSettings
 from helpers.language.next_token import cross_entropy_sum, next_tokens
-from helpers.recipe import Recipe, StepSettings
 from helpers.techniques.activation_offload import OffloadedActivations
 from helpers.techniques.in_backward import updated_in_backward
 from helpers.techniques.precision import AUTOCAST, autocast
@@ -92,7 +92,7 @@ def _usable(scaler: torch.amp.GradScaler | None, recipe: StepSettings) -> torch.
     return _OFF if scaler is None else scaler
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
+def learning_rate(recipe: RateSettings, step: int) -> float:
     """Learning rate of step `step` (from 0): linear warm-up to the peak, then linear decay to 0."""
     warm_up = round(recipe.warmup * recipe.steps)
     if step < warm_up:

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from benchmarks.peaks.point import A100, L40S, RTX_2060, RTX_3080_TI, Point, Setup
-from helpers import models
+from helpers import model_changes
 
 PAGES = "https://huggingface.co/docs/transformers/v4.45.2/model_doc/"
 MASKED = (BertConfig, DistilBertConfig, AlbertConfig)
@@ -42,7 +42,7 @@ def setup(config: PretrainedConfig, examples: int, length: int, attention: str) 
 
     def make():
         auto = AutoModelForMaskedLM if isinstance(config, MASKED) else AutoModelForCausalLM
-        with models.quiet():
+        with model_changes.quiet():
             model = auto.from_config(config, attn_implementation=attention)
         model = model.half().cuda().train()
         ids = torch.zeros(examples, length, dtype=torch.long, device="cuda")

@@ -26,7 +26,7 @@ from transformers import RobertaConfig, RobertaForMultipleChoice
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from benchmarks.peaks.point import A10, A100, RTX_4070_TI, V100, Point, Setup
-from helpers import models
+from helpers import model_changes
 from helpers.units import MIB
 
 TORCHAO = "https://github.com/pytorch/ao/tree/03cf0ad/torchao/prototype/low_bit_optim"
@@ -126,7 +126,7 @@ def vit_huge(eight_bit: bool) -> Setup:
 def roberta() -> tuple[list, object]:
     """Trainer's default step: gradients are clipped, and given up after the update."""
     config = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)
-    with models.quiet():
+    with model_changes.quiet():
         model = RobertaForMultipleChoice(config).cuda().train()
     groups = [
         [value for value in model.parameters() if (value.dim() > 1) == matrix]

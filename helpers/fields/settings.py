@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 
+class Precision(Protocol):
+    """What says in which precision a step computes, as the fields of a recipe do."""
+
+    @property
+    def precision(self) -> str: ...
+
+
 class StepSettings(Protocol):
     """What one optimizer step reads from its settings: a `Recipe`, or a `ModelStep` of any model.
 
@@ -57,3 +64,14 @@ class StepSettings(Protocol):
     def optimizer_in_backward(self) -> bool: ...
     @property
     def offload(self) -> str | None: ...
+
+
+class RateSettings(Protocol):
+    """What decides the learning rate of each step: the fields mean what they mean in `Recipe`."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def warmup(self) -> float: ...
+    @property
+    def peak_learning_rate(self) -> float: ...

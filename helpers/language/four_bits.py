@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from helpers.packages import needs
+from helpers.packages.here import needs
 from helpers.torch_private import FakeTensor
 
 BLOCK, BLOCK_OF_SCALES = 64, 256  # weights, and scales, that share a scale

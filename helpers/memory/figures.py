@@ -13,14 +13,12 @@ from matplotlib.figure import Figure
 from helpers.gpus import GPU, as_gpu
 from helpers.memory.described import DescribedFigure, closed
 from helpers.memory.timeline import Fit, Plan
-from helpers.memory.told_apart import EDGE, HATCHES
+from helpers.memory.told_apart import COLOURS, EDGE, HATCHES
 from helpers.memory.tracker import CATEGORIES, PHASES
 from helpers.units import GIB, MIB
 from helpers.units import size as size_of
 from helpers.values import each_of_type, whole
 
-# Colours that most readers with a colour vision deficiency tell apart (Okabe and Ito 2008).
-COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#999999")))
 # What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
 OVERHEAD = "context, workspace,\nallocator, margin"
 POINTS = 1500  # a timeline is thinned to about this many points; every peak stays

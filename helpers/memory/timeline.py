@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from helpers.fields.settings import StepSettings
 from helpers.gpus import CONTEXT, GPU, MALLOC, MARGIN, WORKSPACE, as_gpu, cublas_workspace
 from helpers.memory.allocator import UNIT, AllocationTrace, AllocatorPeaks, replay
 from helpers.memory.tracker import (
@@ -23,7 +24,6 @@ from helpers.memory.tracker import (
     PHASES,
     StorageTrace,
 )
-from helpers.recipe import StepSettings
 from helpers.timing.specs import GpuSpecs
 from helpers.timing.step_seconds import Seconds, seconds
 from helpers.timing.trace_ops import TracedOps

@@ -15,6 +15,8 @@ from matplotlib.lines import Line2D
 
 from helpers.memory.tracker import CATEGORIES
 
+# Colours that most readers with a colour vision deficiency tell apart (Okabe and Ito 2008).
+COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#999999")))
 # Beside colours, so that a print in one grey tells the categories apart.
 HATCHES = dict(zip(CATEGORIES, ("", "////", "--", "", "....")))
 EDGE = "#3A3A3A"  # of areas and hatches: 3:1 against white and against every colour of an area

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import torch
 
+from helpers.fields.settings import StepSettings
 from helpers.memory.repeated_layers import RepeatedLayers
 from helpers.memory.tracker import (
     ACTIVATIONS,
@@ -18,7 +19,6 @@ from helpers.memory.tracker import (
     steady_memory,
 )
 from helpers.optimizers import states
-from helpers.recipe import StepSettings
 from helpers.step import Batch, train_step
 from helpers.techniques.compiled import not_compiled
 from helpers.techniques.host_optimizer import HostOptimizer

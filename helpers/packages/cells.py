@@ -9,72 +9,10 @@ that name is shown as if it were the new one.
 from __future__ import annotations
 
 import ast
-import importlib.util
-import os
-import shutil
 import symtable
-import sys
-import sysconfig
-from pathlib import Path
 from typing import Any
 
-from helpers.packages import old_torchao
-
-COMPILE = "torch.compile"
-# What may stand among the modules and is none, by the name of its package in Debian and Ubuntu:
-# compilers, with those programs of which one is enough, and Python's headers.
-PROGRAMS = {"g++": ("g++", "clang++"), "gcc": ("gcc", "clang")}
-HEADERS = "python3-dev"
-
-
-def missing(*modules: str) -> list[str]:
-    """Those of the named modules, such as "lightning_fabric", that cannot be imported here.
-
-    "torch.compile" stands for what inductor compiles with: on a GPU Triton, which compiles a file
-    of C itself, and elsewhere a compiler of C++; both read Python.h. "g++" stands for the latter
-    alone, for code that stays on the CPU.
-    """
-    parts = [part for name in modules for part in _parts(name)]
-    return [part for part in dict.fromkeys(parts) if not _is_here(part)]
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    if name == COMPILE and _on_gpu():
-        return "triton", "gcc", HEADERS
-    return ("g++", HEADERS) if name in (COMPILE, "g++") else (name,)
-
-
-def _on_gpu() -> bool:
-    """Whether torch, if it is imported, compiles for a GPU; for a pretended one it does not."""
-    torch = sys.modules.get("torch")
-    pretended = os.environ.get("TIGHT_FIT_REHEARSAL")  # gpus.REHEARSAL
-    return torch is not None and torch.cuda.is_available() and not pretended
-
-
-def _is_here(name: str) -> bool:
-    if name in PROGRAMS:
-        return any(map(shutil.which, PROGRAMS[name]))
-    if name == HEADERS:
-        return Path(sysconfig.get_path("include"), "Python.h").is_file()
-    return importlib.util.find_spec(name) is not None
-
-
-def needs(*modules: str) -> None:
-    """Say that what follows needs these modules, by the names under which they are imported.
-
-    As the first statement of a notebook's cell it leaves the cell out where one of them is missing
-    (`watch`). Everywhere else it raises ModuleNotFoundError, in one sentence, with what to install.
-    "peft" works after it beside a torchao that is too old for it (`old_torchao`).
-    """
-    absent = missing(*modules)
-    if absent:
-        raise ModuleNotFoundError(
-            f"This needs {_these(absent)}, which this machine lacks: run "
-            f"`{_install(absent)}`, or go on without this part.",
-            name=absent[0],
-        )
-    if "peft" in modules:
-        old_torchao.pass_over()
+from helpers.packages.here import install_line, missing, named
 
 
 def watch(shell: Any) -> None:
@@ -100,11 +38,11 @@ class LeaveOut:
         used, made = names(cell)
         absent = missing(*asked(cell))
         if absent:
-            why = f"it needs {_these(absent)}, which this machine lacks"
-            why += f" ({_install(absent)})"
+            why = f"it needs {named(absent)}, which this machine lacks"
+            why += f" ({install_line(absent)})"
         elif unmade := sorted(used & set(self.lacking)):
             absent = self.lacking[unmade[0]]
-            why = f"it uses `{unmade[0]}` of a cell that needs {_these(absent)}"
+            why = f"it uses `{unmade[0]}` of a cell that needs {named(absent)}"
         else:
             for name in made:
                 self.lacking.pop(name, None)
@@ -159,21 +97,3 @@ def _of(part: ast.AST) -> tuple[set[str], set[str]]:
         inside += scope.get_children()
         read |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
     return read - made, made
-
-
-def _install(absent: list[str]) -> str:
-    """The commands that bring what is missing."""
-    system = [name for name in absent if name in PROGRAMS or name == HEADERS]
-    named = {"apt-get": system, "pip": [name for name in absent if name not in system]}
-    return " && ".join(
-        f"{tool} install {' '.join(map(_project, names))}" for tool, names in named.items() if names
-    )
-
-
-def _these(modules: list[str]) -> str:
-    return " and ".join(map(_project, modules))
-
-
-def _project(module: str) -> str:
-    """What pip calls a module's package, for those that the course uses."""
-    return module.partition(".")[0].replace("_", "-")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from helpers.parallel.torch_private_ranks import process_group
+from helpers.timing.op import Op
+from helpers.timing.trace_ops import TracedOps
 from helpers.torch_private import WRAPPERS, TorchDispatchMode, tree_leaves
 
 # What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
@@ -138,3 +140,16 @@ class CommMeter(TorchDispatchMode):
             axis = self.axes.get(group.group_name, "")
             self.sent.append(SentMessage(kind, payload, group.size(), axis, self.phase))
             self.told()
+
+
+def place_messages(traced: TracedOps, places: Sequence[int], sent: Sequence[SentMessage]) -> None:
+    """Write into a trace what is sent at each place of its order, as `Op` describes messages."""
+    known: dict[Op, int] = {}
+    for place, message in zip(places, sent, strict=True):
+        op = Op(
+            message.kind, "message", "fp32", 0, message.payload, 0, (message.ranks,), message.axis
+        )
+        index = known.setdefault(op, len(traced.ops))
+        if index == len(traced.ops):
+            traced.ops.append((op,))
+        traced.order[place] = index, traced.order[place][1]

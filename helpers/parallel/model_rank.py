@@ -19,14 +19,14 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.optimizers import make_optimizer
+from helpers.parallel.clipping import clip_
+from helpers.parallel.ddp import with_ddp
 from helpers.parallel.model_context import cut, is_causal, places, split_tokens
 from helpers.parallel.model_experts import experts_of, split_experts
 from helpers.parallel.model_layout import AXES, Layout
 from helpers.parallel.model_pipeline import check_pipeline
 from helpers.parallel.model_tensor import split_decoder
 from helpers.parallel.model_wrapping import apply_fsdp2, layers, prefetch
-from helpers.parallel.rank import with_ddp
-from helpers.parallel.tensor_dtensor import clip_
 from helpers.plan.hf_model import FlatLogits, ModelStep
 from helpers.step import Batch, loss_sum
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from helpers.fields.settings import StepSettings
 from helpers.parallel.collectives import ring_all_reduce
 from helpers.parallel.pipeline_runner import ActivationMeter, ScheduleRunner, StageMail
 from helpers.parallel.pipeline_stage import SHARED, Stage
 from helpers.parallel.schedules import Schedule, Span
 from helpers.parallel.transport import Transport
-from helpers.recipe import Recipe
 from helpers.step import Batch
 
 
@@ -46,7 +46,7 @@ def run(
     transport: Transport,
     batches: Sequence[Batch],
     examples: int | None = None,
-    recipe: Recipe | None = None,
+    recipe: StepSettings | None = None,
     weigh: bool = False,
     phase: Callable[[str], None] = lambda name: None,
 ) -> PipelineStep:

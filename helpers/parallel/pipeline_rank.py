@@ -24,12 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.memory.repeated_layers import give_gradients
 from helpers.optimizers import make_optimizer
+from helpers.parallel.clipping import clip_
+from helpers.parallel.ddp import with_ddp
 from helpers.parallel.model_layout import Layout
 from helpers.parallel.model_pipeline import cut_decoder, like_of_stage
 from helpers.parallel.model_rank import local_step
 from helpers.parallel.model_wrapping import apply_fsdp2
-from helpers.parallel.rank import with_ddp
-from helpers.parallel.tensor_dtensor import clip_
 from helpers.parallel.torch_private_ranks import lay_out_messages, rebuild_buckets
 from helpers.plan.fake_tensors import Indices
 from helpers.plan.hf_model import FlatLogits, ModelStep

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from helpers.fields.settings import StepSettings
 from helpers.parallel.pipeline_stage import Stage
 from helpers.parallel.schedules import Action, Schedule, Span, consumer
 from helpers.parallel.transport import Transport
-from helpers.recipe import Recipe
 from helpers.step import Batch, autocast
 
 
@@ -142,7 +142,7 @@ class ScheduleRunner:
         mail: StageMail,
         batches: Sequence[Batch],
         examples: int,
-        recipe: Recipe | None = None,
+        recipe: StepSettings | None = None,
         meter: ActivationMeter | None = None,
     ):
         self._stages = {stage.index: stage for stage in stages}

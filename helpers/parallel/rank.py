@@ -6,11 +6,9 @@ the ranks and not averaged: each rank divides its loss by the examples of the wh
 single process does.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +20,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.optimizers import make_optimizer, make_scaler
+from helpers.parallel.clipping import clip_, local
+from helpers.parallel.ddp import with_ddp
 from helpers.parallel.layout import Parallel
 from helpers.parallel.pipeline import run
 from helpers.parallel.pipeline_stage import SHARED, Stage, cut
 from helpers.parallel.schedules import gpipe, one_f_one_b
-from helpers.parallel.tensor_dtensor import clip_, local, regroup, split
+from helpers.parallel.tensor_dtensor import regroup, split
 from helpers.parallel.torch_private_ranks import rebuild_buckets
 from helpers.parallel.transport import PipelineTransport
 from helpers.plan.fake_tensors import Indices
@@ -35,13 +35,6 @@ from helpers.step import Batch, loss_sum
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 AXES = ("pipeline", "data", "tensor")  # of the grid; tensor ranks are neighbours in number
-
-# The models' buffers never change, so DDP need not send them. torch 2.13 has renamed the switch.
-_DDP_SWITCHES = inspect.signature(DistributedDataParallel).parameters
-_RENAMED = "forward_sync_buffers" in _DDP_SWITCHES
-KEEP_BUFFERS: dict[str, Any] = {
-    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
-}
 
 
 def grid(parallel: Parallel, device: str = "cpu") -> dict[str, DeviceMesh]:
@@ -211,25 +204,6 @@ class Rank:
         # DDP's buckets stay allocated, and so do the gradients, which are views of them: set to
         # None, they would be made a second time, beside the buckets, when micro-batches accumulate.
         self.module.zero_grad(set_to_none=self.ddp is None)
-
-
-def with_ddp(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
-    """The model under DDP, whose gradients are added up over the ranks of `group`."""
-    ddp = DistributedDataParallel(
-        model, process_group=group, gradient_as_bucket_view=True, init_sync=False, **KEEP_BUFFERS
-    )
-    ddp.register_comm_hook(group, add_up)
-    return ddp
-
-
-def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook for DDP: the sum over the ranks, where DDP by itself takes the mean.
-
-    DDP compares these annotations with its types, so this module must not make them strings by
-    `from __future__ import annotations`.
-    """
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    return work.get_future().then(lambda future: bucket.buffer())
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh, reshard: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from helpers import models
+from helpers import model_changes
 from helpers.gpus import GPU, GPUS
 from helpers.memory.timeline import Plan
 from helpers.plan import hf_config, question
@@ -156,7 +156,7 @@ def answers(
 def quietly() -> Iterator[None]:
     """Inside, neither PyTorch nor transformers print accounts of what ends in our own sentence."""
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings(), models.quiet():
+    with warnings.catch_warnings(), model_changes.quiet():
         warnings.simplefilter("ignore")
         yield
 

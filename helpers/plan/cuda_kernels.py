@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from helpers.fields.settings import Precision
 from helpers.plan.releases import parse
-from helpers.recipe import StepSettings
 
 Function = Callable[..., Any]
 OWNERS = (torch, torch.Tensor, F, torch.special, torch.linalg)
@@ -69,14 +69,14 @@ class CudaKernels(TorchFunctionMode):
     model that recomputes activations there has to enter it again
     (`models.empty(recipe, recompute=...)`). Those in `OPENED` run with the mode on.
 
-    settings  only the precision is read: "bf16" and "fp16" mean autocast
+    settings  of the step: the precisions "bf16" and "fp16" mean autocast
     active    False changes nothing
     flash     whether the GPU has FlashAttention's kernel: from Ampere on (`GPU.bf16`). Without it
               bf16 has no fused kernel, and grouped queries have none before PyTorch 2.14
     Raises RuntimeError for binary_cross_entropy under autocast, as CUDA does.
     """
 
-    def __init__(self, settings: StepSettings, active: bool = True, flash: bool = True):
+    def __init__(self, settings: Precision, active: bool = True, flash: bool = True):
         super().__init__()
         self.active = active
         self.mixed = settings.precision in ("bf16", "fp16")

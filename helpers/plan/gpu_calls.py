@@ -10,13 +10,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from helpers.plan.cuda_kernels import OPENED, CudaKernels, Function, opened
-from helpers.recipe import Recipe
 from helpers.torch_private import (
     CHECKPOINT_CHECKS,
     FOREACH_DEVICES,
@@ -141,7 +141,7 @@ class GPUCalls(CudaKernels):
     """
 
     def __init__(self, places: Places, flash: bool = True):
-        super().__init__(Recipe(precision="bf16"), flash=flash)
+        super().__init__(SimpleNamespace(precision="bf16"), flash=flash)
         self.places = places
         self._backward_on_gpu = False  # what the last operation of a backward pass worked on
 

@@ -13,13 +13,13 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from helpers import model_changes, models
+from helpers import model_changes
 from helpers.fields.techniques import check_techniques
 from helpers.language import four_bits, targets
 from helpers.language.chunked_loss import HeadInChunks, put_in_chunks
 from helpers.language.targets import QUERY_VALUE
 from helpers.model_changes import Recompute, as_if_real
-from helpers.packages import needs
+from helpers.packages.here import needs
 from helpers.plan import config_bounds, hf_config
 from helpers.plan.fake_tensors import leave_meta
 from helpers.plan.hf_config import TASKS, CannotPlan, Task
@@ -216,7 +216,7 @@ class FlatLogits(nn.Module):
 
 
 def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogits:
-    """The model without values, as `models.empty`; FakeTensorMode must be active."""
+    """The model without values, for `trace_steady`; FakeTensorMode must be active."""
     with disable_current_modes():
         model = on_meta(model_step)
     leave_meta(model, model_step.weights == "fp32")
@@ -229,7 +229,7 @@ def on_meta(model_step: ModelStep) -> PreTrainedModel:
 
     Raises ValueError as `make` does.
     """
-    with torch.device("meta"), no_init_weights(), models.quiet():
+    with torch.device("meta"), no_init_weights(), model_changes.quiet():
         model = make(model_step)
         model.tie_weights()
     return model
@@ -295,7 +295,7 @@ def _config(model_step: ModelStep) -> PretrainedConfig:
 def prepare(
     model: PreTrainedModel, model_step: ModelStep, recompute: Recompute = nullcontext
 ) -> FlatLogits:
-    """What the fields do to a model, in place, as `models.prepare`.
+    """What the fields do to a model, in place; in training mode.
 
     Raises CannotPlan for a field that this model does not allow.
     """
@@ -332,7 +332,7 @@ def prepare(
 
 
 def _frozen_names(model: PreTrainedModel, model_step: ModelStep) -> set[str]:
-    """The embeddings and the first `frozen` layers, as `models.frozen_names`."""
+    """The embeddings and the first `frozen` layers: names of parameters."""
     if model_step.frozen is None:
         return set()
     count = getattr(hf_config.text_config(model.config), "num_hidden_layers", None)

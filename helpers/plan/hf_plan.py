@@ -8,7 +8,8 @@ torch's meta device, as transformers itself makes the models it loads, then with
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,28 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from helpers import models
+from helpers import model_changes
+from helpers.fields.settings import StepSettings
 from helpers.language.four_bits import count_parameters
-from helpers.memory.timeline import Plan, to_plan
+from helpers.memory.repeated_layers import RepeatedLayers, give_gradients
+from helpers.memory.splice import NotAlike
+from helpers.memory.timeline import Plan, check_target, to_plan
 from helpers.memory.trace import trace_step
 from helpers.memory.tracker import StorageTrace
 from helpers.model_changes import Recompute, as_if_real
 from helpers.optimizers import make_optimizer, make_scaler
 from helpers.plan import hf_config
+from helpers.plan.cuda_kernels import CudaKernels
+from helpers.plan.fake_tensors import FakeValues, NeverSkipScaler
 from helpers.plan.hf_config import CannotPlan
 from helpers.plan.hf_model import FlatLogits, ModelStep, empty, make, prepare
-from helpers.plan.planner import trace_recipe
 from helpers.step import AUTOCAST, Batch, train_step
-from helpers.torch_private import DataDependentOutputException, DynamicOutputShapeException
+from helpers.timing.trace_ops import Recorder
+from helpers.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 
 def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> Plan:
@@ -44,7 +54,7 @@ def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fie
 
 
 def plan_model_step(model_step: ModelStep, target: str = "cuda", all_layers: bool = False) -> Plan:
-    """The same for a `ModelStep`; `all_layers` as for `planner.trace_recipe`."""
+    """The same for a `ModelStep`; `all_layers` as for `trace_steady`."""
     return to_plan(trace_model_step(model_step, target, all_layers), model_step, target)
 
 
@@ -88,10 +98,65 @@ def _trace(
             hidden.pop().requires_grad_(True)
         return batch(model, model_step)
 
-    trace, parameters = trace_recipe(
-        model_step, target, empty=watched, make_batch=make_batch, all_layers=all_layers
-    )
+    trace, parameters = trace_steady(model_step, target, watched, make_batch, all_layers=all_layers)
     return trace, parameters, trainable
+
+
+def trace_steady(
+    settings: StepSettings,
+    target: str,
+    empty: Callable[..., nn.Module],
+    make_batch: Callable[[Any, Any], Batch],
+    change: Callable[[nn.Module], object] | None = None,
+    all_layers: bool = False,
+) -> tuple[StorageTrace, int]:
+    """Trace one steady step on fake tensors: the optimizer has its states already.
+
+    Returns (trace, number of parameters). From the third micro-batch on nothing new happens, so at
+    most two micro-batches are traced.
+
+    empty       `empty(settings, recompute=...)` makes the model without values; a checkpointed
+                layer runs for the second time in the context that `recompute()` makes
+    make_batch  `make_batch(model, settings)` makes a micro-batch without values
+    change      a further change of the model, in place, before its optimizer is made
+    all_layers  True traces each layer; else those that repeat are traced once where that is proven
+                equal (`memory.splice`)
+    Raises ValueError for a target other than "cuda" and "cpu".
+    """
+    check_target(target)
+
+    def kernels():
+        return CudaKernels(settings, active=target == "cuda")
+
+    def traced(all_layers: bool) -> tuple[StorageTrace, int]:
+        with as_if_real(), FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
+            model = empty(settings, recompute=kernels)
+            if change is not None:
+                change(model)
+            repeated = None if all_layers else RepeatedLayers(model)
+            if repeated is not None and not repeated.stacks:
+                repeated = None
+            optimizer = make_optimizer(model, settings)
+            scaler = NeverSkipScaler("cpu", enabled=settings.precision == "fp16")
+            # A first update, so that the optimizer makes its states.
+            give_gradients(model.parameters())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            scaler.scale(torch.zeros(()))  # the scaler makes its tensors when it is first used
+            recorder = Recorder() if target == "cuda" else None
+            batch = partial(make_batch, model, settings)
+            try:
+                trace = trace_step(model, optimizer, batch, settings, scaler, recorder, repeated)
+            except Exception as error:
+                if repeated is None:
+                    raise
+                raise NotAlike("A step without some of its layers fails.") from error
+        return trace, count_parameters(model)
+
+    if not all_layers:
+        with suppress(NotAlike):
+            return traced(all_layers=False)
+    return traced(all_layers=True)
 
 
 def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) -> Plan:
@@ -99,7 +164,7 @@ def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) 
 
     batches  gives the micro-batches; None draws them at random
     """
-    with models.quiet():
+    with model_changes.quiet():
         model = prepare(make(model_step), model_step)
     optimizer, scaler = make_optimizer(model, model_step), make_scaler(model_step, "cpu")
     batches = batches or (lambda: batch(model, model_step))

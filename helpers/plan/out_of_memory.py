@@ -9,8 +9,8 @@ import torch
 
 from helpers import memory
 from helpers.gpus import GPU, here
-from helpers.plan.planner import plan
-from helpers.plan.remedies import Remedies, target_of
+from helpers.plan.planner import plan, remedies_of
+from helpers.plan.remedies import target_of
 from helpers.recipe import Recipe
 from helpers.units import size
 
@@ -59,7 +59,7 @@ def explain(recipe: Recipe, gpu: GPU | None = None) -> str:
         f"Out of memory: the plan needs {size(fit.need)}, {size(fit.over)} more than the "
         f"{size(gpu.memory)} of {gpu.name}."
     )
-    changes = Remedies(recipe, gpu).changes()
+    changes = remedies_of(recipe, gpu).changes()
     if not changes:
         return (
             f"{diagnosis} No field of the recipe makes it fit: "

@@ -13,28 +13,20 @@ compare it with real tensors, to the byte.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from helpers import models
-from helpers.language.four_bits import count_parameters
-from helpers.memory.repeated_layers import RepeatedLayers, give_gradients
-from helpers.memory.splice import NotAlike
+from helpers.gpus import GPU
 from helpers.memory.timeline import Plan, check_target, to_plan
-from helpers.memory.trace import trace_step
 from helpers.memory.tracker import StorageTrace
-from helpers.model_changes import as_if_real
-from helpers.optimizers import make_optimizer
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.fake_tensors import FakeValues, NeverSkipScaler
-from helpers.recipe import Recipe, StepSettings
+from helpers.plan.hf_plan import trace_steady
+from helpers.plan.remedies import Remedies
+from helpers.recipe import Recipe
 from helpers.step import Batch
-from helpers.timing.trace_ops import Recorder
-from helpers.torch_private import FakeTensorMode
 from helpers.values import function, of_type
 
 
@@ -64,6 +56,11 @@ def _plan(recipe: Recipe, target: str) -> Plan:
     for array in (made.timeline, made.phases):
         array.flags.writeable = False
     return made
+
+
+def remedies_of(recipe: Recipe, gpu: GPU) -> Remedies:
+    """What would make the step of a recipe fit a GPU: plans around it, each made once."""
+    return Remedies(recipe, gpu, planning=plan)
 
 
 def plan_key(recipe: Recipe) -> Recipe:
@@ -110,57 +107,13 @@ def fake_batch(model: torch.nn.Module, recipe: Recipe) -> Batch:
 
 
 def trace_recipe(
-    recipe: StepSettings,
+    recipe: Recipe,
     target: str,
     change: Callable[[torch.nn.Module], object] | None = None,
-    empty: Callable[..., torch.nn.Module] = models.empty,
-    make_batch: Callable[[Any, Any], Batch] = fake_batch,
     all_layers: bool = False,
 ) -> tuple[StorageTrace, int]:
-    """Trace one steady step on fake tensors: the optimizer has its states already.
+    """The trace of which a plan is made, and the number of the model's parameters.
 
-    Returns (trace, number of parameters). From the third micro-batch on nothing new happens, so at
-    most two micro-batches are traced.
-
-    change             as for `plan`
-    empty, make_batch  for a model that is not the course's: `empty(recipe, recompute=...)` makes it
-                       as `models.empty` does, and `make_batch(model, recipe)` makes a micro-batch
-                       for it as `fake_batch` does
-    all_layers         True traces each layer; else those that repeat are traced once where that
-                       is proven equal (`memory.splice`)
-    Raises ValueError for a target other than "cuda" and "cpu".
+    The arguments are those of `hf_plan.trace_steady`.
     """
-    check_target(target)
-
-    def kernels():
-        return CudaKernels(recipe, active=target == "cuda")
-
-    def traced(all_layers: bool) -> tuple[StorageTrace, int]:
-        with as_if_real(), FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
-            model = empty(recipe, recompute=kernels)
-            if change is not None:
-                change(model)
-            repeated = None if all_layers else RepeatedLayers(model)
-            if repeated is not None and not repeated.stacks:
-                repeated = None
-            optimizer = make_optimizer(model, recipe)
-            scaler = NeverSkipScaler("cpu", enabled=recipe.precision == "fp16")
-            # A first update, so that the optimizer makes its states.
-            give_gradients(model.parameters())
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            scaler.scale(torch.zeros(()))  # the scaler makes its tensors when it is first used
-            recorder = Recorder() if target == "cuda" else None
-            batch = partial(make_batch, model, recipe)
-            try:
-                trace = trace_step(model, optimizer, batch, recipe, scaler, recorder, repeated)
-            except Exception as error:
-                if repeated is None:
-                    raise
-                raise NotAlike("A step without some of its layers fails.") from error
-        return trace, count_parameters(model)
-
-    if not all_layers:
-        with suppress(NotAlike):
-            return traced(all_layers=False)
-    return traced(all_layers=True)
+    return trace_steady(recipe, target, models.empty, fake_batch, change, all_layers)

@@ -1,6 +1,6 @@
 """What would fit: the smallest changes of a step that a GPU holds, and the largest batch.
 
-One set of rules serves a `Recipe` and the step of any other model (`ModelStep`).
+One set of rules serves the step of any model (`ModelStep`) and a `Recipe`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from helpers.fields.settings import StepSettings
 from helpers.gpus import GPU, WORKSPACE
 from helpers.memory.allocator import replay
 from helpers.memory.timeline import Plan, fit_on_gpu
 from helpers.memory.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
 from helpers.plan.batch_line import BatchLines
 from helpers.plan.hf_model import ModelStep
-from helpers.plan.planner import plan
-from helpers.recipe import Recipe, StepSettings
 
 Change = dict[str, Any]  # {field of the step: new value}
 
@@ -36,6 +35,9 @@ class Remedies:
     """Plans around one step for one GPU; each is made once.
 
     `changes()` are the changes of the step that fit, `largest_batch()` its largest batch size.
+
+    step      a `ModelStep`, or another one, of which `planning(step, target)` makes a plan
+    tracing   is called with what each traced step changes, before it is traced
     """
 
     def __init__(
@@ -43,15 +45,17 @@ class Remedies:
         step: StepSettings,
         gpu: GPU,
         tracing: Callable[[Change], object] = lambda change: None,
+        planning: Callable[[Any, str], Plan] | None = None,
     ):
         self.step, self.gpu, self.target = step, gpu, target_of(gpu)
+        self.planning = planning
         self.lines = BatchLines(self.target, lambda traced: tracing(self._difference(traced)))
         self._plans: dict[tuple, Plan] = {}
         self._reserved: dict[tuple, int] = {}
 
     def for_gpu(self, gpu: GPU) -> Remedies:
         """The same for another GPU; plans are shared where they are for the same target."""
-        other = Remedies(self.step, gpu)
+        other = Remedies(self.step, gpu, planning=self.planning)
         if other.target == self.target:
             other.lines, other._plans, other._reserved = self.lines, self._plans, self._reserved
         return other
@@ -76,8 +80,12 @@ class Remedies:
             if isinstance(step, ModelStep):
                 self._plans[key] = self.lines.traced(step) if traced else self.lines.plan(step)
             else:
-                assert isinstance(step, Recipe)
-                self._plans[key] = plan(step, self.target)
+                if self.planning is None:
+                    raise TypeError(
+                        f"step is no ModelStep but a {type(step).__name__}: give `planning` as "
+                        "well, a function that plans it."
+                    )
+                self._plans[key] = self.planning(step, self.target)
         return self._plans[key]
 
     def _key(self, change: Change | None) -> tuple:

@@ -23,7 +23,7 @@ from unittest.mock import patch
 from helpers.commands.arguments import OneLineParser, whole_number
 from helpers.commands.wrapper import run, sentence
 from helpers.gpus import GPU, VISIBLE, find
-from helpers.packages import missing
+from helpers.packages.here import missing
 
 NAME = "tight-fit script"
 FITS, TOO_LARGE, REFUSED, FAILED = 0, 1, 2, 3

@@ -96,7 +96,7 @@ def _figure(facts: dict[str, Any]) -> Any:
     import numpy as np
 
     from helpers.memory.described import described
-    from helpers.memory.figures import COLOURS
+    from helpers.memory.told_apart import COLOURS
     from helpers.memory.tracker import CATEGORIES
     from helpers.units import GIB, MIB
 

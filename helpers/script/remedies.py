@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.gpus import GPU
-from helpers.packages import missing
+from helpers.packages.here import missing
 from helpers.script.program import ProgramFailed, Refused
 
 Facts = dict[str, Any]

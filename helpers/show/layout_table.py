@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe
-from helpers.strategy.cluster import Candidate, Cluster
+from helpers.strategy.candidate import Candidate
+from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_cache import planned
 from helpers.tables import Table
 from helpers.units import size, span

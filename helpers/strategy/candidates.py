@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe
-from helpers.strategy.cluster import Candidate, Cluster
+from helpers.strategy.candidate import Candidate
+from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_ranks import ParallelPlan
 from helpers.timing.specs import find_gpu
 from helpers.units import size, span

@@ -16,15 +16,15 @@ from helpers import tables
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe
 from helpers.strategy import plan_cache
+from helpers.strategy.candidate import Candidate, name_of
 from helpers.strategy.candidates import Change, changes, hopeless, layouts
-from helpers.strategy.cluster import Candidate, Cluster, name_of
+from helpers.strategy.cluster import Cluster
+from helpers.strategy.search_space import TIE
 from helpers.timing.specs import find_gpu
 from helpers.units import size, span
 from helpers.values import of_type, one_of
 
 GOALS = ("time", "memory", "simplest")
-# Candidates whose times differ by no more than this fraction are a tie: no plan is that exact.
-TIE = 0.05
 
 
 @dataclass(frozen=True)

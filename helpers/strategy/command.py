@@ -58,7 +58,7 @@ def _plan(asked: Question, options: argparse.Namespace) -> int:
         from helpers.parallel.model_layout import parse
         from helpers.plan import hf_config
         from helpers.plan.answer import quietly
-        from helpers.strategy import layout_report
+        from helpers.strategy import layout_facts, layout_report
         from helpers.strategy.plan_layout import plan_layout
     finally:
         gc.enable()
@@ -89,7 +89,7 @@ def _plan(asked: Question, options: argparse.Namespace) -> int:
             reduce=options.reduce or "fp32",
             **fields,
         )
-    facts = layout_report.facts_of(planned, cluster)
+    facts = layout_facts.facts_of(planned, cluster)
     if options.json:
         print(json.dumps({"model": asked.name} | facts, indent=1))
     else:

@@ -1,11 +1,15 @@
-"""A rank of a layout of any model on tensors without values."""
+"""One rank of many, in one process: no message is sent, and no tensor has values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.language.four_bits import count_parameters
@@ -13,11 +17,11 @@ from helpers.parallel.model_layout import Layout
 from helpers.parallel.model_rank import ModelRank
 from helpers.parallel.model_wrapping import enable_recomputation
 from helpers.parallel.pipeline_rank import PipelineRank
-from helpers.parallel.torch_private_ranks import fsdp_param_module
+from helpers.parallel.torch_private_ranks import forget_process_groups, fsdp_param_module
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import Indices
 from helpers.plan.hf_model import FlatLogits, ModelStep, empty
-from helpers.strategy.plan_ranks import Chunks
+from helpers.torch_private import fake_store
 
 Kind = TypeVar("Kind", ModelRank, PipelineRank)
 
@@ -48,6 +52,45 @@ def fake_rank(
         enable_recomputation(model.model, True, kernels)
     parameters = count_parameters(model.model)
     shape = BatchShape(model)
-    # As in `plan_ranks`: of 1,024 chunks of each parameter only those are made that are asked for.
+    # FSDP2 cuts each parameter into as many chunks as there are ranks and keeps two of them. For
+    # 1,024 ranks making all of them takes minutes, so while the parameters are cut, the function of
+    # FSDP2's module that does it is replaced by `Chunks`, which makes a chunk when it is asked for.
     with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
         return kind(model_step, layout, model, mesh, reduce), shape, parameters
+
+
+@contextmanager
+def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
+    """Let this process be one rank of many, over torch's process group that sends nothing.
+
+    Raises RuntimeError where there is a process group already.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "This process is a rank already: plan in a process that has no process group."
+        )
+    hook = sys.excepthook  # torch replaces it, to put the rank before every error message
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=fake_store())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+        forget_process_groups()
+
+
+class Chunks:
+    """The chunks of `torch.chunk(tensor, chunks, dim)`, then empty tensors, each made on demand.
+
+    It stands in for FSDP2's `_chunk_with_empty`, whose callers take two of the chunks by index.
+    """
+
+    def __init__(self, tensor: torch.Tensor, chunks: int, dim: int):
+        self.tensor, self.dim, self.size = tensor, dim, -(-tensor.size(dim) // chunks)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        begin = index * self.size
+        length = min(self.size, self.tensor.size(self.dim) - begin)
+        if length <= 0:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, begin, length)

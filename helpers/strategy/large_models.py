@@ -18,7 +18,7 @@ from helpers.parallel.model_layout import parse
 from helpers.plan import hf_config
 from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
-from helpers.strategy.layout_report import Facts, facts_of
+from helpers.strategy.layout_facts import Facts, facts_of
 from helpers.strategy.plan_cache import pretty
 from helpers.strategy.plan_layout import plan_step
 from helpers.strategy.search import search

@@ -13,7 +13,7 @@ from helpers.files import replace_all
 from helpers.parallel.model_layout import parse
 from helpers.plan import hf_config
 from helpers.strategy.cluster import Cluster
-from helpers.strategy.layout_report import Facts, facts_of
+from helpers.strategy.layout_facts import Facts, facts_of
 from helpers.strategy.plan_cache import pretty
 from helpers.strategy.plan_layout import plan_layout
 
@@ -26,7 +26,7 @@ KEPT = ("need", "peak", "fits", "at_peak", "sent", "seconds", "tokens_per_second
 
 
 def plan_one(length: int, layout: str) -> Facts:
-    """The facts `KEPT` of `layout_report.facts_of`, for a text per data rank.
+    """The facts `KEPT` of `layout_facts.facts_of`, for a text per data rank.
 
     All weights are trained with AdamW, layers are checkpointed, and the loss is taken in chunks.
     Raises what `parse` and `plan_layout` raise.

@@ -41,9 +41,8 @@ from helpers.plan.hf_config import CannotPlan
 from helpers.plan.hf_model import FlatLogits, ModelStep
 from helpers.plan.hf_plan import as_cannot_plan, batch
 from helpers.strategy import step_time
-from helpers.strategy.fake_rank import fake_rank
+from helpers.strategy.fake_rank import fake_rank, fake_ranks
 from helpers.strategy.plan_pipeline import trace_stage
-from helpers.strategy.plan_ranks import fake_ranks
 from helpers.strategy.step_time import Link
 from helpers.strategy.trace_layout import streams_of, trace_model_rank
 from helpers.timing.trace_ops import Recorder

@@ -24,8 +24,7 @@ from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.hf_plan import batch
-from helpers.strategy.fake_rank import fake_rank
-from helpers.strategy.plan_ranks import fake_ranks
+from helpers.strategy.fake_rank import fake_rank, fake_ranks
 from helpers.strategy.trace_pipeline import trace_pipeline_rank
 from helpers.timing.trace_ops import Recorder
 from helpers.torch_private import FakeTensorMode

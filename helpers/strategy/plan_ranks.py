@@ -7,16 +7,12 @@ plan says what the rank holds and what it sends, in bytes, for two ranks as for 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig
@@ -34,21 +30,21 @@ from helpers.memory.tracker import (
     steady_memory,
 )
 from helpers.optimizers import states
-from helpers.parallel.comm_meter import CommMeter, SentMessage
+from helpers.parallel.comm_meter import CommMeter, SentMessage, place_messages
 from helpers.parallel.layout import Parallel
 from helpers.parallel.rank import AXES, Rank, grid
-from helpers.parallel.torch_private_ranks import forget_process_groups, fsdp_param_module
+from helpers.parallel.torch_private_ranks import fsdp_param_module
 from helpers.plan.cuda_kernels import CudaKernels
 from helpers.plan.fake_tensors import FakeValues, Indices, NeverSkipScaler
 from helpers.plan.planner import check_target, fake_batch, plan_key
 from helpers.recipe import Recipe
 from helpers.step import Batch
 from helpers.strategy import step_time
+from helpers.strategy.fake_rank import Chunks, fake_ranks
 from helpers.strategy.plan_summary import PlanSummary, peak_without_states
 from helpers.strategy.step_time import Link
-from helpers.timing.op import Op
-from helpers.timing.trace_ops import Recorder, TracedOps
-from helpers.torch_private import FakeTensorMode, fake_store
+from helpers.timing.trace_ops import Recorder
+from helpers.torch_private import FakeTensorMode
 from helpers.units import GIB
 
 
@@ -214,9 +210,7 @@ def _fake_rank(
     shape = ModelShape(model.config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     scaler = NeverSkipScaler("cpu", enabled=recipe.precision == "fp16")
-    # FSDP2 cuts each parameter into as many chunks as there are ranks and keeps two of them. For
-    # 1,024 ranks making all of them takes minutes, so while the parameters are cut, the function of
-    # FSDP2's module that does it is replaced by `Chunks`, which makes a chunk when it is asked for.
+    # As in `fake_rank`: of 1,024 chunks of each parameter only those are made that are asked for.
     with Indices(), patch.object(fsdp_param_module(), "_chunk_with_empty", Chunks):
         return Rank(recipe, parallel, model, mesh, scaler), shape, parameters
 
@@ -285,19 +279,6 @@ def trace_rank(
     return storage_trace, tuple(repeated + meter.sent)
 
 
-def place_messages(traced: TracedOps, places: Sequence[int], sent: Sequence[SentMessage]) -> None:
-    """Write into a trace what is sent at each place of its order, as `Op` describes messages."""
-    known: dict[Op, int] = {}
-    for place, message in zip(places, sent, strict=True):
-        op = Op(
-            message.kind, "message", "fp32", 0, message.payload, 0, (message.ranks,), message.axis
-        )
-        index = known.setdefault(op, len(traced.ops))
-        if index == len(traced.ops):
-            traced.ops.append((op,))
-        traced.order[place] = index, traced.order[place][1]
-
-
 def _adopt(tracker: Tracker, rank: Rank) -> None:
     """Tell the tracker of what exists before the step; its trace begins after that."""
     parameters = list(rank.module.parameters())
@@ -307,40 +288,3 @@ def _adopt(tracker: Tracker, rank: Rank) -> None:
     # Gradients that exist already are views of DDP's buckets.
     tracker.adopt([parameter.grad for parameter in parameters], GRADIENTS)
     tracker.storage_trace.begin = len(tracker.storage_trace.events)
-
-
-@contextmanager
-def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
-    """Let this process be one rank of many, over torch's process group that sends nothing.
-
-    Raises RuntimeError where there is a process group already.
-    """
-    if dist.is_initialized():
-        raise RuntimeError(
-            "This process is a rank already: plan in a process that has no process group."
-        )
-    hook = sys.excepthook  # torch replaces it, to put the rank before every error message
-    dist.init_process_group("fake", rank=rank, world_size=ranks, store=fake_store())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        sys.excepthook = hook
-        forget_process_groups()
-
-
-class Chunks:
-    """The chunks of `torch.chunk(tensor, chunks, dim)`, then empty tensors, each made on demand.
-
-    It stands in for FSDP2's `_chunk_with_empty`, whose callers take two of the chunks by index.
-    """
-
-    def __init__(self, tensor: torch.Tensor, chunks: int, dim: int):
-        self.tensor, self.dim, self.size = tensor, dim, -(-tensor.size(dim) // chunks)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        begin = index * self.size
-        length = min(self.size, self.tensor.size(self.dim) - begin)
-        if length <= 0:
-            return self.tensor.new_empty(0)
-        return self.tensor.narrow(self.dim, begin, length)

@@ -20,13 +20,13 @@ from helpers.parallel.model_layout import Layout
 from helpers.parallel.model_rank import local_step
 from helpers.parallel.model_tensor import check_decoder
 from helpers.plan.hf_model import ModelStep, empty
-from helpers.strategy.choose import TIE
 from helpers.strategy.cluster import Cluster
-from helpers.strategy.layout_report import Facts, facts_of
+from helpers.strategy.layout_facts import Facts, facts_of
 from helpers.strategy.plan_layout import LayoutPlan, plan_step
 from helpers.strategy.search_experts import NO_EXPERTS, Experts
 from helpers.strategy.search_space import (
     RECOMPUTED,
+    TIE,
     Reference,
     Trial,
     accumulations,
@@ -45,7 +45,7 @@ MOST_PLANS = 32  # of one search; what comes after them is left out, and said to
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial that was planned: `facts` as `layout_report.facts_of` gives them."""
+    """A trial that was planned: `facts` as `layout_facts.facts_of` gives them."""
 
     trial: Trial
     facts: Facts

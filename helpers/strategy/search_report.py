@@ -8,11 +8,10 @@ from typing import Any
 
 from helpers.plan.hf_model import ModelStep
 from helpers.plan.report import option, three_figures, weights_in_words
-from helpers.strategy.choose import TIE
 from helpers.strategy.cluster import LIMITS
-from helpers.strategy.layout_report import Facts
+from helpers.strategy.layout_facts import Facts
 from helpers.strategy.search import PlannedTrial, Searched
-from helpers.strategy.search_space import Trial
+from helpers.strategy.search_space import TIE, Trial
 from helpers.timing.specs import has_arithmetic
 from helpers.units import number, several, size, span
 

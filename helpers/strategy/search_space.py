@@ -19,12 +19,14 @@ from helpers.parallel.model_layout import STRATEGIES, Layout
 from helpers.plan import hf_config
 from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
-from helpers.strategy.layout_report import axes_of
+from helpers.strategy.layout_facts import axes_of
 from helpers.strategy.plan_layout import LayoutPlan
 from helpers.strategy.search_experts import ALL_TO_ALLS, NO_EXPERTS, Experts, expert_layouts
 from helpers.strategy.trace_layout import STREAMS
 from helpers.timing.kernel_time import constants, seconds_at_full_rate
 
+# Candidates whose times differ by no more than this fraction are a tie: no plan is that exact.
+TIE = 0.05
 RECOMPUTED = ("none", "selective", "full")  # from the least to the most
 # Autocast takes other kernels than FSDP2 does, and small micro-batches fit into caches.
 LIKE_ENOUGH = 0.9

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from math import ceil, log2
 from typing import Protocol
 
+from helpers.fields.settings import StepSettings
 from helpers.gpus import GPU, as_gpu
 from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.model_pipeline import schedule_of
-from helpers.recipe import StepSettings
 from helpers.strategy.rank_time import Clocks, events_of, play
 from helpers.timing.specs import ARITHMETICS, SPECS, find_gpu
 from helpers.timing.trace_ops import TracedOps

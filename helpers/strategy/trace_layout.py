@@ -20,13 +20,12 @@ from helpers.memory.tracker import (
     steady_memory,
 )
 from helpers.optimizers import states
-from helpers.parallel.comm_meter import CommMeter, SentMessage
+from helpers.parallel.comm_meter import CommMeter, SentMessage, place_messages
 from helpers.parallel.model_layout import AXES
 from helpers.parallel.model_rank import ModelRank
 from helpers.parallel.torch_private_ranks import rebuild_buckets, shapes_of_dtensor
 from helpers.plan.fake_tensors import Indices
 from helpers.step import Batch
-from helpers.strategy.plan_ranks import place_messages
 from helpers.timing.trace_ops import Recorder, TracedOps
 
 # The stream on which a storage is allocated, by the operation that made it.

@@ -14,12 +14,11 @@ from helpers.memory.tracker import (
     steady_memory,
 )
 from helpers.optimizers import states
-from helpers.parallel.comm_meter import CommMeter, SentMessage
+from helpers.parallel.comm_meter import CommMeter, SentMessage, place_messages
 from helpers.parallel.model_layout import AXES
 from helpers.parallel.pipeline_rank import PipelineRank
 from helpers.parallel.torch_private_ranks import whole_gradients
 from helpers.step import Batch
-from helpers.strategy.plan_ranks import place_messages
 from helpers.strategy.trace_layout import sent_messages, shapes_unseen
 from helpers.timing.trace_ops import Recorder
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from helpers.fields.settings import StepSettings
 from helpers.language import four_bits
-from helpers.recipe import StepSettings
 
 
 def store(model: PreTrainedModel, recipe: StepSettings, heads: Collection[str]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from helpers.packages import needs
-from helpers.recipe import StepSettings
+from helpers.fields.settings import StepSettings
+from helpers.packages.here import needs
 
 PAGED_FROM = 100_000  # elements; the states of smaller tensors are not paged (bitsandbytes)
 

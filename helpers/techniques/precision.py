@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from helpers.recipe import StepSettings
+from helpers.fields.settings import StepSettings
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

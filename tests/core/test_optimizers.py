@@ -11,7 +11,7 @@ from torch import nn
 
 from helpers import checkpoint, models, train
 from helpers.optimizers import make_optimizer, make_scaler, states
-from helpers.packages import cells
+from helpers.packages import here
 from helpers.recipe import Recipe, replace
 from helpers.step import loss_sum, train_step
 from helpers.values import OPTIMIZERS
@@ -188,7 +188,7 @@ def test_a_deleted_model_is_gone(name):
 
 
 def test_a_missing_peft_is_said_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(cells, "missing", lambda *modules: list(modules))
+    monkeypatch.setattr(here, "missing", lambda *modules: list(modules))
     with pytest.raises(ModuleNotFoundError, match="run `pip install peft`") as caught:
         models.build(recipe(lora_rank=2))
     assert "\n" not in str(caught.value)

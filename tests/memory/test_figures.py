@@ -11,8 +11,7 @@ from IPython.core.formatters import DisplayFormatter
 
 from helpers import plots
 from helpers.memory.described import numbers
-from helpers.memory.figures import COLOURS
-from helpers.memory.told_apart import EDGE, HATCHES, told_apart
+from helpers.memory.told_apart import COLOURS, EDGE, HATCHES, told_apart
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from helpers.units import size

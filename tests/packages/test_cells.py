@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from helpers import packages
 from helpers.gpus import REHEARSAL
-from helpers.packages import cells
+from helpers.packages import cells, here
 
 ABSENT = "no_such_module_of_anyone"
 MADE = f"needs('{ABSENT}')\nimport {ABSENT}\ntable = old = {ABSENT}.table()"
@@ -113,13 +113,13 @@ def headers(tmp_path):
 
 
 def test_a_compiler_is_asked_for_like_a_package(headers, monkeypatch):
-    monkeypatch.setattr(cells.sysconfig, "get_path", lambda name: str(headers))
-    monkeypatch.setattr(cells.shutil, "which", lambda name: "/bin/x" if name == "clang++" else None)
-    assert cells.missing("g++") == cells.missing("torch.compile") == []
-    monkeypatch.setattr(cells.shutil, "which", lambda name: None)
-    assert cells.missing("g++", "json", "g++") == ["g++"]
+    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(headers))
+    monkeypatch.setattr(here.shutil, "which", lambda name: "/bin/x" if name == "clang++" else None)
+    assert here.missing("g++") == here.missing("torch.compile") == []
+    monkeypatch.setattr(here.shutil, "which", lambda name: None)
+    assert here.missing("g++", "json", "g++") == ["g++"]
     with pytest.raises(ModuleNotFoundError, match=r"needs g\+\+, .* `apt-get install g\+\+`"):
-        cells.needs("g++")
+        here.needs("g++")
 
 
 @pytest.fixture
@@ -128,29 +128,29 @@ def bare(monkeypatch, tmp_path):
     torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.delenv(REHEARSAL, raising=False)
-    monkeypatch.setattr(cells.shutil, "which", lambda name: None)
-    monkeypatch.setattr(cells.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(cells.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(here.shutil, "which", lambda name: None)
+    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(here.importlib.util, "find_spec", lambda name: None)
 
 
 def test_on_a_gpu_torch_compile_needs_triton_and_what_triton_compiles_with(
     bare, headers, monkeypatch
 ):
     with pytest.raises(ModuleNotFoundError) as error:
-        cells.needs("torch.compile")
+        here.needs("torch.compile")
     assert "needs triton and gcc and python3-dev, which" in str(error.value)
     assert "`apt-get install gcc python3-dev && pip install triton`" in str(error.value)
-    monkeypatch.setattr(cells.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(cells.importlib.util, "find_spec", lambda name: name)
-    assert cells.missing("torch.compile") == ["python3-dev"]
-    monkeypatch.setattr(cells.sysconfig, "get_path", lambda name: str(headers))
-    assert cells.missing("torch.compile") == []
+    monkeypatch.setattr(here.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(here.importlib.util, "find_spec", lambda name: name)
+    assert here.missing("torch.compile") == ["python3-dev"]
+    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(headers))
+    assert here.missing("torch.compile") == []
 
 
 def test_without_a_gpu_or_on_a_pretended_one_it_needs_a_compiler_of_cpp(bare, monkeypatch):
-    assert cells.missing("g++") == ["g++", "python3-dev"]
+    assert here.missing("g++") == ["g++", "python3-dev"]
     monkeypatch.setenv(REHEARSAL, "T4:1")
-    assert cells.missing("torch.compile", "g++") == ["g++", "python3-dev"]
+    assert here.missing("torch.compile", "g++") == ["g++", "python3-dev"]
     monkeypatch.delenv(REHEARSAL)
     monkeypatch.delitem(sys.modules, "torch")
-    assert cells.missing("torch.compile") == ["g++", "python3-dev"]
+    assert here.missing("torch.compile") == ["g++", "python3-dev"]

@@ -16,7 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers import models
 from helpers.optimizers import make_optimizer
-from helpers.parallel.tensor_dtensor import Collectives, clip_, regroup, split
+from helpers.parallel.clipping import clip_
+from helpers.parallel.tensor_dtensor import Collectives, regroup, split
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe
 from helpers.step import loss_sum

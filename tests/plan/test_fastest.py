@@ -13,6 +13,7 @@ from helpers.plan import fastest as module
 from helpers.plan.command import main
 from helpers.plan.fastest import TIE, fastest
 from helpers.plan.hf_model import ModelStep
+from helpers.plan.planner import remedies_of
 from helpers.plan.remedies import Remedies
 from helpers.recipe import Recipe, replace
 from helpers.units import MIB
@@ -23,13 +24,13 @@ MINI = Recipe("vit", batch_size=16)
 def with_room(name: str, recipe: Recipe, room: int) -> gpus.GPU:
     """A GPU of this name with so many MiB more, or less, than a recipe needs."""
     gpu = find(name)
-    need = Remedies(recipe, gpu).plan().fits(gpu).need
+    need = remedies_of(recipe, gpu).plan().fits(gpu).need
     return gpus.GPU(name, int(need + room * MIB), gpu.capability)
 
 
 def by_trying_all(recipe: Recipe, gpu: gpus.GPU) -> list[tuple[float, dict]]:
     """(seconds, change) of every combination that fits, without any bound."""
-    remedies, found = Remedies(recipe, gpu), []
+    remedies, found = remedies_of(recipe, gpu), []
     for precision, optimizer, again, parts in itertools.product(
         ("fp32", "fp16"), ("adamw", "adamw8bit"), (False, True), (1, 2, 4, 8, 16)
     ):
@@ -43,7 +44,7 @@ def by_trying_all(recipe: Recipe, gpu: gpus.GPU) -> list[tuple[float, dict]]:
 @pytest.mark.parametrize("room", (64, -5))
 def test_it_is_as_fast_as_the_fastest_of_all_combinations(room):
     gpu = with_room("T4", MINI, room)
-    found = fastest(Remedies(MINI, gpu))
+    found = fastest(remedies_of(MINI, gpu))
     every = by_trying_all(MINI, gpu)
     assert found.change is not None and found.left == 0 and found.tried <= 8
     assert found.seconds <= (1 + TIE) * min(seconds for seconds, _ in every)
@@ -51,32 +52,32 @@ def test_it_is_as_fast_as_the_fastest_of_all_combinations(room):
         {name: value for name, value in change.items() if getattr(MINI, name) != value}
         for _, change in every
     ]
-    assert Remedies(MINI, gpu).fits(found.change)
+    assert remedies_of(MINI, gpu).fits(found.change)
     assert set(found.reasons) == set(found.change)
 
 
 def test_what_is_not_needed_is_not_changed():
     """Plenty of room, and a step that is launch-bound: nothing makes it 5 % faster."""
     small = replace(MINI, batch_size=8)
-    found = fastest(Remedies(small, find("A100-40GB")))
+    found = fastest(remedies_of(small, find("A100-40GB")))
     assert found.change == {} and found.reasons == {}
     assert "the step as asked" in found.lines("A100-40GB", lambda *pair: "")[0]
 
 
 def test_half_precision_is_found_where_products_take_the_time():
     large = Recipe("vit", profile="full", batch_size=16)
-    found = fastest(Remedies(large, find("T4")))
+    found = fastest(remedies_of(large, find("T4")))
     assert found.change == {"precision": "fp16"}
     assert re.fullmatch(r".* without it, \d\.\d\d times as long\.", found.reasons["precision"])
 
 
 def test_nothing_fits_and_too_many(monkeypatch):
     gpu = gpus.GPU("T4", gpus.CONTEXT, (7, 5))
-    found = fastest(Remedies(MINI, gpu))
+    found = fastest(remedies_of(MINI, gpu))
     assert found.change is None and found.seconds is None
     assert found.lines("T4", str)[0] == "No combination fits the T4."
     monkeypatch.setattr(module, "MOST_PLANS", 1)
-    bounded = fastest(Remedies(MINI, find("T4")))
+    bounded = fastest(remedies_of(MINI, find("T4")))
     assert bounded.left > 0 and f"{bounded.left} more were left out" in bounded.lines("T4", str)[-1]
 
 
@@ -113,9 +114,14 @@ def test_the_host_is_tried_last_and_only_where_nothing_fits_without():
     assert larger.change is not None and "offload" not in (*larger.change, *larger.fields)
 
 
+def test_a_step_that_nobody_plans_is_refused():
+    with pytest.raises(TypeError, match="step is no ModelStep but a Recipe: give `planning`"):
+        Remedies(MINI, find("T4")).changes()
+
+
 def test_a_gpu_whose_speed_is_unknown_is_refused():
     with pytest.raises(ValueError, match="gpu='Mine' is not known: the nearest is"):
-        fastest(Remedies(MINI, gpus.GPU("Mine", 2**34, (8, 0))))
+        fastest(remedies_of(MINI, gpus.GPU("Mine", 2**34, (8, 0))))
 
 
 def test_the_command_prints_it(tmp_path, capsys):

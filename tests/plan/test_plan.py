@@ -16,8 +16,8 @@ from helpers import gpus, memory, models, train
 from helpers.optimizers import make_optimizer
 from helpers.plan import plan, plan_at, plan_model
 from helpers.plan.interpolate import interpolation
-from helpers.plan.planner import fake_batch, trace_recipe
-from helpers.plan.remedies import Remedies, least_peak
+from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
+from helpers.plan.remedies import least_peak
 from helpers.recipe import Recipe, replace
 from helpers.step import loss_sum, train_step
 from helpers.values import OPTIMIZERS
@@ -276,7 +276,7 @@ def test_remedies_fit_and_change_one_field():
     recipe = Recipe("vit", profile="full", batch_size=256)
     gpu = gpus.GPUS["T4"]
     assert not plan(recipe).fits(gpu)
-    changes = Remedies(recipe, gpu).changes()
+    changes = remedies_of(recipe, gpu).changes()
     assert changes and all(len(change) == 1 for change in changes)
     assert all(plan(replace(recipe, **change)).fits(gpu) for change in changes)
     (smallest,) = (change["accumulation"] for change in changes if "accumulation" in change)
@@ -290,8 +290,8 @@ def test_remedies_fit_and_change_one_field():
 def test_nothing_is_offered_where_nothing_helps_or_nothing_is_needed():
     t4 = gpus.GPUS["T4"]
     room_for_cuda_alone = t4._replace(memory=gpus.CONTEXT + 2**24)
-    assert Remedies(MINI["deberta"], room_for_cuda_alone).changes() == []
-    assert Remedies(MINI["deberta"], t4).changes() == []
+    assert remedies_of(MINI["deberta"], room_for_cuda_alone).changes() == []
+    assert remedies_of(MINI["deberta"], t4).changes() == []
 
 
 def test_several_fields_of_a_recipe_where_none_suffices_alone():
@@ -300,7 +300,7 @@ def test_several_fields_of_a_recipe_where_none_suffices_alone():
     fewest = replace(recipe, accumulation=8, checkpointing=True, precision="fp16", lora_rank=8)
     gpu = gpus.GPUS["T4"]
     gpu = gpu._replace(memory=plan(replace(fewest, optimizer="adamw8bit")).fits(gpu).need)
-    (change,) = Remedies(recipe, gpu).changes()
+    (change,) = remedies_of(recipe, gpu).changes()
     assert len(change) > 1 and plan(replace(recipe, **change)).fits(gpu)
     for name in change:
         fewer = {other: value for other, value in change.items() if other != name}
@@ -311,7 +311,7 @@ def test_the_largest_batch_of_a_recipe():
     gpu = gpus.GPUS["T4"]
     recipe = replace(MINI["deberta"], accumulation=2)
     gpu = gpu._replace(memory=plan(replace(recipe, batch_size=40)).fits(gpu).need)
-    largest = Remedies(recipe, gpu).largest_batch()
+    largest = remedies_of(recipe, gpu).largest_batch()
     assert largest and largest >= 40 and plan(replace(recipe, batch_size=largest)).fits(gpu)
     assert not plan(replace(recipe, batch_size=largest + 2)).fits(gpu)
 

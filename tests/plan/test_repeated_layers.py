@@ -12,7 +12,7 @@ from helpers.memory import repeated_layers, splice
 from helpers.memory.repeated_layers import stacks_of
 from helpers.memory.splice import NotAlike
 from helpers.model_changes import as_if_real
-from helpers.plan import planner
+from helpers.plan import hf_plan
 from helpers.plan.hf_model import Logits, ModelStep
 from helpers.plan.hf_plan import trace_model_step
 from tests.plan.test_hf_model import CONFIGS
@@ -148,10 +148,9 @@ def test_layers_that_differ_in_what_they_do_are_all_traced(kind):
 
     def trace(whole):
         with as_if_real():
-            return planner.trace_recipe(
-                step, "cuda", empty=lambda step, recompute: Model(), make_batch=batch,
-                all_layers=whole,
-            )  # fmt: skip
+            return hf_plan.trace_steady(
+                step, "cuda", lambda step, recompute: Model(), batch, all_layers=whole
+            )
 
     assert stacks_of(Model()), "the layers look alike"
     assert trace(False) == trace(True)

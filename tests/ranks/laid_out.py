@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from helpers import models
+from helpers import model_changes
 from helpers.memory.timeline import to_plan
 from helpers.optimizers import make_optimizer
 from helpers.parallel.model_experts import experts_of
@@ -57,7 +57,7 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
 
 def build(step: ModelStep, selective: bool):
     torch.manual_seed(0)
-    with models.quiet():
+    with model_changes.quiet():
         model = prepare(make(step), step)
     if selective:
         enable_recomputation(model.model, True)

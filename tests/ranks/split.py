@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from helpers import frameworks, models
 from helpers.optimizers import make_optimizer
-from helpers.parallel.tensor_dtensor import Collectives, clip_, gather, regroup, split
+from helpers.parallel.clipping import clip_
+from helpers.parallel.tensor_dtensor import Collectives, gather, regroup, split
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
 from tests.small import without_dropout

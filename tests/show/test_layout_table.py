@@ -5,7 +5,8 @@ import pytest
 from helpers import show
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe, replace
-from helpers.strategy.cluster import Candidate, Cluster
+from helpers.strategy.candidate import Candidate
+from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_cache import planned
 from helpers.units import size
 

@@ -10,10 +10,12 @@ from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import choose as choose_module
 from helpers.strategy import plan_cache
+from helpers.strategy.candidate import Candidate
 from helpers.strategy.candidates import Attempt, accumulations, hopeless
-from helpers.strategy.choose import GOALS, TIE, Choice, choose, ranked
-from helpers.strategy.cluster import Candidate, Cluster
+from helpers.strategy.choose import GOALS, Choice, choose, ranked
+from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_ranks import plan_parallel
+from helpers.strategy.search_space import TIE
 from helpers.strategy.step_time import LINKS, StepTime
 from helpers.units import MIB
 

@@ -7,8 +7,7 @@ import pytest
 from helpers import show
 from helpers.parallel.model_layout import parse
 from helpers.strategy import large_models
-from helpers.strategy.choose import TIE
-from helpers.strategy.search_space import Trial
+from helpers.strategy.search_space import TIE, Trial
 
 KEPT = large_models.kept()
 

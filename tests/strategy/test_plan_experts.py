@@ -11,7 +11,7 @@ from helpers.parallel.model_layout import Layout, parse
 from helpers.plan.hf_model import ModelStep
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.command import main
-from helpers.strategy.layout_report import axes_of
+from helpers.strategy.layout_facts import axes_of
 from helpers.strategy.plan_layout import plan_layout, plan_step
 from helpers.strategy.rank_time import Clocks, Event
 from helpers.strategy.step_time import BEGIN, LINKS, transfer

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from helpers import models
+from helpers import model_changes
 from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.model_layout import Layout, parse
 from helpers.parallel.model_pipeline import TYPES, cut_decoder
@@ -114,7 +114,7 @@ def test_stages_one_after_another_are_the_model(kind):
     step = ModelStep(CONFIGS[kind], batch_size=3, length=10, weights="fp32", accumulation=3)
     layout = stages(pipeline=3)
     torch.manual_seed(0)
-    with models.quiet():
+    with model_changes.quiet():
         whole, copied = (prepare(make(step), step) for _ in range(2))
     copied.load_state_dict(whole.state_dict())
     ids = torch.randint(64, (2, 10))

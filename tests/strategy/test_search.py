@@ -12,14 +12,14 @@ from helpers.parallel.model_layout import Layout, parse
 from helpers.plan import hf_config
 from helpers.plan.hf_model import ModelStep
 from helpers.strategy import layout_report, search_report
-from helpers.strategy.choose import TIE
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.command import main
-from helpers.strategy.layout_report import facts_of
+from helpers.strategy.layout_facts import facts_of
 from helpers.strategy.plan_layout import plan_layout, plan_step
 from helpers.strategy.search import PlannedTrial, Searched, search
 from helpers.strategy.search_experts import Experts
 from helpers.strategy.search_space import (
+    TIE,
     Reference,
     Trial,
     accumulations,

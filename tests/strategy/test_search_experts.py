@@ -13,7 +13,7 @@ from helpers.plan.hf_model import ModelStep
 from helpers.strategy import search_report, step_time
 from helpers.strategy.cluster import Cluster
 from helpers.strategy.command import main
-from helpers.strategy.layout_report import axes_of, facts_of
+from helpers.strategy.layout_facts import axes_of, facts_of
 from helpers.strategy.search import search
 from helpers.strategy.search_experts import NO_EXPERTS, Experts
 from helpers.strategy.search_space import Reference, Trial, layouts_of, least_seconds

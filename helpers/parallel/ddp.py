@@ -1,0 +1,38 @@
+"""torch's DistributedDataParallel, made to add gradients up over its ranks instead of averaging.
+
+Each rank divides its loss by the examples of the whole step, as a single process does.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+# The models' buffers never change, so DDP need not send them. torch 2.13 has renamed the switch.
+_DDP_SWITCHES = inspect.signature(DistributedDataParallel).parameters
+_RENAMED = "forward_sync_buffers" in _DDP_SWITCHES
+KEEP_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
+}
+
+
+def with_ddp(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
+    """The model under DDP, whose gradients are added up over the ranks of `group`."""
+    ddp = DistributedDataParallel(
+        model, process_group=group, gradient_as_bucket_view=True, init_sync=False, **KEEP_BUFFERS
+    )
+    ddp.register_comm_hook(group, add_up)
+    return ddp
+
+
+def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook for DDP: the sum over the ranks, where DDP by itself takes the mean.
+
+    DDP compares these annotations with its types, so this module must not make them strings by
+    `from __future__ import annotations`.
+    """
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda future: bucket.buffer())
