@@ -109,6 +109,25 @@ def test_a_step_with_an_adapter_writes_the_weight_out_for_a_moment(make, weight,
     assert made_before(planned)[0] == weight
 
 
+@pytest.mark.parametrize("name", ["nf4", "int8"])
+def test_a_bias_beside_quantized_weights_trains(name, layers):
+    def stepped(cpu: bool) -> nn.Module:
+        layer = LAYERS[name](layers)
+        layer.bias.requires_grad_()
+        layer = layer.to("cpu") if cpu else layer.cuda()
+        x = torch.ones(8, 192, device="cpu" if cpu else "cuda")
+        layer(x).sum().backward()
+        made.append(layer.bias.grad)
+        return layer
+
+    made: list[torch.Tensor | None] = []
+    plan_custom_step(lambda: ([stepped(False)], lambda: None), steps=1)
+    stepped(True)  # the library itself
+    planned, real = made[0], made[-1]
+    assert planned is not None and real is not None
+    assert (planned.shape, planned.dtype) == (real.shape, real.dtype)
+
+
 def test_what_cannot_be_planned_of_bitsandbytes_is_told(layers):
     with pytest.raises(NotImplementedError, match="has_fp16_weights=False"):
         plan_custom_step(lambda: ([layers.Linear8bitLt(64, 64)], lambda: None))

@@ -82,6 +82,32 @@ def test_each_storage_moves_once_each_way_and_weights_never(monkeypatch):
     assert all(reference() is None for reference in offloaded.order), "nothing is left"
 
 
+class Watching(activation_offload._Copies):
+    """Counts how many copies from the host had begun each time that one was waited for."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.seen: list[int] = []
+
+    def wait(self, event, direction):
+        if direction == 1:
+            self.seen.append(self.begun[1])
+        super().wait(event, direction)
+
+
+def test_the_next_two_are_under_way_while_one_is_waited_for(monkeypatch):
+    monkeypatch.setattr(activation_offload, "_Copies", Watching)
+    x, model = torch.randn(64, 256, requires_grad=True), torch.nn.Linear(1, 1)
+    with OffloadedActivations(model) as offloaded:
+        y = x
+        for _ in range(6):
+            y = y.tanh()
+        y = y.sum()
+    y.backward()
+    moved, waits = len(offloaded.order), list(dict.fromkeys(offloaded.copies.seen))
+    assert moved == 6 and waits == [3, 4, 5, 6]  # then nothing is left to begin
+
+
 def test_views_of_one_storage_come_back_as_views_of_one():
     x = torch.randn(64, 256, requires_grad=True)
     y = torch.randn(64, 256)

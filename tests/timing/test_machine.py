@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.timing.kernel_time import SIZE, kernel_seconds, moving_seconds, tiled_seconds
+from helpers.timing.kernel_time import (
+    SIZE,
+    kernel_seconds,
+    moving_seconds,
+    seconds_at_full_rate,
+    tiled_seconds,
+)
 from helpers.timing.op import Op
 from helpers.timing.specs import SPECS
 from helpers.timing.step_seconds import _two_clocks, seconds
@@ -152,3 +158,14 @@ def test_tf32_runs_on_tensor_cores_where_there_are_any():
 
 def test_an_empty_step_takes_no_time():
     assert seconds(TracedOps(), "T4").total == 0
+
+
+@pytest.mark.parametrize("arithmetic", ["fp32", "fp16"])
+def test_long_attention_takes_what_its_flops_take_at_full_rate(arithmetic):
+    """A search leaves out layouts whose FLOPs alone take too long: the bound is never above."""
+    flops = 4 * 64 * 8192 * 8192 * 128
+    op = Op("attention", "attention", arithmetic, flops, 2**20, 2**20, (64, 8192, 8192, 128))
+    for name in ("T4", "RTX 3090", "A100-40GB", "H100"):
+        bound = seconds_at_full_rate(op, SPECS[name])
+        assert float(kernel_seconds([op], SPECS[name])[0]) == pytest.approx(bound, rel=1e-3)
+        assert bound > flops / SPECS[name].peak(arithmetic)
