@@ -35,6 +35,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_step_of_make_record_is_what_its_plan_says",
         "test_a_step_of_make_record_that_is_too_large_is_left_out",
         "test_a_kernel_that_has_used_its_gpu_says_that_it_cannot_be_copied",
+        "test_a_plan_of_a_recipe_lets_a_kernel_without_a_gpu_be_copied",
         "test_a_program_is_planned_on_a_machine_with_a_gpu",
         "test_every_rank_of_several_pipelines_hears_every_other",
         "test_make_proof_measures_what_it_plans",
@@ -104,6 +105,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "data/test_chat.py": ("test_a_fine_tune_learns_to_answer",),
     "script/test_command.py": ("test_remedies_are_planned_and_worded_for_the_program",),
+    "script/test_magic.py": ("test_a_cell_is_planned_after_a_plan_of_a_recipe_without_a_gpu",),
     "script/test_page.py": ("test_commands_print_what_the_page_shows",),
     "script/test_programs.py": (
         "test_a_plan_is_what_the_real_run_takes",

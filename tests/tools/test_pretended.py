@@ -19,10 +19,11 @@ from benchmarks import proof
 from benchmarks.gpu_steps import every_case
 from benchmarks.measured_steps import LARGE
 from helpers import record
-from helpers.gpus import REHEARSAL
+from helpers.gpus import REHEARSAL, VISIBLE
 from helpers.recipe import Recipe, difference
 from helpers.units import MIB
 from tests.benchmarks.test_measured_steps import a_proof, a_step
+from tests.script.test_magic import said_after_a_plan
 from tools.course import ROOT, session
 from tools.course.notebooks import chosen
 from tools.pretend import build, cards, kept, page, rehearse
@@ -220,6 +221,13 @@ def test_a_kernel_that_has_used_its_gpu_says_that_it_cannot_be_copied(tmp_path, 
     cell = AFTER_THE_GPU.replace("DEVICE", repr(device))
     found = rehearse.rehearse(notebook(tmp_path, cell), "T4", 1)
     assert found.ran == 1 and not found.failed
+
+
+@needs_the_library
+def test_a_plan_of_a_recipe_lets_a_kernel_without_a_gpu_be_copied():
+    """As with PyTorch's build for CUDA and no GPU: one pretended GPU, which is hidden."""
+    hidden = rehearse.environment("T4", 1) | {VISIBLE: ""}
+    assert "YES, it fits on a T4" in said_after_a_plan(hidden)
 
 
 PROGRAM = """
