@@ -41,7 +41,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def compiled():
-    """The library; without a compiler a test that needs it is left out in a sentence."""
+    """The library; where it cannot be, a test that needs it is left out in a sentence."""
     try:
         build.library()
     except build.CannotCompile as error:
@@ -460,6 +460,15 @@ def test_without_a_compiler_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(build.CannotCompile, match=r"No C\+\+ compiler is here"):
+        build.library()
+
+
+@pytest.mark.parametrize("line", ["cuda: Optional[str] = '13.0'", "hip: Optional[str] = '7.1'"])
+def test_with_a_build_for_gpus_one_sentence_says_what_to_install(monkeypatch, tmp_path, line):
+    (tmp_path / "version.py").write_text(f"__version__ = '2.14.1'\n{line}\ngit_version = 'a'\n")
+    monkeypatch.setattr(build, "_folder_of_torch", lambda: tmp_path)
+    monkeypatch.setenv("CXX", "g++")
+    with pytest.raises(build.CannotCompile, match="PyTorch's build for CPUs"):
         build.library()
 
 
