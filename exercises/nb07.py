@@ -6,7 +6,6 @@ import copy
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exercises.check import exercise
 from exercises.comparisons import close, same
@@ -14,6 +13,7 @@ from exercises.handout import observe
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
+from helpers.torch_private import FakeTensorMode
 from helpers.values import plain
 
 LARGE = Recipe("deberta-large", profile="full", lora_rank=16)

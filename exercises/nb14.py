@@ -147,7 +147,7 @@ def _(answer):
 
 def _no_better() -> int:
     """Dealt out as ZeroRedundancyOptimizer does, for the real model's tensors."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from helpers.torch_private import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         sizes = sorted(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._ops import OpOverload
@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -93,6 +93,26 @@ class PlainDispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class FakeTensorMode(_FakeTensorMode):
+    """PyTorch's mode for tensors without values, after which a process can still be copied.
+
+    Autograd starts a thread for each GPU at the first backward pass, and gradients are computed in
+    no copy of a process that has such threads. Where PyTorch is built for CUDA and no GPU is there,
+    its mode replaces the count of GPUs, 0, by a pretended one, for the rest of the process; so
+    autograd counts them here before.
+    """
+
+    def __enter__(self) -> Self:
+        _start_autograd()
+        return super().__enter__()
+
+
+@cache
+def _start_autograd() -> None:
+    """Let autograd count the GPUs and start their threads: a backward pass of no tensors."""
+    torch.autograd.backward([])
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -4,8 +4,8 @@
 
 The cell runs in a copy of the kernel's process, which sees every name that earlier cells defined
 and changes none of them here. Models that earlier cells made are planned as they are: their
-parameters count where they lie, and their values are not read. A kernel that has asked for its GPU
-cannot be copied (`process.copy_computes`); its user is told of `tight-fit script`.
+parameters count where they lie, and their values are not read. A kernel in which CUDA has
+started cannot be copied (`process.copy_computes`); its user is told of `tight-fit script`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ from helpers.script.steps import Watch
 GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
 TAIL = 4000  # characters of a program's output that are kept
 NO_COPY = (
-    "this kernel has asked for its GPU, and CUDA lets no copy of such a process compute gradients. "
-    "Put the program into a file with %%writefile train.py, and plan it in a process of its own: "
+    "PyTorch has started CUDA, or autograd's threads for a GPU, in this kernel, and no copy of "
+    "such a process can compute gradients. Put the program into a file with "
+    "%%writefile train.py, and plan it in a process of its own: "
     '!tight-fit script train.py --gpu "RTX 3060".'
 )
 PROBE_SECONDS = 30.0  # that the first gradient of a copy may take
@@ -86,8 +87,10 @@ def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Fac
 def copy_computes() -> bool:
     """Whether autograd can go back in a copy of this process; tried in one that is thrown away.
 
-    It cannot once autograd has threads for a GPU here, nor once CUDA has been asked how many GPUs
-    there are, which `torch.cuda.is_available()` does: the copy then takes them for its own.
+    It cannot once autograd has threads for a GPU here. They start at the first backward pass: for
+    each GPU that is here, or, in PyTorch's build for CUDA and without one, for those that
+    `torch.compile` has pretended before. Nor can it once CUDA has been asked how many GPUs there
+    are and has found some, as by `torch.cuda.is_available()`: the copy then takes them for its own.
     """
     child = os.fork()
     if not child:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import published_peaks
@@ -16,6 +15,7 @@ from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe, replace
 from helpers.step import train_step
+from helpers.torch_private import FakeTensorMode
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 

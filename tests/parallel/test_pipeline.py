@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses import FakeTensorMode
 
 from helpers import models, train
 from helpers.parallel import RankFailed, launch
@@ -25,6 +24,7 @@ from helpers.parallel.schedules import (
 from helpers.parallel.transport import threads
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
+from helpers.torch_private import FakeTensorMode
 from tests.forked import forked
 from tests.small import without_dropout
 

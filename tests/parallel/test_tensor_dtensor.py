@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -21,6 +20,7 @@ from helpers.parallel.tensor_dtensor import Collectives, regroup, split
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
+from helpers.torch_private import FakeTensorMode
 from tests.forked import forked
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "split.py"

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers.models.deberta_v2.modeling_deberta_v2 as deberta
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import models
 from helpers.memory.timeline import BLOCK
@@ -27,6 +26,7 @@ from helpers.plan import plan
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe
 from helpers.step import loss_sum
+from helpers.torch_private import FakeTensorMode
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(), reason="this PyTorch is built without CUDA"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import beside_others as bench
@@ -20,6 +19,7 @@ from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
 from helpers.plan.remedies import least_peak
 from helpers.recipe import Recipe, replace
 from helpers.step import loss_sum, train_step
+from helpers.torch_private import FakeTensorMode
 from helpers.values import OPTIMIZERS
 from tests import combinations, newer_combinations
 

@@ -1,5 +1,10 @@
 """`%%plan` above a cell: names of earlier cells are seen, and the kernel stays as it was."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
@@ -27,6 +32,16 @@ for number in range(10):
     loss.backward()
     optimizer.step()
     count += 1
+"""
+AFTER_A_PLAN = f"""\
+from IPython.core.interactiveshell import InteractiveShell
+from helpers.plan import plan
+from helpers.recipe import Recipe
+shell = InteractiveShell()
+shell.run_line_magic("load_ext", "helpers")
+plan(Recipe())
+assert shell.run_cell({EARLIER!r}).success
+shell.run_cell_magic("plan", "--gpu T4", {CELL!r})
 """
 
 
@@ -67,3 +82,25 @@ def test_what_cannot_be_planned_is_said_under_the_cell(shell, line, cell, said, 
     shell.run_cell_magic("plan", line, cell)
     out = capsys.readouterr().out
     assert out.startswith("%%plan: ") and said in out and "Traceback" not in out
+
+
+def said_after_a_plan(variables):
+    """What %%plan prints in a new process that has planned a recipe and then computed gradients."""
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_A_PLAN],
+        env=os.environ | variables | {"MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.skipif(
+    not torch.backends.cuda.is_built() or torch.cuda.is_available(),
+    reason="only PyTorch's build for CUDA on a machine without a GPU pretends one during a plan",
+)
+def test_a_cell_is_planned_after_a_plan_of_a_recipe_without_a_gpu():
+    assert "YES, it fits on a T4" in said_after_a_plan({})

@@ -19,10 +19,11 @@ from benchmarks import proof
 from benchmarks.gpu_steps import every_case
 from benchmarks.measured_steps import LARGE
 from helpers import record
-from helpers.gpus import REHEARSAL
+from helpers.gpus import REHEARSAL, VISIBLE
 from helpers.recipe import Recipe, difference
 from helpers.units import MIB
 from tests.benchmarks.test_measured_steps import a_proof, a_step
+from tests.script.test_magic import said_after_a_plan
 from tools.course import ROOT, session
 from tools.course.notebooks import chosen
 from tools.pretend import build, cards, kept, page, rehearse
@@ -40,7 +41,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def compiled():
-    """The library; without a compiler a test that needs it is left out in a sentence."""
+    """The library; where it cannot be, a test that needs it is left out in a sentence."""
     try:
         build.library()
     except build.CannotCompile as error:
@@ -230,6 +231,13 @@ def test_a_kernel_that_has_used_its_gpu_says_that_it_cannot_be_copied(tmp_path, 
     cell = AFTER_THE_GPU.replace("DEVICE", repr(device))
     found = rehearse.rehearse(notebook(tmp_path, cell), "T4", 1)
     assert found.ran == 1 and not found.failed
+
+
+@needs_the_library
+def test_a_plan_of_a_recipe_lets_a_kernel_without_a_gpu_be_copied():
+    """As with PyTorch's build for CUDA and no GPU: one pretended GPU, which is hidden."""
+    hidden = rehearse.environment("T4", 1) | {VISIBLE: ""}
+    assert "YES, it fits on a T4" in said_after_a_plan(hidden)
 
 
 PROGRAM = """
@@ -468,6 +476,15 @@ def test_without_a_compiler_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(build.CannotCompile, match=r"No C\+\+ compiler is here"):
+        build.library()
+
+
+@pytest.mark.parametrize("line", ["cuda: Optional[str] = '13.0'", "hip: Optional[str] = '7.1'"])
+def test_with_a_build_for_gpus_one_sentence_says_what_to_install(monkeypatch, tmp_path, line):
+    (tmp_path / "version.py").write_text(f"__version__ = '2.14.1'\n{line}\ngit_version = 'a'\n")
+    monkeypatch.setattr(build, "_folder_of_torch", lambda: tmp_path)
+    monkeypatch.setenv("CXX", "g++")
+    with pytest.raises(build.CannotCompile, match="PyTorch's build for CPUs"):
         build.library()
 
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,8 @@ class CannotCompile(RuntimeError):
 def library() -> Path:
     """The compiled library, made now where it is not there yet (about 15 s of a quiet core).
 
-    Raises CannotCompile where there is no compiler for C++20 or no Linux, or where it fails.
+    Raises CannotCompile where there is no compiler for C++20 or no Linux, where PyTorch brings CUDA
+    of its own, or where it fails.
     """
     if sys.platform != "linux":
         raise CannotCompile("The pretended GPU is built on Linux alone: run this there.")
@@ -34,6 +36,11 @@ def library() -> Path:
     torch = _folder_of_torch()
     sources = sorted(NATIVE.glob("*"))
     version = (torch / "version.py").read_bytes()
+    if re.search(rb"^(cuda|hip)\b[^=]*= *['\"]", version, re.MULTILINE):
+        raise CannotCompile(
+            "The pretended GPU takes the place of CUDA, and this PyTorch is built for it: run "
+            "this in an environment with PyTorch's build for CPUs."
+        )
     digest = hashlib.sha256(b"\0".join([version, *(path.read_bytes() for path in sources)]))
     path = FOLDER / f"libpretended-{platform.machine()}-{digest.hexdigest()[:16]}.so"
     if not path.exists():
