@@ -29,7 +29,7 @@ FIRST := 00 01 02
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run lint quick test test-all durations attack soak lab record record-dry proof sweeps notebooks plans pretrain badges readme bench calculator site bundle clean
+.PHONY: help run lint quick test test-all durations attack mutants soak lab record record-dry proof sweeps notebooks plans pretrain badges readme bench calculator site bundle clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
@@ -39,6 +39,7 @@ help:
 	@echo "make test-all    the labs as well, tests on a pretended GPU, soaks, and kept plans planned anew: nightly"
 	@echo "make durations   time every test, and choose anew what make quick leaves out"
 	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
+	@echo "make mutants     whether the tests notice 150 small errors in the engine, with a table of how many (hours)"
 	@echo "make soak        all notebooks in random order three times, offline, interrupted, on GPUs without kernels, pretended (hours)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: measured steps beside their plans, then the lessons with the full models"
@@ -75,10 +76,10 @@ $(READY): requirements.txt requirements-dev.txt requirements-data.txt constraint
 
 # One thread is enough: these small models gain little from a second one, they stand still when another process wants
 # that core, and with one thread sums are added in the same order on every machine.
-run quick test test-all durations attack soak notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
+run quick test test-all durations attack mutants soak notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
 
 # Sets in one order in every process, or two workers may name a test differently and refuse to begin.
-quick test test-all durations attack: export PYTHONHASHSEED ?= 0
+quick test test-all durations attack mutants: export PYTHONHASHSEED ?= 0
 
 run: $(NEEDS)
 	@$(COURSE) run $(if $(N),$(filter-out all,$(N)),$(FIRST))
@@ -110,6 +111,12 @@ durations: $(NEEDS)
 attack: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests/attack -q -n $(JOBS) --dist loadfile
 	@$(PY) -m tests.attack
+
+# First which tests reach which lines, once: a run of all tests. Remove build/mutants to know it anew.
+mutants: $(NEEDS)
+	@test -f build/mutants/blocks.json || TQDM_DISABLE=1 PYTHONPATH=tools/mutants/hook:. $(PY) -m pytest tests -q \
+		-n $(JOBS) --dist loadfile -p tools.mutants.reach -p no:cacheprovider || test -f build/mutants/blocks.json
+	@TQDM_DISABLE=1 $(PY) -m tools.mutants --jobs $(JOBS)
 
 soak: $(NEEDS)
 	@$(COURSE) soak $(N) $(SOAK)

@@ -1,0 +1,40 @@
+"""`python -m tools.mutants`: run the mutants that have no result yet, then write the table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from tools.mutants import table
+from tools.mutants.run import verify, work
+from tools.mutants.sample import ROOT
+
+
+def main() -> None:
+    """Run both tiers, one after the other, each shared by some processes."""
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "mutants", help="where reached-*.jsonl lie"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="processes that share the mutants")
+    parser.add_argument("--tiers", type=int, nargs="*", default=[1, 2], choices=[1, 2])
+    parser.add_argument("--most", type=float, default=300.0, help="seconds of tests per mutant")
+    asked = parser.parse_args()
+    for tier in asked.tiers:
+        workers = []
+        for share in range(asked.jobs or 1):
+            if not (worker := os.fork()):
+                part = (share, asked.jobs or 1)
+                work(table.RESULTS, asked.folder.resolve(), tier, part, asked.most)
+                os._exit(0)
+            workers.append(worker)
+        for worker in workers:
+            os.waitpid(worker, 0)
+    for test in sorted(verify(table.RESULTS, asked.folder.resolve())):
+        print(f"{test} failed without a mutant as well: what it killed runs again next time.")
+    print(table.write())
+
+
+if __name__ == "__main__":
+    main()

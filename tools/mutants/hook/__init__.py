@@ -1,0 +1,1 @@
+"""What every Python process imports at its start while `reach` watches."""
