@@ -107,7 +107,8 @@ def test_flops_are_torchs_own_count():
 
 
 def test_fused_attention_counts_the_flops_of_the_plain_formula():
-    """torch has no formula for the CPU's attention kernel; ours equals the products written out."""
+    """Ours for the CPU's attention kernel equals the products written out; torch has none before
+    2.15, and the same."""
     recipe = MINI["vit"]
     shape = models.config(recipe)
     tokens = (shape.image_size // shape.patch_size) ** 2 + 1
@@ -116,7 +117,10 @@ def test_fused_attention_counts_the_flops_of_the_plain_formula():
         with FlopCounterMode(display=False) as counter:
             loss_sum(net, fake_batch(net, recipe), recipe)
     attention = 2 * 2 * recipe.batch_size * shape.num_hidden_layers * tokens**2 * shape.hidden_size
-    assert plan(recipe, "cpu").flops["forward"] == counter.get_total_flops() + attention
+    counts = counter.get_flop_counts()["Global"]
+    torchs = sum(flops for kernel, flops in counts.items() if "attention" in str(kernel))
+    assert torchs in (0, attention)
+    assert plan(recipe, "cpu").flops["forward"] == counter.get_total_flops() - torchs + attention
 
 
 @pytest.mark.parametrize("model", MINI)
