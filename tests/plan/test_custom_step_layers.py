@@ -128,6 +128,31 @@ def test_a_bias_beside_quantized_weights_trains(name, layers):
     assert (planned.shape, planned.dtype) == (real.shape, real.dtype)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_quantized_weight_answers_whatever_is_asked_of_the_librarys(name, layers):
+    """Its type, and every attribute of it and of its state that the library sets on a CPU."""
+    planned = []
+
+    def setup():
+        planned.append(LAYERS[name](layers).cuda())
+        return planned, lambda: None
+
+    plan_custom_step(setup, steps=1)
+    there, real = planned[0].weight, LAYERS[name](layers).to("cpu").weight
+    assert isinstance(there, type(real)) and type(there).__name__ == type(real).__name__
+    kept = [(there, real)]
+    if "4bit" in type(real).__name__:
+        kept.append((there.quant_state, real.quant_state))
+    for ours, theirs in kept:
+        assert len(vars(theirs)) > 2
+        for attribute, value in vars(theirs).items():
+            found = getattr(ours, attribute)
+            if isinstance(value, torch.Tensor):
+                assert (found.shape, found.dtype) == (value.shape, value.dtype), attribute
+            elif isinstance(value, (int, str, torch.dtype, torch.Size)):
+                assert found == value, attribute
+
+
 def test_what_cannot_be_planned_of_bitsandbytes_is_told(layers):
     with pytest.raises(NotImplementedError, match="has_fp16_weights=False"):
         plan_custom_step(lambda: ([layers.Linear8bitLt(64, 64)], lambda: None))
