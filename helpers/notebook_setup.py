@@ -51,14 +51,15 @@ from pathlib import Path
 here, attached = Path.cwd(), Path("../input")  # on Kaggle, data sets are attached there
 places = [here, *here.parents, *here.glob("*")]
 places += [place for depth in ("*", "*/*", "*/*/*") for place in attached.glob(depth)]
-parts = ("helpers/recipe.py", "requirements.txt")  # a copy that is not whole lacks one of them
-course = [place for place in places if all(os.path.isfile(place / part) for part in parts)]
+files = ("helpers/recipe.py", "requirements.txt")  # a copy that is not whole lacks one of them
+course = [place for place in places if all(os.path.isfile(place / file) for file in files)]
 {fetch}if not course:
     raise RuntimeError(
         "The course's files are not here: unpack its zip beside this notebook (Colab: upload it "
         "under Files, then `!unzip -q NAME.zip`; Kaggle: attach it as a data set), then run again."
     )
-sys.path.insert(0, str(course[0].resolve()))
+home = course[0].resolve()
+sys.path.insert(0, str(home))
 
 from helpers import notebook_setup
 
