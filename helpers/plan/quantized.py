@@ -145,10 +145,10 @@ class _Weight(FakeTensor):
             return self
         return self._with(data)
 
-    def cuda(self, device=None, non_blocking=False):
+    def cuda(self, device=None, non_blocking=False, **layout):
         return self.to("cuda" if device is None else device)
 
-    def cpu(self):
+    def cpu(self, **layout):
         return self.to("cpu")
 
     def __deepcopy__(self, memo):
