@@ -145,10 +145,10 @@ class _Weight(FakeTensor):
             return self
         return self._with(data)
 
-    def cuda(self, device=None, non_blocking=False, **layout):
+    def cuda(self, device=None, non_blocking=False, memory_format=None):
         return self.to("cuda" if device is None else device)
 
-    def cpu(self, **layout):
+    def cpu(self, memory_format=None):
         return self.to("cpu")
 
     def __deepcopy__(self, memo):
