@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -46,6 +48,17 @@ def library() -> Path:
     if not path.exists():
         _compile(compiler, torch, path)
     return path
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Inside, no other process that rehearses in this checkout is inside the same name."""
+    import fcntl
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _folder_of_torch() -> Path:

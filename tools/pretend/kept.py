@@ -78,11 +78,7 @@ def read() -> Kept:
 
 def keep(result: Rehearsed | Recorded) -> None:
     """Keep a result in the place of an older one of the same notebook, card and number."""
-    import fcntl
-
-    build.FOLDER.mkdir(parents=True, exist_ok=True)
-    with (build.FOLDER / "kept.lock").open("w") as lock:  # rehearsals may run side by side
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with build.alone("kept"):
         kept = read()
         if isinstance(result, Rehearsed):
             kept.notebooks = _with(kept.notebooks, result)

@@ -29,14 +29,15 @@ VERSION = "3"  # of what this module writes; a mirror of another version is made
 
 
 def folder() -> Path:
-    """The mirror, made now where it is not there yet (about 20 s)."""
+    """The mirror, made now where it is not there yet (about 20 s); others who need it wait."""
     mark = FOLDER / "version"
-    if not mark.exists() or mark.read_text() != VERSION:
-        unfinished = FOLDER.with_name(f"mirror-{os.getpid()}")
-        make(unfinished)
-        (unfinished / "version").write_text(VERSION)
-        shutil.rmtree(FOLDER, ignore_errors=True)
-        unfinished.rename(FOLDER)
+    with build.alone("mirror"):
+        if not mark.exists() or mark.read_text() != VERSION:
+            unfinished = FOLDER.with_name(f"mirror-{os.getpid()}")
+            make(unfinished)
+            (unfinished / "version").write_text(VERSION)
+            shutil.rmtree(FOLDER, ignore_errors=True)
+            unfinished.rename(FOLDER)
     return FOLDER
 
 
