@@ -127,7 +127,7 @@ def run(
 def _contexts(state: ProgramRun, folder: Path) -> Iterator[Any]:
     wanted, places, line = state.wanted, state.places, state.code.line
     on_gpu = wanted.gpu is not None
-    yield sandbox.alone(line)
+    yield sandbox.alone()
     yield sandbox.files_in(sandbox.Overlay(folder))
     yield libraries.adapted(state.notes, on_gpu, line)
     yield loaders.watched(state.loaders, line)

@@ -6,8 +6,10 @@ may fill their caches, as they would in a real run. Models are not saved and not
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import errno
+import inspect
 import io
 import multiprocessing.process
 import os
@@ -37,12 +39,42 @@ QUIET = {
     "MLFLOW_TRACKING_URI": "",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "GIT_OPTIONAL_LOCKS": "0",  # `git status` writes no index
 }
-ALLOWED_COMMANDS = {"git", "uname", "ldconfig", "lscpu", "sysctl"}
+# Programs that may be started, as they only read: with any arguments, or with these first ones.
+READING: dict[str, frozenset[str]] = {
+    "uname": frozenset(),
+    "lscpu": frozenset(),
+    "ldconfig": frozenset({"-p"}),
+    "git": frozenset(
+        "--version version rev-parse rev-list status log describe ls-files cat-file".split()
+    ),
+}
+# Functions that start programs without `subprocess.Popen`, which is looked at more closely, or
+# that take a program which is missing for a warning only, as the magic `%%bash` does.
+STARTS = (
+    (asyncio, "create_subprocess_exec"),
+    (asyncio, "create_subprocess_shell"),
+    *((os, name) for name in "system fork forkpty posix_spawn posix_spawnp".split()),
+    *((os, f"exec{ending}") for ending in "l le lp lpe v ve vp vpe".split()),
+    *((os, f"spawn{ending}") for ending in "l le lp lpe v ve vp vpe".split()),
+    (multiprocessing.process.BaseProcess, "start"),
+)
 
 
 class NotPlanned(Exception):
     """The program asks for something that a plan cannot give; the message is a sentence's end."""
+
+
+class NotStarted(NotPlanned, FileNotFoundError):
+    """A program that was to be started; for code that does without it, it is not installed."""
+
+    def __init__(self, command: str):
+        super().__init__(
+            f"starts another program ({command[:60]}), and a plan runs only the program itself: "
+            "take it out, or guard it by an argument"
+        )
+        self.errno = errno.ENOENT
 
 
 class Overlay:
@@ -254,12 +286,21 @@ def _may_be_removed(path: Any, file: bool, names: Callable) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
 
 
-@contextmanager
-def alone(line: Callable[[], str]) -> Iterator[None]:
-    """Inside, nothing is asked of a user, saved, pushed, or done in other processes.
+def _only_reads(command: list[str]) -> bool:
+    """Whether a command of `READING` changes nothing."""
+    name, words = os.path.basename(command[0]) if command else "", command[1:]
+    if name == "git":
+        while words[:1] == ["-C"]:
+            words = words[2:]
+        if any(word.startswith("--ou") for word in words):  # git log --output=FILE
+            return False
+    first = READING.get(name)
+    return first is not None and (not first or words[:1] != [] and words[0] in first)
 
-    line  says which line of the program is running
-    """
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, nothing is asked of a user, saved, pushed, or done in other processes."""
 
     def no_input(prompt=""):
         raise NotPlanned("asks for input, and nobody is there to answer: give it as an argument")
@@ -275,12 +316,16 @@ def alone(line: Callable[[], str]) -> Iterator[None]:
         )
 
     start = subprocess.Popen.__init__
+    signature = inspect.signature(start)
 
-    def popen(process, args, *rest, **kwargs):
-        command = args.split()[0] if isinstance(args, str) else os.fspath([*args][0])
-        if line() and os.path.basename(os.fsdecode(command)) not in ALLOWED_COMMANDS:
-            raise FileNotFoundError(2, "A plan starts no other program", command)
-        return start(process, args, *rest, **kwargs)
+    def popen(process, *args, **kwargs):
+        given = signature.bind(process, *args, **kwargs).arguments
+        command = given["args"]
+        words = [command] if isinstance(command, (str, bytes, os.PathLike)) else [*command]
+        typed = [os.fsdecode(word) for word in words]
+        if given.get("shell") or given.get("executable") or not _only_reads(typed):
+            raise NotStarted(" ".join(typed))
+        return start(process, *args, **kwargs)
 
     def not_done(*args, **kwargs):
         return None
@@ -293,10 +338,8 @@ def alone(line: Callable[[], str]) -> Iterator[None]:
         for owner, name, value in (
             (builtins, "input", no_input),
             (sys, "stdin", io.StringIO()),
-            (multiprocessing.process.BaseProcess, "start", no_process),
+            *((owner, name, no_process) for owner, name in STARTS),
             (subprocess.Popen, "__init__", popen),
-            (os, "system", no_process),
-            (os, "fork", no_process),
             (torch.distributed, "init_process_group", no_group),
             (torch, "save", not_done),
             (safetensors.torch, "save_file", not_done),

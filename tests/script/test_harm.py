@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.script.program import Refused
 from tests.script import LOOP, run
 
 # What a program does before its training, beside best.pt, data/1.txt and data/2.txt.
@@ -94,3 +95,53 @@ def test_these_deeds_change_files_where_nothing_is_planned(tmp_path, monkeypatch
         exec(IMPORTS + deed, {})
         assert (state(folder) != before) == (name not in left), name
         monkeypatch.chdir(os.path.dirname(folder))
+
+
+# Ways to start another program, which would remove best.pt.
+STARTS = {
+    "a shell": "subprocess.run('git status; rm best.pt', shell=True)",
+    "a list for a shell": "subprocess.run(['git status; rm best.pt'], shell=True)",
+    "a program": "subprocess.check_call(['rm', 'best.pt'])",
+    "a program by its path": "subprocess.run(b'/bin/rm best.pt'.split())",
+    "under another name": "subprocess.Popen(['git', 'best.pt'], executable='/bin/rm').wait()",
+    "git that removes": "subprocess.run(['git', '-C', '.', 'clean', '-fdx'])",
+    "git that takes back": "subprocess.run(['git', 'checkout', '.'])",
+    "git that writes": "subprocess.run(['git', 'log', '--output=best.pt'])",
+    "git with a shell": "subprocess.run(['git', '-c', 'alias.x=!rm best.pt', 'x'])",
+    "os.system": "os.system('rm best.pt')",
+    "os.popen": "os.popen('rm best.pt').read()",
+    "posix_spawn": "os.waitpid(os.posix_spawn('/bin/rm', ['rm', 'best.pt'], {}), 0)",
+    "exec": "os.execvp('rm', ['rm', 'best.pt'])",
+    "spawn": "os.spawnlp(os.P_WAIT, 'rm', 'rm', 'best.pt')",
+    "a terminal": "import pty; pty.spawn(['rm', 'best.pt'])",
+    "a thread": "import threading\n"
+    "one = threading.Thread(target=subprocess.run, args=(['rm', 'best.pt'],))\n"
+    "one.start(); one.join(); os.system('true')",
+    "asyncio": "import asyncio\n"
+    "asyncio.run(asyncio.create_subprocess_exec('rm', 'best.pt'))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_another_program_is_refused_in_one_sentence(name, program, tmp_path):
+    with_files(tmp_path)
+    path = program(f"{IMPORTS}import subprocess\n{STARTS[name]}\n{LOOP}")
+    before = state(tmp_path)
+    with pytest.raises(Refused) as error:
+        run(path)
+    said = str(error.value)
+    assert re.match(r"train.py:\d+: the program starts (another program|processes)", said), said
+    assert said.endswith(".") and "\n" not in said and len(said) < 250
+    assert state(tmp_path) == before
+
+
+def test_git_and_the_system_are_asked_as_ever(program, tmp_path):
+    """What reads is started, and code that does without a program that is missing goes on."""
+    text = (
+        "import subprocess, platform\n"
+        "said = subprocess.check_output(['git', '--version'], text=True)\n"
+        "assert said.startswith('git version') and platform.processor() is not None\n"
+        "try:\n    subprocess.run(['nvidia-smi'])\n"
+        "except FileNotFoundError as error: assert error.errno == 2\n"
+    )
+    assert run(program(text + LOOP))["fits"]
