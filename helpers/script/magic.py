@@ -23,8 +23,14 @@ from helpers.commands.arguments import OneLineParser, whole_number
 from helpers.gpus import find
 from helpers.script import existing, process, program, remedies, report
 from helpers.script.command import SECONDS
+from helpers.script.sandbox import NotPlanned
 
 CELL = "<the cell>"
+# Magics that start no other program and run no other file: a planned cell may use these.
+HARMLESS = frozenset(
+    "autoawait autoreload capture cd colors config env gui load_ext matplotlib precision pwd pylab "
+    "reload_ext set_env time timeit who whos writefile xmode".split()
+)
 
 
 class _Options(OneLineParser):
@@ -84,10 +90,37 @@ def work_of(shell: Any, cell: str) -> Callable[[], object]:
     names = shell.user_ns
 
     def work() -> None:
+        _without_programs(shell)
         existing.lay_out(names)
         exec(code, names)
 
     return work
+
+
+def _without_programs(shell: Any) -> None:
+    """Let this copy of the kernel refuse `!command`, and magics that are not known as harmless."""
+
+    def no_command(command: str, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotPlanned(
+            f"starts another program (!{command.strip()[:60]}): take it out of the cell, and run "
+            "it in a cell of its own"
+        )
+
+    def only_harmless(run: Callable, mark: str) -> Callable:
+        def magic(name: str, *args: Any, **kwargs: Any) -> Any:
+            if name not in HARMLESS:
+                raise NotPlanned(
+                    f"starts the magic {mark}{name[:30]}, which may run other programs: take it "
+                    "out of the cell, and run it in a cell of its own"
+                )
+            return run(name, *args, **kwargs)
+
+        return magic
+
+    for name in ("system", "system_piped", "system_raw", "getoutput"):
+        setattr(shell, name, no_command)
+    shell.run_line_magic = only_harmless(shell.run_line_magic, "%")
+    shell.run_cell_magic = only_harmless(shell.run_cell_magic, "%%")
 
 
 def _figure(facts: dict[str, Any]) -> Any:
