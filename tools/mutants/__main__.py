@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
+from helpers.commands.arguments import OneLineParser
+from helpers.commands.wrapper import run as run_command
 from tools.mutants import table
 from tools.mutants.run import verify, work
 from tools.mutants.sample import ROOT
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run both tiers, one after the other, each shared by some processes."""
-    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser = OneLineParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "mutants", help="where reached-*.jsonl lie"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes that share the mutants")
     parser.add_argument("--tiers", type=int, nargs="*", default=[1, 2], choices=[1, 2])
     parser.add_argument("--most", type=float, default=300.0, help="seconds of tests per mutant")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     for tier in asked.tiers:
         workers = []
         for share in range(asked.jobs or 1):
@@ -37,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_command(main, "python -m tools.mutants"))
