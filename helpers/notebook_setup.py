@@ -70,7 +70,10 @@ if not course:
     import subprocess
 
     fetch = ["git", "clone", "--quiet", "--depth", "1", "{repository}", "{name}"]
-    course = [here / "{name}"] if subprocess.run(fetch, timeout=300).returncode == 0 else []
+    try:
+        course = [here / "{name}"] if subprocess.run(fetch, timeout=300).returncode == 0 else []
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # there is no git, or no network that answers
 """
 
 

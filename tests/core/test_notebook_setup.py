@@ -63,12 +63,13 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path):
         assert "some/course" not in text and "git" not in text
 
 
-def start(folder, address=""):
+def start(folder, address="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
     program = notebook_setup.first_cell(address).partition("from helpers")[0]
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\nprint(sys.path[0])"],
         cwd=folder,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
     )
@@ -103,6 +104,7 @@ def test_with_an_address_the_first_cell_fetches_what_it_does_not_find(tmp_path):
     reader.mkdir()
     said = "RuntimeError: The course's files are not here"
     assert start(reader, f"file://{tmp_path}/none")[1].startswith(said)
+    assert start(reader, f"file://{origin}", PATH="")[1].startswith(said)  # there is no git
     assert start(reader, f"file://{origin}") == (str(reader / "origin"), "")
 
 
