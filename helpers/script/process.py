@@ -36,6 +36,7 @@ NO_COPY = (
     "%%writefile train.py, and plan it in a process of its own: "
     '!tight-fit script train.py --gpu "RTX 3060".'
 )
+COLLECTIONS = 3  # what one of them frees may have held more, as autograd's nodes do
 PROBE_SECONDS = 30.0  # that the first gradient of a copy may take
 SETTLE = 0.2  # seconds in which a thread for a GPU that cannot be used has ended the process
 
@@ -152,7 +153,8 @@ def _in_child(
             _redirect(folder / "output")
         torch.set_num_threads(1)  # threads of the parent's are not there any more
         signal.signal(signal.SIGALRM, _alarm(seconds))
-        gc.collect()
+        for _ in range(COLLECTIONS):
+            gc.collect()
         if not wanted.cell:  # a cell's models may be here already, and have to be found
             gc.freeze()  # what is here already is no garbage of the program's
 

@@ -1,5 +1,6 @@
 """`%%plan` above a cell: names of earlier cells are seen, and the kernel stays as it was."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -104,3 +105,30 @@ def said_after_a_plan(variables):
 )
 def test_a_cell_is_planned_after_a_plan_of_a_recipe_without_a_gpu():
     assert "YES, it fits on a T4" in said_after_a_plan({})
+
+
+LET_GO = """\
+import gc
+class Odd(nn.Parameter):
+    "Of a kind that cannot be planned."
+class Owner:
+    def __del__(self):
+        kept.clear()
+odd, owner = nn.Linear(2, 2), Owner()
+odd.weight = Odd(odd.weight.data)
+odd.circle, owner.circle, kept = [odd], owner, [odd]
+gc.collect()
+del odd, owner
+"""
+
+
+def test_what_earlier_cells_let_go_of_is_not_planned(shell, capsys, monkeypatch):
+    """The model is garbage only when its owner has been collected, and then it is in a circle."""
+    monkeypatch.setattr(magic, "display", lambda shown: None)
+    gc.disable()
+    try:
+        assert shell.run_cell(LET_GO).success
+        shell.run_cell_magic("plan", "--gpu T4 --quick", CELL)
+    finally:
+        gc.enable()
+    assert "YES, it fits" in capsys.readouterr().out
