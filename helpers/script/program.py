@@ -17,7 +17,7 @@ from helpers.model_changes import as_if_real
 from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.gpu_calls import Places, as_on_gpu
 from helpers.plan.quantized import quantized_layers
-from helpers.script import changes, libraries, loaders, sandbox
+from helpers.script import changes, libraries, loaders, sandbox, saving
 from helpers.script.gpu_queries import Bytes, answered
 from helpers.script.libraries import Notes
 from helpers.script.steps import Watch
@@ -130,6 +130,7 @@ def _contexts(state: ProgramRun, folder: Path) -> Iterator[Any]:
     yield sandbox.alone()
     yield sandbox.files_in(sandbox.Overlay(folder))
     yield libraries.adapted(state.notes, on_gpu, line)
+    yield saving.kept(on_gpu)
     yield loaders.watched(state.loaders, line)
     yield as_if_real(convert=True)
     if wanted.gpu is not None:
