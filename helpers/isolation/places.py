@@ -19,6 +19,7 @@ from helpers.isolation import system
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+TOLD = ("cpuinfo", "meminfo", "stat", "version", "loadavg", "uptime")  # of /proc
 HIDDEN = ("/run",)  # sockets by which services of this machine would act for the process
 
 
@@ -108,8 +109,13 @@ class _Tree:
 
         To write below them, the system would have to make them anew, which only root may.
         """
-        chain = [path, *map(str, Path(path).parents)]
-        owned = [place for place in chain if os.stat(self._real(place)).st_uid == os.geteuid()]
+        owned = []
+        for place in (path, *map(str, Path(path).parents)):
+            try:
+                if os.stat(self._real(place)).st_uid == os.geteuid():
+                    owned.append(place)
+            except OSError:
+                continue  # not ours to look at
         top = owned[-1] if owned else path
         if top not in self.overlays and not self._below(top):
             self._overlay(top, self.root + top)
@@ -157,19 +163,30 @@ class _Tree:
             os.symlink(to, f"{folder}/{name}")
 
     def _system(self) -> None:
-        """/proc of the own processes where the system gives it, and /sys; neither is writable."""
-        for name in ("proc", "sys"):
-            os.makedirs(f"{self.root}/{name}", exist_ok=True)
-            target = f"{self.root}/{name}"
-            if name == "sys" or not _new_proc(target):
-                system.mount(f"/{name}", target, flags=system.BIND | system.RECURSIVE)
-            system.make_read_only(target)
+        """/proc and /sys, which nobody writes to.
+
+        /proc is that of the own processes where the system gives it, else the one that is here,
+        else files with what it says of the machine.
+        """
+        proc, sys_ = f"{self.root}/proc", f"{self.root}/sys"
+        os.makedirs(proc, exist_ok=True)
+        os.makedirs(sys_, exist_ok=True)
+        flags = system.NOSUID | system.NODEV | system.NOEXEC
+        if _is_mounted("proc", proc, "proc", flags) or _is_mounted("/proc", proc):
+            system.make_read_only(proc)
+        else:
+            for name in TOLD:
+                Path(proc, name).write_bytes(Path("/proc", name).read_bytes())
+        if _is_mounted("/sys", sys_):
+            system.make_read_only(sys_)
 
 
-def _new_proc(target: str) -> bool:
-    """Whether /proc of the own processes could be mounted: not in a container that masks parts."""
+def _is_mounted(
+    source: str, target: str, kind: str = "", flags: int = system.BIND | system.RECURSIVE
+) -> bool:
+    """Whether it could be mounted: containers refuse /proc, or mask parts of it."""
     try:
-        system.mount("proc", target, "proc", system.NOSUID | system.NODEV | system.NOEXEC)
+        system.mount(source, target, kind, flags)
     except OSError:
         return False
     return True

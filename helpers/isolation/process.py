@@ -114,11 +114,11 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         system.die_with_parent(signal.SIGKILL)
         kept = {*keep, talk.fileno()}
         files = inherited.Files.of_this_process(kept)
+        inherited.unshare_memory()
         places.lay_out()
         system.loopback_up()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        inherited.unshare_memory()
         system.drop_privileges()
         if child := os.fork():
             _wait_for(child)

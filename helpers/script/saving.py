@@ -34,15 +34,45 @@ class WithoutValues:
 
 
 class Saved:
-    """Everything that a program has saved, by the number in the mark."""
+    """Everything that a program has saved, by the number in the mark.
 
-    def __init__(self):
+    on_disk  whether files are written; without, paths are remembered, and nothing is written
+    """
+
+    def __init__(self, on_disk: bool):
+        self.on_disk = on_disk
         self._held: list[Any] = []
+        self._marks: dict[str, bytes] = {}
 
     def mark(self, held: Any) -> bytes:
         """Keep what is saved, without its values, and give what its file is to hold."""
         self._held.append(tree_map(_without_values, held))
         return MARK + b"%d" % (len(self._held) - 1)
+
+    def write(self, file: Any, held: Any) -> None:
+        """Save it in a file, by its path or open."""
+        content = self.mark(held)
+        if hasattr(file, "write"):
+            file.write(content)
+        elif self.on_disk:
+            with open(os.fspath(file), "wb") as opened:
+                opened.write(content)
+        else:
+            self._marks[os.path.realpath(file)] = content
+
+    def mark_in(self, file: Any) -> bytes | None:
+        """The mark that a file holds, None where it holds something else."""
+        if hasattr(file, "read"):
+            place = file.tell()
+            content = file.read(LONGEST)
+            if not content.startswith(MARK):
+                file.seek(place)
+        elif os.path.realpath(file) in self._marks:
+            content = self._marks[os.path.realpath(file)]
+        else:
+            with open(os.fspath(file), "rb") as opened:
+                content = opened.read(LONGEST)
+        return content if content.startswith(MARK) else None
 
     def made_anew(self, content: bytes, on_gpu: bool | None) -> Any:
         """What was saved with this mark.
@@ -77,34 +107,36 @@ def _with_memory(leaf: Any, on_gpu: bool | None) -> Any:
 
 
 @contextmanager
-def kept(on_gpu: bool) -> Iterator[None]:
+def kept(on_gpu: bool, on_disk: bool) -> Iterator[None]:
     """Inside, what the program saves can be loaded again, and files hold no weights.
 
-    on_gpu  whether the program is told of a GPU
+    on_gpu   whether the program is told of a GPU
+    on_disk  whether files are written
     """
-    saved, load, load_file = Saved(), torch.load, safetensors.torch.load_file
+    saved, load, load_file = Saved(on_disk), torch.load, safetensors.torch.load_file
 
     def save(held, file, *args, **kwargs):
-        _write(file, saved.mark(held))
+        saved.write(file, held)
 
     def save_model(model, filename, *args, **kwargs):
-        _write(filename, saved.mark(model.state_dict()))
+        saved.write(filename, model.state_dict())
 
     def loaded(file, map_location=None, *args, **kwargs):
-        mark = _mark(file)
+        mark = saved.mark_in(file)
         if mark is None:
             return load(file, map_location, *args, **kwargs)
         wanted = None if map_location is None else on_gpu and "cuda" in str(map_location)
         return saved.made_anew(mark, wanted)
 
     def loaded_file(filename, device="cpu", *args, **kwargs):
-        mark = _mark(filename)
+        mark = saved.mark_in(filename)
         if mark is None:
             return load_file(filename, device, *args, **kwargs)
         return saved.made_anew(mark, on_gpu and str(device) != "cpu")
 
     def save_pretrained(model, save_directory, *args, **kwargs):
-        model.config.save_pretrained(save_directory)
+        if on_disk:
+            model.config.save_pretrained(save_directory)
 
     with ExitStack() as patches:
         for owner, name, value in (
@@ -117,26 +149,3 @@ def kept(on_gpu: bool) -> Iterator[None]:
         ):
             patches.enter_context(patch.object(owner, name, value))
         yield
-
-
-def _write(file: Any, content: bytes) -> None:
-    if hasattr(file, "write"):
-        file.write(content)
-        return
-    # A library may leave it to the saving of its model, which is not done, to make the folder.
-    os.makedirs(os.path.dirname(os.path.abspath(file)), exist_ok=True)
-    with open(os.fspath(file), "wb") as opened:
-        opened.write(content)
-
-
-def _mark(file: Any) -> bytes | None:
-    """The mark that a file holds, None where it holds something else."""
-    if hasattr(file, "read"):
-        place = file.tell()
-        content = file.read(LONGEST)
-        if not content.startswith(MARK):
-            file.seek(place)
-    else:
-        with open(os.fspath(file), "rb") as opened:
-            content = opened.read(LONGEST)
-    return content if content.startswith(MARK) else None

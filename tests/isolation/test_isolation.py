@@ -5,11 +5,13 @@ As the user who runs the tests, and where that is root, as an ordinary one as we
 
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import psutil
 import pytest
 
 from helpers import isolation
+from tests.isolation import with_mark
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 12345  # a user that this machine does not know
@@ -133,14 +136,14 @@ def end_of(process: subprocess.Popen) -> tuple[int, str]:
 
 
 @pytest.fixture
-def home(tmp_path_factory):
-    """A function that makes a user's home, which is a checkout as well."""
+def home():
+    """A function that makes a user's home, which is a checkout as well, where any user comes to."""
+    made = []
 
     def make(user: int | None) -> Path:
-        folder = tmp_path_factory.mktemp("home")
-        for parent in folder.parents:
-            if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
-                parent.chmod(parent.stat().st_mode | 0o011)
+        folder = Path(tempfile.mkdtemp(prefix="home-"))
+        made.append(folder)
+        folder.chmod(0o755)
         (folder / "data").mkdir()
         for name, text in (("best.pt", "weights"), ("data/1.txt", "1"), ("data/2.txt", "2")):
             (folder / name).write_text(text)
@@ -159,7 +162,9 @@ def home(tmp_path_factory):
                 os.chown(path, user, user, follow_symlinks=False)
         return folder
 
-    return make
+    yield make
+    for folder in made:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -184,17 +189,6 @@ def test_the_same_deeds_change_a_home_where_nothing_isolates(home):
         assert digest(folder) != before, name
 
 
-def with_mark(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if mark in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_outlives_the_process_that_made_it(how, user, home):
@@ -208,7 +202,8 @@ def test_nothing_outlives_the_process_that_made_it(how, user, home):
         "print('began', flush=True); time.sleep(600)"
     )
     process = started(user, folder, BEFORE, deed, mark, stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == "began\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == "began\n", process.communicate()
     assert len(with_mark(mark)) >= 4
     process.send_signal(how)
     process.communicate(timeout=60)
@@ -307,9 +302,36 @@ def test_where_there_is_none_it_says_what_is_refused(home):
     """An isolated process can make none itself: its /proc cannot be written."""
     text = """\
 from helpers import isolation
+from tests.isolation import with_mark
 try: isolation.fork()
 except isolation.Unavailable as error: assert "own" in str(error), error
 else: assert False
 """
     status, said = end_of(started(None, home(None), BEFORE, text, "nested"))
     assert status == 0, said
+
+
+@pytest.mark.parametrize("refused", ["'proc'", "'/proc', 'proc'"])
+def test_a_container_that_refuses_proc_is_enough(refused, home):
+    """Where nothing of it may be mounted, a process finds what it says of the machine."""
+    before = f"""\
+from helpers.isolation import system
+mount = system.mount
+def without(source, *arguments, **options):
+    if source in ({refused},): raise OSError(1, "refused")
+    return mount(source, *arguments, **options)
+system.mount = without
+"""
+    deed = """\
+import torch, psutil
+assert psutil.virtual_memory().total > 0
+try: open("/proc/sys/kernel/core_pattern", "r+")
+except OSError: pass
+else: assert False
+os.remove("best.pt")
+torch.ones(3, requires_grad=True).sum().backward()
+"""
+    folder = home(None)
+    status, said = end_of(started(None, folder, BEFORE + before, deed, "no proc"))
+    assert status == 0, said
+    assert (folder / "best.pt").exists()
