@@ -25,6 +25,7 @@ SUBPACKAGES = (
     "packages",
     "schematics",
     "fields",
+    "isolation",
     "language",
     "techniques",
     "storage",
@@ -50,6 +51,7 @@ TESTED = {*SUBPACKAGES, *PACKAGES} - {"helpers", "mini"} | {"core"}
 LAYERS = (
     {
         "units",
+        "isolation",
         "values",
         "files",
         "commands",

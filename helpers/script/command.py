@@ -55,6 +55,7 @@ def parser(prog: str = NAME) -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="only whether it fits, not what would")
     add("--json", action="store_true", help="print one JSON object")
     add("--output", action="store_true", help="show what the program itself prints")
+    add("--trust", action="store_true", help="run it where nothing keeps its writing apart, too")
     add(
         "--seconds",
         metavar="N",
@@ -110,7 +111,7 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
 
     def planned(change: dict[str, Any]) -> dict[str, Any]:
         wanted = ToPlan(asked.script, arguments, gpu, change=change)
-        return process.plan(wanted, work, asked.seconds, asked.output and not change)
+        return process.plan(wanted, work, asked.seconds, asked.output and not change, asked.trust)
 
     try:
         facts = planned({})

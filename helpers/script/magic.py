@@ -43,6 +43,7 @@ def options() -> argparse.ArgumentParser:
     parser = _Options(prog="%%plan", add_help=False)
     parser.add_argument("--gpu", required=True)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--trust", action="store_true")
     parser.add_argument("--seconds", type=whole_number(1, 86400), default=SECONDS)
     return parser
 
@@ -76,7 +77,7 @@ def planned(
 
     def plan(change: dict[str, Any]) -> dict[str, Any]:
         wanted = program.ToPlan(CELL, (), gpu, change=change, cell=True)
-        return process.plan(wanted, work, asked.seconds)
+        return process.plan(wanted, work, asked.seconds, trust=asked.trust)
 
     facts = plan({})
     return facts, None if facts["fits"] or asked.quick else remedies.find(facts, gpu, plan)

@@ -1,8 +1,9 @@
 """The process in which a program is planned: a copy of this one, from which only facts come back.
 
-The copy (`os.fork`) sees everything that is imported and defined here, and what it changes stays
-its own. It ends at the last step of the plan without running anything else of the program: no
-`finally`, no `atexit`, nothing that would save or push.
+The copy sees everything that is imported, defined and stored here, and what it changes stays its
+own: the system isolates it (`helpers.isolation`). Where the system cannot, a program runs only for
+a user who trusts it. It ends at the last step of the plan without running anything else of the
+program: no `finally`, no `atexit`, nothing that would save or push.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ import gc
 import json
 import os
 import select
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from helpers import isolation
 from helpers.gpus import VISIBLE
 from helpers.script import program
 from helpers.script.answer import Facts, facts_of
@@ -29,7 +29,7 @@ from helpers.script.program import Code, ProgramFailed, ProgramRun, Refused, Too
 from helpers.script.steps import Watch
 
 GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
-TAIL = 4000  # characters of a program's output that are kept
+TAIL = 4000  # bytes of a program's output that are kept
 NO_COPY = (
     "PyTorch has started CUDA, or autograd's threads for a GPU, in this kernel, and no copy of "
     "such a process can compute gradients. Put the program into a file with "
@@ -37,41 +37,55 @@ NO_COPY = (
     '!tight-fit script train.py --gpu "RTX 3060".'
 )
 COLLECTIONS = 3  # what one of them frees may have held more, as autograd's nodes do
+NOT_ISOLATED = (
+    "this system allows no process whose writing is kept apart ({}). With --trust the program runs "
+    "all the same, and what it writes and sends until its plan is done is written and sent."
+)
 PROBE_SECONDS = 30.0  # that the first gradient of a copy may take
 SETTLE = 0.2  # seconds in which a thread for a GPU that cannot be used has ended the process
 
 
-def plan(wanted: ToPlan, work: Code, seconds: float, shown: bool = False) -> Facts:
+def plan(
+    wanted: ToPlan, work: Code, seconds: float, shown: bool = False, trust: bool = False
+) -> Facts:
     """The facts of a program's plan (`answer.facts_of`).
 
     seconds  for which it may run
     shown    whether what the program prints is shown
+    trust    whether it may run where nothing keeps apart what it writes
     Raises Refused where it cannot be planned and ProgramFailed where it fails, in a sentence.
     """
     if not hasattr(os, "fork"):
         raise Refused("a program is planned in a copy of this process: use Linux, macOS or WSL.")
     if not copy_computes():
         raise Refused(NO_COPY)
-    folder = Path(tempfile.mkdtemp(prefix="tight-fit-"))
-    read, write = os.pipe()
+    answers, answer = os.pipe()
+    printed, output = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if not child:
-        os.close(read)
-        _in_child(wanted, work, folder, write, seconds, shown)
-    os.close(write)
     try:
-        text = _read(read, seconds + GRACE)
+        isolated, child = True, isolation.fork(keep=(answer, output))
+    except isolation.Unavailable as error:
+        if not trust:
+            for pipe in (answers, answer, printed, output):
+                os.close(pipe)
+            raise Refused(NOT_ISOLATED.format(error)) from None
+        isolated, child = False, os.fork()
+    if not child:
+        os.close(answers)
+        os.close(printed)
+        _in_child(wanted, work, answer, None if shown else output, seconds, isolated)
+    os.close(answer)
+    os.close(output)
+    try:
+        text, tail = _read(answers, printed, seconds + GRACE)
     finally:
-        os.close(read)
-        _end(child)
-        printed = _printed(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(answers)
+        os.close(printed)
+        died = _end(child)
     if not text:
-        raise ProgramFailed(
-            "the program's process ended without an answer", printed.splitlines()[-5:]
-        )
+        lines = tail.splitlines()[-5:]
+        raise ProgramFailed(f"the program's process ended without an answer{died}", lines)
     told = json.loads(text)
     if "refused" in told:
         raise Refused(told["refused"])
@@ -96,7 +110,7 @@ def copy_computes() -> bool:
     child = os.fork()
     if not child:
         try:
-            _redirect(Path(os.devnull))
+            _redirect(os.open(os.devnull, os.O_WRONLY))
             os.environ[VISIBLE] = ""
             torch.ones((), requires_grad=True).square().backward()
             time.sleep(SETTLE if torch.version.cuda else 0)
@@ -112,45 +126,50 @@ def copy_computes() -> bool:
     return bool(ended) and status == 0
 
 
-def _read(pipe: int, seconds: float) -> str:
-    """What the other process writes until it closes its end, "" where it takes too long."""
-    parts, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        ready, _, _ = select.select([pipe], [], [], min(1.0, max(0.0, end - time.monotonic())))
-        if ready:
+def _read(answers: int, printed: int, seconds: float) -> tuple[str, str]:
+    """(the answer of the other process, "" where it takes too long; the end of what it printed)."""
+    parts, tail, end = [], b"", time.monotonic() + seconds
+    open_pipes = {answers, printed}
+    while answers in open_pipes and (left := end - time.monotonic()) > 0:
+        for pipe in select.select(list(open_pipes), [], [], min(1.0, left))[0]:
             part = os.read(pipe, 1 << 20)
             if not part:
-                break
-            parts.append(part)
-    return b"".join(parts).decode("utf8")
+                open_pipes.remove(pipe)
+            elif pipe == answers:
+                parts.append(part)
+            else:
+                tail = (tail + part)[-TAIL:]
+    while select.select([printed], [], [], 0)[0] and (part := os.read(printed, 1 << 20)):
+        tail = (tail + part)[-TAIL:]
+    return b"".join(parts).decode("utf8"), tail.decode("utf8", "replace")
 
 
-def _end(child: int) -> None:
-    """Wait for a process that has answered; end one that has not."""
+def _end(child: int) -> str:
+    """Wait for a process that has answered, end one that has not, and give what it died of."""
     for _ in range(50):
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
         time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-
-def _printed(folder: Path) -> str:
-    try:
-        return (folder / "output").read_text(encoding="utf8", errors="replace")[-TAIL:]
-    except OSError:
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         return ""
+    code = os.waitstatus_to_exitcode(status)
+    number = -code if code < 0 else code - 128
+    names = {one.value: one.name for one in signal.Signals}
+    return f": it died of {names[number]}" if number in names else ""
 
 
 def _in_child(
-    wanted: ToPlan, work: Code, folder: Path, pipe: int, seconds: float, shown: bool
+    wanted: ToPlan, work: Code, pipe: int, output: int | None, seconds: float, isolated: bool
 ) -> NoReturn:
     """Run the program and leave the process with an answer on the pipe."""
     answer = _answerer(pipe)
     try:
         os.environ[VISIBLE] = ""  # what the program does to a GPU is only planned
-        if not shown:
-            _redirect(folder / "output")
+        if output is not None:
+            _redirect(output)
         torch.set_num_threads(1)  # threads of the parent's are not there any more
         signal.signal(signal.SIGALRM, _alarm(seconds))
         for _ in range(COLLECTIONS):
@@ -167,7 +186,7 @@ def _in_child(
             with torch._C.DisableTorchFunction():
                 answer(facts_of(state, watch))
 
-        program.run(wanted, folder, timed, finish)
+        program.run(wanted, timed, finish, isolated)
     except Refused as error:
         answer({"refused": str(error)})
     except TooLong:  # while the program was ended
@@ -192,9 +211,11 @@ def _alarm(seconds: float) -> Callable[[int, Any], NoReturn]:
 
 
 def _answerer(pipe: int) -> Callable[[dict[str, Any]], None]:
-    write, leave = os.write, os._exit
+    write, leave, own, asked = os.write, os._exit, os.getpid(), os.getpid
 
     def answer(told: dict[str, Any]) -> None:
+        if asked() != own:  # in a copy that the program made of itself
+            leave(1)
         data = json.dumps(told).encode()
         while data:
             data = data[write(pipe, data) :]
@@ -203,9 +224,8 @@ def _answerer(pipe: int) -> Callable[[dict[str, Any]], None]:
     return answer
 
 
-def _redirect(file: Path) -> None:
-    """Let everything that is printed go to a file, that of compiled code too."""
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _redirect(handle: int) -> None:
+    """Let everything that is printed go to an open file, that of compiled code too."""
     for stream in (1, 2):
         os.dup2(handle, stream)
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)

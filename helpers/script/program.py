@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import runpy
 import sys
 import traceback
@@ -17,7 +18,7 @@ from helpers.model_changes import as_if_real
 from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.gpu_calls import Places, as_on_gpu
 from helpers.plan.quantized import quantized_layers
-from helpers.script import changes, libraries, loaders, sandbox
+from helpers.script import changes, libraries, loaders, sandbox, saving
 from helpers.script.gpu_queries import Bytes, answered
 from helpers.script.libraries import Notes
 from helpers.script.steps import Watch
@@ -84,14 +85,14 @@ class ProgramRun:
 
 
 def run(
-    wanted: ToPlan, folder: Path, work: Code, finish: Callable[[ProgramRun, Watch], None]
+    wanted: ToPlan, work: Code, finish: Callable[[ProgramRun, Watch], None], isolated: bool
 ) -> None:
     """Run `work`, the program, until `finish` is called at the end of its last step.
 
     `finish` must not return: it leaves the process. Raises Refused where the program ends before
     that, or cannot be planned, and ProgramFailed where it fails.
 
-    folder  where what it writes goes
+    isolated  whether what it writes goes with this process
     """
     places, notes = Places(), Notes()
     code = UserCode(wanted.script, wanted.cell)
@@ -103,7 +104,7 @@ def run(
     watch = Watch(tracker, feeds, lambda watch: finish(state, watch), wanted.steps)
     try:
         with ExitStack() as stack:
-            for context in _contexts(state, folder):
+            for context in _contexts(state, isolated):
                 stack.enter_context(context)
             stack.enter_context(changes.applied(wanted.change, found, code.line, feeds.divide_by))
             stack.enter_context(watch.watching())
@@ -124,12 +125,12 @@ def run(
     )
 
 
-def _contexts(state: ProgramRun, folder: Path) -> Iterator[Any]:
+def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     wanted, places, line = state.wanted, state.places, state.code.line
     on_gpu = wanted.gpu is not None
-    yield sandbox.alone()
-    yield sandbox.files_in(sandbox.Overlay(folder))
+    yield sandbox.alone(isolated)
     yield libraries.adapted(state.notes, on_gpu, line)
+    yield saving.kept(on_gpu, isolated)
     yield loaders.watched(state.loaders, line)
     yield as_if_real(convert=True)
     if wanted.gpu is not None:
@@ -194,6 +195,16 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
         raise Refused(
             f"{at} needs a gated model: accept its terms on the hub and log in with `hf auth "
             "login`, or name a folder that has its config.json."
+        ) from None
+    if any(sandbox.needs_the_network(cause) for cause in causes):
+        raise Refused(
+            f"{at} needs what the hub's cache does not hold here, and a planned program reaches no "
+            f"network: run it, or download that first ({text[:200]})."
+        ) from None
+    if any(getattr(cause, "errno", None) == errno.EOVERFLOW for cause in causes):
+        raise Refused(
+            f"{at} writes to a folder in one of another user or group, of which no copy can be "
+            f"made: let it write to a folder of your own ({text[:200]})."
         ) from None
     if isinstance(error, NotImplementedError) or name == "UnsupportedOperatorException":
         raise Refused(f"{at} uses what is not planned: {_end(text or name)}") from None

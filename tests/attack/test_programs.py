@@ -91,7 +91,7 @@ PROGRAMS = {
     "a death": ("import os; os._exit(0)", 3, "without an answer"),
     "a question": ("input()", 2, "asks for input"),
     "no such module": ("import nosuchmodule", 3, "nosuchmodule"),
-    "a process": ("import os; os.system('touch made')", 2, "processes of its own"),
+    "a process": ("import os; os.fork()", 2, "processes of its own"),
     "on the CPU": (
         "import torch\nw = torch.ones(2, requires_grad=True)\no = torch.optim.SGD([w], lr=1.0)\n"
         "for _ in range(3):\n    w.sum().backward(); o.step(); o.zero_grad()",

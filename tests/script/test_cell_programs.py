@@ -1,4 +1,4 @@
-"""A planned cell starts no other program: no `!command`, and no magic that may run one."""
+"""A planned cell starts no other program, and changes nothing that the kernel has open."""
 
 import re
 
@@ -73,3 +73,59 @@ def test_harmless_magics_of_a_cell_are_planned(shell, capsys, monkeypatch, tmp_p
     assert "YES, it fits" in capsys.readouterr().out
     shell.run_cell_magic("plan", "--gpu T4 --quick", f"%%time\n{TRAINING}")
     assert "YES, it fits" in capsys.readouterr().out
+
+
+OPENED = """\
+import mmap, os, socket, sqlite3, numpy, torch
+log = open("train.log", "a")
+print("before", file=log, flush=True)
+numpy.arange(8, dtype="u1").tofile("rows.bin")
+rows = numpy.memmap("rows.bin", "u1", "r+")
+shared = torch.ones(4).share_memory_()
+runs = sqlite3.connect("runs.db")
+runs.execute("create table runs (x)")
+runs.execute("insert into runs values (1)")
+runs.commit()
+folder = os.open(".", os.O_RDONLY)
+here, there = socket.socketpair()
+"""
+WRITES = """\
+print("in the cell", file=log, flush=True)
+assert open("train.log").read().endswith("in the cell\\n")
+assert rows.tolist() == list(range(8)) and shared.tolist() == [1] * 4
+rows[:] = 0
+rows.flush()
+shared.zero_()
+runs.execute("delete from runs")
+runs.commit()
+os.unlink("runs.db", dir_fd=folder)
+try: here.send(b"x")
+except OSError: pass
+"""
+CHECKS = """\
+assert open("train.log").read() == "before\\n" and log.tell() == 7
+assert rows.tolist() == list(range(8)), rows
+assert open("rows.bin", "rb").read() == bytes(range(8))
+assert shared.tolist() == [1] * 4
+assert runs.execute("select x from runs").fetchall() == [(1,)]
+assert sorted(os.listdir()) == ["rows.bin", "runs.db", "train.log"]
+there.setblocking(False)
+try: there.recv(1)
+except BlockingIOError: pass
+else: assert False
+print("after", file=log, flush=True)
+assert open("train.log").read() == "before\\nafter\\n"
+"""
+
+
+def test_a_cell_changes_nothing_that_the_kernel_has_open(shell, capsys, monkeypatch, tmp_path):
+    """A log, a mapped file, a shared tensor, a database, a folder, a connection."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(magic, "display", lambda shown: None)
+    assert shell.run_cell(OPENED).success
+    shell.run_cell_magic("plan", "--gpu T4 --quick", WRITES + TRAINING)
+    assert "YES, it fits" in capsys.readouterr().out
+    shell.run_cell(CHECKS).raise_error()
+    capsys.readouterr()
+    shell.run_cell(WRITES).raise_error()  # what the cell does where it is not planned
+    assert not shell.run_cell(CHECKS).success
