@@ -70,6 +70,8 @@ parse_to = torch._C._nn._parse_to  # reads the arguments of `nn.Module.to`
 foreach_norm = torch._foreach_norm  # the L2 norms of a list of tensors
 # The function that draws until all values are within the bounds.
 TRUNCATED_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
+# (class, name) of what makes a tensor of another class of the same data, without its constructor.
+MAKE_SUBCLASS = (torch.Tensor, "_make_subclass")
 SKIPS_STEPS = "_maybe_opt_step"  # the method of GradScaler that leaves out a step that overflowed
 # (module, name) of what decides whether an optimizer updates many tensors by one kernel: functions
 # that list devices, and lists of the types of tensors.

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import hub as transformers_hub
 
 from helpers import model_changes
@@ -145,18 +147,22 @@ def _from_configuration(kind: Any, name: Any, args: tuple, kwargs: dict[str, Any
     with model_changes.default_dtype(chosen), no_init_weights():
         model = kind(config, *args, **kwargs)
         model.tie_weights()
-    if quantization is not None:
-        _quantize(model, quantization)
+    quantizer = None if quantization is None else _quantizer(quantization)
+    if quantizer is not None:
+        device_map = quantizer.update_device_map(device_map)
+        _quantize(model, quantizer)
     model.eval()
     if device_map is not None and str(device_map) not in ("cpu", "{'': 'cpu'}"):
         model.to("cuda")
+    if quantizer is not None:
+        model.hf_quantizer = quantizer  # as it is set, the model refuses to be moved
+        quantizer.postprocess_model(model)
     return (model, {}) if loading_info else model
 
 
-def _quantize(model: nn.Module, wanted: Any) -> None:
-    """Replace linear layers by those of bitsandbytes, as transformers does when it loads."""
-    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-
+def _quantizer(wanted: Any) -> Any:
+    """What quantizes a model in transformers. Raises NotImplementedError for what is no bits of
+    bitsandbytes."""
     if isinstance(wanted, dict):
         wanted = BitsAndBytesConfig(**wanted)
     if not (getattr(wanted, "load_in_4bit", False) or getattr(wanted, "load_in_8bit", False)):
@@ -164,9 +170,23 @@ def _quantize(model: nn.Module, wanted: Any) -> None:
             f"weights quantized by {type(wanted).__name__} are not planned: only those of "
             "bitsandbytes with 4 and 8 bits are"
         )
-    kept = wanted.llm_int8_skip_modules or ["lm_head"]
-    replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=wanted)
-    flag = "is_loaded_in_4bit" if wanted.load_in_4bit else "is_loaded_in_8bit"
-    setattr(model, flag, True)
-    model.is_quantized = True  # type: ignore[assignment]
-    model.config.quantization_config = wanted  # type: ignore[union-attr]
+    return AutoHfQuantizer.from_config(wanted)
+
+
+def _quantize(model: nn.Module, quantizer: Any) -> None:
+    """Replace linear layers by those of bitsandbytes, as transformers does when it loads.
+
+    It makes the new layers without any data, and gives them that of the checkpoint: here of the
+    layer that was there.
+    """
+    before = dict(model.named_modules())
+    quantizer.preprocess_model(model, device_map=None)
+    for name, layer in model.named_modules():
+        old: Any = before[name]
+        if layer is old:
+            continue
+        empty: Any = layer.weight
+        data = old.weight.data.T if isinstance(old, Conv1D) else old.weight.data
+        layer.weight = type(empty)(data, requires_grad=False, **vars(empty))
+        if old.bias is not None:
+            layer.bias = old.bias.requires_grad_(False)
