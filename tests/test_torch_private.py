@@ -27,7 +27,9 @@ def test_the_name_is_there(module, name):
     )
 
 
-@pytest.mark.parametrize("module, name", [torch_private.TRUNCATED_NORMAL])
+@pytest.mark.parametrize(
+    "module, name", [torch_private.TRUNCATED_NORMAL, torch_private.MAKE_SUBCLASS]
+)
 def test_what_is_patched_is_there(module, name):
     assert hasattr(module, name), f"PyTorch {torch.__version__} has no {module.__name__}.{name}."
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.plan.gpu_calls import Places
-from helpers.torch_private import MAKE_SUBCLASS, FakeTensor
+from helpers.torch_private import MAKE_SUBCLASS, FakeTensor, parse_to
 
 SCALED_TWICE = 256  # scales that share a scale
 CODES, CODES_TWICE = 16, 256  # values in the tables of 4 and 8 bits
@@ -35,23 +36,27 @@ CODES, CODES_TWICE = 16, 256  # values in the tables of 4 and 8 bits
 
 def state_tensors(module: nn.Module) -> list[torch.Tensor]:
     """What quantized weights of a module hold beside their bytes: scales, tables, offsets."""
+    return [tensor for layer in module.modules() for tensor in state_of(layer)]
+
+
+def state_of(layer: nn.Module) -> list[torch.Tensor]:
+    """The same of one layer."""
     tensors = []
-    for layer in module.modules():
-        state = getattr(getattr(layer, "weight", None), "quant_state", None)
-        if state is not None:
-            second = state.state2
-            tensors += [state.absmax, state.code]
-            tensors += [state.offset, second.absmax, second.code] if second is not None else []
-        for holder in (getattr(layer, "weight", None), getattr(layer, "state", None)):
-            scales = getattr(holder, "SCB", None)
-            tensors += [scales] if isinstance(scales, torch.Tensor) else []
+    state = getattr(getattr(layer, "weight", None), "quant_state", None)
+    if state is not None:
+        second = state.state2
+        tensors += [state.absmax, state.code]
+        tensors += [state.offset, second.absmax, second.code] if second is not None else []
+    for holder in (getattr(layer, "weight", None), getattr(layer, "state", None)):
+        scales = getattr(holder, "SCB", None)
+        tensors += [scales] if isinstance(scales, torch.Tensor) else []
     return tensors
 
 
 def quantize(module: nn.Module) -> None:
     """Quantize, in place, the weights of layers of bitsandbytes that are not quantized yet."""
     for weight in module.parameters():
-        if isinstance(weight, _Weight):
+        if isinstance(weight, _Weight) and not weight.quantized:
             weight.quantize()
 
 
@@ -132,28 +137,35 @@ class _Weight(FakeTensor):
     places: Places
     before: set[str]
 
+    @property
+    def quantized(self) -> bool:
+        """Whether it has its bits."""
+        raise NotImplementedError
+
     def quantize(self) -> None:
-        """Quantize it in place, unless it is."""
+        """Give it its bits, in place."""
         raise NotImplementedError
 
     def to(self, *args, **kwargs):
-        """What `Tensor.to` gives; a weight that gets to the GPU is quantized there, in place."""
-        data = self.data.to(*args, **kwargs)
-        if self.places.named and self.places.on_gpu(data) and not self.places.on_gpu(self):
-            self.data = data
-            self.quantize()
-            return self
-        return self._with(data)
+        """What `Tensor.to` gives; a weight that is told to be on the GPU is quantized, in place."""
+        data, device = self.data.to(*args, **kwargs), parse_to(*args, **kwargs)[0]
+        if self.quantized or device is None or not self.places.on_gpu(data):
+            return self._with(data)
+        self.data = data
+        self.quantize()
+        return self
 
-    def cuda(self, device=None, non_blocking=False, memory_format=None):
+    def cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
         return self.to("cuda" if device is None else device)
 
-    def cpu(self, memory_format=None):
+    def cpu(self, memory_format=torch.preserve_format):
         return self.to("cpu")
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
-            memo[id(self)] = self._with(self.data.clone())
+            memo[id(self)] = made = self._with(self.data.clone())
+            for name in {"quant_state", "CB", "SCB"} & vars(made).keys():
+                setattr(made, name, deepcopy(getattr(made, name), memo))
         return memo[id(self)]
 
     def _with(self, data: torch.Tensor) -> Any:
@@ -166,10 +178,14 @@ class _Weight(FakeTensor):
 
 
 class _In4Bits(_Weight):
+    bnb_quantized: bool
+
+    @property
+    def quantized(self) -> bool:
+        return self.bnb_quantized
+
     def quantize(self) -> None:
         weight: Any = self
-        if weight.bnb_quantized:
-            return
         full, storage = weight.data, weight.quant_storage
         scales = -(-full.numel() // weight.blocksize)
 
@@ -194,6 +210,10 @@ class _In4Bits(_Weight):
 
 
 class _In8Bits(_Weight):
+    @property
+    def quantized(self) -> bool:
+        return self.dtype == torch.int8
+
     def quantize(self) -> None:
         weight: Any = self
         if weight.has_fp16_weights:
@@ -201,8 +221,6 @@ class _In8Bits(_Weight):
                 "Linear8bitLt that trains its weight is not planned: give it "
                 "has_fp16_weights=False, or use nn.Linear."
             )
-        if weight.data.dtype == torch.int8:
-            return
         full = weight.data
         weight.CB = weight.data = full.new_empty(full.shape, dtype=torch.int8)
         weight.SCB = full.new_empty(full.shape[0], dtype=torch.float32)

@@ -145,9 +145,9 @@ def _steps(alive: np.ndarray, ends: list[int]) -> list[dict[str, int]]:
 
 
 def _parameters(state: ProgramRun, categories: dict[int, int]) -> int:
-    """Elements of all parameters."""
+    """Elements of all parameters; of one in 4 bits those that are packed into it."""
     return sum(
-        int(np.prod(shape))
+        state.tracker.elements.get(storage, int(np.prod(shape)))
         for storage, (_, shape, _) in state.tracker.origins.items()
         if categories.get(storage) == PARAMETERS
     )

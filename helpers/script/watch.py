@@ -11,6 +11,7 @@ from torch import nn
 from helpers.memory.tracker import GRADIENTS, OPTIMIZER, PARAMETERS
 from helpers.plan.custom_step import GPUTracker
 from helpers.plan.gpu_calls import Places
+from helpers.plan.quantized import state_of
 from helpers.script.where import Origin, UserCode
 from helpers.torch_private import (
     FakeTensor,
@@ -28,6 +29,7 @@ class ScriptTracker(GPUTracker):
     """Follows every storage of a program, with the line that made it.
 
     origins    {storage: (Origin, shape, dtype)}
+    elements   {storage: how many parameters it holds}, where that is not its number of elements
     updating   whether an optimizer is at work now
     """
 
@@ -35,6 +37,7 @@ class ScriptTracker(GPUTracker):
         super().__init__(places)
         self.code, self.updating = code, False
         self.origins: dict[int, tuple[Origin, tuple[int, ...], torch.dtype]] = {}
+        self.elements: dict[int, int] = {}
         self.alive_bytes = self.most_bytes = 0
         self._foreign: set[int] = set()
         self._into_real = False
@@ -98,10 +101,16 @@ class ScriptTracker(GPUTracker):
     def name_parameters(self, modules: Iterable[nn.Module]) -> None:
         """What modules hold is parameters, and what their gradients will be is gradients."""
         for module in modules:
-            held: list[Any] = [*module._parameters.values(), *module._buffers.values()]
+            scales = state_of(module)
+            held: list[Any] = [*module._parameters.values(), *module._buffers.values(), *scales]
             for tensor in held:
                 if tensor is not None and self._known(tensor):
                     self._see(tensor, PARAMETERS, "given")
+            weight: Any = getattr(module, "weight", None)
+            packed = getattr(weight, "quant_state", None)
+            if packed is not None:
+                self.elements[self._index(weight)] = packed.shape.numel()
+            self.elements |= {self._index(tensor): 0 for tensor in scales}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Name the gradients of these parameters once they are complete, from now on."""

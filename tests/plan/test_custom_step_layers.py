@@ -4,6 +4,8 @@ The references: the tensors that bitsandbytes itself makes on a CPU, the sizes o
 peak that PyTorch's own recipe publishes, and formulas.
 """
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -68,6 +70,49 @@ def test_quantized_layers_hold_what_the_library_holds(name, moved, layers):
     for size in real_sizes(LAYERS[name](layers)):
         sizes.remove(size)  # each is there
     assert sum(sizes) <= (4 * 8 * 192 if moved else 0)  # and only the input beside them
+
+
+def described(value: object) -> object:
+    """What two values must share to be taken for the same: all but the values of tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape)
+    if type(value).__name__ == "QuantState":
+        return {name: described(part) for name, part in vars(value).items()}
+    return type(value) if isinstance(value, nn.Module) else value
+
+
+def told_by(weight: nn.Parameter, names: set[str]) -> dict[str, object]:
+    """What a weight says under these names, described; a name that it lacks is left out."""
+    found = {name: getattr(weight, name) for name in names if hasattr(weight, name)}
+    return {name: described(value) for name, value in found.items() if not callable(value)}
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["itself", "a deep copy"])
+@pytest.mark.parametrize("quantized", [False, True], ids=["as made", "quantized"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_whoever_asks_a_planned_weight_is_told_what_the_library_tells(
+    name, quantized, copied, layers
+):
+    """peft and transformers read attributes of these weights, and go by their class's name."""
+    planned = []
+
+    def setup():
+        layer = LAYERS[name](layers)
+        layer = layer.cuda() if quantized else layer
+        planned.append(copy.deepcopy(layer).weight if copied else layer.weight)
+        return [nn.Linear(2, 2)], lambda: None
+
+    plan_custom_step(setup, steps=1)
+    (weight,) = planned
+    real = LAYERS[name](layers)
+    real = (real.to("cpu") if quantized else real).weight
+    kind = type(real)
+    assert isinstance(weight, kind) and isinstance(weight, nn.Parameter)
+    assert type(weight).__name__ == kind.__name__ == weight.__class__.__name__
+    assert described(weight) == described(real) and weight.requires_grad == real.requires_grad
+    names = set(dir(kind)) - set(dir(nn.Parameter)) | set(vars(real))
+    assert set(vars(real)) >= {"quant_state", "quant_type"} or set(vars(real)) >= {"CB", "SCB"}
+    assert told_by(weight, names) == told_by(real, names)
 
 
 def qlora(layer) -> nn.Module:

@@ -4,15 +4,19 @@ They have the shapes of the examples that transformers, accelerate, peft, torchv
 nanoGPT, Fabric and PyTorch publish, written again.
 """
 
+import runpy
 from pathlib import Path
 
 import datasets  # noqa: F401  # imported once for all programs
 import lightning_fabric  # noqa: F401
 import peft  # noqa: F401
 import pytest
+import torch
+from torch import nn
 
 from benchmarks.programs.real import steps_of
 from helpers.gpus import find
+from helpers.plan.quantized import state_tensors
 from helpers.script import process
 from helpers.script.program import ToPlan, script_of
 
@@ -34,14 +38,16 @@ ARGUMENTS = {  # "{}" stands for the folder of the small models
     "image_classification_trainer": "{}/vit",
     "vision_mixup_loop": "",
     "lora_loop": "{}/gpt2",
+    "quantized_lora_loop": "{}/gpt2",
     "fabric_loop": "",
     "adversarial_pair": "",
     "loss_in_chunks": "",
     "pooled_words": "",
     "convolution_reference": "",
 }
-# oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of.
-NOT_ON_A_CPU = {"convolution_reference"}
+# oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of;
+# bitsandbytes's products are planned as those of its CUDA kernels.
+NOT_ON_A_CPU = {"convolution_reference", "quantized_lora_loop"}
 # PyTorch's CPU makes a tensor of 8 bytes of each number by which a tensor is divided or multiplied,
 # and keeps it for the backward pass; a GPU gets the number itself.
 NUMBERS = 64  # bytes
@@ -86,3 +92,18 @@ def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
     assert facts["largest"][0]["line"].startswith(f"{name}.py:")
     assert facts["seconds"] > 0 and facts["regular"] >= 3
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [(), ("--prepare",)], ids=["as loaded", "prepared"])
+def test_weights_in_4_bits_take_what_the_libraries_take(options, tiny, tmp_path, monkeypatch):
+    """Against the model that transformers, bitsandbytes and peft make on a CPU, to the byte."""
+    monkeypatch.chdir(tmp_path)
+    folder = str(tiny / "gpt2")
+    facts = planned("quantized_lora_loop", (folder, *options), "T4")
+    module = runpy.run_path(str(PROGRAMS / "quantized_lora_loop.py"))
+    model: nn.Module = module["load"](folder, bool(options)).train()
+    model(torch.ones(1, 8, dtype=torch.long))  # gives biases the dtype in which products run
+    held = [*model.parameters(), *model.buffers(), *state_tensors(model)]
+    by_id = {id(tensor): tensor.nbytes for tensor in held}  # peft's layer has its base's weight
+    assert facts["at_peak"]["parameters"] == sum(by_id.values())
+    assert facts["parameters"] == model.get_nb_trainable_parameters()[1]
