@@ -17,8 +17,9 @@ import torch
 
 from helpers import recipe
 from helpers.parallel.transport import threads
+from helpers.values import plain
 
-__all__ = ["close", "same", "agree", "only_changes", "over_ranks"]
+__all__ = ["close", "same", "agree", "only_changes", "over_ranks", "whole_number", "letters"]
 
 
 def close(
@@ -47,6 +48,29 @@ def close(
     much = " by more than ten times" if truth and not 0.1 <= ratio <= 10 else ""
     size = "large" if value > truth else "small"
     raise AssertionError(f"{subject} is too {size}{much}")
+
+
+def whole_number(answer: Any, of: str) -> int:
+    """The answer as an int, also where a division or a root has made a float of it, such as 4.0.
+
+    `of` says what it counts, for the sentence. Raises AssertionError for anything else.
+    """
+    value = plain(answer)
+    right = isinstance(value, (int, float)) and not isinstance(value, bool) and value % 1 == 0
+    assert right, f"your answer should be a whole number of {of}"
+    return int(value)
+
+
+def letters(answer: Any, known: str) -> set[str]:
+    """A set of letters, given as a set, a list, a tuple or a text such as "BD" or "b, d".
+
+    `known` holds the letters that the exercise names. Raises AssertionError for anything else.
+    """
+    right = isinstance(answer, (set, frozenset, list, tuple, str))
+    assert right, 'your answer should be a set of letters, such as {"A", "B"}'
+    found = {str(letter).strip().upper() for letter in answer if str(letter).strip(" ,")}
+    assert found <= set(known), f"your answer should hold letters from {known[0]} to {known[-1]}"
+    return found
 
 
 def same(

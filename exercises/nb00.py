@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from exercises.check import exercise
-from exercises.comparisons import close, same
+from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import GIB
-from helpers.values import plain
 
 IMAGES = Recipe("vit", profile="full", batch_size=32)
 TEXT = Recipe("deberta", profile="full", batch_size=16, length=256)
@@ -46,10 +45,7 @@ def _(answer):
     ),
 )
 def _(answer):
-    answer = plain(answer)
-    assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of examples"
-    )
+    answer = whole_number(answer, "examples")
     assert 1 < answer <= 1024, "your answer should be a batch size from 2 to 1024"
     asked, smaller = (replace(TEXT, batch_size=size) for size in (answer, answer - 1))
     assert not plan(asked).fits(GPU), f"a batch of {answer} examples still fits the {GPU}"

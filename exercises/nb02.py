@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from exercises.check import exercise
-from exercises.comparisons import close, same
+from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
-from helpers.values import plain
 
 GPU = "RTX 3060"
 TEXT = Recipe("deberta", profile="full", batch_size=40, length=256)
@@ -62,10 +61,7 @@ def _(answer):
     ),
 )
 def _(answer):
-    answer = plain(answer)
-    assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of micro-batches"
-    )
+    answer = whole_number(answer, "micro-batches")
     assert 1 <= answer <= 40 and 40 % answer == 0, (
         "the number of micro-batches should divide the 40 examples"
     )

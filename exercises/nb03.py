@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from exercises.check import exercise
-from exercises.comparisons import close, same
+from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.units import GIB
-from helpers.values import plain
 
 GPU = "T4"
 TEXT = Recipe("deberta", profile="full", batch_size=16, length=256, accumulation=4)
@@ -115,10 +114,7 @@ def _(answer):
     ),
 )
 def _(answer):
-    answer = plain(answer)
-    assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of layers"
-    )
+    answer = whole_number(answer, "layers")
     assert 0 <= answer <= LARGE.layers, f"DeBERTa-v3-large has {LARGE.layers} layers"
     fit = plan(replace(LARGE, frozen=answer)).fits(GPU)
     assert fit, f"with frozen={answer} the step {fit}"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from exercises.check import exercise
-from exercises.comparisons import agree, same
+from exercises.comparisons import agree, letters, same
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
@@ -189,11 +189,7 @@ def _matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     why="A technique helps against what it shrinks; so look first at what fills the GPU's memory.",
 )
 def _(answer):
-    assert isinstance(answer, (set, frozenset, list, tuple, str)), (
-        "your answer should be a set of letters"
-    )
-    answer = {str(letter).strip().upper() for letter in answer if str(letter).strip(" ,")}
-    assert answer <= set("ABCD"), "the recipes are called A, B, C and D"
+    answer = letters(answer, "ABCD")
     large, base = (
         Recipe("deberta-large", profile="full", batch_size=4, length=128),
         Recipe("deberta", profile="full", batch_size=16, length=256),

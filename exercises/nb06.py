@@ -10,10 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from exercises.check import exercise
-from exercises.comparisons import agree, close, same
+from exercises.comparisons import agree, close, same, whole_number
 from exercises.handout import observe
 from helpers.memory.tracker import ACTIVATIONS, BORN, DIES, PARAMETERS, Tracker, steady_memory
-from helpers.values import plain
 
 LAYERS, KEPT = 64, 4  # of exercise 1; what a layer keeps, in units of its input
 WIDTH = 24
@@ -35,10 +34,7 @@ WIDTH = 24
     ),
 )
 def _(answer):
-    answer = plain(answer)
-    assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of layers"
-    )
+    answer = whole_number(answer, "layers")
     assert 1 <= answer <= LAYERS, f"a segment has from 1 to {LAYERS} layers"
 
     def peak(segment: int) -> float:
@@ -60,7 +56,7 @@ def _(answer):
     why="The last segment is free to keep: its peak is reached in any case.",
 )
 def _(answer):
-    close(answer, (24 * 3 + 20) / (24 * 3), rel=1e-3)
+    close(answer, (24 * 3 + 20) / (24 * 3))
 
 
 @exercise(

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from exercises.check import exercise
-from exercises.comparisons import close, same
+from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.torch_private import FakeTensorMode
-from helpers.values import plain
 
 LARGE = Recipe("deberta-large", profile="full", lora_rank=16)
 BASE = Recipe("deberta", profile="full", batch_size=16, length=256)
@@ -36,10 +35,7 @@ SHAPES = ((6, 9, 2, 4.0), (9, 5, 3, 3.0), (7, 7, 1, 8.0))  # out, in, rank, alph
     why="The new head is a large part of what trains, and of the file that is saved",
 )
 def _(answer):
-    answer = plain(answer)
-    assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of parameters"
-    )
+    answer = whole_number(answer, "parameters")
     with FakeTensorMode():
         truth = sum(
             parameter.numel()

@@ -6,11 +6,10 @@ import random
 from functools import lru_cache
 
 from exercises.check import exercise
-from exercises.comparisons import agree, close
+from exercises.comparisons import agree, close, whole_number
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
-from helpers.values import plain
 
 LETTERS, LONGEST = 20, 16  # of exercise 4
 SPEED = 400e12  # FLOPs per second, of exercise 1
@@ -35,10 +34,7 @@ WORDS = (
     ),
 )
 def _(answer):
-    answer = plain(answer)
-    assert isinstance(answer, int) and not isinstance(answer, bool), (
-        "your answer should be a whole number of lookups"
-    )
+    answer = whole_number(answer, "lookups")
     truth = sum(min(LONGEST, LETTERS - start) for start in range(LETTERS))
     assert answer != 2 ** (LETTERS - 1), (
         "that is the number of ways to cut the word, which nobody has to try one by one"

@@ -62,7 +62,7 @@ def _(answer):
     hints=[
         (
             "config['zero_optimization'] has the stage, and offload_optimizer and offload_param "
-            "where they are set."
+            "where they are set. Ask for their device, too: 'none' offloads nothing."
         ),
         "With offload_optimizer the second and third number are 0; with offload_param the first.",
     ],
@@ -71,7 +71,10 @@ def _(answer):
 def _(answer):
     def truth(config, ranks):
         zero = config["zero_optimization"]
-        away, weights_away = "offload_optimizer" in zero, "offload_param" in zero
+        away, weights_away = (
+            zero.get(part, {}).get("device", "none") != "none"
+            for part in ("offload_optimizer", "offload_param")
+        )
         stage = zero["stage"]
         return (
             0 if weights_away else 4 / _over(stage, 3, ranks),
@@ -87,6 +90,10 @@ def _(answer):
 
     partly = frameworks.zero_config(3, RECIPE)
     partly["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    stays = frameworks.zero_config(3, RECIPE, True)
+    stays["zero_optimization"]["offload_param"] = {"device": "none"}
+    nothing = frameworks.zero_config(2, RECIPE)
+    nothing["zero_optimization"]["offload_optimizer"] = {"device": "none"}
     agree(
         answer,
         truth,
@@ -95,6 +102,8 @@ def _(answer):
             (frameworks.zero_config(2, RECIPE, True), 4),
             (frameworks.zero_config(3, RECIPE, True), 4),
             (partly, 8),
+            (stays, 8),
+            (nothing, 4),
         ],
         draw,
     )

@@ -11,7 +11,7 @@ from helpers.data.batching import Batch, padded_length
 from helpers.memory.timeline import Plan
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
-from helpers.strategy.show import SHOWN
+from helpers.strategy.show import SHOWN, settings
 from helpers.tables import Table
 from helpers.units import duration, number
 
@@ -52,7 +52,11 @@ def epochs(
             times = seconds / first.setdefault(gpu, seconds)
             row[gpu] = duration(seconds) + (f" (× {times:.2f})" if rows else "")
         rows.append(row)
-    return Table(rows, "Planned, nothing was run: one epoch, and how long it takes on each GPU.")
+    return Table(
+        rows,
+        "Planned, nothing was run: one epoch, and how long it takes on each GPU, "
+        f"{settings(recipe for recipe, _ in named.values())}.",
+    )
 
 
 def cost_of_epoch(recipe: Recipe, shapes: Sequence[tuple[int, int]], what: str) -> list[float]:

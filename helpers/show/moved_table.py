@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from helpers.gpus import GPU, as_gpu
 from helpers.memory.timeline import Plan
-from helpers.strategy.show import how_sure
+from helpers.strategy.show import how_sure, settings
 from helpers.tables import Table
 from helpers.timing.specs import has_arithmetic
 from helpers.units import size, span
@@ -37,8 +37,9 @@ def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:
         before = planned.peak
     return Table(
         rows,
-        "Planned, nothing was run: memory at the peak of an optimizer step, and the step's time. "
-        f"{how_sure()} Copies to and from the host are timed by data sheets.",
+        "Planned, nothing was run: memory at the peak of an optimizer step, and the step's time, "
+        f"{settings(planned.recipe for planned in named.values())}. {how_sure()} "
+        "Copies to and from the host are timed by data sheets.",
     )
 
 

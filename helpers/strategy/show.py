@@ -9,13 +9,13 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from helpers.gpus import GPU, as_gpu
 from helpers.memory.timeline import Plan
 from helpers.plan.custom_step import CustomStepPlan
 from helpers.plan.planner import plan
-from helpers.recipe import Recipe
+from helpers.recipe import Recipe, StepSettings
 from helpers.tables import Table
 from helpers.timing.kernel_time import constants
 from helpers.timing.specs import has_arithmetic
@@ -24,6 +24,24 @@ from helpers.values import each_of_type
 
 # What many readers have: Colab's and Kaggle's GPU, one for games, and a data centre's.
 SHOWN = ("T4", "RTX 3060", "A100-40GB")
+# What a caption says of a step's precision and optimizer: they decide how long a step takes.
+PRECISIONS = {
+    "fp32": "fp32 without TF32",
+    "tf32": "fp32 with TF32",
+    "bf16": "bf16 autocast",
+    "fp16": "fp16 autocast",
+}
+OPTIMIZERS = {
+    "adamw": "fused AdamW",
+    "adamw8bit": "8-bit AdamW",
+    "adamw8bit_embed32": "8-bit AdamW with embeddings in 32 bits",
+    "sgd": "fused SGD",
+    "adafactor": "Adafactor",
+    "lion": "Lion",
+    "lion8bit": "8-bit Lion",
+    "paged_adamw8bit": "paged 8-bit AdamW",
+    "adamw_stochastic": "AdamW with stochastic rounding",
+}
 
 
 def show_plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN) -> Table:
@@ -47,8 +65,8 @@ def show_plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = S
         rows.append(row)
     return Table(
         rows,
-        "Planned, nothing was run: memory at the peak of an optimizer step, and the step's time. "
-        + how_sure(),
+        "Planned, nothing was run: memory at the peak of an optimizer step, and the step's time, "
+        f"{settings(planned.recipe for planned in plans.values())}. {how_sure()}",
     )
 
 
@@ -61,15 +79,25 @@ def show_phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:
     lacks an arithmetic of a step. Whether the GPU holds the step is not asked.
     """
     gpu = as_gpu(gpu)
-    rows = []
-    for label, planned in _planned(named).items():
+    plans, rows = _planned(named), []
+    for label, planned in plans.items():
         took = planned.seconds(gpu)
         shares = {name: f"{seconds / took.total:.0%}" for name, seconds in took.phases.items()}
         waiting = f"{took.waiting / took.total:.0%}"
         rows.append({"planned": label, "step": span(took.total), **shares, "waiting": waiting})
     return Table(
-        rows, f"Planned for the {gpu.name}, nothing was run: where a step's time goes. {how_sure()}"
+        rows,
+        f"Planned for the {gpu.name}, nothing was run: where a step's time goes, "
+        f"{settings(planned.recipe for planned in plans.values())}. {how_sure()}",
     )
+
+
+def settings(steps: Iterable[StepSettings]) -> str:
+    """Precisions and optimizers of some steps, as the end of a sentence, each named once."""
+    used = list(steps)
+    precisions = dict.fromkeys(PRECISIONS[step.precision] for step in used)
+    optimizers = dict.fromkeys(OPTIMIZERS[step.optimizer] for step in used)
+    return f"in {' or '.join(precisions)}, with {' or '.join(optimizers)}"
 
 
 def how_sure() -> str:

@@ -538,6 +538,22 @@ def test_wrong_answers_fail_each_with_a_sentence(number, fresh):
         )
 
 
+@pytest.mark.parametrize(
+    "number, answer",
+    [
+        ("05.3", "b, d"),
+        ("06.1", 4.0),
+        ("06.2", 1.28),
+        ("09.1", 0.62),
+        ("10.3", "DE"),
+        ("10.3", ["d", "e"]),
+    ],
+)
+def test_what_means_the_same_is_right_too(number, answer, fresh):
+    result = check(number, answer)
+    assert result.passed is True, result.sentence
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_every_chapter_has_its_notebook_and_solutions_for_no_other_exercise(chapter):
     assert any(path.name.startswith(f"{chapter}_") for path in NOTEBOOKS), (

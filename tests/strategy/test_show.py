@@ -2,8 +2,10 @@
 
 import pytest
 
+from helpers import values
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from helpers.strategy import show
 from helpers.strategy.show import show_phases, show_plans
 from helpers.timing.kernel_time import constants
 from helpers.units import size
@@ -32,6 +34,20 @@ def test_what_a_gpu_cannot_do_is_said():
     first, second, third = table.frame["T4"]
     assert first == "no bf16" and "×" not in second  # the first that has a time is the measure
     assert third.endswith("(× 1.00)")
+
+
+def test_the_caption_names_each_precision_and_optimizer_once():
+    half = replace(VIT, precision="fp16")
+    steps = {"plain": VIT, "fp16": half, "8-bit": replace(half, optimizer="adamw8bit")}
+    for table in (show_plans(steps), show_phases(steps, "T4")):
+        assert "in fp32 without TF32 or fp16 autocast, with fused AdamW or 8-bit AdamW." in (
+            table.caption
+        )
+    assert "in fp16 autocast, with fused AdamW." in show_plans({"fp16": half}).caption
+
+
+def test_every_precision_and_optimizer_has_a_name():
+    assert (*show.PRECISIONS,) == values.PRECISIONS and (*show.OPTIMIZERS,) == values.OPTIMIZERS
 
 
 def test_the_phases_are_shares_of_the_step():

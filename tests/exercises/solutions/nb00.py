@@ -65,7 +65,7 @@ RIGHT = {
 }
 WRONG = {
     "00.1": [SHARE, 3 * SHARE, 4 * SHARE, 2 * SHARE * 2**30, "0.64"],
-    "00.2": [stops() - 1, stops() + 1, 16, 64, 0, 22.0],
+    "00.2": [stops() - 1, stops() + 1, 16, 64, 0, 21.5],
     "00.3": [rule_of_thumb, without_the_counters, always_fp32, frozen_too, lambda model: 0, 16],
     "00.4": [
         ("activations", "backward"),

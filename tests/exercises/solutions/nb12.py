@@ -23,10 +23,21 @@ def handed(loss_sum, rows, steps, ranks):
     return loss_sum * steps * ranks / rows
 
 
+def moved(zero, part):
+    return zero.get(part, {}).get("device", "none") != "none"
+
+
+def by_names_alone(config, ranks):
+    """Counts a part as moved because it is named, also to the device "none"."""
+    zero = config["zero_optimization"]
+    named = {part: {"device": "cpu"} for part in zero if part.startswith("offload_")}
+    return on_the_gpu({"zero_optimization": zero | named}, ranks)
+
+
 def on_the_gpu(config, ranks):
     zero = config["zero_optimization"]
-    stage, away = zero["stage"], "offload_optimizer" in zero
-    weights = 0 if "offload_param" in zero else 4 / (ranks if stage == 3 else 1)
+    stage, away = zero["stage"], moved(zero, "offload_optimizer")
+    weights = 0 if moved(zero, "offload_param") else 4 / (ranks if stage == 3 else 1)
     return (
         weights,
         0 if away else 4 / (ranks if stage >= 2 else 1),
@@ -76,6 +87,7 @@ WRONG = {
         blind_to_offload,
         all_away,
         gradients_stay,
+        by_names_alone,
         lambda config, ranks: (4, 4, 8),
         (4, 4, 8),
     ],

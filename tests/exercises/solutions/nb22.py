@@ -48,7 +48,7 @@ def result(function, x):
 
 RIGHT = {"22.1": 2, "22.2": 1200, "22.3": kept}
 WRONG = {
-    "22.1": [6, 4, 1, 0, 2.0, "2"],
+    "22.1": [6, 4, 1, 0, 2.5, "2"],
     "22.2": [48, 229, 282, 1000, "1200"],
     "22.3": [every_tensor, elements, result, lambda function, x: 0, 96],
 }
