@@ -7,6 +7,9 @@ On each of two machines, of which one is called first and both see /shared:
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1   # else a restart may not find the others
     torchrun --nnodes 2 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d \
         --rdzv-endpoint first:29400 scripts/cluster.py --folder /shared/checkpoints
+
+When a file named stop appears in the folder, all ranks save after their step, and end.
+cluster.sbatch makes it before the time of a Slurm job is over. Remove it before you go on.
 """
 
 import argparse
@@ -105,13 +108,18 @@ def main():
         (loss * ranks).backward()  # FSDP averages over ranks: undo it
         optimizer.step()
         optimizer.zero_grad()
-        dist.all_reduce(loss.detach())
+        asked = bool(rank == 0 and args.folder and (Path(args.folder) / "stop").exists())
+        told = torch.stack([loss.detach(), torch.tensor(float(asked), device=device)])
+        dist.all_reduce(told)  # all ranks must agree on whether to stop
+        stop = told[1] > 0
         if rank == 0:
-            print(f"step {step + 1}: loss {loss.item():.4f}")
-        if args.folder and (step + 1) % args.every == 0:  # every rank writes its own shards
+            print(f"step {step + 1}: loss {told[0].item():.4f}")
+        if args.folder and (stop or (step + 1) % args.every == 0):  # every rank its own shards
             weights, states = get_state_dict(model, optimizer)
             state = {"model": weights, "optimizer": states, "step": torch.tensor(step + 1)}
             dcp.save(state, checkpoint_id=Path(args.folder) / f"step-{step + 1}")
+        if stop:
+            break
     dist.barrier()
     dist.destroy_process_group()
 

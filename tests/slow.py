@@ -140,6 +140,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_rank_lost_without_restarts_is_named_and_nothing_is_left",
         "test_a_number_that_cannot_be_is_refused",
         "test_the_batch_file_trains_on_two_machines",
+        "test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue",
     ),
     "parallel/test_collectives.py": ("test_on_real_processes_it_is_torchs_own_all_reduce",),
     "parallel/test_context_script.py": (

@@ -4,9 +4,11 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.parallel.test_launch import gone
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CLUSTER = SCRIPTS / "cluster.py"
+BATCH = SCRIPTS / "cluster.sbatch"
 LOSS = re.compile(r"step (\d+): loss ([\d.]+)")
 CLOSE = 2e-4  # losses are printed to four digits; other ranks add up in another order
 
@@ -241,8 +244,17 @@ def test_machines_share_the_gpus_or_have_none(given, shares):
 
 # -- Slurm ----------------------------------------------------------------------------------------
 
-SRUN = '#!/bin/bash\nfor machine in $(seq "$SLURM_JOB_NUM_NODES"); do "$@" & done\nwait\n'
-SCONTROL = '#!/bin/bash\n[ "$*" = "show hostnames 127.0.0.[1-2]" ] && echo 127.0.0.1\n'
+SRUN = """#!/bin/bash
+[ "$1 $2" = "--cpus-per-task 8" ] || exit 1
+shift 2
+for machine in $(seq "$SLURM_JOB_NUM_NODES"); do "$@" & done
+wait
+"""
+SCONTROL = """#!/bin/bash
+[ "$*" = "show hostnames 127.0.0.[1-2]" ] && echo 127.0.0.1
+[ "$1" = requeue ] && echo "requeued $2"
+exit 0
+"""
 TORCHRUN = '#!/bin/bash\nexec {} -m torch.distributed.run --local-addr 127.0.0.1 "$@"\n'
 
 
@@ -259,31 +271,77 @@ def free_port():
 
 
 def test_the_batch_file_is_bash():
-    subprocess.run(["bash", "-n", SCRIPTS / "cluster.sbatch"], check=True)
+    subprocess.run(["bash", "-n", BATCH], check=True)
 
 
-def test_the_batch_file_trains_on_two_machines(alone, tmp_path):
-    """With programs in the place of Slurm's that start everything on this machine."""
+@pytest.fixture
+def slurm(tmp_path):
+    """The environment of a job on two machines, with programs in the place of Slurm's that start
+    everything on this machine. Returns it with the job's number."""
     programs = {"srun": SRUN, "scontrol": SCONTROL, "torchrun": TORCHRUN.format(sys.executable)}
     for name, text in programs.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    port = free_port()
-    environment = os.environ | {
+    job = str(70_000 + free_port() - 20_000)
+    return job, os.environ | {
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         "SLURM_JOB_NODELIST": "127.0.0.[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_GPUS_ON_NODE": "1",
-        "SLURM_JOB_ID": str(70_000 + port - 20_000),
+        "SLURM_CPUS_PER_TASK": "8",
+        "SLURM_JOB_ID": job,
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "OMP_NUM_THREADS": "1",
     }
-    command = ["bash", SCRIPTS / "cluster.sbatch", "--steps", "4", "--every", "2"]
+
+
+def test_the_batch_file_trains_on_two_machines(alone, slurm, tmp_path):
+    command = ["bash", BATCH, "--steps", "4", "--every", "2"]
     ended = subprocess.run(
-        command, cwd=SCRIPTS.parent, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=SCRIPTS.parent, env=slurm[1], capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 0, ended.stderr
-    assert "2 ranks go on after step 0" in ended.stdout
+    assert "2 ranks go on after step 0" in ended.stdout and "requeued" not in ended.stdout
     assert losses(ended.stdout) == pytest.approx({n: alone[n] for n in range(1, 5)}, abs=CLOSE)
     assert (tmp_path / "checkpoints" / "step-4" / ".metadata").exists()
     assert gone(str(tmp_path))
+
+
+def test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue(alone, slurm, tmp_path):
+    """Slurm's signal comes in mid-training; no save was due. The next start goes on from there."""
+    job, environment = slurm
+    command = ["bash", BATCH, "--every", "1000000"]
+    log, where = tmp_path / "log", {"cwd": SCRIPTS.parent, "env": environment}
+    with log.open("w") as written:
+        running = subprocess.Popen([*command, "--steps", "1000000"], stdout=written, **where)
+    try:
+        wait_for("step 3:", log)
+        running.send_signal(signal.SIGUSR1)
+        assert running.wait(timeout=120) == 0
+    finally:
+        running.kill()
+        (tmp_path / "checkpoints" / "stop").touch()  # ranks that a failed test leaves end by it
+    first = log.read_text()
+    assert first.splitlines()[-1] == f"requeued {job}"
+    last = max(steps(first))
+    saved = [path.parent.name for path in tmp_path.glob("checkpoints/*/.metadata")]
+    assert saved == [f"step-{last}"]
+    again = subprocess.run(
+        [*command, "--steps", str(last + 1)], capture_output=True, text=True, timeout=300, **where
+    )
+    assert steps(again.stdout) == [last + 1] and "requeued" not in again.stdout
+    assert gone(str(tmp_path))
+
+
+def wait_for(words, log):
+    for _ in range(600):
+        if words in log.read_text():
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"{words!r} was not printed: {log.read_text()}")
+
+
+def test_the_batch_file_waits_less_than_the_time_that_it_is_told_before_the_end():
+    text = BATCH.read_text()
+    told = int(re.search(r"--signal=B:USR1@(\d+)", text)[1])
+    assert int(re.search(r"\{1\.\.(\d+)\}", text)[1]) <= told - 60
