@@ -324,6 +324,10 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_the_trace_holds_every_message_that_is_sent",
         "test_what_cannot_be_timed_is_refused",
     ),
+    "lessons/test_sharding.py": (
+        "test_gathers_in_bf16_send_what_the_page_says",
+        "test_tied_embeddings_cannot_be_a_group_of_their_own",
+    ),
     "parallel/test_finetune_script.py": ("test_a_fine_tune_learns_and_saves_adapters",),
     "techniques/test_compiled.py": ("test_a_compiled_fine_tune_has_the_losses_of_the_one_without",),
     "techniques/test_base_weights.py": (
