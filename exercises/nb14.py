@@ -51,7 +51,10 @@ def _(answer):
 
 
 def _states(lengths: list[int], ranks: int, rank: int) -> int:
-    """Counted, not computed: what the ranks of the course's own class hold after a step."""
+    """Counted, not computed: what the ranks of the course's own class hold after a step.
+
+    Its ring leaves piece r + 1 on rank r, so piece `rank` is on the rank before.
+    """
 
     class AddsItsSum(nn.Module):
         def __init__(self, length):
@@ -66,7 +69,7 @@ def _states(lengths: list[int], ranks: int, rank: int) -> int:
         zero.step([(torch.zeros(1), torch.zeros(1))], lambda out, target: (out - target).sum())
         return zero.held()["optimizer states"]
 
-    return threads(ranks, work)[0][rank]
+    return threads(ranks, work)[0][rank - 1]
 
 
 def _some_units(rng: random.Random) -> tuple[list[int], int, int]:

@@ -4,13 +4,14 @@
 
 Each line of the data is {"prompt": ..., "answer": ...}; only the answer counts in the loss. Needs
 torch, transformers, peft, bitsandbytes and a GPU with bf16 (a CPU will do for tiny models). The
-whole fine-tune is in `load`, `encode`, `loss_sum` and `finetune`; below them is the command line.
+whole fine-tune is in the functions up to `finetune`; below them is the command line.
 """
 
 import argparse
 import itertools
 import json
 import math
+import random
 import tempfile
 from pathlib import Path
 
@@ -63,9 +64,16 @@ def loss_sum(model, ids, labels, chunk=1024):
     return sum(checkpoint(part, *pair, use_reentrant=False) for pair in pairs)
 
 
+def epochs(rows, seed=0):
+    """The rows without end; in each epoch all of them once, in another order."""
+    shuffle = random.Random(seed)
+    while True:
+        yield from shuffle.sample(rows, len(rows))
+
+
 def finetune(model, rows, batch, steps, rate):
     """Train on `batch` of the encoded `rows` per step; a micro-batch of one is never padded."""
-    rows = itertools.cycle(rows)
+    rows = epochs(rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for step in range(1, steps + 1):

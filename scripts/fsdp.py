@@ -60,7 +60,7 @@ def main():
     torch.manual_seed(0)
     model = ViTForImageClassification.from_pretrained(
         args.model, num_labels=10, dtype=torch.float32
-    ).to(device)
+    )  # on the CPU: fully_shard moves one group at a time, so that the whole need not fit
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(device.type, (ranks,))  # else GPUs are taken, even if they are too few
     options = {"mesh": mesh} | ({"mp_policy": policy} if args.bf16 else {})

@@ -6,11 +6,11 @@ from helpers.strategy import large_models
 from helpers.tables import Table
 from helpers.units import duration, size
 
-PUBLISHED = "torchtitan's"
-
 
 def large(name: str, most: int = 4) -> Table:
     """The best layouts of a job of `large_models.JOBS`, the best first, and the published one.
+
+    The last column marks what torchtitan published, with its tokens per second and GPU.
 
     Nothing is planned here: the plans are kept with the package. Raises KeyError for another name.
     """
@@ -18,10 +18,15 @@ def large(name: str, most: int = 4) -> Table:
     published, rows = found["published"], found["rows"][:most]
     rows += [published] if published not in rows else []
     return Table(
-        [_line(row, PUBLISHED if row == published else "") for row in rows],
+        [_line(row, _measured(job) if row == published else "") for row in rows],
         f"Planned, nothing was run: Llama 3.1 {job.model} on {job.cluster}, "
         f"{job.step.batch_size} examples of {large_models.LENGTH:,} tokens per step.",
     )
+
+
+def _measured(job: large_models.LargeJob) -> str:
+    eager, compiled = job.measured
+    return f"torchtitan's: {f'{eager:,}, ' if eager else ''}compiled {compiled:,}"
 
 
 def _line(row: large_models.Facts, mark: str) -> dict[str, str]:

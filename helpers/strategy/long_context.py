@@ -22,6 +22,9 @@ CLUSTER = Cluster("H100", per_machine=8, inside="NVLink 4")
 LENGTHS = (8_192, 32_768, 131_072, 262_144)  # tokens of a text
 LAYOUTS = ("fsdp=8", "fsdp=2,context=4")
 FILE = Path(__file__).parent / "plans" / "long" / "context.json"
+# Tokens per second and GPU that torchtitan published (benchmarks/llama3_h100_202412_torchtitan.md)
+# on H100s of 96 GB, with torch.compile and float8, which are not planned.
+PUBLISHED = {(32_768, "fsdp=8"): 3_890, (131_072, "fsdp=2,context=4"): 1_071}
 KEPT = ("need", "peak", "fits", "at_peak", "sent", "seconds", "tokens_per_second")
 
 

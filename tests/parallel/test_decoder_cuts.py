@@ -2,25 +2,19 @@
 
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.forked import forked, results
+from tests.lessons.cells import the_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "tensor_parallel.py"
 
 
-def cell():
-    """The one code cell of lesson 16 that defines `cut_decoder`."""
-    nb = nbformat.read(ROOT / "notebooks" / "16_tensor_parallel.ipynb", as_version=4)
-    (found,) = (c.source for c in nb.cells if "def cut_decoder(" in c.source)
-    return found
-
-
 def on_two_ranks(leave_out="", foreach=0):
     """What each rank found of a Llama and a Qwen3 with 2 layers and 4 heads."""
-    arguments = (cell(), SCRIPT, leave_out, foreach)
+    cell = the_cell("16", "def cut_decoder(")
+    arguments = (cell, SCRIPT, leave_out, foreach)
     return results(forked("tests/ranks/decoder.py", *arguments, ranks=2))
 
 

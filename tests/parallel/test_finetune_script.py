@@ -67,6 +67,20 @@ def test_the_loss_in_chunks_is_the_cross_entropy_of_all_logits(script, chunk):
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_every_epoch_has_all_examples_in_another_order(script, monkeypatch):
+    """Of those that the loss sees: files are often sorted, and their order would bias each step."""
+    rows = [(torch.full((1, 2), n), torch.zeros(1, 2, dtype=torch.int64)) for n in range(20)]
+    seen = []
+    model = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(
+        script, "loss_sum", lambda _, ids, labels: seen.append(int(ids[0, 0])) or model.bias.sum()
+    )
+    script.finetune(model, rows, batch=4, steps=10, rate=1e-4)
+    first, second = seen[:20], seen[20:]
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert len({tuple(first), tuple(second), tuple(range(20))}) == 3
+
+
 def test_a_fine_tune_learns_and_saves_adapters(script, tmp_path, monkeypatch, capsys):
     pytest.importorskip("bitsandbytes")
     data = tmp_path / "answers.jsonl"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.torchtitan_steps import ROWS
 from helpers import show
 from helpers.parallel.model_layout import parse
 from helpers.strategy import large_models
@@ -57,8 +58,18 @@ def test_the_table_marks_the_published_layout_once(searched):
     table = show.large(name).frame
     marked = table[table["published"] != ""]
     assert list(marked["layout"]) == [found["published"]["layout"]]
+    for measured in filter(None, job.measured):
+        assert f"{measured:,}" in marked["published"].item()
     with pytest.raises(KeyError):
         show.large("8B on a phone")
+
+
+def test_what_was_measured_is_that_of_the_page_of_accuracy():
+    """On 8, 64 and 256 GPUs, each without torch.compile and with it."""
+    measured = {(row.layout.ranks, row.compiled): row.tokens for row in ROWS if not row.float8}
+    for job in large_models.JOBS.values():
+        ranks = job.cluster.gpus
+        assert job.measured == (measured.get((ranks, False)), measured[ranks, True])
 
 
 def test_the_kept_plans_are_todays():

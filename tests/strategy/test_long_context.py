@@ -16,6 +16,19 @@ def test_every_length_and_layout_is_kept():
     assert len(show.contexts().frame) == len(wanted)
 
 
+def test_what_was_published_stands_beside_its_plan():
+    """With float8 and torch.compile, and still slower than planned, most of all around a ring."""
+    table = show.contexts().frame
+    beside = table[table["published"] != ""]
+    assert list(zip(beside["tokens"], beside["layout"], beside["published"])) == [
+        ("32,768", "fsdp=8", "31,120"),
+        ("131,072", "fsdp=2,context=4", "8,568"),
+    ]
+    planned = [KEPT[where]["tokens_per_second"] / 8 for where in long_context.PUBLISHED]
+    over = [plan / real for plan, real in zip(planned, long_context.PUBLISHED.values())]
+    assert 1 < over[0] < 1.2 and 1.7 < over[1] < 1.9
+
+
 def test_a_kept_plan_is_todays():
     length, layout = 8_192, "fsdp=2,context=4"
     today = long_context.plan_one(length, layout)

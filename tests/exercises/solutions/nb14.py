@@ -10,15 +10,15 @@ def pieces(length, ranks):
 
 
 def states(lengths, ranks, rank):
-    return sum(8 * pieces(length, ranks)[(rank + 1) % ranks] for length in lengths)
-
-
-def own_number(lengths, ranks, rank):
     return sum(8 * pieces(length, ranks)[rank] for length in lengths)
 
 
+def next_piece(lengths, ranks, rank):
+    return sum(8 * pieces(length, ranks)[(rank + 1) % ranks] for length in lengths)
+
+
 def as_one(lengths, ranks, rank):
-    return 8 * pieces(sum(lengths), ranks)[(rank + 1) % ranks]
+    return 8 * pieces(sum(lengths), ranks)[rank]
 
 
 def padded(lengths, ranks, rank):
@@ -95,7 +95,7 @@ def of_the_paper(stage, micro):
 RIGHT = {"14.1": states, "14.2": clip, "14.3": 2, "14.4": psis}
 WRONG = {
     "14.1": [
-        own_number,
+        next_piece,
         as_one,
         padded,
         lambda lengths, ranks, rank: 8 * sum(lengths) / ranks,

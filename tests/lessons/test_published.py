@@ -1,0 +1,27 @@
+"""Lessons 18 and 22: what they say of torchtitan's measurements is what benchmarks/ keeps."""
+
+import pytest
+
+from benchmarks.torchtitan_steps import CARD, ROWS
+from helpers.strategy import large_models
+from helpers.units import GIB, size
+from tests.lessons.cells import markdown_of
+
+
+@pytest.fixture(scope="module")
+def eight():
+    """{whether compiled: the row} of Llama 3.1 8B on eight GPUs."""
+    return {row.compiled: row for row in ROWS if row.layout.ranks == 8 and not row.float8}
+
+
+def test_lesson_18_says_that_the_published_layout_is_too_tight_for_80_gb(eight):
+    text = markdown_of("18")
+    job = large_models.JOBS["8B on 8"]
+    best = large_models.kept()["8B on 8"]["rows"][0]
+    room, need = job.cluster.gpu.memory, best["need"]
+    assert best["layout"] == "fsdp=8" and room - need < GIB / 2  # a hair's breadth
+    assert eight[False].memory * GIB > room  # what was measured does not fit it
+    assert f"{need / GIB:.2f} of the {size(room)} of an H100" in text
+    assert f"reserved {eight[False].memory} GiB there" in text and "96 GB" in CARD.name
+    rate = best["tokens_per_second_per_gpu"]
+    assert f"{rate:,.0f} tokens per second where {eight[False].tokens:,} were measured" in text

@@ -1,0 +1,46 @@
+"""Lesson 14: what its `shard` of a language model sends and keeps, on two ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from tests.forked import forked, results
+from tests.lessons.cells import the_cell
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def told():
+    return results(forked("tests/ranks/sharded.py", the_cell("14", "def shard("), ranks=2))[0]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gathers_in_bf16_send_what_the_page_says(told, tied):
+    """Bytes per parameter, in a ring: gathers of 2 bytes and gradients of 4; DDP sends 8."""
+    assert "(gathers * 2 + 4) * parameters * 3 / 4" in the_cell("14", "gathers in bf16")
+    for stage, gathers in ((2, 1), (3, 2)):
+        assert told[f"{tied} {stage}"]["sent"] == pytest.approx(gathers * 2 + 4, rel=1e-3)
+        assert told[f"{tied} {stage}"]["kept"] == ["torch.float32"]  # shards and gradients
+
+
+def test_tied_embeddings_cannot_be_a_group_of_their_own(told):
+    assert "shared with a parameter already managed by another FSDP group" in told["alone"]
+
+
+def test_a_checkpoint_in_bf16_stays_so_unless_fp32_is_asked_for(tmp_path):
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
+    Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).bfloat16().save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained
+    assert loaded(tmp_path).dtype == torch.bfloat16
+    assert loaded(tmp_path, dtype=torch.float32).dtype == torch.float32
+    assert "dtype=torch.float32" in the_cell("14", "shard(model, mesh=")
+
+
+def test_the_script_does_not_move_the_whole_model_to_the_gpu():
+    text = (ROOT / "scripts" / "fsdp.py").read_text()
+    made = text.index("from_pretrained(")
+    assert ".to(device)" not in text[made : text.index("fully_shard(model")]

@@ -1,0 +1,38 @@
+"""Lesson 24: a model whose text is split in zig-zag must make no mask, as the ring takes none."""
+
+import pytest
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from scripts.context_parallel import positions
+from tests.lessons.cells import the_cell
+
+SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+MODELS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_call_is_causal_and_has_no_mask(name, checkpointing, monkeypatch):
+    config, kind = MODELS[name]
+    model = kind(config(**SIZES, **HEADS, attn_implementation="sdpa")).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    calls, plain = [], functional.scaled_dot_product_attention
+
+    def attend(*given, attn_mask=None, is_causal=False, **more):
+        calls.append((attn_mask is not None, is_causal))
+        return plain(*given, attn_mask=attn_mask, is_causal=is_causal, **more)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
+    mine = positions(0, 2, 16)[None]  # what rank 0 of two has
+    model(mine, position_ids=mine).logits.sum().backward()
+    masked = set(calls)
+    assert masked == ({(True, False)} if checkpointing else {(False, True)})  # what it is for
+    calls.clear()
+    names = {}
+    exec(the_cell("24", "def without_masks("), names)
+    names["without_masks"](model)
+    model(mine, position_ids=mine).logits.sum().backward()
+    assert set(calls) == {(False, True)} and len(calls) >= 2

@@ -1,0 +1,51 @@
+"""Run by test_sharding.py: what lesson 14's `shard` sends and keeps, for a tiny Qwen3."""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from helpers.parallel.comm_meter import CommMeter
+
+lesson = {"torch": torch}
+exec(sys.argv[1], lesson)
+dist.init_process_group("gloo")
+ranks = dist.get_world_size()
+mesh = init_device_mesh("cpu", (ranks,))
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+
+
+def made(tied):
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, tie_word_embeddings=tied))
+
+
+told = {}
+ids = torch.arange(18).view(2, 9)
+for tied in (True, False):
+    for stage in (2, 3):
+        model = made(tied)
+        each = sum(p.numel() for p in model.parameters()) * (ranks - 1) / ranks
+        lesson["shard"](model, mesh=mesh, reshard_after_forward=stage == 3)
+        with CommMeter() as meter:
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+        kept = {str(p.dtype) for p in model.parameters()}
+        kept |= {str(p.grad.dtype) for p in model.parameters()}
+        sent = sum(message.bytes for message in meter.sent) / each
+        told[f"{tied} {stage}"] = {"sent": sent, "kept": sorted(kept)}
+model = made(tied=True)
+try:  # embeddings that are tied to the head, in a group of their own
+    fully_shard(model.model.embed_tokens, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model(input_ids=ids)
+except ValueError as error:
+    told["alone"] = str(error)
+print(f"RESULT {json.dumps(told)}")
+dist.barrier()
+dist.destroy_process_group()
