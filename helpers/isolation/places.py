@@ -28,12 +28,12 @@ class IsolatedFiles:
     """What an isolated process finds.
 
     memory  bytes that it may write, /dev/shm included
-    shared  folders that it really writes to
+    reached folders that it finds as they are, with sockets on which somebody listens; read-only
     hidden  folders that it finds empty, where nothing that it needs lies below
     """
 
     memory: int
-    shared: tuple[str, ...]
+    reached: tuple[str, ...]
     hidden: tuple[str, ...]
 
     def lay_out(self) -> None:
@@ -52,14 +52,14 @@ class _Tree:
         self.places, self.mounts = places, mounts
         self.stage = os.path.realpath(tempfile.gettempdir())
         self.hidden = {path for path in map(os.path.realpath, places.hidden) if _spare(path)}
-        self.shared = {os.path.realpath(path) for path in places.shared}
+        self.reached = {os.path.realpath(path) for path in places.reached}
         self.overlays: dict[str, int] = {}  # the number of the layers of each
         self.refused: OSError | None = None
 
     def build(self) -> None:
         # The stage hides the folder for temporary files: what is covered is opened before.
         self.under = os.open(self.stage, os.O_PATH)
-        self.shares = {path: os.open(path, os.O_PATH) for path in self.shared}
+        reached = {path: os.open(path, os.O_PATH) for path in self.reached}
         options = f"mode=755,size={self.places.memory}"
         system.mount("tmpfs", self.stage, "tmpfs", system.NOSUID | system.NODEV, options)
         self.root = f"{self.stage}/root"
@@ -73,11 +73,15 @@ class _Tree:
         if os.geteuid():
             for path in (os.getcwd(), os.path.expanduser("~"), self.stage):
                 self._own(os.path.realpath(path))
-        for path, handle in self.shares.items():
+        for path in self.hidden:
+            if os.path.isdir(self.root + path):
+                system.mount("tmpfs", self.root + path, "tmpfs", system.NOSUID, "mode=755,size=4k")
+        for path, handle in reached.items():  # an overlay of a socket is another socket
             system.mount(f"/proc/self/fd/{handle}", self.root + path, flags=system.BIND)
+            system.make_read_only(self.root + path)
         self._system()
         system.make_root(self.root)
-        for handle in (self.under, *self.shares.values()):
+        for handle in (self.under, *reached.values()):
             os.close(handle)
 
     def _cover(self, path: str) -> None:
@@ -91,9 +95,12 @@ class _Tree:
         if not self._below(path):
             self._overlay(path, target)
             return
-        found = os.stat(self._real(path))
+        try:
+            found, entries = os.stat(self._real(path)), list(os.scandir(self._real(path)))
+        except OSError:
+            return  # not ours to read: it stays empty
         os.chmod(target, stat.S_IMODE(found.st_mode))
-        for entry in os.scandir(self._real(path)):
+        for entry in entries:
             inner = os.path.join(path, entry.name)
             if entry.is_symlink():
                 os.symlink(os.readlink(entry.path), self.root + inner)
@@ -146,9 +153,8 @@ class _Tree:
             self.overlays[path] = number
         except OSError as error:  # one that takes no overlay can be read
             self.refused = self.refused or error
-            flags = system.BIND | system.RECURSIVE
-            system.mount(f"/proc/self/fd/{lower}", target, flags=flags)
-            system.make_read_only(target)
+            if _is_mounted(f"/proc/self/fd/{lower}", target):
+                system.make_read_only(target)
         finally:
             os.close(lower)
 

@@ -30,7 +30,7 @@ class Unavailable(OSError):
 
 def fork(
     keep: Collection[int] = (),
-    shared: tuple[str, ...] = (),
+    reached: tuple[str, ...] = (),
     hidden: tuple[str, ...] = (),
     memory: int | None = None,
     files: int | None = None,
@@ -38,7 +38,7 @@ def fork(
     """As `os.fork`, with a copy that changes nothing outside itself.
 
     keep    open files, by their descriptors, that the copy keeps; others are cut off from it
-    shared  folders in which it really writes
+    reached folders in which sockets can be reached that somebody outside listens on
     hidden  folders that it finds empty, beside /run
     memory  bytes that one of its processes may write to; without, this machine's memory
     files   bytes of files that it may write; without, a quarter of this machine's memory
@@ -47,7 +47,7 @@ def fork(
     if sys.platform != "linux":
         raise Unavailable("only Linux has them")
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    places = IsolatedFiles(files or whole // SHARE, shared, (*HIDDEN, *hidden))
+    places = IsolatedFiles(files or whole // SHARE, reached, (*HIDDEN, *hidden))
     ours, theirs = socket.socketpair()
     child = os.fork()
     if not child:

@@ -234,15 +234,51 @@ def test_a_submission_sees_no_other_and_writes_nowhere_else(tmp_path):
     write(tmp_path / "other.ipynb", ["x"])
     seen = [
         (1, f"import os\nassert not os.listdir({str(tmp_path)!r})"),
-        (2, f"open({str(ROOT / 'README.md')!r}, 'a')"),
+        (2, f"open({str(ROOT / 'README.md')!r}, 'a').write('x'); 1 / 0"),
         (3, "assert len([p for p in os.listdir('/proc') if p.isdigit()]) < 5"),
         (4, "assert os.system('mount -o remount,rw /') != 0"),
         (5, "open('here', 'w').close(); open(os.environ['TMPDIR'] + '/x', 'w').close()"),
         (6, "assert not [name for name in os.environ if 'TOKEN' in name]"),
+        (7, "assert not os.path.exists('/dev/pts') and not os.listdir('/dev/shm')"),
+        (
+            8,
+            "import socket\ntry: socket.create_connection(('192.0.2.1', 80))\n"
+            "except OSError as error: assert error.errno == 101, error\nelse: assert False",
+        ),
     ]
+    readme = (ROOT / "README.md").read_bytes()
     with sandbox.copy_of_project() as folder:
+        before = sorted(folder.rglob("*"))
         ended = sandbox.run(seen, folder, Limits(seconds=120), [tmp_path])
-    assert ended.errors.keys() == {2} and "Read-only file system" in ended.errors[2]
+        assert set(folder.rglob("*")) - set(before) == {folder / "cells.json"}
+    assert ended.errors == {2: "ZeroDivisionError: division by zero"}
+    assert (ROOT / "README.md").read_bytes() == readme
+
+
+DEEP = "import os\nfor _ in range(3000):\n    os.mkdir('x')\n    os.chdir('x')"
+LIES = (
+    "import os\nfor number in range(3, 200):\n"
+    "    try: os.write(number, b'%s\\n')\n    except OSError: pass"
+)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_deep_tree_and_lies_about_progress_end_no_class(alone, tmp_path, monkeypatch):
+    """Nor do they change what is graded next."""
+    if alone and not sandbox.separate():
+        pytest.skip("this machine allows no namespaces")
+    monkeypatch.setattr(sandbox, "separate", lambda: alone)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lies = [
+        LIES % line
+        for line in ('{"cell": Infinity, "error": "x"}', "[" * 9000, '{"cell": [1]}', "null")
+    ]
+    cells = [*enumerate([*lies, "import shutil; shutil.rmtree('..', True)", DEEP], 1)]
+    for _ in range(2):
+        with sandbox.copy_of_project() as folder:
+            ended = sandbox.run(cells, folder, Limits(seconds=120))
+        assert ended.why is None and ended.status == 0 and ended.cell is None, ended
+        assert not list(tmp_path.iterdir())
 
 
 def test_without_namespaces_nothing_is_left_either(tmp_path, monkeypatch):

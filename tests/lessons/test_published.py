@@ -25,3 +25,11 @@ def test_lesson_18_says_that_the_published_layout_is_too_tight_for_80_gb(eight):
     assert f"reserved {eight[False].memory} GiB there" in text and "96 GB" in CARD.name
     rate = best["tokens_per_second_per_gpu"]
     assert f"{rate:,.0f} tokens per second where {eight[False].tokens:,} were measured" in text
+
+
+def test_lesson_22_says_on_which_gpus_compiling_was_measured(eight):
+    text = markdown_of("22")
+    eager, compiled = eight[False], eight[True]
+    assert f"{compiled.tokens:,} instead of {eager.tokens:,} tokens per second and GPU" in text
+    assert f"in {compiled.memory} instead of {eager.memory} GiB" in text
+    assert "H100s of 96 GB and 500 W" in text and "96 GB" in CARD.name

@@ -22,9 +22,30 @@ def unfinished(folder: Path, name: str) -> Iterator[Path]:
     for path in folder.glob(f"{name}-*"):
         owner = re.match(rf"{re.escape(name)}-(\d+)-", path.name)
         if owner and not psutil.pid_exists(int(owner[1])):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
     made = Path(tempfile.mkdtemp(dir=folder, prefix=f"{name}-{os.getpid()}-"))
     try:
         yield made
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        remove(made)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder with all that it holds, however deep: what can be removed of it."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        # What lies two folders below is brought up by one, until nothing is deep any more.
+        moved = 0
+        while deep := [path for one in _folders(folder) for path in _folders(one)]:
+            for path in deep:
+                moved += 1
+                path.rename(folder / f"{moved}-up")
+            for one in _folders(folder):
+                if not _folders(one):
+                    shutil.rmtree(one, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]

@@ -1,8 +1,8 @@
 """Executes the cells of one submission, in a process of its own that trusts nothing and nobody.
 
 Started by path as `python run_cells.py CELLS PROGRESS`: CELLS is a JSON list of the code cells,
-[number, source] each; to the file PROGRESS a line is added before each cell and after one that
-fails. A cell that fails does not stop the others. What cells print is thrown away.
+[number, source] each; to the open file with the descriptor PROGRESS a line is added before each cell
+and after one that fails. A cell that fails does not stop the others. What cells print is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 def main(cells: str, progress: str) -> None:
     with open(cells, encoding="utf8") as file:
         sources = json.load(file)
-    told = os.open(progress, os.O_WRONLY | os.O_APPEND)
+    told = int(progress)
     sys.path[0] = os.getcwd()  # not this file's folder
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config

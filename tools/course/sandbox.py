@@ -1,9 +1,9 @@
 """A place where one submission runs: a fresh copy of the project, limits, and an end to everything.
 
-On Linux, where user namespaces are allowed, the submission also gets namespaces of its own (by
-util-linux' `unshare`): it sees no process but its own, may write only into its copy (and into
-memory: /dev/shm), and finds the folder of the other submissions empty. The network stays open, as
-does what the teacher's account may read. `separate` says whether this machine allows it.
+Where the system can isolate a process (`helpers.isolation`), the submission also sees no process
+but its own, writes into memory that goes with it, reaches no network, and finds the folder of the
+other submissions empty. What the teacher's account may read it can read. `separate` says whether
+this machine allows it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from helpers import isolation
 from helpers.units import GIB
 from tools.course import ROOT
 from tools.course.leftovers import unfinished
@@ -37,26 +38,13 @@ COPIED = (
     *("requirements.txt", "requirements-data.txt", "requirements-dev.txt"),
 )
 HERE = Path(__file__).parent
+PROGRESS = 2**20  # bytes of notes about its cells that are read
 # What a submission learns of this process's variables: no token of the teacher's is among them.
 PASSED = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
     *("TIGHT_FIT_PROFILE", "TIGHT_FIT_MIRROR", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "CUDA_HOME"),
 )
-# In namespaces of its own: the copy stays writable, everything else becomes read-only, HIDDEN is
-# empty; then every privilege over these namespaces is given up. Mounts that cannot be changed stay.
-ENTER = r"""
-mount --bind "$COPY" "$COPY" || exit 97
-printf "%s" "$HIDDEN" | while IFS= read -r place; do
-  mount -t tmpfs -o size=4k,mode=755 tmpfs "$place" || exit 97
-done || exit 97
-cut -d" " -f5 /proc/self/mountinfo | while IFS= read -r place; do
-  case "$place" in "$COPY"|/proc*|/dev|/dev/*) ;; *) mount -o remount,bind,ro "$place" ;; esac
-done 2>/dev/null
-cd "$COPY/notebooks" || exit 97
-exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
-"""
-UNSHARE = ("unshare", "-U", "-r", "-m", "-p", "-i", "-f", "--mount-proc", "--kill-child")
 
 
 @dataclass(frozen=True)
@@ -105,24 +93,9 @@ def copy_of_project() -> Iterator[Path]:
         yield folder
 
 
-@lru_cache(maxsize=1)
 def separate() -> bool:
-    """Whether submissions get namespaces of their own here."""
-    if sys.platform != "linux" or not all(map(shutil.which, ("unshare", "setpriv", "mount"))):
-        return False
-    with tempfile.TemporaryDirectory(prefix="tight-fit-") as folder:
-        Path(folder, "notebooks").mkdir()
-        environment = {**os.environ, "COPY": folder, "HIDDEN": ""}
-        try:
-            tried = subprocess.run(
-                [*UNSHARE, "sh", "-c", ENTER, "sh", "true"],
-                env=environment,
-                capture_output=True,
-                timeout=30,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return False
-        return tried.returncode == 0
+    """Whether submissions are isolated here."""
+    return isolation.why_not() is None
 
 
 def run(
@@ -133,26 +106,38 @@ def run(
     cells   (number, source) of each code cell
     hidden  folders that the submission should find empty, where that can be had
     """
-    listed, progress = folder / "cells.json", folder / "progress"
+    listed = folder / "cells.json"
     listed.write_text(json.dumps(cells), encoding="utf8")
-    progress.touch()
-    command = [sys.executable, str(HERE / "run_cells.py"), str(listed), str(progress)]
-    if separate():
-        command = [*UNSHARE, "sh", "-c", ENTER, "sh", *command]
+    with tempfile.TemporaryFile() as progress:  # which has no name that a submission could take
+        ended = _supervised(listed, progress.fileno(), folder, limits, hidden)
+        cell, errors = _read(os.pread(progress.fileno(), PROGRESS, 0))
+    return Ended(ended["why"], ended["status"], cell, errors)
+
+
+def _supervised(
+    listed: Path, progress: int, folder: Path, limits: Limits, hidden: Sequence[Path]
+) -> dict[str, Any]:
+    """How the process ended in which the cells ran: {"why": ..., "status": ...}."""
+    alone = separate()
     given = {
         "seconds": limits.seconds,
         "memory": limits.memory,
         "processes": limits.processes,
         "file": limits.file,
         "folder": str(folder),
+        "progress": progress,
+        "alone": alone,
+        "hidden": [str(path) for path in _outermost(hidden, folder)],
     }
+    command = [sys.executable, str(HERE / "run_cells.py"), str(listed), str(progress)]
     supervisor = subprocess.Popen(
         [sys.executable, str(HERE / "supervise.py"), json.dumps(given), *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=folder / "notebooks",
-        env=_environment(folder, hidden),
+        env=_environment(folder, alone),
         start_new_session=True,
+        pass_fds=[progress],
     )
     assert supervisor.stdin is not None and supervisor.stdout is not None
     try:
@@ -163,18 +148,17 @@ def run(
         supervisor.stdout.close()
         supervisor.wait(60)
     try:
-        told = json.loads(out)
+        return json.loads(out)
     except ValueError:
-        told = {"why": "stopped", "status": None}
-    cell, errors = _read(progress)
-    return Ended(told["why"], told["status"], cell, errors)
+        return {"why": "stopped", "status": None}
 
 
-def _environment(folder: Path, hidden: Sequence[Path]) -> dict[str, str]:
+def _environment(folder: Path, alone: bool) -> dict[str, str]:
     temporary = str(folder / "temporary")
     kept = {name: os.environ[name] for name in PASSED if name in os.environ}
     return {
         **kept,
+        **({"HF_HUB_OFFLINE": "1"} if alone else {}),
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
@@ -183,8 +167,6 @@ def _environment(folder: Path, hidden: Sequence[Path]) -> dict[str, str]:
         "TMPDIR": temporary,
         "IPYTHONDIR": temporary,
         "MPLCONFIGDIR": temporary,
-        "COPY": str(folder),
-        "HIDDEN": "".join(f"{path}\n" for path in _outermost(hidden, folder)),
     }
 
 
@@ -201,20 +183,15 @@ def _can_be_hidden(hidden: Path, folder: Path) -> bool:
     return hidden.is_dir() and not any(path.is_relative_to(hidden) for path in needed)
 
 
-def _read(progress: Path) -> tuple[int | None, dict[int, str]]:
+def _read(told: bytes) -> tuple[int | None, dict[int, str]]:
     """The cell that began last, and what failed. The submission may have written anything."""
     cell, errors = None, {}
-    try:
-        with progress.open(encoding="utf8", errors="replace") as file:
-            lines = file.read(2**20).splitlines()
-    except OSError:
-        return None, {}
-    for line in lines:
+    for line in told.decode("utf8", "replace").splitlines():
         try:
             note = json.loads(line)
             cell = note["cell"]
             if "error" in note:
                 errors[int(cell)] = str(note["error"])[:300]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
             continue
     return cell if isinstance(cell, int) else None, errors

@@ -1,9 +1,10 @@
 """Runs one command with limits and ends all that it started, grandchildren in own sessions too.
 
 Started by path as `python supervise.py LIMITS COMMAND...`, where LIMITS is a JSON object: seconds,
-bytes of memory of all processes together, number of processes, and bytes of a file. Prints one JSON
-object when everything has ended: why, and the exit status. When its own stdin closes, because the
-program that started it is gone, everything ends as well.
+bytes of memory of all processes together, number of processes, bytes of files that it writes, the
+descriptor of the file for its progress, whether it runs isolated (`alone`), and which folders it
+then finds empty. Prints one JSON object when everything has ended: why, and the exit status. When
+its own stdin closes, because the program that started it is gone, everything ends as well.
 
 On Linux this process becomes the parent of every orphan among its descendants, so that a process
 that left its group and its session is still found.
@@ -18,7 +19,6 @@ import resource
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
@@ -33,17 +33,9 @@ def main(limits: dict, command: list[str]) -> dict:
     """Run the command to its end, or to a limit. Gives {"why": ..., "status": ...}."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(ORPHANS_COME_TO_ME, 1, 0, 0, 0)
-    started = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: _limit(limits),
-    )
-    why = None
-    while why is None and process.poll() is None:
+    started, why, status = time.monotonic(), None, None
+    child = _start(limits, command)
+    while why is None and status is None:
         gone, _, _ = select.select([sys.stdin], [], [], TICK)
         if gone and not sys.stdin.buffer.read1(1):
             why = "stopped"
@@ -51,8 +43,38 @@ def main(limits: dict, command: list[str]) -> dict:
             why = "time"
         else:
             why = _too_much(limits)
-    _end_all(process)
-    return {"why": why, "status": process.returncode}
+        ended, code = os.waitpid(child, os.WNOHANG)
+        status = code if ended else None
+    ended = _end_all(child)
+    return {"why": why, "status": _status(status if status is not None else ended)}
+
+
+def _start(limits: dict, command: list[str]) -> int:
+    """The process that becomes the command, with nothing of this one but its progress."""
+    if limits["alone"]:
+        from helpers import isolation
+
+        child = isolation.fork(
+            keep=[limits["progress"]],
+            reached=(os.path.join(limits["folder"], "exercises"),),
+            hidden=tuple(limits["hidden"]),
+            memory=limits["memory"],
+            files=limits["file"],
+        )
+    else:
+        child = os.fork()
+    if child:
+        return child
+    try:
+        if not limits["alone"]:
+            os.setsid()
+            _limit(limits)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        os.execv(command[0], command)
+    finally:
+        os._exit(127)
 
 
 def _limit(limits: dict) -> None:
@@ -61,6 +83,14 @@ def _limit(limits: dict) -> None:
     # Memory that is written to, of one process: what a library only reserves does not count.
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_DATA, (limits["memory"], limits["memory"]))
+
+
+def _status(code: int | None) -> int | None:
+    """The exit status of the command, negative for a signal; an isolated one gives 128 + signal."""
+    if code is None:
+        return None
+    status = os.waitstatus_to_exitcode(code)
+    return 128 - status if 128 < status < 193 else status
 
 
 def _too_much(limits: dict) -> str | None:
@@ -81,39 +111,32 @@ def _too_much(limits: dict) -> str | None:
     return None
 
 
-def _end_all(process: subprocess.Popen) -> None:
-    """Kill the group, then whatever is left among the descendants, until none is."""
+def _end_all(child: int) -> int | None:
+    """Kill the group, then whatever is left among the descendants, until none is.
+
+    Gives how the child ended, None where that was known before.
+    """
     try:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
+    status = None
     until = time.monotonic() + 10
     while time.monotonic() < until:
         left = psutil.Process().children(recursive=True)
-        for child in left:
+        for one in left:
             try:
-                child.kill()
+                one.kill()
             except psutil.Error:
                 pass
-        if process.poll() is None:
-            process.kill()
-        if not _reap(process) and not left:
-            return
-        time.sleep(0.02)
-
-
-def _reap(process: subprocess.Popen) -> bool:
-    """Whether there are children; those that ended are taken leave of."""
-    process.poll()
-    while True:
         try:
-            ended, status = os.waitpid(-1, os.WNOHANG)
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                status = ended[1] if ended[0] == child else status
         except ChildProcessError:
-            return False
-        if not ended:
-            return True
-        if ended == process.pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
+            if not left:
+                break
+        time.sleep(0.02)
+    return status
 
 
 if __name__ == "__main__":
