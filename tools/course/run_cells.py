@@ -1,8 +1,8 @@
 """Executes the cells of one submission, in a process of its own that trusts nothing and nobody.
 
 Started by path as `python run_cells.py CELLS PROGRESS`: CELLS is a JSON list of the code cells,
-[number, source] each; to the open file with the descriptor PROGRESS a line is added before each cell
-and after one that fails. A cell that fails does not stop the others. What cells print is lost.
+[number, source] each; to the open file with the descriptor PROGRESS a line is added before each
+cell and after one that fails. A cell that fails does not stop the others. What cells print is lost.
 """
 
 from __future__ import annotations
