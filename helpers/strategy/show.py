@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from helpers.fields.settings import StepSettings
 from helpers.gpus import GPU, as_gpu
 from helpers.memory.timeline import Plan
 from helpers.plan.custom_step import CustomStepPlan
 from helpers.plan.planner import plan
-from helpers.recipe import Recipe, StepSettings
+from helpers.recipe import Recipe
 from helpers.tables import Table
 from helpers.timing.kernel_time import constants
 from helpers.timing.specs import has_arithmetic
