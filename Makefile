@@ -149,7 +149,7 @@ notebooks: $(NEEDS)
 
 plans: $(NEEDS)
 	@$(PY) -m helpers.strategy
-	@$(PY) -m helpers.plan.ship
+	@$(PY) -m tight_fit.command.ship
 
 badges: $(NEEDS)
 	@$(COURSE) badges
@@ -177,4 +177,4 @@ bundle: $(NEEDS)
 
 clean:
 	@rm -rf build .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
-	@find helpers exercises benchmarks tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find tight_fit helpers by_hand exercises benchmarks tools tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from helpers.commands.wrapper import run
+from tight_fit.command.wrapper import run
 
 NAME = "python -m benchmarks"
 

@@ -25,14 +25,14 @@ import torch
 from benchmarks import other_estimators, published_peaks, torchtitan_steps
 from helpers import frameworks, memory, models, train
 from helpers.data import Encoded
-from helpers.model_changes import as_if_real
-from helpers.optimizers import make_optimizer
-from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.planner import fake_batch, plan
 from helpers.recipe import Recipe, replace
-from helpers.step import train_step
 from helpers.tables import Table
-from helpers.torch_private import FakeTensorMode
+from tight_fit.techniques.model_changes import as_if_real
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
+from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_tensors import FakeValues
 
 FULL = {
     "DeBERTa-v3-base, 16 × 256": Recipe(profile="full", batch_size=16, length=256),

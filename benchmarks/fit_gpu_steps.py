@@ -26,11 +26,11 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from benchmarks.timm_steps import read_trace
-from helpers.commands.wrapper import run as run_command
-from helpers.timing import kernel_time
-from helpers.timing.kernel_time import constants, kernel_seconds
-from helpers.timing.op import Op
-from helpers.timing.specs import SPECS
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.gpus.specs import SPECS
+from tight_fit.kernels import kernel_time
+from tight_fit.kernels.kernel_time import constants, kernel_seconds
+from tight_fit.kernels.op import Op
 
 PREFIX = re.compile(r"^(tf|gluon|ssl|swsl|ig|jx|legacy|adv|ens|tv|gc|gcr|dm|ese|seresnextaa)_")
 # (where in constants.json's "shared", guess, most it may become)
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("kernels", type=Path)
     parser.add_argument("--evaluations", type=int, default=1500)
     parser.add_argument(
-        "--write", action="store_true", help="write helpers/timing/constants.json anew"
+        "--write", action="store_true", help="write tight_fit/kernels/constants.json anew"
     )
     given = parser.parse_args()
     steps = read(given.steps, given.folder)

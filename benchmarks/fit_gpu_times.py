@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from helpers.commands.wrapper import run as run_command
-from helpers.timing import kernel_time
-from helpers.timing.kernel_time import moving_seconds, tiled_seconds
-from helpers.timing.specs import MEASURED, SPECS
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.gpus.specs import MEASURED, SPECS
+from tight_fit.kernels import kernel_time
+from tight_fit.kernels.kernel_time import moving_seconds, tiled_seconds
 
 NAMES = {
     "Tesla T4": "T4",
@@ -204,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kernels", type=Path)
     parser.add_argument(
-        "--write", action="store_true", help="write helpers/timing/constants.json anew"
+        "--write", action="store_true", help="write tight_fit/kernels/constants.json anew"
     )
     given = parser.parse_args()
     kernels = pd.read_parquet(given.kernels)

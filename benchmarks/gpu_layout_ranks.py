@@ -19,8 +19,8 @@ from helpers.memory.measurement import MEASURED, WARM_UP
 from helpers.parallel.layout import Parallel
 from helpers.parallel.rank import Rank, grid
 from helpers.recipe import Recipe
-from helpers.step import Batch, tensor_cores
 from helpers.strategy.plan_ranks import ModelShape
+from tight_fit.techniques.step import Batch, tensor_cores
 
 TIMED = 10  # steps, and messages, whose median counts
 LARGE, SMALL = 2**28, 4  # bytes of the all-reduces that measure the link

@@ -14,15 +14,15 @@ from pathlib import Path
 from benchmarks.apart import last_object
 from benchmarks.proof import Step
 from benchmarks.room import has_room
-from helpers import gpus
-from helpers.memory.timeline import Plan
 from helpers.parallel.launcher import RankFailed, launch
 from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe, replace
 from helpers.strategy.plan_ranks import ParallelPlan, plan_parallel
-from helpers.strategy.step_time import BEGIN, Link
 from helpers.strategy.techniques import MODELS
-from helpers.timing.specs import of_device
+from tight_fit import gpus
+from tight_fit.gpus.specs import of_device
+from tight_fit.layouts.seconds import BEGIN, Link
+from tight_fit.memory.plan import Plan
 
 SCRIPT = Path(__file__).with_name("gpu_layout_ranks.py")
 # Seconds of work of one step: about a minute to plan it, two for the ranks. A call of `make record`

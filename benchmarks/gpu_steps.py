@@ -29,13 +29,13 @@ from benchmarks.measure_step import measure
 from benchmarks.measured_steps import LARGE, Case, cases, other_estimates
 from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
 from benchmarks.room import has_room
-from helpers import gpus
-from helpers.commands.wrapper import run
-from helpers.packages.here import missing as not_installed
 from helpers.plan.for_record import seconds_on
 from helpers.plan.planner import plan
 from helpers.profile import environment
 from helpers.recipe import Recipe, difference
+from tight_fit import gpus
+from tight_fit.command.wrapper import run
+from tight_fit.packages import missing as not_installed
 
 SECONDS = 40.0  # that must be left for another step to begin
 LIMIT = 300.0  # seconds of work of a step on one GPU; that of two GPUs is gpu_layouts.TIME_LIMIT

@@ -4,7 +4,7 @@
 
 steps.csv holds the published times as `benchmarks.fit_gpu_steps` takes them, FOLDER what
 `benchmarks.timm_steps` traced. Writes benchmarks/data/timm_rtx3090.csv, which the table and the
-tests read, and the intervals in helpers/timing/constants.json.
+tests read, and the intervals in tight_fit/kernels/constants.json.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 from benchmarks.fit_gpu_steps import family
 from benchmarks.published_times import DATA, Row, by_flops, neusight, qwen, roofline, timm
 from benchmarks.timm_steps import read_trace
-from helpers.commands.wrapper import run as run_command
-from helpers.timing import kernel_time
-from helpers.timing.kernel_time import constants
-from helpers.timing.specs import SPECS
-from helpers.timing.step_seconds import seconds
-from helpers.timing.trace_ops import TracedOps
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.gpus.specs import SPECS
+from tight_fit.kernels import kernel_time
+from tight_fit.kernels.kernel_time import constants
+from tight_fit.kernels.step_seconds import seconds
+from tight_fit.kernels.trace_ops import TracedOps
 
 TRANSFORMERS = set(
     "beit cait coat convit crossvit deit levit nest pit swin swinv tnt twins visformer vit volo"

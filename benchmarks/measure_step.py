@@ -36,11 +36,11 @@ from torch.profiler import ProfilerActivity, profile
 from helpers import models
 from helpers.memory.cleanup import release
 from helpers.memory.measurement import MEASURED, SCALES, WARM_UP
-from helpers.memory.tracker import steady_memory
-from helpers.optimizers import make_optimizer, make_scaler, states
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe, replace
-from helpers.step import Batch, tensor_cores, train_step
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler, states
+from tight_fit.techniques.step import Batch, tensor_cores, train_step
+from tight_fit.trace.tracker import steady_memory
 
 T = TypeVar("T")
 LEAST_TIMED, MOST_TIMED = 5, 50  # steps whose seconds are measured on a GPU

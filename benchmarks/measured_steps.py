@@ -30,17 +30,18 @@ from benchmarks.apart import last_object
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
 from benchmarks.room import MEMORY_FRACTION, has_room
-from helpers import gpus, models, record
-from helpers.commands.arguments import new_folder, whole_number
-from helpers.commands.wrapper import run as run_command
-from helpers.memory.timeline import Plan
-from helpers.plan.hf_plan import ModelStep
+from helpers import models, record
 from helpers.plan.planner import plan
 from helpers.profile import environment, usable_cuda
 from helpers.recipe import Recipe, replace
 from helpers.strategy import ladder
 from helpers.strategy.techniques import MODELS, TECHNIQUES
-from helpers.units import size
+from tight_fit import gpus
+from tight_fit.command.arguments import new_folder, whole_number
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.memory.plan import Plan
+from tight_fit.plans.model import ModelStep
+from tight_fit.units import size
 
 # Beside the techniques of `helpers.strategy.techniques`: {name: fields of the recipe that change}.
 MORE: dict[str, dict] = {

@@ -16,10 +16,10 @@ import transformers
 from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.fake_tensors import FakeValues
-from helpers.timing.trace_ops import TracedOps, TraceOps
-from helpers.torch_private import FakeTensorMode
+from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_tensors import FakeValues
 
 
 def _gpt(vocabulary: int, width: int, layers: int, heads: int, positions: int):

@@ -22,13 +22,14 @@ import torch
 import transformers
 from transformers import AutoModel, PretrainedConfig
 
-from helpers import model_changes, models
-from helpers.commands.wrapper import run as run_command
-from helpers.plan import hf_config
-from helpers.plan.hf_plan import ModelStep, measured, plan_model_step
+from helpers import models
 from helpers.recipe import Recipe
 from helpers.tables import Table
-from helpers.units import size
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.models import config as hf_config
+from tight_fit.plans.model import ModelStep, measured, plan_model_step
+from tight_fit.techniques import model_changes
+from tight_fit.units import size
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 2000,

@@ -21,12 +21,12 @@ from transformers.initialization import no_init_weights
 
 from benchmarks.neusight_steps import ATTENTION, MODELS
 from helpers.parallel.layout import Parallel
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.fake_tensors import FakeValues
-from helpers.strategy.step_time import StepTime, step
-from helpers.timing.op import BACKWARD, FORWARD, OPTIMIZER, Op
-from helpers.timing.trace_ops import TracedOps, TraceOps
-from helpers.torch_private import FakeTensorMode
+from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
+from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.layouts.seconds import StepTime, step
+from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_tensors import FakeValues
 
 LENGTH, EXAMPLES, RANKS = 1024, 4, 4
 GPU, LINK = "A100-40GB", "NVLink 3"

@@ -20,10 +20,10 @@ import time
 import warnings
 from collections.abc import Sequence
 
-from helpers.commands.wrapper import run
-from helpers.plan.hf_config import read
-from helpers.plan.hf_plan import ModelStep, trace_model_step
 from helpers.tables import Table
+from tight_fit.command.wrapper import run
+from tight_fit.models.config import read
+from tight_fit.plans.model import ModelStep, trace_model_step
 
 ROUNDS = 3
 PLANS: dict[str, tuple[str, dict]] = {
@@ -84,7 +84,7 @@ def commands() -> Table:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             begin = time.perf_counter()
             done = subprocess.run(
-                [sys.executable, "-m", "helpers.plan", *typed.split()],
+                [sys.executable, "-m", "tight_fit", *typed.split()],
                 env=environment,
                 capture_output=True,
                 text=True,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers import record
-from helpers.files import replace_all
 from helpers.recipe import Recipe, difference
 from helpers.tables import Table
-from helpers.units import MIB, size
+from tight_fit.files import replace_all
+from tight_fit.units import MIB, size
 
 FOLDER = record.RESULTS / "steps"
 

@@ -41,15 +41,16 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from helpers import model_changes, models
-from helpers.commands.wrapper import run as run_command
-from helpers.gpus import GPU, find
-from helpers.memory.allocator import AllocatorPeaks
-from helpers.plan.custom_step import CustomStepPlan, plan_custom_step
+from helpers import models
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe
 from helpers.tables import Table
-from helpers.units import GIB, size
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.gpus import GPU, find
+from tight_fit.memory.allocator import AllocatorPeaks
+from tight_fit.plans.own_step import CustomStepPlan, plan_custom_step
+from tight_fit.techniques import model_changes
+from tight_fit.units import GIB, size
 
 Setup = Callable[[], tuple[list, Callable[[], None]]]
 T4, A10 = find("T4"), GPU("A10", 24 * GIB, (8, 6))

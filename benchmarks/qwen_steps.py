@@ -16,11 +16,11 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.initialization import no_init_weights
 
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.custom_step import plan_custom_step
 from helpers.recipe import Recipe
-from helpers.timing.op import OPTIMIZER
-from helpers.timing.trace_ops import TracedOps
+from tight_fit.kernels.op import OPTIMIZER
+from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.trace.cuda_kernels import CudaKernels
 
 VOCABULARY = 151936
 MICRO_BATCHES = 8

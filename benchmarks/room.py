@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from helpers.memory.timeline import Plan
 from helpers.strategy.plan_ranks import ParallelPlan
+from tight_fit.memory.plan import Plan
 
 MEMORY_FRACTION = 0.8  # of the machine's memory, which plans may fill
 

@@ -28,13 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers.commands.arguments import new_folder
-from helpers.commands.wrapper import run as run_command
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.fake_tensors import FakeValues
-from helpers.timing.op import Op
-from helpers.timing.trace_ops import TracedOps, TraceOps
-from helpers.torch_private import DynamicOutputShapeException, FakeTensorMode
+from tight_fit.command.arguments import new_folder
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.kernels.op import Op
+from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.torch_private import DynamicOutputShapeException, FakeTensorMode
+from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_tensors import FakeValues
 
 
 def import_timm():

@@ -28,17 +28,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.commands.wrapper import run
-from helpers.gpus import GPU
-from helpers.parallel.model_layout import Layout
-from helpers.plan import hf_config
-from helpers.strategy.cluster import Cluster
 from helpers.strategy.large_models import LLAMA_70B
-from helpers.strategy.layout_facts import axes_of
-from helpers.strategy.plan_layout import plan_layout
 from helpers.tables import Table
-from helpers.timing.specs import described
-from helpers.units import GIB
+from tight_fit.command.wrapper import run
+from tight_fit.gpus import GPU
+from tight_fit.gpus.specs import described
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.facts import axes_of
+from tight_fit.layouts.layout import Layout
+from tight_fit.layouts.plan import plan_layout
+from tight_fit.models import config as hf_config
+from tight_fit.units import GIB
 
 PLANNED = Path(__file__).parent / "data" / "torchtitan.json"
 SOURCE = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"

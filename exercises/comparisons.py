@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from by_hand.transport import threads
 from helpers import recipe
-from helpers.parallel.transport import threads
-from helpers.values import plain
+from tight_fit.checks import plain
 
 __all__ = ["close", "same", "agree", "only_changes", "over_ranks", "whole_number", "letters"]
 

@@ -9,7 +9,7 @@ from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
-from helpers.units import GIB
+from tight_fit.units import GIB
 
 GPU = "T4"
 TEXT = Recipe("deberta", profile="full", batch_size=16, length=256, accumulation=4)

@@ -12,7 +12,7 @@ from torch import nn
 from exercises.check import exercise
 from exercises.comparisons import close, same
 from exercises.handout import observe
-from helpers.values import plain
+from tight_fit.checks import plain
 
 WEIGHT, MANTISSA = 0.3, 7  # of exercise 1: bf16's bits
 TAIL = 0.05  # of exercise 4: largest relative error

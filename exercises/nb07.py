@@ -13,7 +13,7 @@ from exercises.handout import observe
 from helpers import models
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
-from helpers.torch_private import FakeTensorMode
+from tight_fit.torch_private import FakeTensorMode
 
 LARGE = Recipe("deberta-large", profile="full", lora_rank=16)
 BASE = Recipe("deberta", profile="full", batch_size=16, length=256)

@@ -6,11 +6,11 @@ import random
 
 import torch
 
+from by_hand.collectives import ring_all_reduce
+from by_hand.transport import Transport, threads
 from exercises.check import exercise
 from exercises.comparisons import agree, close, over_ranks, same
 from exercises.handout import observe
-from helpers.parallel.collectives import ring_all_reduce
-from helpers.parallel.transport import Transport, threads
 
 Events = list[tuple[str, int]]
 

@@ -8,12 +8,12 @@ import random
 import torch
 from torch import nn
 
+from by_hand.transport import threads
+from by_hand.zero import Zero
 from exercises.check import exercise
 from exercises.comparisons import agree, close, over_ranks, same
 from exercises.handout import observe
 from helpers.models import empty
-from helpers.parallel.transport import threads
-from helpers.parallel.zero_by_hand import Zero
 from helpers.recipe import Recipe
 
 
@@ -150,7 +150,7 @@ def _(answer):
 
 def _no_better() -> int:
     """Dealt out as ZeroRedundancyOptimizer does, for the real model's tensors."""
-    from helpers.torch_private import FakeTensorMode
+    from tight_fit.torch_private import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         sizes = sorted(

@@ -6,8 +6,8 @@ import random
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close
-from helpers.parallel.schedules import Action, Schedule, naive, one_f_one_b, pipedream, simulate
-from helpers.values import plain
+from tight_fit.checks import plain
+from tight_fit.layouts.schedules import Action, Schedule, naive, one_f_one_b, pipedream, simulate
 
 
 @exercise(

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from by_hand.exchange import Ring
+from by_hand.tensor import MLP
+from by_hand.transport import Transport, threads
 from exercises.check import exercise
 from exercises.comparisons import agree, close, over_ranks, same
 from exercises.handout import observe
-from helpers.parallel.exchange import Ring
-from helpers.parallel.tensor_by_hand import MLP
-from helpers.parallel.transport import Transport, threads
 
 
 @exercise(

@@ -11,9 +11,9 @@ from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
 from helpers.strategy.candidate import Candidate
 from helpers.strategy.choose import SCENARIOS, choose
-from helpers.strategy.step_time import Link
-from helpers.units import span
-from helpers.values import plain
+from tight_fit.checks import plain
+from tight_fit.layouts.seconds import Link
+from tight_fit.units import span
 
 SPREAD = Parallel(data=16)  # over both machines
 STAGED = Parallel(data=8, pipeline=2)  # a machine per stage

@@ -12,7 +12,7 @@ from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy.ladder import START
-from helpers.units import size
+from tight_fit.units import size
 
 SHORT = Recipe("deberta", profile="full", batch_size=2, length=32)
 LONG = Recipe("deberta", profile="full", batch_size=16, length=256, precision="bf16", lora_rank=8)

@@ -6,7 +6,7 @@ import random
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close
-from helpers.values import IGNORE
+from tight_fit.checks import IGNORE
 
 
 @exercise(

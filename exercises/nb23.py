@@ -10,8 +10,8 @@ from torch import nn
 from exercises.check import exercise
 from exercises.comparisons import close
 from exercises.handout import observe
-from helpers.units import GIB, MIB
-from helpers.values import plain
+from tight_fit.checks import plain
+from tight_fit.units import GIB, MIB
 
 PARAMETERS = 8.19e9  # of exercise 1
 MESSAGE = (

@@ -7,7 +7,7 @@ import random
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close
-from helpers.values import plain
+from tight_fit.checks import plain
 
 SAVE, BETWEEN = 40, 20 * 3600  # seconds, of exercise 1
 

@@ -1,15 +1,21 @@
-"""What the notebooks share: recipes, data, models, training, planning, measuring and plots."""
+"""What the notebooks share: recipes, data, models, training, measuring, tables and plots.
 
-import logging
-from importlib import import_module
+The planner is the package `tight_fit`, which this one imports and which imports nothing of it.
+"""
 
-__version__ = "0.2.0.dev0"  # the only place of the version; CHANGELOG.md says what is in it
+import tight_fit
+from helpers import moved
 
-# When bitsandbytes is imported, it warns that some CPUs lack a kernel for 4-bit products. Nothing
-# here needs that kernel.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+__version__ = tight_fit.__version__
+moved.watch()
+
+
+def __getattr__(name: str):
+    if f"{__name__}.{name}" in moved.PLACES:
+        moved.refuse(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell) -> None:
-    """`%load_ext helpers`: the magic `%%plan`, which plans a cell's training."""
-    shell.register_magics(import_module(f"{__name__}.script.magic").PlanMagics)
+    """`%load_ext helpers` was the magic's name. Raises ImportError, in one sentence."""
+    raise ImportError("The magic %%plan is loaded by %load_ext tight_fit today.")

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from helpers import models
 from helpers.data import Encoded
-from helpers.fields.techniques import check_ordinary
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe
-from helpers.step import cross_entropy_sum, learning_rate, loss_sum
 from helpers.train import rows_of_step
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.rules import check_ordinary
+from tight_fit.techniques.step import cross_entropy_sum, learning_rate, loss_sum
 
 
 class MicroBatchSampler(Sampler):

@@ -18,14 +18,14 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from helpers import hub, model_changes
-from helpers.language.chunked_loss import put_in_chunks
-from helpers.language.targets import targets_of
-from helpers.model_changes import Recompute, as_if_real, quiet
-from helpers.packages.here import needs
 from helpers.recipe import Recipe
-from helpers.techniques import base_weights
-from helpers.techniques.compiled import compiled
+from tight_fit.models import hub
+from tight_fit.packages import needs
+from tight_fit.techniques import base_weights, model_changes
+from tight_fit.techniques.chunked_loss import put_in_chunks
+from tight_fit.techniques.compiled import compiled
+from tight_fit.techniques.model_changes import Recompute, as_if_real, quiet
+from tight_fit.techniques.targets import targets_of
 
 if TYPE_CHECKING:
     from helpers.data import Pixels

@@ -17,14 +17,15 @@ import tomllib
 import warnings
 from pathlib import Path
 
-from helpers import gpus
-from helpers.packages import cells, needs
+from helpers.packages import cells
 from helpers.packages.install import install
 from helpers.packages.required import installed, problems
+from tight_fit import gpus
+from tight_fit.packages import needs
 
-__all__ = ["FOLDED", "first_cell", "needs", "repository", "say", "setup"]
+__all__ = ["FOLDED", "first_cell", "home", "needs", "repository", "say", "setup"]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = home = Path(__file__).resolve().parent.parent  # the course's folder
 # The environment variables that Colab and Kaggle set in their own kernels.
 HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")
 # No notebook runs without these.
@@ -43,35 +44,23 @@ FOLDED = {
     "_kg_hide-input": True,
 }
 LIBRARIES = r"(accelerate|bitsandbytes|datasets|deepspeed|lightning|peft|torch|transformers)\b"
+# An unpacking that was broken off lacks the file that it looks for, one of the last of a zip.
 FIRST_CELL = """\
 #@title Find the course's files, then check this machine
-import os, sys
-from pathlib import Path
-
-here, attached = Path.cwd(), Path("../input")  # on Kaggle, data sets are attached there
-places = [here, *here.parents, *here.glob("*")]
-places += [place for depth in ("*", "*/*", "*/*/*") for place in attached.glob(depth)]
-files = ("helpers/recipe.py", "requirements.txt")  # a copy that is not whole lacks one of them
-course = [place for place in places if all(os.path.isfile(place / file) for file in files)]
-{fetch}if not course:
-    raise RuntimeError(
-        "The course's files are not here: unpack its zip beside this notebook (Colab: upload it "
-        "under Files, then `!unzip -q NAME.zip`; Kaggle: attach it as a data set), then run again."
-    )
-home = course[0].resolve()
-sys.path.insert(0, str(home))
-
-from helpers import notebook_setup
-
-notebook_setup.setup()"""
+import glob, os, sys
+places = ("", "../", "../../", "*/", "../input/*/", "../input/*/*/", "../input/*/*/*/")
+files = [file for place in places for file in glob.glob(place + "tight_fit/units.py")]
+{fetch}if not files:
+    raise FileNotFoundError("Unpack the course's zip beside this notebook (Kaggle: attach it).")
+sys.path.insert(0, os.path.abspath(files[0] + "/../.."))
+from helpers.notebook_setup import home, setup; setup()"""
 # Only where the project has an address. Git removes what it could not fetch whole.
 FETCH = """\
-if not course:
+if not files:
     import subprocess
-
     fetch = ["git", "clone", "--quiet", "--depth", "1", "{repository}", "{name}"]
     try:
-        course = [here / "{name}"] if subprocess.run(fetch, timeout=300).returncode == 0 else []
+        files = ["{name}/tight_fit/units.py"] if not subprocess.call(fetch, timeout=300) else []
     except (OSError, subprocess.TimeoutExpired):
         pass  # there is no git, or no network that answers
 """
@@ -201,7 +190,8 @@ def complain() -> list[str]:
 
 
 def _hub_has_weights() -> bool:
-    from helpers import hub, models
+    from helpers import models
+    from tight_fit.models import hub
 
     return hub.available("model", models.REPOS["deberta"]) is not None
 

@@ -28,8 +28,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from helpers.memory.described import numbers
-from helpers.memory.told_apart import told_apart
+from tight_fit.command.alt_text import numbers
+from tight_fit.command.told_apart import told_apart
 
 try:
     import ipywidgets

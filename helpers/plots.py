@@ -10,11 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from helpers.memory.described import DescribedFigure, closed, described
 from helpers.memory.figures import categories, timeline
-from helpers.memory.told_apart import COLOURS
 from helpers.record import Run
-from helpers.values import series, whole
+from tight_fit.checks import series, whole
+from tight_fit.command.alt_text import DescribedFigure, closed, described
+from tight_fit.command.told_apart import COLOURS
 
 __all__ = ["COLOURS", "LINES", "bars", "categories", "described", "losses", "style", "timeline"]
 

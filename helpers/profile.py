@@ -14,13 +14,15 @@ from pathlib import Path
 import torch
 import transformers
 
-from helpers import gpus, hub, models
+from helpers import models
 from helpers.data import offline
 from helpers.data.images import CIFAR10_REPO
 from helpers.data.text import NEWSGROUPS_REPO
 from helpers.recipe import DATASETS, MODELS, Recipe
-from helpers.units import GIB, size
-from helpers.values import PROFILES
+from tight_fit import gpus
+from tight_fit.checks import PROFILES
+from tight_fit.models import hub
+from tight_fit.units import GIB, size
 
 VARIABLE = "TIGHT_FIT_PROFILE"
 # Bytes of a GPU below which the mini models run: by plan a step of DeBERTa-v3-base with 16 examples

@@ -9,8 +9,7 @@ import difflib
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from helpers.fields.techniques import check_techniques_of
-from helpers.values import (
+from tight_fit.checks import (
     DATASETS,
     LENGTH,
     MODELS,
@@ -20,6 +19,7 @@ from helpers.values import (
     of_type,
     shown,
 )
+from tight_fit.techniques.rules import check_techniques_of
 
 __all__ = ["Recipe", "replace", "difference", "MODELS", "DATASETS"]
 

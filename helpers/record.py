@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from helpers import gpus, memory
+from helpers import memory
 from helpers.plan.for_record import for_record
 from helpers.plan.out_of_memory import or_explain
 from helpers.profile import environment
 from helpers.recipe import Recipe
 from helpers.storage import run_fields
 from helpers.train import TrainResult, encoded, evaluate, fit
-from helpers.values import of_type, shown
+from tight_fit import gpus
+from tight_fit.checks import of_type, shown
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from helpers.memory.timeline import Plan
 from helpers.recipe import difference
 from helpers.record import Run, missing, read
-from helpers.units import duration, number, size
-from helpers.values import each_of_type, of_type
+from tight_fit.checks import each_of_type, of_type
+from tight_fit.memory.plan import Plan
+from tight_fit.units import duration, number, size
 
 
 class Table:

@@ -13,19 +13,19 @@ import torch
 from transformers import PreTrainedModel
 
 from helpers import checkpoint as checkpoints
-from helpers import data, gpus, models
+from helpers import clock, data, models
 from helpers.checkpoint import Diverged
 from helpers.data import Encoded, batches_of, batching, check_words
 from helpers.data.chat import right_answers
 from helpers.data.steps import WINDOW, rows_of_step
-from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe
-from helpers.step import autocast, learning_rate, tensor_cores, train_step
 from helpers.storage import folder as folders
 from helpers.storage import optimizer_state
-from helpers.techniques.compiled import not_compiled
-from helpers.timing import clock
-from helpers.values import function, of_type, whole
+from tight_fit import gpus
+from tight_fit.checks import function, of_type, whole
+from tight_fit.techniques.compiled import not_compiled
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.step import autocast, learning_rate, tensor_cores, train_step
 
 __all__ = ["WINDOW", "Diverged", "TrainResult", "encoded", "evaluate", "fit", "rows_of_step"]
 

@@ -3,7 +3,7 @@
 from itertools import combinations, product
 
 from helpers.recipe import Recipe
-from helpers.values import PRECISIONS
+from tight_fit.checks import PRECISIONS
 
 VALUES = {
     "model": ("deberta", "vit", "decoder"),

@@ -23,7 +23,7 @@ IMPORTS = [
     "helpers.train",
     "helpers.parallel.rank",
     "helpers.strategy.plan_ranks",
-    "helpers.strategy.plan_layout",
+    "tight_fit.layouts.plan",
     "tests.core.test_frameworks",
 ]
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,9 @@ makes it anew, by drawing many recipes at random and taking the one with most ne
 import random
 from itertools import combinations
 
-from helpers.fields.techniques import ATTENTIONS, BASES, LORA_TARGETS, LOSSES, OFFLOADS
 from helpers.recipe import Recipe
-from helpers.values import OPTIMIZERS, PRECISIONS
+from tight_fit.checks import OPTIMIZERS, PRECISIONS
+from tight_fit.techniques.rules import ATTENTIONS, BASES, LORA_TARGETS, LOSSES, OFFLOADS
 
 OLDER = {
     "model": ("vit", "deberta", "decoder"),

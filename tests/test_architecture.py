@@ -8,35 +8,43 @@ layers, one circle of seven modules, six imports that reached up, and no core th
 """
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from helpers.plan import question
+from helpers import moved
 from tests import durations
+from tight_fit.command import question
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("helpers", "exercises", "benchmarks", "tools")
+PACKAGES = ("tight_fit", "helpers", "by_hand", "exercises", "benchmarks", "tools")
+ROOMS = (
+    "isolation",
+    "gpus",
+    "techniques",
+    "kernels",
+    "trace",
+    "memory",
+    "models",
+    "plans",
+    "layouts",
+    "search",
+    "script",
+    "command",
+)
+COURSE = {"helpers", "by_hand", "exercises", "benchmarks", "tools", "tests", "notebooks"}
 SUBPACKAGES = (
-    "commands",
-    "downloads",
     "packages",
     "schematics",
-    "fields",
-    "isolation",
-    "language",
-    "techniques",
     "storage",
     "data",
-    "timing",
     "memory",
     "plan",
-    "script",
     "parallel",
     "strategy",
-    "kernels",
     "show",
     "sweeps",
     "mini",
@@ -45,30 +53,28 @@ WIDTH, LENGTH = 100, 420  # of a line in columns, of a file in lines
 
 # The folders of tests/ that mirror packages; tests of the flat modules of helpers/ are in core.
 # mini has no code of its own.
-TESTED = {*SUBPACKAGES, *PACKAGES} - {"helpers", "mini"} | {"core"}
+TESTED = {*SUBPACKAGES, *ROOMS, *PACKAGES} - {"tight_fit", "helpers", "mini", "gpus"} | {"core"}
 
 # Layers from the lowest up. A module imports only from layers below its own, or its own package.
 LAYERS = (
-    {
-        "units",
-        "isolation",
-        "values",
-        "files",
-        "commands",
-        "downloads",
-        "packages",
-        "schematics",
-        "torch_private",
-    },
-    {"fields"},
-    {"gpus", "recipe", "hub"},
-    {"data", "kernels", "timing", "storage", "language"},
-    {"model_changes", "techniques"},
-    {"models", "optimizers"},
-    {"step", "profile"},
-    {"memory", "checkpoint"},
-    {"train", "plan"},
-    {"record", "parallel", "frameworks", "script"},
+    {f"tight_fit/{name}" for name in ("units", "checks", "files", "torch_private", "old_torchao")}
+    | {"tight_fit/isolation"},
+    {"tight_fit/packages"},
+    {"tight_fit/gpus", "tight_fit/techniques"},
+    {"tight_fit/kernels"},
+    {"tight_fit/trace"},
+    {"tight_fit/memory", "tight_fit/models"},
+    {"tight_fit/plans"},
+    {"tight_fit/layouts", "tight_fit/script"},
+    {"tight_fit/search"},
+    {"tight_fit/command"},
+    {"tight_fit/__main__", "moved"},
+    {"recipe", "packages", "schematics"},
+    {"data", "storage", "clock"},
+    {"models"},
+    {"memory", "checkpoint", "profile"},
+    {"train", "plan", "by_hand"},
+    {"record", "parallel", "frameworks"},
     {"tables", "plots", "panels"},
     {"strategy", "notebook_setup", "sweeps"},
     {"show"},
@@ -80,8 +86,6 @@ LAYERS = (
 CORE = (
     "recipe",
     "models",
-    "optimizers",
-    "step",
     "train",
     "memory/measurement",
     "checkpoint",
@@ -139,6 +143,8 @@ def _dotted_names() -> frozenset[str]:
 def package_of(module: str) -> str:
     """The package a module is in: one of helpers, a flat module of it, or a top-level folder."""
     parts = module.split(".")
+    if parts[0] == "tight_fit":
+        return "/".join(parts[:2])
     return parts[1] if parts[0] == "helpers" and len(parts) > 1 else parts[0]
 
 
@@ -152,14 +158,13 @@ def lines(path: Path) -> int:
 
 
 def test_every_package_has_its_layer():
-    packages = {package_of(module) for module in sources()} - {"helpers", "mini"}
+    packages = {package_of(module) for module in sources()} - {"helpers", "mini", "tight_fit"}
     assert packages == set().union(*LAYERS)
 
 
 @pytest.mark.parametrize("module", sorted(sources()))
 def test_arrows_point_down(module):
-    if module == "helpers":
-        assert not imports()[module]
+    if module in ("helpers", "helpers.moved", "tight_fit"):  # which name their parts
         return
     up = sorted(
         target
@@ -198,7 +203,14 @@ def test_the_core_is_read_in_one_sitting():
     assert len(files) <= 11 and sum(map(lines, files)) <= 1500, sum(map(lines, files))
 
 
-@pytest.mark.parametrize("package", [*(f"helpers/{name}" for name in SUBPACKAGES), *PACKAGES])
+@pytest.mark.parametrize(
+    "package",
+    [
+        *(f"helpers/{name}" for name in SUBPACKAGES),
+        *(f"tight_fit/{name}" for name in ROOMS),
+        *PACKAGES,
+    ],
+)
 def test_every_package_says_what_it_is_for(package):
     purpose = ast.get_docstring(tree(ROOT / package / "__init__.py"))
     assert purpose and purpose.splitlines()[0].endswith(".")
@@ -254,7 +266,10 @@ def _private_names(module: str):
                 yield f"{target}.{node.attr}"
 
 
-@pytest.mark.parametrize("module", sorted(name for name in sources() if name.startswith("helpers")))
+@pytest.mark.parametrize(
+    "module",
+    sorted(name for name in sources() if name.startswith(("tight_fit", "helpers", "by_hand"))),
+)
 def test_public_functions_and_classes_say_what_they_are_for(module):
     assert ast.get_docstring(tree(sources()[module])), f"{module} has no docstring"
     silent = [
@@ -318,13 +333,31 @@ def test_of_each_test_the_quickest_parameters_are_quick():
 
 
 def test_kept_answers_are_asked_anew_after_any_change_of_what_plans_them():
-    """`question.CODE` names every package that `helpers.plan` reaches by imports."""
-    waiting, reached = [name for name in sources() if name.startswith("helpers.plan.")], set()
+    """`question.CODE` names every room that `command.answer` reaches by imports."""
+    waiting, reached = ["tight_fit.command.answer"], set()
     while waiting:
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
             waiting += imports()[name]
-    parts = [name.split(".")[1:] for name in reached if name.startswith("helpers.")]
-    packages = {part[0] for part in parts if (ROOT / "helpers" / part[0]).is_dir()}
-    assert packages - {"commands", "downloads"} <= {*question.CODE}
+    rooms = {name.split(".")[1] for name in reached if name.count(".") > 1}
+    assert rooms - {"command"} <= {*question.CODE}
+
+
+@pytest.mark.parametrize(
+    "module", sorted(name for name in sources() if name.startswith("tight_fit"))
+)
+def test_the_planner_imports_nothing_of_the_course(module):
+    """Also inside functions, for type checkers, and by a string that names a module."""
+    assert not [name for name in imports()[module] if name.split(".")[0] in COURSE]
+
+
+def test_what_has_moved_is_named_where_it_was():
+    """Each old name of a module is none today, and its new one is there."""
+    assert moved.PLACES and not set(moved.PLACES) & set(sources())
+    assert {*moved.PLACES.values()} <= set(sources())
+    for name in ("helpers.gpus", "helpers.plan.remedies", "helpers.timing"):
+        with pytest.raises(ImportError, match=f"{name} is .* today: import it from there."):
+            importlib.import_module(name)
+    with pytest.raises(ImportError, match="helpers.units is tight_fit.units today"):
+        importlib.import_module("helpers").units  # noqa: B018

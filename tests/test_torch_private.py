@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import torch_private
-from helpers.parallel import torch_private_ranks
+from tight_fit import torch_private
+from tight_fit.layouts import torch_private_ranks
 
 ROOT = Path(__file__).parents[1]
 # {name: the release in which it was first found missing}; empty: none has broken one since 2.11.
@@ -94,7 +94,9 @@ def test_a_kernel_is_loaded_and_launched_through_pytorch(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "helpers").rglob("*.py")), ids=lambda path: path.stem
+    "path",
+    sorted(p for name in ("tight_fit", "helpers", "by_hand") for p in (ROOT / name).rglob("*.py")),
+    ids=lambda path: path.stem,
 )
 def test_nobody_else_imports_private_modules_of_torch(path):
     if path.stem in ("torch_private", "torch_private_ranks"):
@@ -111,5 +113,5 @@ def test_nobody_else_imports_private_modules_of_torch(path):
             if name.startswith("torch.") and any(part.startswith("_") for part in name.split("."))
         ]
         assert not private, (
-            f"{path.name} imports {private[0]}: take it from helpers/torch_private*.py"
+            f"{path.name} imports {private[0]}: take it from tight_fit/torch_private*.py"
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from benchmarks.peaks import kept, page, qwen_plans
 from benchmarks.peaks.points import POINTS
-from helpers.commands.wrapper import run
+from tight_fit.command.wrapper import run
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from benchmarks.peaks.point import A100, L40S, RTX_2060, RTX_3080_TI, Point, Setup
-from helpers import model_changes
+from tight_fit.techniques import model_changes
 
 PAGES = "https://huggingface.co/docs/transformers/v4.45.2/model_doc/"
 MASKED = (BertConfig, DistilBertConfig, AlbertConfig)

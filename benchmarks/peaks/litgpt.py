@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.peaks.point import Point, Setup
-from helpers.gpus import find
+from tight_fit.gpus import find
 
 SOURCE = (
     "https://github.com/Lightning-AI/litgpt/blob/main/tutorials/resource-tables.md (of 8641822)"

@@ -26,8 +26,8 @@ from transformers import RobertaConfig, RobertaForMultipleChoice
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from benchmarks.peaks.point import A10, A100, RTX_4070_TI, V100, Point, Setup
-from helpers import model_changes
-from helpers.units import MIB
+from tight_fit.techniques import model_changes
+from tight_fit.units import MIB
 
 TORCHAO = "https://github.com/pytorch/ao/tree/03cf0ad/torchao/prototype/low_bit_optim"
 LIGER = (

@@ -14,7 +14,7 @@ from benchmarks.peaks import qwen_plans
 from benchmarks.peaks.kept import ALLOCATED, RESERVED, Miss, misses, read
 from benchmarks.peaks.points import LEFT_OUT
 from helpers.tables import Table
-from helpers.units import size
+from tight_fit.units import size
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 SUFFICES = 0.95  # of the reserved peaks that the margin suffices for

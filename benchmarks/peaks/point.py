@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from helpers.gpus import GPU, find
-from helpers.memory.allocator import AllocatorPeaks
-from helpers.plan.custom_step import plan_custom_step
-from helpers.units import GIB
+from tight_fit.gpus import GPU, find
+from tight_fit.memory.allocator import AllocatorPeaks
+from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.units import GIB
 
 Setup = Callable[[], tuple[list, Callable[[], object]]]
 

@@ -32,8 +32,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers.plan.cuda_kernels import CudaKernels
 from helpers.recipe import Recipe
+from tight_fit.trace.cuda_kernels import CudaKernels
 
 SOURCE = "https://github.com/QwenLM/Qwen#profiling-of-memory-and-speed"
 WORDS, WIDTH, INNER, LAYERS, HEADS = 151_936, 4096, 11_008, 32, 32

@@ -20,11 +20,11 @@ from benchmarks.peaks.qwen import (
     QwenRow,
     qwen_setup,
 )
-from helpers.gpus import CONTEXT
-from helpers.plan.custom_step import plan_custom_step
 from helpers.tables import Table
-from helpers.timing.op import OPTIMIZER
-from helpers.units import GIB, duration, size
+from tight_fit.gpus import CONTEXT
+from tight_fit.kernels.op import OPTIMIZER
+from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.units import GIB, duration, size
 
 KEPT = Path(__file__).with_name("qwen.json")
 TEXT = """## Language models, as nvidia-smi shows them

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.peaks.point import A100, Point, Setup
-from helpers.units import GIB
+from tight_fit.units import GIB
 
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, RATE, EXAMPLES = 50257, 1024, 768, 12, 12, 0.1, 8
 SOURCE = (

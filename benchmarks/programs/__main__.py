@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs import table
-from helpers.commands.wrapper import run as run_command
+from tight_fit.command.wrapper import run as run_command
 
 NAME = "python -m benchmarks.programs"
 STEPS = 3  # of which the last two are compared: the first one makes the optimizer's states
@@ -87,9 +87,9 @@ def _tried(folder: Path, entry: dict[str, Any], gpu: str | None, keep: bool) -> 
 
 
 def _planned(script: Path, arguments: str, gpu: str | None) -> dict[str, Any]:
-    from helpers.gpus import find
-    from helpers.script import process
-    from helpers.script.program import ToPlan, script_of
+    from tight_fit.gpus import find
+    from tight_fit.script import process
+    from tight_fit.script.program import ToPlan, script_of
 
     given = tuple(arguments.split())
     wanted = ToPlan(str(script), given, gpu and find(gpu), steps=None if gpu else STEPS)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs import table
-from helpers.commands.wrapper import run as run_command
+from tight_fit.command.wrapper import run as run_command
 
 NAME = "python -m benchmarks.programs.published"
 PROGRAM, PEAKS, GPU = "measure_cuda.py", "measured_peaks.json", "T4"
@@ -53,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def planned(folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     """What one published run says, and what is planned of it: allocated bytes."""
-    from helpers import gpus
-    from helpers.plan import model_names
-    from helpers.script import process
-    from helpers.script.program import ToPlan, script_of
+    from tight_fit import gpus
+    from tight_fit.models import names as model_names
+    from tight_fit.script import process
+    from tight_fit.script.program import ToPlan, script_of
 
     config = run["config"]
     kind = "causal-lm" if run["model"] == "gpt2" else "encoder"

@@ -15,7 +15,7 @@ import torch
 from benchmarks.sweeps.plans import SWEEPS
 from benchmarks.sweeps.stages import go_on, opened
 from helpers import sweeps
-from helpers.commands.wrapper import run
+from tight_fit.command.wrapper import run
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -16,11 +16,11 @@ import torch
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from helpers import models, train
-from helpers.commands.wrapper import run
 from helpers.data import Encoded, batching
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe, replace
-from helpers.step import learning_rate, train_step
+from tight_fit.command.wrapper import run
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import learning_rate, train_step
 
 WIDTH = 256
 KINDS = ("random", "bucketed", "Trainer", "sorted")

@@ -15,12 +15,13 @@ import torch
 
 from benchmarks.sweeps import orders
 from benchmarks.sweeps.layerwise import Lamb, Lars
-from helpers import model_changes, models, train
+from helpers import models, train
 from helpers.data import Encoded, balanced_order, proportional_order
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe, replace
 from helpers.sweeps import Sweep, SweepRun
-from helpers.values import IGNORE
+from tight_fit.checks import IGNORE
+from tight_fit.techniques import model_changes
+from tight_fit.techniques.optimizers import make_optimizer
 
 
 class Splits(NamedTuple):

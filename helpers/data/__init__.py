@@ -15,7 +15,7 @@ from helpers.data.encoding import Encoded, Pixels, batches_of, check_words, enco
 from helpers.data.images import cifar10, digits
 from helpers.data.subset import balanced_order, proportional_order
 from helpers.data.text import newsgroups, r8
-from helpers.values import MOST_SEED, shown, whole
+from tight_fit.checks import MOST_SEED, shown, whole
 
 __all__ = [
     "SETS",

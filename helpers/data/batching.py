@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.values import MOST_SEED, shown, whole
+from tight_fit.checks import MOST_SEED, shown, whole
 
 Batch = list[int]  # indices of examples
 Group = list[Batch]  # the micro-batches of one optimizer step

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from helpers.values import IGNORE, of_type, whole
+from tight_fit.checks import IGNORE, of_type, whole
 
 QUESTION = "Which topic is this text about?"
 ANSWERS = {  # of Reuters' labels; the labels of other data sets are answers themselves

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.data.batching import batch_length
-from helpers.values import IGNORE, one_of
+from tight_fit.checks import IGNORE, one_of
 
 
 def pad(

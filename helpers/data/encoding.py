@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from helpers.data.chat import encode_conversations
-from helpers.values import IGNORE, READS, shown
+from tight_fit.checks import IGNORE, READS, shown
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image, Split
 
-from helpers import hub
 from helpers.data.subset import proportional_order
-from helpers.downloads.local import LocalCopy
+from tight_fit.models import hub
+from tight_fit.models.local import LocalCopy
 
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

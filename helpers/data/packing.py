@@ -19,7 +19,7 @@ from transformers import DebertaV2ForSequenceClassification
 
 from helpers.data.batching import Batch, batch_length, checked_lengths
 from helpers.data.collate import pad
-from helpers.values import IGNORE, whole
+from tight_fit.checks import IGNORE, whole
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[Batch]:

@@ -20,7 +20,7 @@ from helpers.data.batching import (
     permutation,
     seed_in_range,
 )
-from helpers.values import whole
+from tight_fit.checks import whole
 
 
 class _BatchSampler(Sampler):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from helpers.values import shown, whole
+from tight_fit.checks import shown, whole
 
 
 def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Split, Value
 
-from helpers import hub
 from helpers.data import offline
-from helpers.downloads.local import MIRROR
+from tight_fit.models import hub
+from tight_fit.models.local import MIRROR
 
 R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 NEWSGROUPS = (

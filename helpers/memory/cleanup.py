@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from helpers.torch_private import clear_cublas_workspaces
+from tight_fit.torch_private import clear_cublas_workspaces
 
 
 def release() -> None:

@@ -10,14 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.gpus import GPU, as_gpu
-from helpers.memory.described import DescribedFigure, closed
-from helpers.memory.timeline import Fit, Plan
-from helpers.memory.told_apart import COLOURS, EDGE, HATCHES
-from helpers.memory.tracker import CATEGORIES, PHASES
-from helpers.units import GIB, MIB
-from helpers.units import size as size_of
-from helpers.values import each_of_type, whole
+from tight_fit.checks import each_of_type, whole
+from tight_fit.command.alt_text import DescribedFigure, closed
+from tight_fit.command.told_apart import COLOURS, EDGE, HATCHES
+from tight_fit.gpus import GPU, as_gpu
+from tight_fit.memory.plan import Fit, Plan
+from tight_fit.trace.tracker import CATEGORIES, PHASES
+from tight_fit.units import GIB, MIB
+from tight_fit.units import size as size_of
 
 # What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
 OVERHEAD = "context, workspace,\nallocator, margin"

@@ -8,14 +8,14 @@ import torch
 
 from helpers import models
 from helpers.data import Encoded
-from helpers.language import four_bits
 from helpers.memory.cleanup import release
-from helpers.memory.timeline import Plan, to_plan
-from helpers.memory.trace import trace_step
-from helpers.memory.tracker import StorageTrace
-from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe
-from helpers.step import Batch, tensor_cores, train_step
+from tight_fit.memory.plan import Plan, to_plan
+from tight_fit.techniques import four_bits
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.step import Batch, tensor_cores, train_step
+from tight_fit.trace.steps import trace_step
+from tight_fit.trace.tracker import StorageTrace
 
 WARM_UP, MEASURED = 2, 3  # optimizer steps before and after the peak counters are reset
 SCALES = 32  # halvings from the first loss scale to where nothing can overflow

@@ -4,6 +4,6 @@ Nothing here imports anything outside Python itself before it is called: the fir
 notebook runs it before torch, and where packages are missing.
 """
 
-from helpers.packages.here import missing, needs
+from tight_fit.packages import missing, needs
 
 __all__ = ["missing", "needs"]

@@ -12,7 +12,7 @@ import ast
 import symtable
 from typing import Any
 
-from helpers.packages.here import install_line, missing, named
+from tight_fit.packages import install_line, missing, named
 
 
 def watch(shell: Any) -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from helpers import gpus
 from helpers.parallel import keeper
 from helpers.parallel.rank_output import REPORT, RankOutput
-from helpers.values import of_type, real, shown, whole
+from tight_fit import gpus
+from tight_fit.checks import of_type, real, shown, whole
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL = 0.05  # seconds between two looks at the ranks' output

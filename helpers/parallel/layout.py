@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from helpers.fields.techniques import check_ordinary
 from helpers.recipe import Recipe
-from helpers.values import one_of, shown, whole
+from tight_fit.checks import one_of, shown, whole
+from tight_fit.techniques.rules import check_ordinary
 
 SCHEDULES = ("gpipe", "1f1b")
 MOST_RANKS = 100_000  # along one axis

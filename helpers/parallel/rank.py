@@ -19,19 +19,19 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.optimizers import make_optimizer, make_scaler
-from helpers.parallel.clipping import clip_, local
-from helpers.parallel.ddp import with_ddp
+from by_hand.pipeline import run
+from by_hand.pipeline_stage import SHARED, Stage, cut
+from by_hand.transport import PipelineTransport
 from helpers.parallel.layout import Parallel
-from helpers.parallel.pipeline import run
-from helpers.parallel.pipeline_stage import SHARED, Stage, cut
-from helpers.parallel.schedules import gpipe, one_f_one_b
 from helpers.parallel.tensor_dtensor import regroup, split
-from helpers.parallel.torch_private_ranks import rebuild_buckets
-from helpers.parallel.transport import PipelineTransport
-from helpers.plan.fake_tensors import Indices
 from helpers.recipe import Recipe
-from helpers.step import Batch, loss_sum
+from tight_fit.layouts.clipping import clip_, local
+from tight_fit.layouts.ddp import with_ddp
+from tight_fit.layouts.schedules import gpipe, one_f_one_b
+from tight_fit.layouts.torch_private_ranks import rebuild_buckets
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.step import Batch, loss_sum
+from tight_fit.trace.fake_tensors import Indices
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 AXES = ("pipeline", "data", "tensor")  # of the grid; tensor ranks are neighbours in number
@@ -100,7 +100,8 @@ class Rank:
         count: int | None = None,
         examples: int | None = None,
     ) -> torch.Tensor:
-        """One optimizer step over this rank's micro-batches, as `helpers.step.train_step`.
+        """One optimizer step over this rank's micro-batches, as
+        `tight_fit.techniques.step.train_step`.
 
         phase     is called with "forward", "backward" and "optimizer" as they begin
         count     number of micro-batches; None: the recipe's `accumulation`

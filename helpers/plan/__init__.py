@@ -1,6 +1,6 @@
 """What a training step needs before it runs: `plan(recipe)`, any Hugging Face model, any step.
 
-`python -m helpers.plan` is the command. Names are imported when first asked for, so that the
+`python -m tight_fit` is the command. Names are imported when first asked for, so that the
 command can refuse a misspelt option before it has loaded PyTorch.
 """
 
@@ -10,23 +10,23 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from helpers.memory.timeline import Fit, Plan
     from helpers.plan.accumulate import fitting
-    from helpers.plan.custom_step import plan_custom_step
-    from helpers.plan.hf_plan import plan_model
     from helpers.plan.interpolate import plan_at
     from helpers.plan.planner import plan
+    from tight_fit.memory.plan import Fit, Plan
+    from tight_fit.plans.model import plan_model
+    from tight_fit.plans.own_step import plan_custom_step
 
 __all__ = ["Fit", "Plan", "fitting", "plan", "plan_at", "plan_custom_step", "plan_model"]
 
 _HOMES = {
-    "Fit": "helpers.memory.timeline",
-    "Plan": "helpers.memory.timeline",
+    "Fit": "tight_fit.memory.plan",
+    "Plan": "tight_fit.memory.plan",
     "fitting": "helpers.plan.accumulate",
     "plan": "helpers.plan.planner",
     "plan_at": "helpers.plan.interpolate",
-    "plan_custom_step": "helpers.plan.custom_step",
-    "plan_model": "helpers.plan.hf_plan",
+    "plan_custom_step": "tight_fit.plans.own_step",
+    "plan_model": "tight_fit.plans.model",
 }
 
 

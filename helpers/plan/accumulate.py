@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from helpers import gpus
 from helpers.plan.planner import plan
-from helpers.plan.remedies import target_of
 from helpers.recipe import Recipe, replace
-from helpers.values import of_type
+from tight_fit import gpus
+from tight_fit.checks import of_type
+from tight_fit.search.remedies import target_of
 
 ROOM = 0.05  # fraction of the memory that stays free, for what a plan cannot know
 

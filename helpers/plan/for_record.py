@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from helpers import gpus
-from helpers.memory.timeline import Plan
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
-from helpers.timing.specs import has_arithmetic, of_device
+from tight_fit import gpus
+from tight_fit.gpus.specs import has_arithmetic, of_device
+from tight_fit.memory.plan import Plan
 
 
 def for_record(recipe: Recipe, device: str) -> dict:

@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from helpers.memory.timeline import Plan, to_plan
 from helpers.plan.planner import plan_key, trace_recipe
 from helpers.recipe import Recipe
-from helpers.values import of_type
+from tight_fit.checks import of_type
+from tight_fit.memory.plan import Plan, to_plan
 
 # Whether a micro-batch is a single example -> its sizes that are traced. A single example takes
 # other operations (there is nothing to transpose), so it has an interpolation of its own.

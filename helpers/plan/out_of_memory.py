@@ -8,11 +8,11 @@ from typing import TypeVar
 import torch
 
 from helpers import memory
-from helpers.gpus import GPU, here
 from helpers.plan.planner import plan, remedies_of
-from helpers.plan.remedies import target_of
 from helpers.recipe import Recipe
-from helpers.units import size
+from tight_fit.gpus import GPU, here
+from tight_fit.search.remedies import target_of
+from tight_fit.units import size
 
 T = TypeVar("T")
 

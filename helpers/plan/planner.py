@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from helpers import models
-from helpers.gpus import GPU
-from helpers.memory.timeline import Plan, check_target, to_plan
-from helpers.memory.tracker import StorageTrace
-from helpers.plan.hf_plan import trace_steady
-from helpers.plan.remedies import Remedies
 from helpers.recipe import Recipe
-from helpers.step import Batch
-from helpers.values import function, of_type
+from tight_fit.checks import function, of_type
+from tight_fit.gpus import GPU
+from tight_fit.memory.plan import Plan, check_target, to_plan
+from tight_fit.plans.model import trace_steady
+from tight_fit.search.remedies import Remedies
+from tight_fit.techniques.step import Batch
+from tight_fit.trace.tracker import StorageTrace
 
 
 def plan(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from helpers.recipe import difference
 from helpers.record import Run, read
 from helpers.tables import Table
-from helpers.units import duration, size
-from helpers.values import each_of_type
+from tight_fit.checks import each_of_type
+from tight_fit.units import duration, size
 
 
 def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.strategy import long_context
 from helpers.tables import Table
-from helpers.units import size, span
+from tight_fit.units import size, span
 
 
 def contexts() -> Table:

@@ -8,12 +8,12 @@ from functools import lru_cache
 import numpy as np
 
 from helpers.data.batching import Batch, padded_length
-from helpers.memory.timeline import Plan
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy.show import SHOWN, settings
 from helpers.tables import Table
-from helpers.units import duration, number
+from tight_fit.memory.plan import Plan
+from tight_fit.units import duration, number
 
 WIDTHS = 3  # padded lengths that are planned for each number of examples
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from helpers.strategy import ladder
 from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
-from helpers.units import number, size
+from tight_fit.units import number, size
 
 
 def rungs() -> Table:

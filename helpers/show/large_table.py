@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.strategy import large_models
 from helpers.tables import Table
-from helpers.units import duration, size
+from tight_fit.units import duration, size
 
 
 def large(name: str, most: int = 4) -> Table:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe
 from helpers.strategy.candidate import Candidate
-from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_cache import planned
 from helpers.tables import Table
-from helpers.units import size, span
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.units import size, span
 
 
 def layouts(

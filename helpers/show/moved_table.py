@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from helpers.gpus import GPU, as_gpu
-from helpers.memory.timeline import Plan
 from helpers.strategy.show import how_sure, settings
 from helpers.tables import Table
-from helpers.timing.specs import has_arithmetic
-from helpers.units import size, span
-from helpers.values import each_of_type
+from tight_fit.checks import each_of_type
+from tight_fit.gpus import GPU, as_gpu
+from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.memory.plan import Plan
+from tight_fit.units import size, span
 
 
 def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:

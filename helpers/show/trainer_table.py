@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from helpers.tables import Table
-from helpers.values import one_of
+from tight_fit.checks import one_of
 
 EXAMPLES, PARTS, CLASSES, TOKENS, LENGTH = 16, 4, 3, 64, 8
 

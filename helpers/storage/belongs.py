@@ -13,7 +13,7 @@ from torch import nn
 
 from helpers.recipe import Recipe, difference
 from helpers.storage import optimizer_state
-from helpers.values import shown
+from tight_fit.checks import shown
 
 
 def describe(

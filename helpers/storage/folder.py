@@ -14,9 +14,9 @@ from pathlib import Path
 
 import filelock
 
-from helpers.commands.arguments import no_place
 from helpers.storage.state_file import FILE, PREVIOUS, UNFINISHED
-from helpers.values import shown
+from tight_fit.checks import shown
+from tight_fit.command.arguments import no_place
 
 LOCK = ".lock"
 # Errors of file systems that know no locks, such as some network disks.

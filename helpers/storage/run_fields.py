@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from helpers.recipe import Recipe
-from helpers.values import clipped, of_type, one_of, real, shown, whole
+from tight_fit.checks import clipped, of_type, one_of, real, shown, whole
 
 NAME = re.compile(r"[\w-]+/[\w-]+", re.ASCII)
 UNNAMED = "unnamed"

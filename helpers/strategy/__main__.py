@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from helpers.commands.arguments import OneLineParser
-from helpers.commands.wrapper import run
+from tight_fit.command.arguments import OneLineParser
+from tight_fit.command.wrapper import run
 
 NAME = "python -m helpers.strategy"
 GROUPS = ("layouts", "ladder", "lessons", "techniques")  # kept plans, a file for each group

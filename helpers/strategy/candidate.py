@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from helpers.memory.timeline import Fit
 from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe, difference
-from helpers.strategy.cluster import LIMITS, Cluster
 from helpers.strategy.plan_ranks import ParallelPlan
-from helpers.strategy.step_time import Link, StepTime
-from helpers.units import size, span
+from tight_fit.layouts.cluster import LIMITS, Cluster
+from tight_fit.layouts.seconds import Link, StepTime
+from tight_fit.memory.plan import Fit
+from tight_fit.units import size, span
 
 # Fields that change what is learnt. Accumulation and checkpointing, for example, do not.
 OTHER_LEARNING = {"optimizer", "lora_rank"}

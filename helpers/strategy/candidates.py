@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe
 from helpers.strategy.candidate import Candidate
-from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_ranks import ParallelPlan
-from helpers.timing.specs import find_gpu
-from helpers.units import size, span
+from tight_fit.gpus.specs import find_gpu
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.units import size, span
 
 Change = dict[str, Any]  # fields of a recipe
 CHECKPOINTING: Change = {"checkpointing": True}

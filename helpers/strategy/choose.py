@@ -18,11 +18,11 @@ from helpers.recipe import Recipe
 from helpers.strategy import plan_cache
 from helpers.strategy.candidate import Candidate, name_of
 from helpers.strategy.candidates import Change, changes, hopeless, layouts
-from helpers.strategy.cluster import Cluster
-from helpers.strategy.search_space import TIE
-from helpers.timing.specs import find_gpu
-from helpers.units import size, span
-from helpers.values import of_type, one_of
+from tight_fit.checks import of_type, one_of
+from tight_fit.gpus.specs import find_gpu
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.search.space import TIE
+from tight_fit.units import size, span
 
 GOALS = ("time", "memory", "simplest")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from helpers import gpus
-from helpers.gpus import GPU
-from helpers.memory.timeline import Plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
 from helpers.strategy.plan_summary import PlanSummary
-from helpers.values import each_of_type, of_type, real, shown
+from tight_fit import gpus
+from tight_fit.checks import each_of_type, of_type, real, shown
+from tight_fit.gpus import GPU
+from tight_fit.memory.plan import Plan
 
 START = Recipe("deberta-large", profile="full", length=512, batch_size=16)
 SHORT = Recipe("deberta", profile="full", length=32, batch_size=4)  # too small for the ladder

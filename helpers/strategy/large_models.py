@@ -13,17 +13,17 @@ from pathlib import Path
 
 from transformers import LlamaConfig, PretrainedConfig
 
-from helpers.files import replace_all
-from helpers.parallel.model_layout import parse
-from helpers.plan import hf_config
-from helpers.plan.hf_model import ModelStep
-from helpers.strategy.cluster import Cluster
-from helpers.strategy.layout_facts import Facts, facts_of
 from helpers.strategy.plan_cache import pretty
-from helpers.strategy.plan_layout import plan_step
-from helpers.strategy.search import search
-from helpers.strategy.search_report import answer
-from helpers.strategy.search_space import Trial
+from tight_fit.command.search_report import answer
+from tight_fit.files import replace_all
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.facts import Facts, facts_of
+from tight_fit.layouts.layout import parse
+from tight_fit.layouts.plan import plan_step
+from tight_fit.models import config as hf_config
+from tight_fit.models.step import ModelStep
+from tight_fit.search.layouts import search
+from tight_fit.search.space import Trial
 
 FILE = Path(__file__).parent / "plans" / "long" / "large.json"
 KEPT = ("need", "fits", "seconds", "tokens_per_second_per_gpu")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from helpers.files import replace_all
-from helpers.parallel.model_layout import parse
-from helpers.plan import hf_config
-from helpers.strategy.cluster import Cluster
-from helpers.strategy.layout_facts import Facts, facts_of
 from helpers.strategy.plan_cache import pretty
-from helpers.strategy.plan_layout import plan_layout
+from tight_fit.files import replace_all
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.facts import Facts, facts_of
+from tight_fit.layouts.layout import parse
+from tight_fit.layouts.plan import plan_layout
+from tight_fit.models import config as hf_config
 
 MODEL = "meta-llama/Llama-3.1-8B"
 CLUSTER = Cluster("H100", per_machine=8, inside="NVLink 4")

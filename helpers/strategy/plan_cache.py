@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from helpers.files import replace_all
 from helpers.parallel.layout import Parallel
 from helpers.plan.planner import plan, plan_key
 from helpers.recipe import Recipe, difference
 from helpers.strategy.plan_ranks import ParallelPlan, plan_stages
 from helpers.strategy.plan_summary import PlanSummary, summarize
+from tight_fit.files import replace_all
 
 FOLDER = Path(__file__).parent / "plans"
 WIDTH = 120  # columns of a file, so that a message stands in one line

@@ -18,9 +18,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig
 
 from helpers import models
-from helpers.gpus import GPU, NCCL
-from helpers.memory.timeline import Fit, Plan, to_plan
-from helpers.memory.tracker import (
+from helpers.parallel.layout import Parallel
+from helpers.parallel.rank import AXES, Rank, grid
+from helpers.plan.planner import check_target, fake_batch, plan_key
+from helpers.recipe import Recipe
+from helpers.strategy.plan_summary import PlanSummary, peak_without_states
+from tight_fit.gpus import GPU, NCCL
+from tight_fit.kernels.trace_ops import Recorder
+from tight_fit.layouts import seconds as step_time
+from tight_fit.layouts.fake_rank import Chunks, fake_ranks
+from tight_fit.layouts.messages import CommMeter, SentMessage, place_messages
+from tight_fit.layouts.seconds import Link
+from tight_fit.layouts.torch_private_ranks import fsdp_param_module
+from tight_fit.memory.plan import Fit, Plan, to_plan
+from tight_fit.techniques.optimizers import states
+from tight_fit.techniques.step import Batch
+from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_tensors import FakeValues, Indices, NeverSkipScaler
+from tight_fit.trace.tracker import (
     ACTIVATIONS,
     GRADIENTS,
     OPTIMIZER,
@@ -29,23 +45,7 @@ from helpers.memory.tracker import (
     Tracker,
     steady_memory,
 )
-from helpers.optimizers import states
-from helpers.parallel.comm_meter import CommMeter, SentMessage, place_messages
-from helpers.parallel.layout import Parallel
-from helpers.parallel.rank import AXES, Rank, grid
-from helpers.parallel.torch_private_ranks import fsdp_param_module
-from helpers.plan.cuda_kernels import CudaKernels
-from helpers.plan.fake_tensors import FakeValues, Indices, NeverSkipScaler
-from helpers.plan.planner import check_target, fake_batch, plan_key
-from helpers.recipe import Recipe
-from helpers.step import Batch
-from helpers.strategy import step_time
-from helpers.strategy.fake_rank import Chunks, fake_ranks
-from helpers.strategy.plan_summary import PlanSummary, peak_without_states
-from helpers.strategy.step_time import Link
-from helpers.timing.trace_ops import Recorder
-from helpers.torch_private import FakeTensorMode
-from helpers.units import GIB
+from tight_fit.units import GIB
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from helpers.gpus import GPU
-from helpers.memory.timeline import Fit, Plan, fit_on_gpu
-from helpers.memory.tracker import OPTIMIZER
-from helpers.parallel.comm_meter import SentMessage
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
-from helpers.timing.packed_trace import PackedTrace
-from helpers.timing.specs import GpuSpecs
-from helpers.timing.step_seconds import Seconds, seconds
-from helpers.timing.trace_ops import TracedOps
+from helpers.strategy.packed_trace import PackedTrace
+from tight_fit.gpus import GPU
+from tight_fit.gpus.specs import GpuSpecs
+from tight_fit.kernels.step_seconds import Seconds, seconds
+from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.layouts.messages import SentMessage
+from tight_fit.memory.plan import Fit, Plan, fit_on_gpu
+from tight_fit.trace.tracker import OPTIMIZER
 
 
 @dataclass(frozen=True)

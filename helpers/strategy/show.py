@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from helpers.fields.settings import StepSettings
-from helpers.gpus import GPU, as_gpu
-from helpers.memory.timeline import Plan
-from helpers.plan.custom_step import CustomStepPlan
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
 from helpers.tables import Table
-from helpers.timing.kernel_time import constants
-from helpers.timing.specs import has_arithmetic
-from helpers.units import size, span
-from helpers.values import each_of_type
+from tight_fit.checks import each_of_type
+from tight_fit.gpus import GPU, as_gpu
+from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.kernels.kernel_time import constants
+from tight_fit.memory.plan import Plan
+from tight_fit.plans.own_step import CustomStepPlan
+from tight_fit.techniques.settings import StepSettings
+from tight_fit.units import size, span
 
 # What many readers have: Colab's and Kaggle's GPU, one for games, and a data centre's.
 SHOWN = ("T4", "RTX 3060", "A100-40GB")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from helpers import gpus
-from helpers.memory.timeline import Plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import plan_cache
 from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
-from helpers.timing.specs import has_arithmetic
-from helpers.units import size, span
+from tight_fit import gpus
+from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.memory.plan import Plan
+from tight_fit.units import size, span
 
 MODELS = {
     "DeBERTa-v3-base, 16 × 256 tokens": Recipe(profile="full", batch_size=16, length=256),

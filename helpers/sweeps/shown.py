@@ -10,9 +10,9 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator
 
 from helpers import plots, profile
-from helpers.memory.described import DescribedFigure, closed
 from helpers.sweeps.results import MANY, Paired, Sweep, read
 from helpers.tables import Table
+from tight_fit.command.alt_text import DescribedFigure, closed
 
 MARKERS = "os^Dv*PX"
 DASHES = ("-", "--", "-.", ":")

@@ -55,7 +55,7 @@ def rows_of(cases: Counter[str]) -> list[tuple[str, tuple[str, str]]]:
 def one_sentence(text: str, *parts: str) -> str:
     """Assert that `text` refuses something in one line, and that it says each of `parts`.
 
-    A line that names the command before it ("python -m helpers.plan: error: ...") is fine, and so
+    A line that names the command before it ("python -m tight_fit: error: ...") is fine, and so
     is the usage that argparse prints above it. Returns the line.
     """
     assert "Traceback" not in text, text

@@ -17,12 +17,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from helpers import checkpoint, models, train
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe, replace
 from helpers.storage import folder as folders
 from helpers.storage import state_file
 from helpers.storage.state_file import FILE, PREVIOUS, UNFINISHED
 from tests.attack import refused
+from tight_fit.techniques.optimizers import make_optimizer
 
 RECIPE = Recipe(model="vit", steps=3, batch_size=4, train_size=12)
 HALF = replace(RECIPE, optimizer="sgd")

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, ViTConfig
 
-from helpers.commands.arguments import new_file, new_folder, whole_number
-from helpers.commands.wrapper import run
 from helpers.parallel.layout import Parallel
-from helpers.plan.config_bounds import check_sizes
-from helpers.plan.hf_model import ModelStep
 from tests.attack import one_sentence, refused
+from tight_fit.command.arguments import new_file, new_folder, whole_number
+from tight_fit.command.wrapper import run
+from tight_fit.models.bounds import check_sizes
+from tight_fit.models.step import ModelStep
 from tools.course import ROOT, build, notebooks, record, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
-QUICK = ("helpers.plan", "helpers.strategy", "tools.course", "benchmarks")  # import no PyTorch
+QUICK = ("tight_fit", "helpers.strategy", "tools.course", "benchmarks")  # import no PyTorch
 # Started by path, by another file or by torchrun, or an example in a docstring.
 STARTED_OTHERWISE = (
-    "command.py",
+    "main.py",
     "gpu_layout_ranks.py",
     "keeper.py",
     "run_cells.py",
@@ -34,7 +34,7 @@ STARTED_OTHERWISE = (
 )
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
-    for package in ("helpers", "benchmarks", "tools")
+    for package in ("tight_fit", "helpers", "benchmarks", "tools")
     for path in (ROOT / package).rglob("*.py")
     if 'if __name__ == "__main__"' in path.read_text(encoding="utf8")
     and path.name not in STARTED_OTHERWISE
@@ -63,8 +63,8 @@ def test_every_command_reads_its_arguments_and_is_wrapped(module):
     path = ROOT.joinpath(*module.split("."))
     path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     text = path.read_text(encoding="utf8")
-    command = module in ("helpers.plan", "helpers.script")  # they read them in a file of their own
-    reads = (path.parent / "command.py").read_text(encoding="utf8") if command else text
+    command = module == "tight_fit"  # they read them in a file of their own
+    reads = (path.parent / "command" / "options.py").read_text(encoding="utf8") if command else text
     assert any(way in reads for way in ("ArgumentParser(", "parser()", "Parser(", "card.parser("))
     after = text.partition('if __name__ == "__main__"')[2]
     wrapped = any(call in after for call in ("run(", "run_command(", "entry("))
@@ -89,7 +89,7 @@ def test_a_closed_pipe_ends_a_command_in_silence(module):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-@pytest.mark.parametrize("module, arguments", [("helpers.plan", ["--list-gpus"])])
+@pytest.mark.parametrize("module, arguments", [("tight_fit", ["--list-gpus"])])
 def test_a_full_disk_is_one_sentence(module, arguments):
     with open("/dev/full", "w") as full:
         process = started(module, *arguments, code=NO_TORCH, stdout=full)
@@ -99,7 +99,7 @@ def test_a_full_disk_is_one_sentence(module, arguments):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp437", "latin-1", "utf-16"])
-@pytest.mark.parametrize("module", ["helpers.plan", "tools.course"])
+@pytest.mark.parametrize("module", ["tight_fit", "tools.course"])
 def test_a_narrow_encoding_prints_what_it_can(module, encoding):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
     process = started(module, "--help", code=NO_TORCH, env=environment, text=False)
@@ -319,7 +319,7 @@ def test_a_checkout_that_cannot_be_written_is_one_sentence(
     one_sentence(capsys.readouterr().err, "cannot be written")
 
 
-@pytest.mark.parametrize("module", ["helpers.plan", "tools.course"])
+@pytest.mark.parametrize("module", ["tight_fit", "tools.course"])
 def test_without_a_home_the_help_is_there(module):
     environment = {name: value for name, value in os.environ.items() if name != "HOME"}
     process = started(module, "--help", env={**environment, "PYTHONPATH": str(ROOT)}, code=NO_TORCH)

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from helpers import train
 from helpers.data.chat import encode_conversations, split_off_answers
 from helpers.recipe import Recipe
-from helpers.values import IGNORE
 from tests.attack import refused
+from tight_fit.checks import IGNORE
 from tools.course import session
 
 ROOT = Path(__file__).resolve().parents[2]

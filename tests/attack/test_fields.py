@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from transformers import BertConfig, Qwen3Config, ViTConfig
 
-from helpers.plan import plan_model
-from helpers.plan.hf_model import ModelStep
 from helpers.recipe import Recipe, difference
 from tests.attack import refused
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import plan_model
 
 WRONG = (ValueError, TypeError)
 HUGE = 10**5000

@@ -7,12 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from helpers import hub
-from helpers.downloads import patience
-from helpers.downloads.local import DamagedCopy
-from helpers.downloads.repositories import Repo
 from tests.attack import one_sentence, refused
-from tests.core.test_hub import BASE, CIFAR, SMALLEST, VIT, stub
+from tests.models.test_hub import BASE, CIFAR, SMALLEST, VIT, stub
+from tight_fit.models import hub, patience
+from tight_fit.models.local import DamagedCopy
+from tight_fit.models.repositories import Repo
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 371146213\n"
 GROUPS = "SetFit/20_newsgroups"

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from helpers.parallel.model_layout import Layout, parse
-from helpers.plan import hf_config, model_names
-from helpers.strategy import command
-from helpers.strategy.plan_layout import plan_layout
 from tests.attack import one_sentence, refused
+from tight_fit.command import main as command
+from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.plan import plan_layout
+from tight_fit.models import config as hf_config
+from tight_fit.models import names as model_names
 from tools.calculator import make
 from tools.course import __main__ as course
 from tools.course import bundle

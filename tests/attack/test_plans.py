@@ -9,17 +9,18 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from helpers.gpus import GPU, GPUS, as_gpu, device, find, matches
 from helpers.parallel.layout import Parallel
-from helpers.plan import plan, plan_at, plan_custom_step, plan_model
+from helpers.plan import plan, plan_at
 from helpers.recipe import Recipe
 from helpers.strategy import ladder
 from helpers.strategy.choose import choose
-from helpers.strategy.cluster import Cluster
 from helpers.strategy.show import show_phases, show_plans
-from helpers.strategy.step_time import Link, find_link, rate
-from helpers.timing import specs
 from tests.attack import refused
+from tight_fit.gpus import GPU, GPUS, as_gpu, device, find, matches, specs
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.seconds import Link, find_link, rate
+from tight_fit.plans.model import plan_model
+from tight_fit.plans.own_step import plan_custom_step
 
 RECIPE = Recipe(model="vit", batch_size=4)
 WRONG = (ValueError, TypeError)

@@ -6,9 +6,10 @@ import pickle
 import pytest
 import torch
 
-from helpers.script import command, explain, magic
-from helpers.script.snapshot import moment, read
 from tests.attack import one_sentence, refused
+from tight_fit.command import explain, magic
+from tight_fit.command import script as command
+from tight_fit.script.snapshot import moment, read
 
 BLOCK = {"state": "active_allocated", "size": 5, "address": 1}
 SEGMENT = {"device": 0, "total_size": 8, "blocks": [BLOCK]}

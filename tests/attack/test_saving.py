@@ -18,12 +18,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from helpers import train
-from helpers.commands.arguments import new_file, new_folder
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe, replace
 from helpers.storage import state_file
 from helpers.storage.state_file import FILE, PREVIOUS, UNFINISHED
 from tests.attack import refused
+from tight_fit.command.arguments import new_file, new_folder
+from tight_fit.techniques.optimizers import make_optimizer
 
 RECIPE = Recipe(model="vit", steps=4, batch_size=4, train_size=16)
 

@@ -15,13 +15,13 @@ import torch
 from transformers import BertConfig, GPT2Config, Qwen3Config
 
 from helpers.data import batching, packing
-from helpers.gpus import GPU, as_gpu
 from helpers.plan import plan
-from helpers.plan.config_bounds import check_sizes
-from helpers.plan.hf_model import ModelStep
 from helpers.recipe import Recipe
-from helpers.strategy import command
 from tests.attack import one_sentence, refused
+from tight_fit.command import main as command
+from tight_fit.gpus import GPU, as_gpu
+from tight_fit.models.bounds import check_sizes
+from tight_fit.models.step import ModelStep
 
 ROOT = Path(__file__).resolve().parents[2]
 DECODER = ROOT / "helpers" / "mini" / "decoder"

@@ -19,8 +19,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 from exercises.check import load, verdict
 from exercises.encoding import decode, encode
 from exercises.handout import MOST_PARTS, Broken, receive, send
-from helpers.commands.wrapper import sentence
 from tests.attack import one_sentence, refused
+from tight_fit.command.wrapper import sentence
 from tools.course import grade, sandbox, submissions
 from tools.course.__main__ import main
 from tools.course.judge import Judge

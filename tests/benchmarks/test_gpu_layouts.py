@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks import gpu_layout_ranks, gpu_layouts, gpu_steps, proof, room
 from benchmarks.measured_steps import LARGE, cases
-from helpers import gpus
-from helpers.parallel.comm_meter import SentMessage
 from helpers.parallel.launcher import RankFailed
 from helpers.recipe import Recipe
 from helpers.strategy.plan_ranks import plan_parallel
-from helpers.strategy.step_time import LINKS, transfer
 from tests.benchmarks.test_measured_steps import a_proof, a_step
+from tight_fit import gpus
+from tight_fit.layouts.messages import SentMessage
+from tight_fit.layouts.seconds import LINKS, transfer
 
 RANKS = [
     {"allocated": 90, "reserved": 110, "seconds": 0.2, "large": 0.03, "small": 3e-5},

@@ -13,11 +13,11 @@ import torch
 
 from benchmarks import apart, gpu_layouts, gpu_steps, proof
 from benchmarks.measured_steps import LARGE, cases
-from helpers import gpus
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe
-from helpers.values import OPTIMIZERS
 from tests.benchmarks.test_measured_steps import a_step
+from tight_fit import gpus
+from tight_fit.checks import OPTIMIZERS
+from tight_fit.techniques.optimizers import make_optimizer
 
 GPU = {"device": "cuda", "name": "Tesla T4", "torch": "2.13.0"}
 UNFINISHED = "tesla-t4.pytorch-2-13-0.unfinished"

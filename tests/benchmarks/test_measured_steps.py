@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from benchmarks import gpu_layouts, measure_step, measured_steps, other_estimators, proof, room
-from helpers import gpus, models
-from helpers.memory.tracker import PHASES
+from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy.plan_ranks import plan_parallel
 from helpers.strategy.techniques import MODELS, TECHNIQUES
+from tight_fit import gpus
+from tight_fit.trace.tracker import PHASES
 
 TEXT, IMAGE = Recipe(batch_size=4, length=16), Recipe(model="vit", batch_size=4)
 KEPT = proof.read()

@@ -8,7 +8,7 @@ import torch
 from benchmarks.peaks import kept, page, qwen_plans
 from benchmarks.peaks.points import LEFT_OUT, POINTS
 from benchmarks.peaks.qwen import LORA, PUBLISHED, QLORA, Qwen
-from helpers.gpus import MARGIN
+from tight_fit.gpus import MARGIN
 from tools.course import readme
 
 BY_NAME = {point.name: point for point in POINTS}

@@ -7,15 +7,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import published_peaks
 from helpers import models
-from helpers.optimizers import make_optimizer
 from helpers.plan import plan
-from helpers.plan.cuda_kernels import _written_out
-from helpers.plan.custom_step import plan_custom_step
-from helpers.plan.fake_tensors import FakeValues
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe, replace
-from helpers.step import train_step
-from helpers.torch_private import FakeTensorMode
+from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
+from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.cuda_kernels import _written_out
+from tight_fit.trace.fake_tensors import FakeValues
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from helpers import models, train
-from helpers.optimizers import states
 from helpers.recipe import Recipe
-from helpers.step import loss_sum
+from tight_fit.techniques.optimizers import states
+from tight_fit.techniques.step import loss_sum
 
 bitsandbytes = pytest.importorskip("bitsandbytes").optim
 LABS = Path(__file__).parents[2] / "notebooks" / "labs"

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from helpers import model_changes, models, train
-from helpers.optimizers import make_optimizer
+from helpers import models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.step import loss_sum, train_step
+from tight_fit.techniques import model_changes
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import loss_sum, train_step
 
 MINI = {
     "deberta": Recipe(length=24, batch_size=8, lora_rank=4),

@@ -12,11 +12,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from helpers import model_changes, models, train
-from helpers.optimizers import make_optimizer
+from helpers import models, train
 from helpers.plan import plan
 from helpers.recipe import MODELS, Recipe, replace
-from helpers.step import train_step
+from tight_fit.techniques import model_changes
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
 
 CLASSIFIERS = {"deberta": Recipe(length=16, batch_size=4), "vit": Recipe(model="vit", batch_size=4)}
 MINI = CLASSIFIERS | {"decoder": Recipe(model="decoder", length=32, batch_size=4)}

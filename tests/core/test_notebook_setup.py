@@ -10,9 +10,10 @@ import nbformat
 import pytest
 import torch
 
-from helpers import gpus, notebook_setup, profile
+from helpers import notebook_setup, profile
 from helpers.packages import required
 from tests.small import notebook
+from tight_fit import gpus
 from tools.course import ROOT, __main__, badges, stress
 from tools.course.execute import execute
 
@@ -77,7 +78,7 @@ def start(folder, address="", **environment):
 
 
 def copied(folder, *without):
-    for name in {"helpers/recipe.py", "requirements.txt"} - {*without}:
+    for name in {"helpers/recipe.py", "tight_fit/units.py"} - {*without}:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     return folder
@@ -87,8 +88,8 @@ def test_the_first_cell_finds_the_files_or_says_how_to_bring_them(tmp_path):
     apart, beside = tmp_path / "a" / "working", tmp_path / "b"
     for folder in (apart, beside):
         folder.mkdir(parents=True)
-    copied(beside / "half", "requirements.txt")  # an unpacking that was broken off
-    assert start(beside)[1].startswith("RuntimeError: The course's files are not here: unpack")
+    copied(beside / "half", "tight_fit/units.py")  # an unpacking that was broken off
+    assert start(beside)[1].startswith("FileNotFoundError: Unpack the course's zip beside")
     whole = copied(beside / "whole")
     attached = copied(tmp_path / "a" / "input" / "datasets" / "me" / "course")
     assert start(beside) == (str(whole), "") and start(whole / "helpers") == (str(whole), "")
@@ -102,7 +103,7 @@ def test_with_an_address_the_first_cell_fetches_what_it_does_not_find(tmp_path):
         subprocess.run([*as_me, *words], cwd=origin, check=True)
     reader = tmp_path / "reader"
     reader.mkdir()
-    said = "RuntimeError: The course's files are not here"
+    said = "FileNotFoundError: Unpack the course's zip"
     assert start(reader, f"file://{tmp_path}/none")[1].startswith(said)
     assert start(reader, f"file://{origin}", PATH="")[1].startswith(said)  # there is no git
     assert start(reader, f"file://{origin}") == (str(reader / "origin"), "")
@@ -265,7 +266,8 @@ def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
 
 
 def test_gpus_and_units_import_without_torch():
-    program = "import sys\nimport helpers.gpus, helpers.units\nprint('torch' in sys.modules)"
+    modules = "tight_fit.gpus, tight_fit.units"
+    program = f"import sys\nimport {modules}\nprint('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -313,7 +315,7 @@ def test_one_gpu_hides_the_others(given, count, then, monkeypatch, tmp_path):
 
 def test_the_first_cell_runs_before_torch():
     asked = "print('torch' in sys.modules)"
-    program = notebook_setup.first_cell().replace("notebook_setup.setup()", asked)
+    program = notebook_setup.first_cell().replace("setup()", asked)
     for place in (ROOT / "notebooks" / "labs", ROOT):
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from helpers import checkpoint, models, train
-from helpers.optimizers import make_optimizer, make_scaler, states
-from helpers.packages import here
 from helpers.recipe import Recipe, replace
-from helpers.step import loss_sum, train_step
-from helpers.values import OPTIMIZERS
+from tight_fit import packages as here
+from tight_fit.checks import OPTIMIZERS
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler, states
+from tight_fit.techniques.step import loss_sum, train_step
 
 SMALL = 4096  # elements under which bitsandbytes keeps fp32 states
 BLOCK = 256

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from helpers import models, train
-from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe, replace
-from helpers.step import train_step
 from tests.combinations import ALL, VALUES, covering, name, recipe
 from tests.small import without_dropout
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.step import train_step
 
 # fp32 sums in another order; half precision rounds to 2^-8 (bf16) or 2^-11 (fp16) at every product
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "bf16": 0.15, "fp16": 0.02}

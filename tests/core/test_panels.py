@@ -17,8 +17,8 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 from helpers import panels
-from helpers.memory.described import DescribedFigure
 from helpers.panels import panel
+from tight_fit.command.alt_text import DescribedFigure
 
 ROOT = Path(__file__).resolve().parents[2]
 VIEW = "application/vnd.jupyter.widget-view+json"

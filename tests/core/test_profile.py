@@ -2,9 +2,10 @@
 
 import pytest
 
-from helpers import gpus, profile
+from helpers import profile
 from helpers.plan import plan
 from helpers.recipe import Recipe
+from tight_fit import gpus
 
 
 @pytest.fixture

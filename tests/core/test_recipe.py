@@ -8,7 +8,7 @@ import torch
 
 from helpers import data
 from helpers.recipe import DATASETS, Recipe, difference
-from helpers.values import whole
+from tight_fit.checks import whole
 
 WRONG = [
     ({"precision": "int3"}, ValueError, "fp32"),

@@ -11,8 +11,8 @@ from helpers.plan import for_record, plan
 from helpers.plan.out_of_memory import OutOfMemory
 from helpers.recipe import Recipe, replace
 from helpers.record import Run
-from helpers.units import duration, number, size
 from tests.small import a_run
+from tight_fit.units import duration, number, size
 
 RECIPE = Recipe(model="vit", steps=6, batch_size=8, train_size=24)
 

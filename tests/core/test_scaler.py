@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from helpers import models, train
-from helpers.optimizers import make_optimizer, make_scaler
 from helpers.recipe import Recipe, replace
-from helpers.step import learning_rate, train_step
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.step import learning_rate, train_step
 
 FP16 = Recipe(model="vit", precision="fp16", batch_size=8)
 

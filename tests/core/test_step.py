@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch.nn.utils import parameters_to_vector
 
 from helpers import models, train
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe, replace
-from helpers.step import learning_rate, loss_sum, tensor_cores, train_step
 from tests.small import without_dropout
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import learning_rate, loss_sum, tensor_cores, train_step
 
 TOLERANCE = 1e-5  # relative L2 distance, fp32, sums in another order
 

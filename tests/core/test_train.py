@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from helpers import checkpoint, models, train
 from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
-from helpers.step import learning_rate
 from helpers.storage import folder, state_file
+from tight_fit.techniques.step import learning_rate
 
 SHORT = Recipe(
     model="vit", steps=5, batch_size=8, accumulation=2, train_size=20
@@ -166,8 +166,8 @@ def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
     ],
 )
 def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
-    from helpers.gpus import GPUS
     from helpers.plan import out_of_memory
+    from tight_fit.gpus import GPUS
 
     alive = []
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from helpers.units import GIB, MIB, duration, number, several, size, span
+from tight_fit.units import GIB, MIB, duration, number, several, size, span
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from transformers import AutoTokenizer
 from helpers import data, models, train
 from helpers.data import chat
 from helpers.recipe import Recipe, replace
-from helpers.step import cross_entropy_sum, loss_sum
-from helpers.values import IGNORE
+from tight_fit.checks import IGNORE
+from tight_fit.techniques.step import cross_entropy_sum, loss_sum
 
 RECIPE = Recipe("decoder", weights="random", length=48, batch_size=4, train_size=40, test_size=16)
 

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as pil
 
-from helpers import data, hub
+from helpers import data
 from helpers.data import offline, text
 from helpers.data.encoding import Pixels
 from helpers.data.subset import balanced_order, proportional_order
+from tight_fit.models import hub
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=120)
 

@@ -17,8 +17,8 @@ from helpers.data import packing
 from helpers.data.collate import pad
 from helpers.data.packing import pack, packed_batch, packed_logits
 from helpers.recipe import Recipe
-from helpers.step import loss_sum
-from helpers.values import IGNORE
+from tight_fit.checks import IGNORE
+from tight_fit.techniques.step import loss_sum
 
 prop = settings(deadline=None, max_examples=60)
 DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12)

@@ -6,8 +6,8 @@ import torch
 from helpers import memory, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.values import PADDINGS
 from tests.core.test_pairs import gradients
+from tight_fit.checks import PADDINGS
 
 FIXED = Recipe(length=64, batch_size=16, train_size=50, test_size=120)
 

@@ -18,7 +18,7 @@ from tokenizers.normalizers import NFKC
 from helpers import data, models
 from helpers.data.encoding import normalise
 from helpers.recipe import Recipe
-from tests.core.test_hub import make_deberta
+from tests.models.test_hub import make_deberta
 from tools.course import NOTEBOOKS
 
 LIBRARIES = {"json": json, "math": math, "re": re, "unicodedata": unicodedata}

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from helpers import isolation
+from tight_fit import isolation
 
 
 def main(before: str, deed: str, mark: str) -> int:

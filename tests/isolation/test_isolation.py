@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import isolation
 from tests.isolation import with_mark
+from tight_fit import isolation
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 12345  # a user that this machine does not know
@@ -301,7 +301,7 @@ def test_limits_hold(home):
 def test_where_there_is_none_it_says_what_is_refused(home):
     """An isolated process can make none itself: its /proc cannot be written."""
     text = """\
-from helpers import isolation
+from tight_fit import isolation
 from tests.isolation import with_mark
 try: isolation.fork()
 except isolation.Unavailable as error: assert "own" in str(error), error
@@ -315,7 +315,7 @@ else: assert False
 def test_a_container_that_refuses_proc_is_enough(refused, home):
     """Where nothing of it may be mounted, a process finds what it says of the machine."""
     before = f"""\
-from helpers.isolation import system
+from tight_fit.isolation import system
 mount = system.mount
 def without(source, *arguments, **options):
     if source in ({refused},): raise OSError(1, "refused")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from helpers.units import duration, size
 from tests.lessons.cells import the_cell
+from tight_fit.units import duration, size
 
 BATCH = Path(__file__).resolve().parents[2] / "scripts" / "cluster.sbatch"
 

@@ -9,7 +9,9 @@ import pytest
 from exercises.check import load_all
 from tools.course import NOTEBOOKS
 
-NAME = re.compile(r"`((?:helpers|exercises|torch|transformers|accelerate|peft)(?:\.\w+)+)")
+NAME = re.compile(
+    r"`((?:tight_fit|helpers|by_hand|exercises|torch|transformers|accelerate|peft)(?:\.\w+)+)"
+)
 PAGES = sorted(NOTEBOOKS.glob("**/[0-9][0-9]_*.ipynb"))
 
 
@@ -37,5 +39,5 @@ def test_names_in_hints_exist():
 
 
 def test_a_name_that_does_not_exist_is_found():
-    text = "`torch.nn.Linear(4)`, `helpers.parallel.tensor_by_hand.Ring(transport)`, `helpers.no.x`"
-    assert missing(text) == ["helpers.parallel.tensor_by_hand.Ring", "helpers.no.x"]
+    text = "`torch.nn.Linear(4)`, `by_hand.tensor.Ring(transport)`, `helpers.no.x`"
+    assert missing(text) == ["by_hand.tensor.Ring", "helpers.no.x"]

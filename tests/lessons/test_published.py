@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.torchtitan_steps import CARD, ROWS
 from helpers.strategy import large_models
-from helpers.units import GIB, size
 from tests.lessons.cells import markdown_of
+from tight_fit.units import GIB, size
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.techniques.stochastic_rounding import StochasticAdamW
 from tests.lessons.cells import the_cell
+from tight_fit.techniques.stochastic_rounding import StochasticAdamW
 
 
 def test_rounded_to_nearest_most_weights_never_change_and_at_random_they_move_as_in_fp32():

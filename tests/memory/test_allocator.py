@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.gpus import CONTEXT, MARGIN, WORKSPACE, find
-from helpers.memory.allocator import (
+from helpers.plan import plan
+from helpers.recipe import Recipe, replace
+from tight_fit.gpus import CONTEXT, MARGIN, WORKSPACE, find
+from tight_fit.memory.allocator import (
     AllocationTrace,
     AllocatorPeaks,
     CachingAllocator,
     CapacityExceeded,
     replay,
 )
-from helpers.plan import plan
-from helpers.recipe import Recipe, replace
-from helpers.units import KIB, MIB
+from tight_fit.units import KIB, MIB
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 

@@ -10,11 +10,11 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 
 from helpers import plots
-from helpers.memory.described import numbers
-from helpers.memory.told_apart import COLOURS, EDGE, HATCHES, told_apart
 from helpers.plan import plan
 from helpers.recipe import Recipe
-from helpers.units import size
+from tight_fit.command.alt_text import numbers
+from tight_fit.command.told_apart import COLOURS, EDGE, HATCHES, told_apart
+from tight_fit.units import size
 
 
 def contrast(one: str, other: str) -> float:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from helpers.memory.flops import FORMULAS, KERNELS
+from tight_fit.trace.flops import FORMULAS, KERNELS
 
 BATCH, HEADS, TOKENS, KEYS, WIDTH = 2, 6, 8, 12, 4
 PRODUCT = 2 * BATCH * HEADS * TOKENS * KEYS * WIDTH  # of scores, or of their sums of values

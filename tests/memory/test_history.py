@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.memory import history
-from helpers.script import explain, snapshot
+from tight_fit.command import explain
+from tight_fit.memory import history
+from tight_fit.script import snapshot
 
 WIDTH, EXAMPLES = 64, 1000
 

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from helpers.memory.cublas import copied_for_cublas
-from helpers.memory.tracker import BORN, DIES, Tracker
-from helpers.torch_private import (
+from tight_fit.torch_private import (
     ADD,
     FakeTensorMode,
     TorchDispatchMode,
@@ -18,6 +16,8 @@ from helpers.torch_private import (
     count_holders,
     is_dense,
 )
+from tight_fit.trace.cublas import copied_for_cublas
+from tight_fit.trace.tracker import BORN, DIES, Tracker
 
 N = 64
 

@@ -8,8 +8,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from helpers import packages
-from helpers.gpus import REHEARSAL
-from helpers.packages import cells, here
+from helpers.packages import cells
+from tight_fit import packages as here
+from tight_fit.gpus import REHEARSAL
 
 ABSENT = "no_such_module_of_anyone"
 MADE = f"needs('{ABSENT}')\nimport {ABSENT}\ntable = old = {ABSENT}.table()"

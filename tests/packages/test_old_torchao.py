@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.plan import plan_model
+from tight_fit.plans.model import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
 TENSOR = "import torch\nclass TorchAOBaseTensor(torch.Tensor): pass\n"
@@ -82,6 +82,6 @@ def test_a_torchao_that_is_new_enough_is_seen(run):
 def test_the_command_plans_adapters(run):
     config = ROOT / "helpers" / "configs" / "deberta"
     asked = "--gpu", "T4", "--lora", "8", "--batch", "2", "--length", "64"
-    printed, _ = run("0.10.0", "-m", "helpers.plan", config, *asked, "--quick", "--fresh", "--json")
+    printed, _ = run("0.10.0", "-m", "tight_fit", config, *asked, "--quick", "--fresh", "--json")
     expected = plan_model(config, lora_rank=8, batch_size=2, length=64)
     assert json.loads(printed)["peak"] == expected.peak

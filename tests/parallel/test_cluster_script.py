@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import gpus
 from helpers.parallel import RankFailed, launch
 from helpers.parallel.rank_output import REPORT, RankOutput
 from tests.forked import forked
 from tests.parallel.test_launch import gone
+from tight_fit import gpus
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CLUSTER = SCRIPTS / "cluster.py"

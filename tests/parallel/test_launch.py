@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import gpus
 from helpers.parallel import RankFailed, launch, launcher
 from helpers.parallel.launcher import environment
 from helpers.parallel.rank_output import first_failure
+from tight_fit import gpus
 
 HERE = Path(__file__).parents[2]
 

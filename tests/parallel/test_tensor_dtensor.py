@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers import models
-from helpers.optimizers import make_optimizer
-from helpers.parallel.clipping import clip_
 from helpers.parallel.tensor_dtensor import Collectives, regroup, split
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe
-from helpers.step import loss_sum
-from helpers.torch_private import FakeTensorMode
 from tests.forked import forked
+from tight_fit.layouts.clipping import clip_
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import loss_sum
+from tight_fit.torch_private import FakeTensorMode
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "split.py"
 WAYS = [{}, {"sequence": True}]

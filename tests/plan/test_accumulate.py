@@ -2,10 +2,10 @@
 
 import pytest
 
-from helpers import gpus
 from helpers.plan import fitting, plan
 from helpers.recipe import Recipe, difference, replace
-from helpers.units import GIB
+from tight_fit import gpus
+from tight_fit.units import GIB
 
 LARGE = Recipe("deberta-large", profile="full", batch_size=16, length=256)
 FROZEN = {"checkpointing": True, "frozen": 14}

@@ -11,17 +11,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import beside_others as bench
 from benchmarks.measure_step import recorded
-from helpers import gpus, memory, models, train
-from helpers.optimizers import make_optimizer
-from helpers.plan import plan, plan_at, plan_model
+from helpers import memory, models, train
+from helpers.plan import plan, plan_at
 from helpers.plan.interpolate import interpolation
 from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
-from helpers.plan.remedies import least_peak
 from helpers.recipe import Recipe, replace
-from helpers.step import loss_sum, train_step
-from helpers.torch_private import FakeTensorMode
-from helpers.values import OPTIMIZERS
 from tests import combinations, newer_combinations
+from tight_fit import gpus
+from tight_fit.checks import OPTIMIZERS
+from tight_fit.plans.model import plan_model
+from tight_fit.search.remedies import least_peak
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import loss_sum, train_step
+from tight_fit.torch_private import FakeTensorMode
 
 MINI = {
     "deberta": Recipe(batch_size=8, length=32),

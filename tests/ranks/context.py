@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
-from helpers.parallel.comm_meter import CommMeter
+from tight_fit.layouts.messages import CommMeter
 
 script, heads, key_heads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 cut = runpy.run_path(script)

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helpers import frameworks, models, train
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe
-from helpers.step import loss_sum
 from tests.core.test_frameworks import still_models
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import loss_sum
 
 
 def ddp_zero(model, recipe):

@@ -16,20 +16,20 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from helpers import model_changes
-from helpers.memory.timeline import to_plan
-from helpers.optimizers import make_optimizer
-from helpers.parallel.model_experts import experts_of
-from helpers.parallel.model_layout import AXES, Layout
-from helpers.parallel.model_rank import ModelRank, grid_of
-from helpers.parallel.model_wrapping import enable_recomputation
-from helpers.parallel.pipeline_rank import PipelineRank
-from helpers.plan.hf_model import ModelStep, make, prepare
-from helpers.plan.hf_plan import batch
-from helpers.step import train_step
-from helpers.strategy.trace_layout import trace_model_rank
-from helpers.strategy.trace_pipeline import trace_pipeline_rank
-from helpers.timing.trace_ops import Recorder
+from tight_fit.kernels.trace_ops import Recorder
+from tight_fit.layouts.experts import experts_of
+from tight_fit.layouts.layout import AXES, Layout
+from tight_fit.layouts.pipeline_rank import PipelineRank
+from tight_fit.layouts.rank import ModelRank, grid_of
+from tight_fit.layouts.trace import trace_model_rank
+from tight_fit.layouts.trace_pipeline import trace_pipeline_rank
+from tight_fit.layouts.wrapping import enable_recomputation
+from tight_fit.memory.plan import to_plan
+from tight_fit.models.step import ModelStep, make, prepare
+from tight_fit.plans.model import batch
+from tight_fit.techniques import model_changes
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
 
 STEPS = 2
 GRIDS: dict[tuple[int, ...], dict] = {}

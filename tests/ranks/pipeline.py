@@ -10,13 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from by_hand.pipeline import run
+from by_hand.pipeline_stage import cut
+from by_hand.transport import PipelineTransport
 from helpers import models, train
-from helpers.parallel.pipeline import run
-from helpers.parallel.pipeline_stage import cut
-from helpers.parallel.schedules import gpipe, interleaved, one_f_one_b
-from helpers.parallel.transport import PipelineTransport
 from helpers.recipe import Recipe
-from helpers.step import loss_sum
+from tight_fit.layouts.schedules import gpipe, interleaved, one_f_one_b
+from tight_fit.techniques.step import loss_sum
 
 ROWS, MICRO = 8, 4
 

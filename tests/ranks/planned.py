@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from helpers import models, train
-from helpers.memory.timeline import to_plan
-from helpers.optimizers import make_optimizer, make_scaler
 from helpers.parallel.layout import Parallel
 from helpers.parallel.rank import Rank, grid
 from helpers.recipe import Recipe
-from helpers.step import train_step
 from helpers.strategy.plan_ranks import trace_rank
 from tests.small import without_dropout
+from tight_fit.memory.plan import to_plan
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.step import train_step
 
 STEPS = 2
 

@@ -6,8 +6,8 @@ import json
 import torch
 import torch.distributed as dist
 
-from helpers.parallel.collectives import ring_all_reduce
-from helpers.parallel.transport import ProcessGroupTransport
+from by_hand.collectives import ring_all_reduce
+from by_hand.transport import ProcessGroupTransport
 
 dist.init_process_group("gloo")
 transport = ProcessGroupTransport()

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from helpers.parallel.comm_meter import CommMeter
+from tight_fit.layouts.messages import CommMeter
 
 lesson = {"torch": torch}
 exec(sys.argv[1], lesson)

@@ -10,12 +10,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from helpers import frameworks, models
-from helpers.optimizers import make_optimizer
-from helpers.parallel.clipping import clip_
 from helpers.parallel.tensor_dtensor import Collectives, gather, regroup, split
 from helpers.recipe import Recipe
-from helpers.step import loss_sum
 from tests.small import without_dropout
+from tight_fit.layouts.clipping import clip_
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import loss_sum
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()

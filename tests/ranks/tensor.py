@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTLayer
 
-from helpers.parallel.exchange import Group, Ring
-from helpers.parallel.tensor_by_hand import (
+from by_hand.exchange import Group, Ring
+from by_hand.tensor import (
     ColumnParallelLinear,
     Layer,
     VocabParallelEmbedding,
@@ -20,7 +20,7 @@ from helpers.parallel.tensor_by_hand import (
     join,
     vocabulary_cross_entropy,
 )
-from helpers.parallel.transport import ProcessGroupTransport
+from by_hand.transport import ProcessGroupTransport
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)

@@ -1,8 +1,8 @@
 """A small training program, and the plan of a program."""
 
-from helpers.gpus import find
-from helpers.script import process
-from helpers.script.program import ToPlan, script_of
+from tight_fit.gpus import find
+from tight_fit.script import process
+from tight_fit.script.program import ToPlan, script_of
 
 HEAD = """\
 import torch

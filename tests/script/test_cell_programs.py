@@ -5,7 +5,7 @@ import re
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from helpers.script import magic
+from tight_fit.command import magic
 
 TRAINING = """\
 import torch
@@ -21,7 +21,7 @@ for number in range(10):
 @pytest.fixture(scope="module")
 def shell():
     shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "helpers")
+    shell.run_line_magic("load_ext", "tight_fit")
     return shell
 
 

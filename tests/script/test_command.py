@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, BertModel
 
-from helpers.gpus import find
-from helpers.script import command, process, remedies, report
-from helpers.script.program import ProgramFailed, Refused, ToPlan, script_of
-from helpers.strategy import command as tight_fit
 from tests.script import HEAD, LOOP, run
+from tight_fit.command import main as tight_fit
+from tight_fit.command import script as command
+from tight_fit.gpus import find
+from tight_fit.script import process, remedies, report
+from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 REFUSED = {

@@ -8,8 +8,9 @@ import pickle
 
 import pytest
 
-from helpers.script import explain, snapshot
-from helpers.units import GIB, MIB
+from tight_fit.command import explain
+from tight_fit.script import snapshot
+from tight_fit.units import GIB, MIB
 
 SITE = "/usr/lib/python3.12/site-packages/torch"
 FORWARD = [

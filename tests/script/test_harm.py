@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers import isolation
-from helpers.gpus import find
-from helpers.script import process
-from helpers.script.program import ProgramFailed, Refused, ToPlan, script_of
 from tests.isolation import with_mark
 from tests.script import HEAD, LOOP, STEP, run
+from tight_fit import isolation
+from tight_fit.gpus import find
+from tight_fit.script import process
+from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
 
 # What a program does before its training, beside best.pt, data/1.txt and data/2.txt.
 # Each asserts that the program itself sees what it has done.
@@ -228,7 +228,16 @@ def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
         "subprocess.Popen([sys.executable, '-c', code])\n"
         "print('began', flush=True)\ntime.sleep(600)\n"
     )
-    command = [sys.executable, "-m", "helpers.script", program(text), "--gpu", "T4", "--output"]
+    command = [
+        sys.executable,
+        "-m",
+        "tight_fit",
+        "script",
+        program(text),
+        "--gpu",
+        "T4",
+        "--output",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2])}
     process = subprocess.Popen([*command, "--", mark], stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None and process.stdout.readline() == b"began\n"

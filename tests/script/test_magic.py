@@ -11,7 +11,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 
-from helpers.script import magic
+from tight_fit.command import magic
 
 EARLIER = """\
 import torch
@@ -39,7 +39,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from helpers.plan import plan
 from helpers.recipe import Recipe
 shell = InteractiveShell()
-shell.run_line_magic("load_ext", "helpers")
+shell.run_line_magic("load_ext", "tight_fit")
 plan(Recipe())
 assert shell.run_cell({EARLIER!r}).success
 shell.run_cell_magic("plan", "--gpu T4", {CELL!r})
@@ -49,7 +49,7 @@ shell.run_cell_magic("plan", "--gpu T4", {CELL!r})
 @pytest.fixture(scope="module")
 def shell():
     shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "helpers")
+    shell.run_line_magic("load_ext", "tight_fit")
     assert shell.run_cell(EARLIER).success
     return shell
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.script import command
+from tight_fit.command import script as command
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plan-your-script.md"

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from benchmarks.programs.real import steps_of
-from helpers.gpus import find
-from helpers.plan.quantized import state_tensors
-from helpers.script import process
-from helpers.script.program import ToPlan, script_of
+from tight_fit.gpus import find
+from tight_fit.script import process
+from tight_fit.script.program import ToPlan, script_of
+from tight_fit.trace.quantized import state_tensors
 
 PROGRAMS = Path(__file__).parent / "programs"
 SECONDS = 300.0

@@ -2,7 +2,7 @@
 
 from helpers import show
 from helpers.strategy import ladder
-from helpers.units import size
+from tight_fit.units import size
 
 
 def test_rungs_are_the_planned_climb():

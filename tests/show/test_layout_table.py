@@ -6,9 +6,9 @@ from helpers import show
 from helpers.parallel import Parallel
 from helpers.recipe import Recipe, replace
 from helpers.strategy.candidate import Candidate
-from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_cache import planned
-from helpers.units import size
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.units import size
 
 JOB = Recipe("deberta", profile="mini", batch_size=8, length=32)
 CLUSTER = Cluster("T4", per_machine=2)

@@ -5,7 +5,7 @@ import pytest
 from helpers import show
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.units import size
+from tight_fit.units import size
 
 RECIPE = Recipe("vit", batch_size=8)
 

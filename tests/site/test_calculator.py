@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from helpers import gpus
-from helpers.plan import kept, model_names
-from helpers.plan.answer import quietly
-from helpers.plan.hf_plan import plan_model_step
-from helpers.plan.ship import asked_of
+from tight_fit import gpus
+from tight_fit.command import kept
+from tight_fit.command.answer import quietly
+from tight_fit.command.ship import asked_of
+from tight_fit.models import names as model_names
+from tight_fit.plans.model import plan_model_step
 from tools.calculator import make, page, plans
 from tools.calculator.chunks import StreamChunks
 from tools.calculator.families import OPTIMIZERS

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlparse
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers.files import replace_all
 from helpers.tables import Table
+from tight_fit.files import replace_all
 from tools.course.notebooks import every_notebook
 from tools.course.pages import html, index
 from tools.site.build import build

@@ -4,7 +4,6 @@ from unittest.mock import patch
 
 import pytest
 
-from helpers.gpus import CONTEXT, GPU, find
 from helpers.parallel import Parallel
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
@@ -13,11 +12,12 @@ from helpers.strategy import plan_cache
 from helpers.strategy.candidate import Candidate
 from helpers.strategy.candidates import Attempt, accumulations, hopeless
 from helpers.strategy.choose import GOALS, Choice, choose, ranked
-from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_ranks import plan_parallel
-from helpers.strategy.search_space import TIE
-from helpers.strategy.step_time import LINKS, StepTime
-from helpers.units import MIB
+from tight_fit.gpus import CONTEXT, GPU, find
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.seconds import LINKS, StepTime
+from tight_fit.search.space import TIE
+from tight_fit.units import MIB
 
 MINI = Recipe("vit", batch_size=32)
 T4 = find("T4")

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from exercises.nb19 import BLOG, confounded
-from helpers import gpus, plots
+from helpers import plots
 from helpers.plan import plan
 from helpers.recipe import Recipe, difference, replace
 from helpers.strategy import ladder
 from helpers.strategy.plan_summary import PlanSummary
-from helpers.units import GIB
+from tight_fit import gpus
+from tight_fit.units import GIB
 
 MINI = Recipe("deberta", profile="mini", length=64, batch_size=16)
 LAST = [name for name in ladder.rungs(MINI) if name not in (ladder.FIRST, "dynamic padding")]

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.torchtitan_steps import ROWS
 from helpers import show
-from helpers.parallel.model_layout import parse
 from helpers.strategy import large_models
-from helpers.strategy.search_space import TIE, Trial
+from tight_fit.layouts.layout import parse
+from tight_fit.search.space import TIE, Trial
 
 KEPT = large_models.kept()
 

@@ -8,14 +8,14 @@ import nbformat
 import pytest
 
 from helpers.parallel import Parallel
-from helpers.parallel.comm_meter import SentMessage
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import __main__ as command
 from helpers.strategy import choose, ladder, plan_cache, techniques
-from helpers.strategy.cluster import Cluster
 from helpers.strategy.plan_cache import PlanCache
 from helpers.strategy.plan_summary import by_last_use, peak_without_states, summarize
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.messages import SentMessage
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = Recipe("vit", batch_size=32)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from helpers import values
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.strategy import show
 from helpers.strategy.show import show_phases, show_plans
-from helpers.timing.kernel_time import constants
-from helpers.units import size
+from tight_fit import checks as values
+from tight_fit.kernels.kernel_time import constants
+from tight_fit.units import size
 
 VIT = Recipe("vit", profile="full", batch_size=32)
 

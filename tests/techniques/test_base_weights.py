@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from helpers import models, train
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe, replace
-from helpers.step import train_step
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
 
 DEBERTA = Recipe(batch_size=8, length=32, lora_rank=4, learning_rate=1e-3)
 VIT = Recipe(model="vit", batch_size=8, lora_rank=4, learning_rate=1e-3)

@@ -6,7 +6,7 @@ import torch
 from helpers import memory, models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.techniques import compiled
+from tight_fit.techniques import compiled
 
 RECIPE = Recipe(model="vit", batch_size=4, train_size=16, test_size=8, steps=3, learning_rate=1e-3)
 

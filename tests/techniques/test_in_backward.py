@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from helpers import models, train
-from helpers.optimizers import make_optimizer
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.step import train_step
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
 
 VIT = Recipe(model="vit", batch_size=8, max_grad_norm=None)
 
@@ -51,7 +51,7 @@ def test_the_hooks_are_gone_after_the_step():
 
 def test_several_passes_through_one_parameter_update_it_once():
     """Its gradient is the sum, as where embeddings and output layer share their weight."""
-    from helpers.techniques.in_backward import updated_in_backward
+    from tight_fit.techniques.in_backward import updated_in_backward
 
     shared = torch.nn.Linear(2, 2, bias=False)
     before = shared.weight.detach().clone()

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from helpers import models, train
-from helpers.optimizers import make_optimizer
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.step import loss_sum, train_step
-from helpers.techniques import activation_offload
-from helpers.techniques.activation_offload import OffloadedActivations
-from helpers.techniques.host import on_host
-from helpers.techniques.host_optimizer import HostOptimizer
+from tight_fit.techniques import activation_offload
+from tight_fit.techniques.activation_offload import OffloadedActivations
+from tight_fit.techniques.host import on_host
+from tight_fit.techniques.host_optimizer import HostOptimizer
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import loss_sum, train_step
 
 SMALL = {
     "deberta": Recipe(batch_size=8, length=32),
@@ -217,7 +217,7 @@ def test_paged_states_are_the_drivers_and_small_ones_the_gpus():
 
 
 def test_on_host_ends_with_an_error_too():
-    from helpers.techniques import host
+    from tight_fit.techniques import host
 
     with pytest.raises(KeyError), on_host():
         raise KeyError

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.techniques import stochastic_rounding
-from helpers.techniques.stochastic_rounding import StochasticAdamW, rounded
+from tight_fit.techniques import stochastic_rounding
+from tight_fit.techniques.stochastic_rounding import StochasticAdamW, rounded
 
 
 @pytest.mark.parametrize("value", [1.001, -1.001, 3.1415927, 1e-30, -7e20, 0.0, 1.0])

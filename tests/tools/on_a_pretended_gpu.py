@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from helpers.kernels import gelu_half2
-from helpers.memory.allocator import CachingAllocator
+from by_hand import gelu_half2
+from tight_fit.memory.allocator import CachingAllocator
 from tools.pretend.cards import CONTEXT
 
 T4 = torch.cuda.get_device_capability() == (7, 5)
@@ -288,7 +288,7 @@ def half2_is_launched_as_on_a_gpu():
     made = gelu_half2.gelu(given).cpu().numpy()
     assert np.array_equal(made, gelu_half2.emulate(every), equal_nan=True)
     other = "80" if T4 else "75"
-    from helpers import torch_private
+    from tight_fit import torch_private
 
     def foreign():
         return torch_private.load_cuda_kernel(gelu_half2.build(other), "kernel_half2")
@@ -348,7 +348,7 @@ def what_is_compiled_is_traced_and_runs_as_it_is():
 @check
 def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pickle"):
     """Every allocation since the recording, and the blocks that are in use at its end."""
-    from helpers.memory.history import recorded
+    from tight_fit.memory.history import recorded
 
     before = torch.empty(1000, device="cuda")
     with recorded(path):

@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from helpers.parallel.transport import PipelineTransport
+from by_hand.transport import PipelineTransport
 
 rank, stages = int(os.environ["RANK"]), int(sys.argv[1])
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -73,9 +73,9 @@ examples = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 alone = trained("cpu", examples, False)
 assert torch.allclose(trained(device, examples[2 * rank : 2 * rank + 2], True), alone, atol=1e-5)
 
+from by_hand.transport import PipelineTransport, ProcessGroupTransport  # noqa: E402
 from helpers.parallel.layout import Parallel  # noqa: E402
 from helpers.parallel.rank import grid  # noqa: E402
-from helpers.parallel.transport import PipelineTransport, ProcessGroupTransport  # noqa: E402
 
 mesh = grid(Parallel(pipeline=2), "cuda")
 both = dist.new_group(backend="cpu:gloo,cuda:nccl")  # get_backend does not call it "nccl"

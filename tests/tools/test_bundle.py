@@ -6,9 +6,9 @@ import zipfile
 
 import pytest
 
-from helpers import hub
-from helpers.downloads.local import MIRROR, LocalCopy, in_mirror
 from helpers.packages import install
+from tight_fit.models import hub
+from tight_fit.models.local import MIRROR, LocalCopy, in_mirror
 from tools.course import ROOT, bundle
 
 
@@ -67,7 +67,7 @@ def test_a_notebook_finds_the_course_in_an_attached_bundle(offline, tmp_path):
     with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:
         packed.extractall(tmp_path / "input" / "attached")
     (tmp_path / "working").mkdir()
-    program = notebook_setup.first_cell().replace("notebook_setup.setup()", "")
+    program = notebook_setup.first_cell().replace("; setup()", "")
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\nimport helpers; print(helpers.__file__)"],
         cwd=tmp_path / "working",

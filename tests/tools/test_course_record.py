@@ -6,10 +6,10 @@ from dataclasses import replace as change
 
 import pytest
 
-from helpers import files
 from helpers.recipe import replace
 from helpers.record import read
 from tests.small import AFTER, BEFORE, a_run, files_in, notebook, writing
+from tight_fit import files
 from tools.course import record
 from tools.course.__main__ import main
 from tools.course.notebooks import Failed

@@ -12,27 +12,24 @@ from pathlib import Path
 
 import pytest
 
-import helpers
+import tight_fit
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-SOURCES = ("helpers", "exercises", "benchmarks", "tools")
+SOURCES = ("tight_fit", "helpers", "by_hand", "exercises", "benchmarks", "tools")
 NAMES = ("pyproject.toml", "requirements.txt", "requirements-dev.txt", "README.md", "LICENSE")
 
 # Run with only the installed package on the path, in an empty folder.
 OUTSIDE = """
-import importlib.metadata, json
-import exercises.check, helpers
-from helpers import models
-from helpers.plan import plan
-from helpers.recipe import Recipe
-recipe = Recipe(model="vit", profile="mini")
+import importlib.metadata, importlib.util, json
+import tight_fit
+planned = tight_fit.plan_model("bert-base-uncased", batch_size=2, length=16)
 print(json.dumps({
-    "file": helpers.__file__,
+    "file": tight_fit.__file__,
     "version": importlib.metadata.version("tight-fit"),
-    "peak": plan(recipe).peak,
-    "parameters": sum(weight.numel() for weight in models.build(recipe).parameters()),
+    "course": list(filter(importlib.util.find_spec, ("helpers", "exercises", "by_hand"))),
+    "peak": planned.peak,
 }))
 """
 
@@ -51,19 +48,18 @@ def wheel(tmp_path_factory) -> Path:
     return next(target.glob("*.whl"))
 
 
-def test_the_wheel_holds_helpers_exercises_and_all_their_data(wheel):
+def test_the_wheel_holds_the_planner_alone_with_its_data(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     wanted = {
         path.relative_to(ROOT).as_posix()
-        for folder in ("helpers", "exercises")
-        for path in (ROOT / folder).rglob("*")
+        for path in (ROOT / "tight_fit").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert inside == wanted
-    assert "helpers/mini/deberta/model.safetensors" in inside
+    assert "tight_fit/command/known/answers.json.xz" in inside
 
 
-def test_the_installed_package_plans_and_builds_a_mini_model(wheel, tmp_path):
+def test_the_installed_package_plans_without_the_course(wheel, tmp_path):
     target, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     install = [*PIP, "install", "-q", "--no-deps", "--no-index", "--target", str(target)]
@@ -78,17 +74,17 @@ def test_the_installed_package_plans_and_builds_a_mini_model(wheel, tmp_path):
     assert not run.returncode, run.stderr
     shown = json.loads(run.stdout)
     assert Path(shown["file"]).is_relative_to(target)
-    assert shown["version"] == helpers.__version__
-    assert shown["peak"] > shown["parameters"] > 400_000
+    assert shown["version"] == tight_fit.__version__
+    assert shown["course"] == [] and shown["peak"] > 16 * 100_000_000  # four fp32 values each
 
 
 def test_there_is_one_version():
     assert "version" in PROJECT["project"]["dynamic"]
     dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
-    assert dynamic["version"] == {"attr": "helpers.__version__"}
+    assert dynamic["version"] == {"attr": "tight_fit.__version__"}
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf8")
     newest = re.search(r"^## \[([\d.]+)\]", changes, re.MULTILINE)[1]
-    assert helpers.__version__.removesuffix(".dev0") == newest
+    assert tight_fit.__version__.removesuffix(".dev0") == newest
     assert f"version: {newest}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf8")
 
 

@@ -19,11 +19,11 @@ from benchmarks import proof
 from benchmarks.gpu_steps import every_case
 from benchmarks.measured_steps import LARGE
 from helpers import record
-from helpers.gpus import REHEARSAL, VISIBLE
 from helpers.recipe import Recipe, difference
-from helpers.units import MIB
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tests.script.test_magic import said_after_a_plan
+from tight_fit.gpus import REHEARSAL, VISIBLE
+from tight_fit.units import MIB
 from tools.course import ROOT, session
 from tools.course.notebooks import chosen
 from tools.pretend import build, cards, kept, page, rehearse
@@ -174,10 +174,10 @@ def test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start(tmp_path):
 TOO_LARGE = """
 import torch
 from helpers import models, profile, record, train
-from helpers.optimizers import make_optimizer
+from tight_fit.techniques.optimizers import make_optimizer
 from helpers.plan.out_of_memory import OutOfMemory
 from helpers.recipe import replace
-from helpers.step import train_step
+from tight_fit.techniques.step import train_step
 large = profile.recipe("deberta-large", batch_size=16, steps=1)
 
 def own_loop(recipe):
@@ -215,7 +215,7 @@ AFTER_THE_GPU = """
 import torch
 from IPython import get_ipython
 from IPython.utils.capture import capture_output
-get_ipython().run_line_magic("load_ext", "helpers")
+get_ipython().run_line_magic("load_ext", "tight_fit")
 torch.ones(1, device=DEVICE, requires_grad=True).sum().backward()
 with capture_output() as seen:
     get_ipython().run_cell_magic("plan", "--gpu T4", "model = torch.nn.Linear(2, 2).to('cuda')")
@@ -257,7 +257,7 @@ def test_a_program_is_planned_on_a_machine_with_a_gpu(tmp_path):
     """Whose GPUs the command hides from itself, so that a copy of it can compute gradients."""
     (tmp_path / "train.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-m", "helpers.script", str(tmp_path / "train.py"), "--gpu", "T4"],
+        [sys.executable, "-m", "tight_fit", "script", str(tmp_path / "train.py"), "--gpu", "T4"],
         env=variables("A100"),
         capture_output=True,
         text=True,

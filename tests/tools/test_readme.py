@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 
 from helpers import record, sweeps, tables
-from helpers.plan import command, plan
+from helpers.plan import plan
 from helpers.strategy import techniques
 from tests.small import a_run
+from tight_fit.command import options as command
 from tools.course import blocks, readme, trust
 
 TEXT = readme.README.read_text(encoding="utf8")

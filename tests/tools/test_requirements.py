@@ -17,7 +17,8 @@ from helpers.packages import required
 from tools.course.notebooks import every_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGED = ("helpers", "exercises")  # these may import only what requirements.txt names
+# These may import only what requirements.txt names.
+PACKAGED = ("tight_fit", "helpers", "by_hand", "exercises")
 REPOSITORY = (
     "benchmarks",
     "scripts",

@@ -13,11 +13,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from helpers.memory.tracker import StorageTrace
-from helpers.plan import hf_config
-from helpers.plan.answer import quietly
-from helpers.plan.hf_model import ModelStep
-from helpers.plan.hf_plan import trace_model_step
+from tight_fit.command.answer import quietly
+from tight_fit.models import config as hf_config
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import trace_model_step
+from tight_fit.trace.tracker import StorageTrace
 from tools.calculator.sizes import UNIT, Shape, Size, primes_for, size_of
 from tools.calculator.stream import StepStream, read, write
 

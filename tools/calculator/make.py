@@ -14,13 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from helpers.commands.arguments import OneLineParser, did_you_mean
-from helpers.commands.wrapper import run
-from helpers.gpus import GPUS
-from helpers.plan import hf_config, kept, model_names, question
-from helpers.plan.hf_model import ModelStep
-from helpers.plan.ship import asked_of
-from helpers.values import clipped
+from tight_fit.checks import clipped
+from tight_fit.command import kept, question
+from tight_fit.command.arguments import OneLineParser, did_you_mean
+from tight_fit.command.ship import asked_of
+from tight_fit.command.wrapper import run
+from tight_fit.gpus import GPUS
+from tight_fit.models import config as hf_config
+from tight_fit.models import names as model_names
+from tight_fit.models.step import ModelStep
 from tools.calculator.chunks import StreamChunks
 from tools.calculator.families import ModelStreams
 

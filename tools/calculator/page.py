@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from helpers import gpus
+from tight_fit import gpus
 from tools.calculator.make import read_file, times
 
 PAGE = Path(__file__).with_name("page")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from helpers.memory.timeline import Plan, to_plan
-from helpers.plan import hf_config, model_names
-from helpers.plan.hf_model import ModelStep
+from tight_fit.memory.plan import Plan, to_plan
+from tight_fit.models import config as hf_config
+from tight_fit.models import names as model_names
+from tight_fit.models.step import ModelStep
 from tools.calculator.make import kept_models
 from tools.calculator.sizes import UNIT, Shape, Size
 from tools.calculator.stream import read

@@ -22,9 +22,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from helpers.commands.arguments import OneLineParser, new_file, new_folder, whole_number
-from helpers.commands.wrapper import run as run_command
-from helpers.commands.wrapper import sentence
+from tight_fit.command.arguments import OneLineParser, new_file, new_folder, whole_number
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.command.wrapper import sentence
 
 NAME = "python -m tools.course"
 KINDS = (

@@ -11,18 +11,20 @@ from pathlib import Path
 
 from benchmarks.peaks import page
 from helpers import record, show, sweeps
-from helpers.gpus import find
-from helpers.memory.timeline import Plan
 from helpers.parallel import Parallel
-from helpers.plan import kept, model_names, planner, report
-from helpers.plan.ship import asked_of
+from helpers.plan import planner
 from helpers.recipe import Recipe, replace
 from helpers.strategy import large_models
 from helpers.strategy import techniques as planned
 from helpers.strategy.plan_ranks import plan_parallel
 from helpers.tables import Table
-from helpers.timing.specs import has_arithmetic
-from helpers.units import duration, size, span
+from tight_fit.command import kept, report
+from tight_fit.command.ship import asked_of
+from tight_fit.gpus import find
+from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.memory.plan import Plan
+from tight_fit.models import names as model_names
+from tight_fit.units import duration, size, span
 from tools.course import NOTEBOOKS
 
 RECORDED = (

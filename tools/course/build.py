@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from helpers.files import replace_all
+from tight_fit.files import replace_all
 from tools.course import BUILD, ROOT, clean, pages, tables
 from tools.course.execute import execute
 from tools.course.leftovers import unfinished
@@ -108,7 +108,13 @@ def _cells(notebook: NotebookNode) -> list:
 
 def _inputs() -> Iterator[Path]:
     """The files beside the notebook itself that may change what it shows."""
-    for folder in (ROOT / "helpers", ROOT / "exercises", ROOT / "results"):
+    for folder in (
+        ROOT / "tight_fit",
+        ROOT / "helpers",
+        ROOT / "by_hand",
+        ROOT / "exercises",
+        ROOT / "results",
+    ):
         yield from (
             file
             for file in sorted(folder.rglob("*"))

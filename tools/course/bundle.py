@@ -18,12 +18,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers import hub
-from helpers.commands.arguments import OneLineParser, new_file
-from helpers.commands.wrapper import run as run_command
 from helpers.packages.install import network
 from helpers.packages.required import requirements
-from helpers.units import size
+from tight_fit.command.arguments import OneLineParser, new_file
+from tight_fit.command.wrapper import run as run_command
+from tight_fit.models import hub
+from tight_fit.units import size
 from tools.course import BUILD, ROOT
 
 BUNDLE = BUILD / "bundle.zip"

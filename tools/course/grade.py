@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from exercises.check import load_all
 from helpers.tables import Table
-from helpers.units import GIB
+from tight_fit.units import GIB
 from tools.course import sandbox
 from tools.course.judge import Judge
 from tools.course.sandbox import Ended, Limits

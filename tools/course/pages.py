@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import nbformat
 from nbformat import NotebookNode
 
-from helpers.files import replace_all
+from tight_fit.files import replace_all
 from tools.course import NOTEBOOKS, badges
 from tools.site.formulas import mathml
 from tools.site.sources import described

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.programs import table
-from helpers import gpus, plots
-from helpers.memory.timeline import Plan
+from helpers import plots
 from helpers.plan.planner import plan
 from helpers.recipe import replace
 from helpers.strategy import techniques as planned
+from tight_fit import gpus
+from tight_fit.memory.plan import Plan
 from tools.course import ROOT, blocks, trust
 from tools.course.badges import with_block
 

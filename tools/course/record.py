@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helpers.files import replace_all
-from helpers.gpus import REHEARSAL
+from tight_fit.files import replace_all
+from tight_fit.gpus import REHEARSAL
 from tools.course import ROOT
 from tools.course.notebooks import Failed
 

@@ -1,6 +1,6 @@
 """A place where one submission runs: a fresh copy of the project, limits, and an end to everything.
 
-Where the system can isolate a process (`helpers.isolation`), the submission also sees no process
+Where the system can isolate a process (`tight_fit.isolation`), the submission also sees no process
 but its own, writes into memory that goes with it, reaches no network, and finds the folder of the
 other submissions empty. What the teacher's account may read it can read. `separate` says whether
 this machine allows it.
@@ -20,14 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import isolation
-from helpers.units import GIB
+from tight_fit import isolation
+from tight_fit.units import GIB
 from tools.course import ROOT
 from tools.course.leftovers import unfinished
 
 COPIED = (
     *(
+        "tight_fit",
         "helpers",
+        "by_hand",
         "exercises",
         "scripts",
         "benchmarks",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from helpers.files import replace_all
+from tight_fit.files import replace_all
 from tools.course import preflight
 from tools.course.notebooks import Failed, OutOfTime
 from tools.course.record import RESULTS, one_notebook, prepare

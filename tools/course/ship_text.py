@@ -10,8 +10,8 @@ import argparse
 import json
 import lzma
 
-from helpers.commands.wrapper import run
 from helpers.data import offline
+from tight_fit.command.wrapper import run
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def main(limits: dict, command: list[str]) -> dict:
 def _start(limits: dict, command: list[str]) -> int:
     """The process that becomes the command, with nothing of this one but its progress."""
     if limits["alone"]:
-        from helpers import isolation
+        from tight_fit import isolation
 
         child = isolation.fork(
             keep=[limits["progress"]],

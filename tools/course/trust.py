@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks import proof as measured
 from helpers import record
 from helpers.tables import Table, markdown
-from helpers.units import size
+from tight_fit.units import size
 
 FAR = 0.05  # a CPU's step that the plan misses by more than this is named
 

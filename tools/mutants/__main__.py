@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from helpers.commands.arguments import OneLineParser
-from helpers.commands.wrapper import run as run_command
+from tight_fit.command.arguments import OneLineParser
+from tight_fit.command.wrapper import run as run_command
 from tools.mutants import table
 from tools.mutants.run import verify, work
 from tools.mutants.sample import ROOT

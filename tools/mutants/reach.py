@@ -2,11 +2,12 @@
 
     PYTHONPATH=tools/mutants/hook python -m pytest tests -n 2 --dist loadfile -p tools.mutants.reach
 
-Every block of a function of helpers/ and exercises/ (a run of statements without a branch) gets one
-more statement, which marks its byte of a map that all processes of a worker share. So forked ranks
-and commands in processes of their own count as well, and only code of ours is slower. One line of
-JSON per test goes to build/mutants/reached-*.jsonl at once, so that a run that was cut off is of
-use. torch.compile cannot compile a function with marks: tests that ask for it fail in this run.
+Every block of a function of the planner and the course (a run of statements without a branch) gets
+one more statement, which marks its byte of a map that all processes of a worker share. So forked
+ranks and commands in processes of their own count as well, and only code of ours is slower. One
+line of JSON per test goes to build/mutants/reached-*.jsonl at once, so that a run that was cut off
+is of use. torch.compile cannot compile a function with marks: tests that ask for it fail in this
+run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tools.mutants.hook.sitecustomize import CODE, MAP
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "build" / "mutants"
-WATCHED = ("helpers", "exercises")
+WATCHED = ("tight_fit", "helpers", "exercises")
 COMPOUND = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
 
 

@@ -12,28 +12,44 @@ SEED = 0
 
 # {part: (how many mutants, the files that they are drawn from)}
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "step and loop": (16, ("helpers/step.py", "helpers/train.py")),
-    "techniques": (14, ("helpers/techniques/*.py",)),
+    "step and loop": (16, ("tight_fit/techniques/step.py", "helpers/train.py")),
+    "techniques": (
+        14,
+        tuple(
+            f"tight_fit/techniques/{name}.py"
+            for name in (
+                *("activation_offload", "base_weights", "compiled", "host", "host_optimizer"),
+                *("in_backward", "library_optimizers", "precision", "stochastic_rounding"),
+            )
+        ),
+    ),
     "optimizers, adapters, loss": (
         12,
         (
-            "helpers/optimizers.py",
-            "helpers/model_changes.py",
-            "helpers/language/chunked_loss.py",
+            "tight_fit/techniques/optimizers.py",
+            "tight_fit/techniques/model_changes.py",
+            "tight_fit/techniques/chunked_loss.py",
         ),
     ),
     "tracker": (
         18,
-        tuple(f"helpers/memory/{name}.py" for name in ("tracker", "trace", "flops", "cublas")),
+        tuple(f"tight_fit/trace/{name}.py" for name in ("tracker", "steps", "flops", "cublas")),
     ),
-    "allocator": (10, ("helpers/memory/allocator.py",)),
-    "layers traced once": (12, ("helpers/memory/splice.py", "helpers/memory/repeated_layers.py")),
-    "planner": (22, ("helpers/plan/*.py",)),
-    "time": (12, ("helpers/timing/*.py",)),
-    "layouts and search": (14, ("helpers/strategy/plan_layout.py", "helpers/strategy/search*.py")),
-    "schedules": (6, ("helpers/parallel/schedules.py",)),
+    "allocator": (10, ("tight_fit/memory/allocator.py",)),
+    "layers traced once": (12, ("tight_fit/trace/splice.py", "tight_fit/trace/repeated_layers.py")),
+    "planner": (22, ("tight_fit/plans/*.py", "helpers/plan/*.py")),
+    "time": (12, ("tight_fit/kernels/*.py",)),
+    "layouts and search": (14, ("tight_fit/layouts/plan.py", "tight_fit/search/layouts*.py")),
+    "schedules": (6, ("tight_fit/layouts/schedules.py",)),
     "checks of answers": (6, ("exercises/check.py",)),
-    "fields and values": (8, ("helpers/fields/*.py", "helpers/values.py")),
+    "fields and values": (
+        8,
+        (
+            "tight_fit/techniques/rules.py",
+            "tight_fit/techniques/settings.py",
+            "tight_fit/checks.py",
+        ),
+    ),
 }
 
 

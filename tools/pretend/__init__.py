@@ -7,7 +7,7 @@ the CPU's kernels compute. What it cannot show is speed, and the arithmetic of a
 native/      the C++ library: memory, dispatch, attention
 cards        which GPUs can be pretended
 build        compiles the library
-book         how much memory is taken, by `helpers.memory.allocator`, up to the card's limit
+book         how much memory is taken, by `tight_fit.memory.allocator`, up to the card's limit
 cuda         torch.cuda's side in Python
 nccl         NCCL's side of torch.distributed, over gloo
 half2        NVRTC and the launch of a kernel

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from helpers.commands.arguments import whole_number
-from helpers.commands.wrapper import run as run_command
+from tight_fit.command.arguments import whole_number
+from tight_fit.command.wrapper import run as run_command
 from tools.pretend.cards import CARDS
 
 NAME = "python -m tools.pretend"

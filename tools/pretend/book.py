@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from helpers.memory.allocator import CachingAllocator, CapacityExceeded
+from tight_fit.memory.allocator import CachingAllocator, CapacityExceeded
 
 ENTER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
 FULL = -1

@@ -1,6 +1,7 @@
 """The GPUs that can be pretended, and the variable that asks for one.
 
-This module imports neither torch nor, before it is asked, `helpers.gpus`, which it helps to change.
+This module imports neither torch nor, before it is asked, `tight_fit.gpus`, which it helps to
+change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ CONTEXT = 400 * MIB  # bytes that the driver keeps of each GPU
 class Card:
     """One kind of GPU.
 
-    label       its name in `helpers.gpus`
+    label       its name in `tight_fit.gpus`
     driver      the name that the driver gives
     processors  streaming multiprocessors
     cache       bytes of the second-level cache
@@ -30,21 +31,21 @@ class Card:
     @property
     def memory(self) -> int:
         """Bytes as PyTorch sees them."""
-        from helpers import gpus
+        from tight_fit import gpus
 
         return gpus.GPUS[self.label].memory
 
     @property
     def capability(self) -> tuple[int, int]:
         """Compute capability, (major, minor)."""
-        from helpers import gpus
+        from tight_fit import gpus
 
         return gpus.GPUS[self.label].capability
 
     @property
     def workspace(self) -> int:
         """Bytes of one cuBLAS workspace."""
-        from helpers import gpus
+        from tight_fit import gpus
 
         return gpus.WORKSPACE
 
@@ -61,7 +62,7 @@ def asked() -> tuple[Card, int] | None:
 
     TIGHT_FIT_REHEARSAL names a card and the number, as "T4:2". Raises ValueError for another text.
     """
-    from helpers import gpus
+    from tight_fit import gpus
 
     text = os.environ.get(gpus.REHEARSAL, "").strip()
     if not text:
@@ -77,7 +78,7 @@ def asked() -> tuple[Card, int] | None:
 
 def visible(count: int) -> int:
     """How many of `count` GPUs this process sees, by CUDA_VISIBLE_DEVICES."""
-    from helpers import gpus
+    from tight_fit import gpus
 
     given = os.environ.get(gpus.VISIBLE)
     if given is None:

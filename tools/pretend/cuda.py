@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from helpers.gpus import VISIBLE
+from tight_fit.gpus import VISIBLE
 from tools.pretend import cards
 from tools.pretend.book import Book
 from tools.pretend.streams import Stream, StreamEvent, index_of

@@ -18,7 +18,7 @@ MOST = 1 << 17  # values that are computed; of more the first ones, twice, and t
 
 
 def compile_cuda(source: str, capability: str, form: str = "cubin") -> bytes:
-    """What `helpers.kernels.nvrtc.compile_cuda` gives: here the names of the kernels.
+    """What `by_hand.nvrtc.compile_cuda` gives: here the names of the kernels.
 
     Raises RuntimeError for source without kernels, and for a capability that is none.
     """
@@ -63,7 +63,7 @@ def _gelu(x: torch.Tensor, kind: str, times: int) -> torch.Tensor:
         for _ in range(times):
             wide = torch.nn.functional.gelu(wide, approximate="tanh")
         return wide.half()
-    from helpers.kernels import gelu_half2
+    from by_hand import gelu_half2
 
     values = x.numpy()
     for _ in range(times):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from helpers.files import replace_all
+from tight_fit.files import replace_all
 from tools.course import ROOT
 from tools.pretend import build
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from helpers.files import replace_all
 from helpers.tables import Table
+from tight_fit.files import replace_all
 from tools.pretend.cards import CARDS
 from tools.pretend.kept import FILE, Kept, Recorded, Rehearsed, read
 
@@ -56,7 +56,7 @@ FOUND = (
         "they are compared on the CPU",
     ),
     (
-        "helpers/parallel/transport.py, `make record` on two GPUs",
+        "by_hand/transport.py, `make record` on two GPUs",
         "in a group with gloo for the host and NCCL for GPUs, which is what PyTorch makes by "
         "default, two stages that both send first waited for each other for ever",
         "`make record` on two T4s",
@@ -109,7 +109,7 @@ FOUND = (
         "the course counts attention itself; both names are known",
     ),
     (
-        "helpers/parallel/transport.py, pipelines of three GPUs or more",
+        "by_hand/transport.py, pipelines of three GPUs or more",
         "ranks named their communicators differently and waited for each other for ever",
         "reading, then six pretended ranks",
         "every rank makes all communicators, in one order",

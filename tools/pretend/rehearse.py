@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 
-from helpers.gpus import REHEARSAL, VISIBLE
+from tight_fit.gpus import REHEARSAL, VISIBLE
 from tools.course import ROOT
 from tools.course.execute import COLOURS, QUIET, Line, client_for, failures, runs
 from tools.course.notebooks import Failed

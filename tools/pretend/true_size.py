@@ -15,8 +15,8 @@ from functools import cache, wraps
 from types import SimpleNamespace
 from typing import Any
 
-from helpers.files import replace_all
 from helpers.recipe import Recipe
+from tight_fit.files import replace_all
 from tools.course import ROOT
 from tools.pretend import build, narrow
 
@@ -48,7 +48,7 @@ def with_true_peak(function: Callable) -> Callable:
 
     @wraps(function)
     def has_room(planned: Any, memory: int) -> bool:
-        from helpers.memory.timeline import Plan
+        from tight_fit.memory.plan import Plan
 
         if isinstance(planned, Plan) and planned.recipe.profile == "full":
             planned = SimpleNamespace(peak=need(planned.recipe)[0])
@@ -64,8 +64,8 @@ def refuse(recipe: Recipe, device: Any) -> None:
     """
     import torch
 
-    from helpers import gpus
-    from helpers.memory.timeline import fit_on_gpu
+    from tight_fit import gpus
+    from tight_fit.memory.plan import fit_on_gpu
 
     if recipe.profile != "full" or device.type != "cuda":
         return

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from helpers.commands.arguments import new_folder, whole_number
+from tight_fit.command.arguments import new_folder, whole_number
 
 # Files that say something about the model and are no part of it.
 WRITTEN = ("card.json", "comparison.json", "README.md")

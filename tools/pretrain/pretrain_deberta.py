@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from transformers import DebertaV2Config, get_linear_schedule_with_warmup
 
-from helpers.commands.wrapper import run as run_command
 from helpers.models import MINI
+from tight_fit.command.wrapper import run as run_command
 from tools.pretrain import card, corpus, lsa, objectives, score, tokenizer
 
 FOLDER = MINI / "deberta"

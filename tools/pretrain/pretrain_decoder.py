@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
 
-from helpers.commands.wrapper import run as run_command
 from helpers.models import MINI
+from tight_fit.command.wrapper import run as run_command
 from tools.pretrain import card, corpus, lsa, score_chat, tokenizer
 
 FOLDER = MINI / "decoder"

@@ -30,8 +30,8 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from helpers.commands.wrapper import run as run_command
 from helpers.models import MINI
+from tight_fit.command.wrapper import run as run_command
 from tools.pretrain import card, fonts, score
 
 FOLDER = MINI / "vit"

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from helpers import data, models
-from helpers.optimizers import make_optimizer
 from helpers.recipe import Recipe
-from helpers.step import learning_rate, train_step
 from helpers.train import evaluate, rows_of_step
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import learning_rate, train_step
 from tools.pretrain.score import SEEDS, spread
 
 STEPS = (60,)

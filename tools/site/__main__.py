@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from helpers.commands.wrapper import run
+from tight_fit.command.wrapper import run
 from tools.site.build import build
 
 

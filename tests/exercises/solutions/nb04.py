@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from helpers.kernels import gelu_half2
+from by_hand import gelu_half2
 
 
 def steps(order, once=True, scheduled="made", returns="scale"):

@@ -2,7 +2,7 @@
 
 import torch
 
-from helpers.parallel.collectives import ring_all_reduce
+from by_hand.collectives import ring_all_reduce
 
 
 def pieces(length, ranks):

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from helpers.parallel.collectives import ring_all_reduce
-from helpers.parallel.exchange import Ring
+from by_hand.collectives import ring_all_reduce
+from by_hand.exchange import Ring
 
 
 def step_bytes(layers, rows, tokens, hidden, ranks, itemsize):

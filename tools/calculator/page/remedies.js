@@ -1,5 +1,5 @@
 "use strict";
-/* The smallest changes of a step that a GPU holds, by the rules of helpers/plan/remedies.py. */
+/* The smallest changes of a step that a GPU holds, by the rules of tight_fit/search/remedies.py. */
 const Remedies = ((planner) => {
   const LIMIT = 2 ** 20;
 

@@ -1,6 +1,6 @@
 // Memory of the pretended GPUs: host memory for the values, and a book kept in Python for the bytes.
 //
-// Each block is entered in the book, which is helpers/memory/allocator.py: it decides what is
+// Each block is entered in the book, which is tight_fit/memory/allocator.py: it decides what is
 // allocated, what is reserved, and when the GPU is full. The book is called by ctypes, which takes
 // Python's lock, so no lock may be held here while it is called. A block that is freed is only
 // noted, and the book asks for such notes: memory is also freed while Python handles an exception.

@@ -1,0 +1,1 @@
+"""What labs build by hand: collectives, ZeRO, tensor and pipeline ranks, a kernel for half2."""

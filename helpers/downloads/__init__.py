@@ -1,1 +1,0 @@
-"""Downloaded files: what the course reads, whether a copy is here and whole, how long to wait."""

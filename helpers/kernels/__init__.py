@@ -1,1 +1,0 @@
-"""CUDA kernels that lessons write by hand."""

@@ -1,1 +1,0 @@
-"""How long a training step takes on a GPU, before it runs."""

@@ -1,0 +1,271 @@
+"""The GELU kernels, tested in four ways, each where it can be.
+
+Their arithmetic emulated on a CPU, their source run as C, compiled by NVRTC, and run on a GPU.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from by_hand import gelu_half2, nvrtc
+
+EVERY = np.arange(2**16, dtype=np.uint16).view(np.float16)
+FINITE = EVERY[np.isfinite(EVERY)]
+EXACT = F.gelu(torch.from_numpy(FINITE.astype(np.float64)), approximate="tanh").numpy()
+SIZE = np.abs(FINITE.astype(np.float64))
+EMULATED = SIZE * 2.0**-10.7 + 2.0**-24  # of the exact value
+TANH = SIZE * 2.0**-11.9  # how much the GPU's tanh, off by up to 2^-10.987, adds
+LENGTHS = (0, 1, 7, 8, 9, 255, 2048, 2049, 5003)
+
+# The instructions in C, one rounding each, and what a grid of threads is to a loop.
+HOST = r"""
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define __device__ static
+#define __global__
+typedef struct { u32 x, y, z, w; } uint4;
+struct { long long x; } blockIdx, blockDim, threadIdx;
+static float wide(u16 a) { _Float16 h; memcpy(&h, &a, 2); return (float)h; }
+static u16 bits(double a) { _Float16 h = (_Float16)a; u16 b; memcpy(&b, &h, 2); return b; }
+static u16 narrow(float a) { return bits(a); }
+#define LOW(a) wide((u16)(a))
+#define HIGH(a) wide((u16)((a) >> 16))
+static u32 both(double low, double high) { return (u32)bits(high) << 16 | bits(low); }
+static u32 mul2(u32 a, u32 b) { return both((double)LOW(a) * LOW(b), (double)HIGH(a) * HIGH(b)); }
+static u32 fma2(u32 a, u32 b, u32 c)
+{
+    return both((double)LOW(a) * LOW(b) + LOW(c), (double)HIGH(a) * HIGH(b) + HIGH(c));
+}
+static u32 tanh2(u32 a) { return both(tanh((double)LOW(a)), tanh((double)HIGH(a))); }
+static float mul1(float a, float b) { return a * b; }
+static float fma1(float a, float b, float c) { return fmaf(a, b, c); }
+static float tanh1(float a) { return tanhf(a); }
+"""
+MAIN = r"""
+int main(int argc, char** argv)
+{
+    long long count = atoll(argv[2]), together = argv[1][0] == 'h' ? 1 : 0;
+    int repeats = atoi(argv[3]);
+    u16* x = (u16*)aligned_alloc(16, 16 * (count / 8 + 2));
+    u16* y = (u16*)aligned_alloc(16, 16 * (count / 8 + 2));
+    memset(y, 0xff, 16 * (count / 8 + 2));
+    if ((long long)fread(x, 2, count, stdin) != count) return 1;
+    blockDim.x = 256;
+    for (blockIdx.x = 0; blockIdx.x < (count + 2047) / 2048; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++)
+            together ? kernel_half2(x, y, count, repeats) : kernel_fp32(x, y, count, repeats);
+    for (long long i = count; i < 8 * (count / 8 + 2); i++)
+        if (y[i] != 0xffff) return 2;  // wrote past the end
+    fwrite(y, 2, count, stdout);
+    return 0;
+}
+"""
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    return values.view(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory):
+    """The kernels as a C program: (kind, values, repeats) -> values."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler here")
+    folder = tmp_path_factory.mktemp("half2")
+    (folder / "kernels.c").write_text(gelu_half2.source(HOST).replace('extern "C"', "") + MAIN)
+    done = subprocess.run(
+        [
+            compiler,
+            "-O1",
+            "-ffp-contract=off",
+            "-o",
+            folder / "kernels",
+            folder / "kernels.c",
+            "-lm",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode and "_Float16" in done.stderr:
+        pytest.skip("this C compiler has no 16-bit numbers")
+    assert not done.returncode, done.stderr
+
+    def run(kind, values, repeats=1):
+        done = subprocess.run(
+            [folder / "kernels", kind, str(len(values)), str(repeats)],
+            input=values.tobytes(),
+            capture_output=True,
+        )
+        assert not done.returncode, f"exit status {done.returncode}"
+        return np.frombuffer(done.stdout, dtype=np.float16)
+
+    return run
+
+
+def test_the_emulation_is_near_gelu_for_every_number():
+    result = gelu_half2.emulate(FINITE)
+    assert result.dtype == np.float16 and np.isfinite(result).all()
+    assert (np.abs(result.astype(np.float64) - EXACT) <= EMULATED).all()
+    assert (np.abs(result.astype(np.float64) - EXACT) > EMULATED / 2).any(), (
+        "the bound is no tighter than it could be"
+    )
+
+
+def test_the_emulation_rounds_after_each_operation():
+    result, steps = gelu_half2.emulate(FINITE), torch.from_numpy(FINITE)
+    square = (steps * steps).double()  # torch rounds an fp16 product once
+    inner = torch.from_numpy(
+        (square * np.float64(np.float16(gelu_half2.B)) + np.float64(np.float16(gelu_half2.A)))
+        .numpy()
+        .astype(np.float16)
+    )
+    t = torch.from_numpy(np.tanh((steps * inner).double().numpy()).astype(np.float16))
+    h = steps * 0.5
+    expected = (h.double() * t.double() + h.double()).numpy().astype(np.float16)
+    assert np.array_equal(bits(result), bits(expected))
+    assert not np.array_equal(bits(result), bits(EXACT.astype(np.float16))), (
+        "it should not be the rounded exact value"
+    )
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_kernels_source_run_as_c_is_the_emulation(on_host, length):
+    values = np.random.default_rng(length).permutation(FINITE)[:length]
+    assert np.array_equal(bits(on_host("half2", values)), bits(gelu_half2.emulate(values)))
+    wide = F.gelu(torch.from_numpy(values.astype(np.float64)), approximate="tanh").numpy()
+    assert (
+        np.abs(on_host("fp32", values) - wide)
+        <= np.abs(values.astype(float)) * 2.0**-10.9 + 2.0**-24
+    ).all()
+
+
+def test_repeats_apply_it_again(on_host):
+    values = FINITE[::37].copy()
+    thrice = gelu_half2.emulate(gelu_half2.emulate(gelu_half2.emulate(values)))
+    assert np.array_equal(bits(on_host("half2", values, 3)), bits(thrice))
+
+
+def body(text: str, kind: str) -> str:
+    return next(
+        part
+        for part in text.split(".visible .entry")[1:]
+        if part.lstrip().startswith(f"kernel_{kind}")
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    try:
+        nvrtc.library()
+    except OSError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("capability", ["75", "80", "90"])
+def test_nvrtc_makes_of_it_what_the_names_say(compiler, capability):
+    text = gelu_half2.build(capability, "ptx").decode().rstrip("\0")
+    pair, single = body(text, "half2"), body(text, "fp32")
+    for instruction in ("fma.rn.f16x2", "mul.rn.f16x2", "tanh.approx.f16x2"):
+        assert instruction in pair and instruction not in single
+    for instruction in ("fma.rn.f32", "mul.rn.f32", "tanh.approx.f32"):
+        assert instruction in single and instruction not in pair
+    for part in (pair, single):
+        assert "ld.global.v4" in part and "st.global.v4" in part, "eight values a load and a store"
+    assert gelu_half2.build(capability)[:4] == b"\x7fELF", "machine code"
+
+
+def test_a_pair_of_tanh_is_two_machine_instructions(compiler, tmp_path):
+    triton = importlib.util.find_spec("triton")
+    tool = (
+        Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if triton
+        else Path("none")
+    )
+    if not tool.exists():
+        pytest.skip("nothing here takes machine code apart")
+    (tmp_path / "half2.cubin").write_bytes(gelu_half2.build("80"))
+    shown = subprocess.run(
+        [tool, "-sass", tmp_path / "half2.cubin"], capture_output=True, text=True
+    ).stdout
+    part = next(part for part in shown.split("Function : ")[1:] if part.startswith("kernel_half2"))
+    lines = body(gelu_half2.build("80", "ptx").decode(), "half2").count("tanh.approx.f16x2")
+    assert lines > 0 and part.count("MUFU.TANH.F16") == 2 * lines
+
+
+def test_nvrtc_refuses_in_a_sentence(compiler):
+    with pytest.raises(RuntimeError, match="NVRTC does not compile for capability 12"):
+        gelu_half2.build("12")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2048, 2049, 4096, 5003])
+def test_a_long_tensor_is_done_in_several_launches(length, monkeypatch):
+    monkeypatch.setattr(gelu_half2, "LAUNCH", 2048)
+    launches = []
+
+    def kernel(grid, block, arguments):
+        x, y, count, repeats = arguments
+        assert x.numel() == y.numel() == count and x.data_ptr() % 16 == 0
+        assert (grid[0] - 1) * block[0] * 8 < count <= grid[0] * block[0] * 8
+        y.copy_(x + repeats)
+        launches.append(count)
+
+    given = torch.arange(length, dtype=torch.float16) % 100
+    result = torch.zeros_like(given)
+    gelu_half2._launch(kernel, given, result, 3)
+    assert torch.equal(result, given + 3) and len(launches) == -(-length // 2048)
+
+
+def test_a_machine_without_nvrtc_is_told_what_brings_it(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_names", lambda: ["libnvrtc-that-is-not-there.so"])
+    nvrtc.library.cache_clear()
+    with pytest.raises(OSError, match="NVRTC is not installed: it comes with PyTorch's builds"):
+        nvrtc.library()
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(TypeError, match="float16"):
+        gelu_half2.emulate(np.zeros(3, np.float32))
+    with pytest.raises(TypeError, match="float16"):
+        gelu_half2.emulate(torch.zeros(3).half())
+    with pytest.raises(ValueError, match="half2, fp32"):
+        gelu_half2.gelu(torch.zeros(3).half(), "fp64")
+    with pytest.raises(ValueError, match="at least 1"):
+        gelu_half2.gelu(torch.zeros(3).half(), repeats=0)
+    with pytest.raises(TypeError, match="on a GPU, not torch.float16 on cpu"):
+        gelu_half2.gelu(torch.zeros(3).half())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_it_says_so():
+    usable, why = gelu_half2.available()
+    assert not usable and "no GPU" in why
+
+
+@pytest.mark.skipif(not gelu_half2.available()[0], reason="no GPU that can run the kernels")
+@pytest.mark.parametrize("kind", gelu_half2.KINDS)
+def test_on_a_gpu_it_is_gelu(kind):
+    given = torch.from_numpy(FINITE.copy()).cuda()
+    result = gelu_half2.gelu(given, kind).cpu().numpy().astype(np.float64)
+    assert (np.abs(result - EXACT) <= EMULATED + TANH).all()
+    for length in LENGTHS:
+        part = given[1 : 1 + length]  # an address that 16 does not divide
+        assert torch.equal(
+            gelu_half2.gelu(part, kind).cpu(), torch.from_numpy(result[1 : 1 + length]).half()
+        )
+    square = given[:4096].view(64, 64).t()
+    assert (
+        torch.equal(gelu_half2.gelu(square, kind), gelu_half2.gelu(square.contiguous(), kind))
+        and gelu_half2.gelu(square, kind).shape == square.shape
+    )
+    once = gelu_half2.gelu(given, kind, repeats=2)
+    if kind == "half2":
+        assert torch.equal(once, gelu_half2.gelu(gelu_half2.gelu(given, kind), kind))

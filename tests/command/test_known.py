@@ -1,0 +1,271 @@
+"""Models and GPUs as people type them, and the answers that are kept."""
+
+import importlib
+import json
+import lzma
+import os
+import random
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tight_fit import gpus
+from tight_fit.command import kept, question
+from tight_fit.command.answer import Answers
+from tight_fit.command.options import main, parser
+from tight_fit.command.question import Question
+from tight_fit.command.ship import SIZES, asked_of
+from tight_fit.models import config as hf_config
+from tight_fit.models import hub
+from tight_fit.models import names as model_names
+from tight_fit.models import step as hf_model
+
+ROOT = Path(__file__).parents[2]
+
+# Parameters as published or counted by others on the checkpoints, heads of two classes included.
+PUBLISHED = {
+    "openai-community/gpt2": 124_439_808,
+    "openai-community/gpt2-xl": 1_557_611_200,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "google-bert/bert-base-uncased": 109_482_240 + 2 * 769,
+    "google-t5/t5-base": 222_903_552,
+    "facebook/bart-base": 139_420_416,
+    "openai/clip-vit-base-patch32": 151_277_313,
+    "microsoft/resnet-50": 25_557_032,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_known_models_have_the_published_sizes(name):
+    step = hf_model.ModelStep(hf_config.read(name))
+    with torch.device("meta"):
+        model = hf_model.make(step)
+        model.tie_weights()
+    assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    "typed, full",
+    [
+        ("roberta-base", "FacebookAI/roberta-base"),
+        ("gpt2", "openai-community/gpt2"),
+        ("bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("distilbert", "distilbert/distilbert-base-uncased"),
+        ("t5-small", "google-t5/t5-small"),
+        ("xlm-roberta-large", "FacebookAI/xlm-roberta-large"),
+        ("albert-base-v2", "albert/albert-base-v2"),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("deberta-v3-base", "microsoft/deberta-v3-base"),
+        ("somebody/something", "somebody/something"),
+    ],
+)
+def test_short_and_older_names_of_models(typed, full):
+    assert model_names.full_name(typed) == full
+
+
+def test_a_known_model_needs_no_network(monkeypatch):
+    monkeypatch.setattr(hub, "unreachable", lambda repo: pytest.fail("the hub was asked"))
+    assert hf_config.read("roberta-base").hidden_size == 768
+
+
+def test_the_courses_configurations_are_the_known_ones():
+    """They stand in two places: the course's own folder, and among the known models.
+
+    Among these with the class and the dtype of the stored weights, which a plan takes; the course
+    chooses both itself, for each recipe.
+    """
+    from helpers import models
+
+    for folder, name in models.REPOS.items():
+        ours = json.loads((models.CONFIGS / folder / "config.json").read_text())
+        published = dict(model_names.known()[name])
+        chosen = {key: published.pop(key) for key in ("architectures", "dtype") if key in published}
+        assert published == ours
+        assert (chosen.get("dtype") == "bfloat16") == ("Qwen3" in name)
+
+
+@pytest.mark.parametrize(
+    "typed, found",
+    [
+        ("T4", ["T4"]),
+        ("rtx4090", ["RTX 4090"]),
+        ("4090", ["RTX 4090"]),
+        ("RTX 3060 12GB", ["RTX 3060"]),
+        ("NVIDIA GeForce GTX 1650", ["GTX 1650"]),
+        ("A100", ["A100-40GB", "A100-80GB"]),
+        ("a100 80gb", ["A100-80GB"]),
+        ("A100-40", ["A100-40GB"]),
+        ("h100 sxm5", ["H100"]),
+        ("8GB", ["8GB"]),
+        ("8 gb", ["8GB"]),
+        ("24GiB", ["24GiB"]),
+        ("A10", []),
+        ("RTX 4060", []),
+        ("RTX 3060 8GB", []),
+        ("", []),
+    ],
+)
+def test_gpus_in_any_spelling(typed, found):
+    assert [gpu.name for gpu in gpus.matches(typed)] == found
+
+
+def test_a_size_is_what_pytorch_sees_of_it():
+    assert gpus.find("24GiB").memory == 24 * 2**30
+    sold = {"GTX 1650": 4, "RTX 4060 Laptop": 8, "RTX 3060": 12, "RTX 4090": 24, "A100-40GB": 40}
+    for name, size in sold.items():  # never more than a card of that size has
+        assert 0.94 < gpus.find(f"{size}GB").memory / gpus.find(name).memory < 1
+
+
+def of(*typed: str) -> Question:
+    return question.of(parser().parse_args(typed))
+
+
+def test_an_answer_is_kept_and_found_again(monkeypatch, capsys):
+    """The second time nothing is planned; after a change of options, versions or code it is."""
+    typed = ["gpt2", "--gpu", "T4", "--batch", "3", "--length", "8", "--quick"]
+    first = main(typed), capsys.readouterr().out
+    anew = "tight_fit.command.answer.answers"
+    monkeypatch.setattr(anew, lambda *rest: pytest.fail("planned again"))
+    assert (main(typed), capsys.readouterr().out) == first
+    asked = of(*typed)
+    assert kept.find(asked)["batch_size"] == 3
+    assert kept.find(of(*typed[:-1])) is None, "with advice"
+    assert kept.find(of(*typed, "--optimizer", "adamw")) is not None, "as it was without"
+    assert kept.find(of(*typed, "--optimizer", "sgd")) is None
+    assert kept.find(of("distilgpt2", *typed[1:])) is None
+    with monkeypatch.context() as changed:
+        changed.setattr(question, "versions", lambda: {"torch": "9.9"})
+        assert kept.find(asked) is None
+    with monkeypatch.context() as changed:
+        changed.setattr(question, "code", lambda: "other")
+        assert kept.find(asked) is None
+    (file,) = kept.folder().glob("*.json")
+    file.write_text("{")
+    assert kept.find(asked) is None, "a damaged answer is made anew"
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    kept.keep(asked_of("openai-community/gpt2"), {"peak": 1})
+    assert kept.find(replace(asked_of("openai-community/gpt2"), fields={"length": 7})) is None
+
+
+def test_few_answers_are_kept(monkeypatch):
+    monkeypatch.setattr(kept, "MOST", 2)
+    for length in range(1, 5):
+        asked = replace(asked_of("openai-community/gpt2"), fields={"length": length})
+        kept.keep(asked, {"peak": length})
+        for file in kept.folder().glob("*.json"):
+            os.utime(file, (length, length)) if file.stat().st_mtime > 9 else None
+    assert len(list(kept.folder().glob("*.json"))) == 2 and kept.find(asked) == {"peak": 4}
+
+
+def test_shipped_answers_are_small_and_say_their_versions():
+    assert kept.SHIPPED.stat().st_size < 500_000
+    shipped = json.loads(lzma.decompress(kept.SHIPPED.read_bytes()))
+    assert set(shipped["versions"]) == set(question.versions())
+    for plan in shipped["plans"]:
+        asked = asked_of(plan["model"])
+        for gpu in (None, *map(gpus.find, ("T4", "A100", "8GB"))):
+            assert kept.shipped(replace(asked, gpu=gpu))["planned_with"] == shipped["versions"]
+
+
+def test_a_shipped_answer_says_so(capsys):
+    main(["roberta-base", "--gpu", "8GB"])
+    assert "this plan came with the package, made with PyTorch" in capsys.readouterr().out
+    assert main(["roberta-base", "--gpu", "8GB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shipped"] is True
+
+
+def test_the_entry_point_is_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["tight-fit"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def different(shipped, today):
+    """The facts planned today that are not those shipped; figures of time have six digits there."""
+    return {
+        name
+        for name, value in today.items()
+        if shipped[name]
+        != (
+            pytest.approx(value, rel=1e-5)
+            if isinstance(value, float) or name == "seconds_by_phase"
+            else json.loads(json.dumps(value))
+        )
+    }
+
+
+@pytest.fixture
+def shipped_today():
+    """The models whose answers are shipped, where these libraries made them."""
+    shipped = json.loads(lzma.decompress(kept.SHIPPED.read_bytes()))
+    if shipped["versions"] != question.versions():
+        pytest.skip("planned with other versions of the libraries")
+    return [plan["model"] for plan in shipped["plans"]]
+
+
+def test_a_shipped_answer_is_what_is_planned_today(shipped_today):
+    asked = replace(asked_of("distilbert/distilbert-base-uncased"), gpu=gpus.find("GTX 1650"))
+    maker, shipped = Answers(asked), kept.shipped(asked)
+    today = maker.shared() | maker.on(asked.gpu) | maker.advice(asked.gpu)
+    assert set(today) == set(shipped) - {"shipped"}
+    assert not different(shipped, today)
+
+
+def test_a_sample_of_the_shipped_answers_is_what_is_planned_today(shipped_today):
+    """To the byte, without advice. The planner's code draws them, so each change of it tries
+    others: where they differ, `python -m tight_fit.command.ship` plans all anew."""
+    draw = random.Random(question.code())
+    for name in draw.sample(shipped_today, 3):
+        gpu = draw.choice([*gpus.GPUS.values(), *map(gpus.find, SIZES)])
+        asked = replace(asked_of(name), gpu=gpu)
+        maker, shipped = Answers(asked), kept.shipped(asked)
+        today = maker.shared() | maker.on(gpu)
+        assert not different(shipped, today), f"{name} on {gpu.name}: plan and ship it anew"
+        assert different(shipped | {"peak": shipped["peak"] + 1}, today) == {"peak"}
+
+
+def test_the_first_line_says_what_is_planned(capsys):
+    def first(*typed):
+        main([*typed, "--quick"])
+        return capsys.readouterr().out.splitlines()[0]
+
+    adapters = first(
+        "meta-llama/Llama-3.2-1B", "--gpu", "RTX 4090", "--batch", "1", "--lora-rank", "8"
+    )
+    assert adapters.startswith(
+        "Planned: bf16 weights, as its configuration says, frozen; fp32 adapters of rank 8; "
+        "bf16 autocast; adamw. Assumed: 512 tokens (--length), causal-lm (--task)"
+    )
+    plain = first("distilbert", "--gpu", "T4")
+    assert plain == (
+        "Planned: fp32 weights; no autocast; adamw. Assumed: batch 16 (--batch), 512 tokens "
+        "(--length), sequence-classification (--task). Its configuration names masked-lm."
+    )
+    said = first(
+        "distilbert", "--gpu", "T4", "--task", "masked-lm", "--batch", "2", "--length", "9"
+    )
+    assert said == "Planned: fp32 weights; no autocast; adamw."
+
+
+def test_an_ambiguous_gpu_is_said(capsys):
+    main(["distilbert", "--gpu", "A100", "--quick", "--length", "8"])
+    assert "There is also the A100-80GB: say which with --gpu." in capsys.readouterr().out

@@ -1,0 +1,92 @@
+"""`tight-fit --layout`: its answers, and what it refuses."""
+
+import json
+
+import pytest
+
+from tight_fit.command import options as one_gpu
+from tight_fit.command.main import main
+
+SMALL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL))
+    return str(path)
+
+
+STEP = ["--gpu", "A100-40GB", "--batch", "8", "--length", "64"]
+
+
+def test_an_answer_in_text(model, capsys):
+    assert main([model, *STEP, "--layout", "hsdp=2x2", "--machines", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "fp32 shards, gathered and computed in bf16" in said
+    assert "hsdp=2x2 on 2 machines of 2 × A100-40GB, NVLink 3" in said
+    assert "YES, it fits: each GPU needs" in said and "replicate, all_reduce" in said
+    assert "tokens per second" in said
+
+
+def test_an_answer_as_json(model, capsys):
+    main([model, *STEP, "--layout", "fsdp=4", "--recompute", "selective", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["recompute"] == "selective" and facts["micro_batch"] == 2
+    assert sum(facts["at_peak"].values()) == facts["peak"]
+    assert facts["need"] == sum(facts["terms"].values())
+    assert facts["sent"]["data"].keys() == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert facts["tokens_per_second"] == pytest.approx(8 * 64 / facts["seconds"])
+
+
+def test_a_gpu_by_its_size_has_no_seconds(model, capsys):
+    main([model, "--gpu", "24GB", "--batch", "4", "--length", "16", "--layout", "ddp=2"])
+    said = capsys.readouterr().out
+    assert "The time of a step is not planned" in said and "bf16 autocast" in said
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--layout", "fsdp=4", "--gpus", "8"], "is one of 4 GPUs, and --gpus is 8"),
+        (["--layout", "fsdp=4", "--machines", "3"], "cannot be divided evenly over 3 machines"),
+        (["--layout", "fsdp=3"], "use a multiple of 3"),
+        (["--layout", "fsdp=4,zz=2"], "is not understood at 'zz=2'"),
+        (["--layout", "fsdp=4", "--inside", "string"], "link='string' is not known"),
+        (["--layout", "fsdp=2,context=2", "--attention", "eager"], "not planned with context"),
+        (["--layout", "fsdp=2", "--checkpointing", "--recompute", "selective"], "give one"),
+        (["--machines", "2"], "say with --gpus how many"),
+    ],
+)
+def test_what_it_refuses(model, capsys, options, says):
+    with pytest.raises(SystemExit) as ended:
+        main([model, *STEP, *options])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_a_gpu_without_bf16_computes_in_fp32(model, capsys):
+    assert main([model, "--gpu", "T4", "--batch", "4", "--length", "16", "--layout", "ddp=2"]) == 0
+    said = capsys.readouterr().out
+    assert "fp32 weights, no autocast" in said and "A step takes" in said
+
+
+def test_without_a_gpu_it_asks_for_one(model, capsys):
+    with pytest.raises(SystemExit):
+        main([model, "--layout", "fsdp=2"])
+    assert "name it with --gpu" in capsys.readouterr().err
+
+
+def test_the_command_of_one_gpu_names_the_other(model, capsys):
+    with pytest.raises(SystemExit):
+        one_gpu.main([model, *STEP, "--layout", "fsdp=2"])
+    assert "python -m tight_fit.command.main" in capsys.readouterr().err

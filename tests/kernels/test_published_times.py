@@ -1,0 +1,98 @@
+"""Plans against published times that no constant was fitted to: the means hold."""
+
+import json
+from itertools import groupby
+
+import pytest
+
+from benchmarks import published_times
+from benchmarks.keep_times import constants_mark
+from benchmarks.timm_steps import read_trace, trace_path
+from tight_fit.kernels.kernel_time import constants
+from tight_fit.kernels.op import Op
+
+
+@pytest.fixture(scope="module")
+def passes():
+    """NeuSight's training passes on V100 and A100, traced now."""
+    return published_times.neusight(modes=("train",))
+
+
+def part(rows, name):
+    return published_times.summary(row for row in rows if row.part == name)
+
+
+def test_backward_passes_are_missed_by_less_than_8_percent_in_the_mean(passes):
+    found = part(passes, "backward")
+    assert found["rows"] == 11 and found["planned"] < 0.05 and abs(found["worst"]) < 0.12
+
+
+def test_whole_passes_are_missed_by_less_than_10_percent_in_the_mean(passes):
+    found = part(passes, "both")
+    assert found["planned"] < 0.10 and abs(found["worst"]) < 0.25
+
+
+def test_steps_on_four_gpus_are_missed_by_less_than_10_percent():
+    rows = published_times.four_gpus()
+    found = published_times.summary(rows)
+    assert found["rows"] == 3 and found["planned"] < 0.05 and abs(found["worst"]) < 0.10
+    assert found["planned"] < found["FLOPs / 0.4 peak"] / 5
+    page = published_times.PAGE.read_text("utf8")
+    table = published_times.table(published_times.groups(rows))
+    assert set(table.splitlines()) < set(page.splitlines()), "stale: published_times --write"
+
+
+def test_the_published_table_is_that_of_the_kept_steps():
+    page = published_times.PAGE.read_text("utf8")
+    table = published_times.table(published_times.groups(published_times.timm()))
+    assert set(table.splitlines()) < set(page.splitlines()), "stale: published_times --write"
+    assert published_times.with_table(page, table) != page
+    begin, end = published_times.BEGIN, published_times.END
+    assert published_times.with_table(f"a\n{begin}\nold\n{end}\nz\n", "new") == (
+        f"a\n{begin}\nnew\n{end}\nz\n"
+    )
+
+
+def test_plans_are_nearer_than_the_simpler_estimates(passes):
+    found = part(passes, "backward")
+    assert (
+        found["planned"] < found["FLOPs / 0.4 peak"] / 5
+        and found["planned"] < found["roofline"] / 5
+    )
+
+
+def test_the_kept_steps_were_planned_by_these_constants():
+    """Else write them anew: python -m benchmarks.keep_times STEPS.csv FOLDER."""
+    lines = (published_times.DATA / "timm_rtx3090.csv").read_text().splitlines()
+    assert f"# constants: {constants_mark()}" in lines[:5]
+
+
+def test_steps_under_autocast_are_missed_by_less_than_the_means_that_were_aimed_at():
+    rows = published_times.timm()
+    held_out = [row for row in rows if row.held_out]
+    assert len(rows) > 750 and len(held_out) > 500
+    assert published_times.summary(held_out)["planned"] < 0.15
+    assert (
+        published_times.summary(row for row in held_out if row.kind == "transformers")["planned"]
+        < 0.12
+    )
+
+
+def test_no_family_of_models_is_both_fitted_and_held_out():
+    from benchmarks.fit_gpu_steps import family
+
+    rows = sorted(published_times.records("timm_rtx3090.csv"), key=lambda row: family(row["model"]))
+    fitted = set(constants()["fitted families"])
+    for name, some in groupby(rows, key=lambda row: family(row["model"])):
+        assert {row["fitted"] for row in some} == {"yes" if name in fitted else "no"}
+
+
+def test_a_kept_trace_is_read_as_it_was(tmp_path):
+    ops = [(Op("mm", "matmul", "fp16", 8, 4, 2, (1, 2, 2, 2), "tn"),), ()]
+    row = {"source": "timm", "model": "vit", "length": "224", "batch": "2", "layout": ""}
+    kept = json.dumps({"ops": ops, "order": [(0, 0), (1, 1)]})
+    trace_path(tmp_path, "vit", 224, 2).write_text(kept, encoding="utf8")
+    traced = read_trace(tmp_path, row)
+    assert (traced.ops, traced.order) == (ops, [(0, 0), (1, 1)])
+    trace_path(tmp_path, "vit", 224, 2).write_text('{"failed": "no such model"}', encoding="utf8")
+    assert read_trace(tmp_path, row) is None

@@ -1,0 +1,305 @@
+"""Pipelines of any decoder: against real ranks, against the model that is not cut, by formulas."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from tests.forked import forked, results
+from tests.ranks.laid_out import CONFIGURATIONS
+from tight_fit.command.main import main
+from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.messages import SentMessage
+from tight_fit.layouts.plan import plan_layout, plan_step
+from tight_fit.layouts.rank import local_step
+from tight_fit.layouts.stages import TYPES, cut_decoder
+from tight_fit.models.step import ModelStep, make, prepare
+from tight_fit.techniques import model_changes
+
+FP32 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "fp32", "accumulation": 4}
+BF16 = FP32 | {"precision": "bf16"}
+
+
+def stages(schedule="1f1b", **fields) -> Layout:
+    return Layout(**{"strategy": "ddp", "pipeline": 2, "schedule": schedule} | fields)
+
+
+FSDP = {"strategy": "fsdp", "data": 2}
+# (fields of the step, layout, model, selective recomputation)
+CASES = {
+    2: [
+        (FP32, stages("gpipe"), "qwen3", False),
+        (FP32, stages("1f1b"), "qwen3", False),
+        (FP32, stages("interleaved"), "qwen3", False),
+        (FP32, stages("zero-bubble"), "qwen3", False),
+        (BF16, stages("1f1b"), "llama", False),
+        (BF16 | {"weights": "bf16"}, stages("gpipe"), "llama", False),
+        (BF16 | {"accumulation": 2}, stages("gpipe", strategy="fsdp"), "llama", True),
+    ],
+    4: [
+        (FP32, stages("gpipe", data=2), "qwen3", False),
+        (BF16, stages("1f1b", data=2), "llama", False),
+        (FP32, stages("interleaved", data=2), "qwen3", False),
+        (FP32, stages("gpipe", **FSDP), "llama", False),
+        (FP32, stages("1f1b", **FSDP), "qwen3", False),
+        (BF16, stages("1f1b", **FSDP, wrap="layers+embeddings"), "qwen3", False),
+        (FP32, stages("interleaved", **FSDP), "qwen3", False),
+        (FP32, stages("zero-bubble", **FSDP), "qwen3", False),
+        (FP32 | {"checkpointing": True}, stages("1f1b", **FSDP, replicate=2), "llama", False),
+    ],
+}
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_a_planned_stage_is_a_real_one(ranks):
+    """Weights of the single process after two steps; peak, messages and FLOPs as planned."""
+    cases = CASES[ranks]
+    given = [(fields, vars(layout), kind, some) for fields, layout, kind, some in cases]
+    out = forked("tests/ranks/laid_out.py", json.dumps(given), ranks=ranks, timeout=500)
+    found = results(out)
+    assert len(found) == ranks * len(cases)
+    plans = []
+    for fields, layout, kind, selective in cases:
+        recomputed = {"checkpointing": selective or fields.get("checkpointing", False)}
+        step = ModelStep(CONFIGURATIONS[kind], **fields | recomputed)
+        plans.append(plan_step(step, layout, "cpu", selective))
+    for real in found:
+        fields, layout, kind, _ = cases[real["case"]]
+        planned = plans[real["case"]].stages[real["stage"]]
+        at = f"{kind}, {layout}, {layout.schedule}, rank {real['rank']}"
+        # Two steps of AdamW move a weight by 4e-5, so that a gradient left out shows in fp32.
+        assert real["distance"] < (1e-5 if fields["precision"] == "fp32" else 1e-4), at
+        assert real["parameters"] == real["expected"], at
+        assert tuple(SentMessage(**message) for message in real["sent"]) == planned.sent, at
+        assert real["flops"] == planned.flops, at
+        assert real["peak"] == planned.peak and real["at_peak"] == planned.at_peak, at
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL),
+    "mistral": MistralConfig(**SMALL, sliding_window=4),
+    "qwen2": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=3),
+    "qwen3": Qwen3Config(**SMALL, head_dim=8),
+    "phi3": Phi3Config(**SMALL),
+    "olmo2": Olmo2Config(**SMALL),
+    "mixtral": MixtralConfig(**SMALL, num_local_experts=4),
+    "qwen3_moe": Qwen3MoeConfig(**SMALL | EXPERTS, head_dim=8),
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_stages_one_after_another_are_the_model(kind):
+    """Logits and gradients, with a window that only some layers of Qwen2 have."""
+    step = ModelStep(CONFIGS[kind], batch_size=3, length=10, weights="fp32", accumulation=3)
+    layout = stages(pipeline=3)
+    torch.manual_seed(0)
+    with model_changes.quiet():
+        whole, copied = (prepare(make(step), step) for _ in range(2))
+    copied.load_state_dict(whole.state_dict())
+    ids = torch.randint(64, (2, 10))
+    expected = whole(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    expected.sum().backward()
+    local = local_step(step, layout)
+    hidden = ids
+    parts = [cut_decoder(copied.model, layout, rank, local)[rank] for rank in range(3)]
+    for part in parts:
+        hidden = part(hidden)
+    torch.testing.assert_close(hidden.flatten(0, -2), expected)
+    hidden.sum().backward()
+    assert [len(part.body.layers) for part in parts] == [2, 2, 2]
+    for (name, parameter), other in zip(whole.named_parameters(), copied.parameters()):
+        torch.testing.assert_close(other.grad, parameter.grad, msg=name)
+
+
+def deep(**fields) -> LlamaConfig:
+    return LlamaConfig(**SMALL | {"num_hidden_layers": 8} | fields)
+
+
+def test_messages_are_hidden_states_and_their_gradients():
+    """Each stage but the last sends them once per micro-batch, and each but the first gets back."""
+    layout = Layout(2, pipeline=3, schedule="interleaved")
+    config = deep(num_hidden_layers=6)
+    planned = plan_layout(config, layout, "cpu", batch_size=12, length=20, accumulation=3)
+    hidden = 12 // 2 * 20 * 32 * 2  # bytes of bf16, of all micro-batches of a data rank
+    for rank, plan in enumerate(planned.stages):
+        edges = sum((stage > 0) + (stage < 5) for stage in (rank, rank + 3))
+        sent = [one for one in plan.sent if one.axis == "pipeline"]
+        assert sum(one.bytes for one in sent if one.kind == "send") == edges * hidden
+        assert [one.kind for one in sent if one.kind != "send"] == ["all_reduce"]  # the norm
+        data = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0)
+        for one in plan.sent:
+            if one.axis == "data":
+                data[one.kind] += one.bytes
+        assert data["all_gather"] * 2 == data["reduce_scatter"], "once each, in bf16 and fp32"
+    assert planned.bytes_by_axis["pipeline"]["send"] == 4 * hidden
+    assert planned.peak == max(plan.peak for plan in planned.stages)
+    assert planned.stages[planned.stage].peak == planned.peak
+
+
+def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_are_left():
+    """One micro-batch more takes 1F1B no more than the buffers in which its messages arrive."""
+
+    def held(schedule: str, count: int) -> list[int]:
+        step = {"batch_size": 2 * count, "accumulation": count, "length": 32, "precision": "fp32"}
+        layout, config = stages(schedule, pipeline=3), deep(num_hidden_layers=3)
+        plans = plan_layout(config, layout, "cpu", **step).stages
+        return [plan.highest["activations"] for plan in plans]
+
+    hidden, labels, loss = 2 * 32 * 32 * 4, 2 * 32 * 8, 4
+    four, five = held("1f1b", 4), held("1f1b", 5)
+    assert [late - early for late, early in zip(five, four)][1:] == [
+        2 * hidden,  # from the stage before and from the one behind
+        hidden + labels + loss,
+    ]
+    all_four, all_five = held("gpipe", 4), held("gpipe", 5)
+    assert [late > early for late, early in zip(all_four, four)] == [True] * 3
+    for stage, (late, early) in enumerate(zip(all_five, all_four)):
+        layer = late - early - (2 if stage == 1 else 1) * hidden  # what one micro-batch keeps
+        assert early > 4 * layer > 0.8 * early
+
+
+def test_a_step_takes_the_bubble_longer():
+    """About (stages - 1) / micro-batches, half of it with two stages on a rank, a third of it where
+    gradients of weights wait for a gap."""
+    wide = deep(
+        hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_hidden_layers=4
+    )
+    took = {}
+    for schedule in ("gpipe", "1f1b", "interleaved", "zero-bubble"):
+        planned = plan_layout(wide, stages(schedule), batch_size=16, length=512, accumulation=4)
+        took[schedule] = planned.step_seconds("A100-40GB", "NVLink 3")
+    bubble = took["1f1b"].bubble
+    assert bubble / took["1f1b"].compute == pytest.approx(1 / 4, rel=0.15)
+    assert took["gpipe"].bubble == pytest.approx(bubble, rel=0.05)
+    assert took["interleaved"].bubble == pytest.approx(bubble / 2, rel=0.15)
+    assert took["zero-bubble"].bubble == pytest.approx(bubble / 3, rel=0.15)
+    assert all(time.exposed["pipeline"] > 0 for time in took.values())
+
+
+@pytest.mark.parametrize(
+    "text, layout",
+    [
+        ("pipeline=4", Layout(1, "ddp", pipeline=4)),
+        ("pipeline=2,fsdp=4", Layout(4, pipeline=2)),
+        ("pp=2 ddp=2", Layout(2, "ddp", pipeline=2)),
+        ("hsdp=2x2,pipeline=2", Layout(4, replicate=2, pipeline=2)),
+        ("pipeline=2,fsdp=1", Layout(1, pipeline=2)),
+        ("pipeline=1", Layout(1)),
+    ],
+)
+def test_layouts_are_read_and_written(text, layout):
+    assert parse(text) == layout == parse(str(layout))
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"tensor": 2}, "with data ranks only: leave tensor out"),
+        ({"context": 2}, "with data ranks only: leave context out"),
+        ({"strategy": "zero1", "data": 2}, "write fsdp in place of zero1"),
+        ({"strategy": "ddp", "data": 2, "schedule": "zero-bubble"}, "use fsdp, or the schedule"),
+        ({"prefetch": 1}, "leave reshard, reshard_root and prefetch out"),
+        ({"schedule": "pipedream"}, "schedule='pipedream'"),
+        ({"pipeline": 0}, "pipeline"),
+    ],
+)
+def test_layouts_that_are_none(fields, says):
+    with pytest.raises(ValueError, match=says):
+        Layout(**{"strategy": "fsdp", "pipeline": 2} | fields)
+
+
+@pytest.mark.parametrize(
+    "config, layout, fields, says",
+    [
+        (
+            deep(),
+            stages(pipeline=3),
+            {"batch_size": 18, "accumulation": 3},
+            "8 layers cannot be divided evenly over",
+        ),
+        (deep(), stages(pipeline=16), {"accumulation": 16}, "8 layers are too few for 16 stages"),
+        (deep(), stages("interleaved", pipeline=8), {}, "too few for 16 stages .*2 on each rank"),
+        (deep(), stages(pipeline=4), {"accumulation": 2}, "accumulation=4 or more"),
+        (deep(), stages("interleaved"), {"accumulation": 5, "batch_size": 10}, "multiple of 2"),
+        (deep(), stages("zero-bubble"), {"accumulation": 5, "batch_size": 10}, "multiple of 2"),
+        (deep(), stages("zero-bubble"), {"checkpointing": True}, "use 1f1b, or leave recomp"),
+        (deep(tie_word_embeddings=True), stages(), {}, "is its embeddings, one tensor for both"),
+        (GemmaConfig(**SMALL), stages(), {}, "built as Llama is .* not for gemma"),
+        (CONFIGURATIONS["bert"], stages(), {}, "not for bert with the task sequence"),
+        (deep(), stages(), {"lora_rank": 4}, "lora_rank=4 is not planned with a pipeline"),
+        (deep(), stages(), {"loss": "chunked"}, "loss='chunked' is not planned with"),
+        (deep(), stages(), {"optimizer": "adamw", "precision": "fp16"}, "use bf16 or fp32"),
+        (deep(), Layout(3, pipeline=2), {}, "use a multiple of 6"),
+    ],
+)
+def test_steps_that_cannot_be_cut(config, layout, fields, says):
+    asked = {"batch_size": 16, "length": 16, "accumulation": 2} | fields
+    with pytest.raises(ValueError, match=says) as raised:
+        plan_layout(config, layout, "cpu", **asked)
+    assert "\n" not in str(raised.value)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "config.json"
+    values = deep().to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+STEP = ["--gpu", "A100-40GB", "--batch", "8", "--length", "64", "--accumulation", "4"]
+
+
+def test_the_command_says_which_stage_decides(model, capsys):
+    words = [model, *STEP, "--layout", "pipeline=2,fsdp=2", "--schedule", "gpipe"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "pipeline=2,fsdp=2 on 4 × A100-40GB, NVLink 3, schedule gpipe" in said
+    assert "of the pipeline, which needs most, needs" in said
+    assert "of bubble" in said and "pipeline, send" in said
+    assert main([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["need"] == max(facts["needs"]) == facts["needs"][facts["stage"]]
+    parts = facts["seconds_of_work"] + facts["seconds_of_bubble"]
+    assert facts["seconds"] == pytest.approx(parts + sum(facts["seconds_waiting"].values()))
+    assert facts["schedule"] == "gpipe" and facts["gpus"] == 4
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--layout", "fsdp=2", "--schedule", "gpipe"], "--schedule is that of a pipeline"),
+        (["--layout", "pipeline=3"], "cannot be divided evenly over 3 stages"),
+        (["--layout", "pipeline=8"], "give accumulation=8 or more"),
+        (["--layout", "pipeline=2,expert=2"], "without pipeline, context and tensor ranks"),
+        (["--gpus", "4", "--schedule", "gpipe"], "details of one layout"),
+        (["--schedule", "gpipe"], "--schedule is about several GPUs"),
+    ],
+)
+def test_what_the_command_refuses(model, capsys, options, says):
+    with pytest.raises(SystemExit) as ended:
+        main([model, *STEP, *options])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and says in said and said.count("\n") == 1

@@ -1,0 +1,80 @@
+"""What a compiled step keeps, planned from its graph, beside what inductor's code really keeps."""
+
+import warnings
+
+import pytest
+import torch
+import transformers as library
+from torch import nn
+
+from tight_fit.models.step import FlatLogits, Logits, ModelStep, make, prepare
+from tight_fit.plans.compiled import kept_bytes, measure_compiled, plan_compiled
+from tight_fit.plans.model import measured
+
+SMALL = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def step(**fields) -> ModelStep:
+    return ModelStep(library.LlamaConfig(**SMALL), batch_size=4, length=24, **fields)
+
+
+class Chain(nn.Module):
+    """x -> sin(cos(W x)) -> sum, with a label that is not read; its kept tensors count by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        return Logits(self.line(x).cos().sin())
+
+
+def test_eager_keeps_what_each_formula_needs():
+    """The product its input, the cosine the product's result, the sine that of the cosine, and the
+    loss its log-softmax, its labels and one number."""
+    model = Chain()
+    x, labels = torch.randn(8, 64), torch.zeros(8, dtype=torch.long)
+    inputs = {"x": x, "labels": labels}
+
+    def given(model, step):
+        return inputs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tight_fit.plans.compiled.batch", given)
+        kept = kept_bytes(model, step())  # type: ignore[arg-type]
+    assert kept == 4 * x.nbytes + labels.nbytes + 4
+
+
+def test_a_compiled_decoder_keeps_less_and_does_not_break():
+    planned = plan_compiled(step())
+    assert planned.graphs == 1 and 0.1 < planned.saved < 0.5
+
+
+def test_the_eager_side_is_that_of_real_tensors():
+    planned = plan_compiled(step(precision="bf16"))
+    asked = step(precision="bf16")
+    model = prepare(make(asked), asked)
+    assert isinstance(model, FlatLogits) and kept_bytes(model, asked) == planned.eager
+    assert planned.eager < measured(asked).highest["activations"] < 2 * planned.eager
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_compiled_side_is_that_of_inductors_code_to_the_byte(precision):
+    asked = step(precision=precision)
+    planned, real = plan_compiled(asked), measure_compiled(asked)
+    assert planned == real

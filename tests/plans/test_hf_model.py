@@ -1,0 +1,452 @@
+"""The planner on models that the course never mentions, small and random, against real tensors."""
+
+import gc
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers as library
+
+from benchmarks.measure_step import recorded
+from helpers import models
+from helpers.plan import plan
+from helpers.recipe import Recipe
+from tight_fit.models import config as hf_config
+from tight_fit.models import hub
+from tight_fit.models import step as hf_model
+from tight_fit.models.config import CannotPlan
+from tight_fit.models.local import MIRROR
+from tight_fit.plans import model as hf_plan
+from tight_fit.plans.model import ModelStep, measured, plan_model, plan_model_step
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
+
+TEXT = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+NARROW = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "bert": lambda: library.BertConfig(**TEXT),
+    "roberta": lambda: library.RobertaConfig(**{**TEXT, "max_position_embeddings": 66}),
+    "modernbert": lambda: library.ModernBertConfig(
+        **TEXT,
+        local_attention=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        cls_token_id=1,
+        sep_token_id=2,
+    ),
+    "gpt2": lambda: library.GPT2Config(
+        vocab_size=99,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),  # tied weights
+    "llama": lambda: library.LlamaConfig(**TEXT, num_key_value_heads=2),  # grouped queries
+    "gemma3": lambda: library.Gemma3TextConfig(
+        **TEXT, num_key_value_heads=2, head_dim=8, sliding_window=16
+    ),
+    "t5": lambda: library.T5Config(
+        vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4
+    ),  # tied, two stacks
+    "bart": lambda: library.BartConfig(**NARROW),
+    "pegasus": lambda: library.PegasusConfig(**NARROW),  # positions that no gradient reaches
+    "resnet": lambda: library.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1]
+    ),  # BatchNorm
+    "convnext": lambda: library.ConvNextConfig(
+        hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1], image_size=64, drop_path_rate=0.1
+    ),
+    "swin": lambda: library.SwinConfig(
+        image_size=64, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+    ),
+    "dinov2": lambda: library.Dinov2Config(
+        image_size=56, patch_size=14, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    ),  # a mask token that never trains
+    "mixtral": lambda: library.MixtralConfig(**TEXT, num_key_value_heads=2, num_local_experts=4),
+    "deepseek": lambda: library.DeepseekV3Config(
+        **TEXT,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        qk_nope_head_dim=8,
+    ),
+    "mamba": lambda: library.MambaConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=4
+    ),
+}
+
+
+def segformer():
+    return library.SegformerConfig(
+        image_size=64,
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 16, 24, 32],
+        decoder_hidden_size=16,
+        num_attention_heads=[1, 2, 2, 4],
+        num_labels=5,
+        architectures=["SegformerForSemanticSegmentation"],
+    )
+
+
+def clip():
+    text = {key: value for key, value in TEXT.items() if key != "max_position_embeddings"}
+    return library.CLIPConfig(
+        text_config={**text, "max_position_embeddings": 20, "eos_token_id": 2, "bos_token_id": 1},
+        vision_config={"image_size": 32, "patch_size": 8, **text},
+        projection_dim=16,
+    )
+
+
+HARD = {"precision": "bf16", "checkpointing": True, "accumulation": 2, "optimizer": "adamw8bit"}
+MORE = [
+    ("bert", HARD),
+    ("gpt2", HARD),
+    ("t5", HARD),
+    ("swin", HARD),
+    ("mixtral", HARD),
+    ("resnet", {"precision": "bf16"}),
+    ("llama", {"lora_rank": 4, "frozen": 1}),
+    ("gpt2", {"frozen": 2, "precision": "fp16"}),
+    ("bart", {"lora_rank": 4}),
+    ("gpt2", {"task": "sequence-classification", "classes": 5}),
+    ("bert", {"task": "masked-lm"}),
+    ("swin", {"optimizer": "adafactor", "accumulation": 4}),
+    # Weights of 16 bits: without and with autocast, frozen beside fp32 adapters, with 8-bit states.
+    ("llama", {"weights": "bf16"}),
+    ("bert", {"weights": "bf16", "precision": "bf16"}),
+    ("resnet", {"weights": "bf16"}),
+    ("llama", {"weights": "bf16", "lora_rank": 4, "precision": "bf16", "checkpointing": True}),
+    ("llama", {"weights": "fp16", "lora_rank": 4, "precision": "fp16"}),
+    ("gpt2", {"weights": "bf16", "optimizer": "adamw8bit"}),
+    # Images with a class for each pixel; pairs of image and text.
+    ("segformer", {"side": 64}),
+    ("clip", {}),
+    ("clip", {"lora_rank": 2, "precision": "bf16"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def step(name: str, **fields) -> ModelStep:
+    config = {**CONFIGS, "segformer": segformer, "clip": clip}[name]()
+    text = ModelStep(config).reads in ("text", "texts")
+    return ModelStep(config, batch_size=4, length=24 if text else None, **fields)
+
+
+@pytest.mark.parametrize(
+    "name, fields",
+    [*((name, {}) for name in CONFIGS), *MORE],
+    ids=lambda value: (
+        value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
+    ),
+)
+def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
+    asked = step(name, **fields)
+    planned, real = plan_model_step(asked, "cpu"), measured(asked)
+    assert (
+        planned.peak == real.peak
+        and planned.at_peak == real.at_peak
+        and planned.parameters == real.parameters
+    )
+    assert np.array_equal(planned.timeline, real.timeline) and planned.flops == real.flops
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        library.MobileNetV2Config(image_size=64, depth_multiplier=0.25),
+        library.Swinv2Config(
+            image_size=64, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_updates_in_place_of_a_view_differ_for_a_moment_and_never_at_the_peak(config):
+    """Real tensors undo a view by strides, fake ones by its inverse: one more or one less."""
+    asked = ModelStep(config, batch_size=4)
+    planned, real = plan_model_step(asked, "cpu"), measured(asked)
+    assert (
+        planned.peak == real.peak
+        and planned.at_peak == real.at_peak
+        and planned.flops == real.flops
+    )
+    assert abs(len(planned.timeline) - len(real.timeline)) <= 0.01 * len(real.timeline)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral", "resnet"])
+def test_parameters_are_the_unique_storages(name):
+    """Counted without the planner: tied weights once, buffers too, on a model made anew."""
+    asked = step(name)
+    net = hf_config.class_of(asked.config, asked.task)(CONFIGS[name]())
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in [*net.parameters(), *net.buffers()]
+        if tensor.numel()
+    }
+    planned = plan_model_step(asked, "cpu")
+    assert planned.at_peak["parameters"] == sum(storages.values())
+    assert planned.parameters == sum(parameter.numel() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "swin", "mixtral"])
+def test_the_cpus_own_allocator_agrees(name):
+    """An untracked step by the profiler: kernels also take scratch memory that no tensor shows."""
+    asked = step(name)
+    net = hf_model.prepare(hf_model.make(asked), asked)
+    optimizer, batch = make_optimizer(net, asked), hf_plan.batch(net, asked)
+    train_step(net, optimizer, [batch], asked.batch_size, asked)
+    gc.collect()
+    _, peak = recorded(lambda: train_step(net, optimizer, [batch], asked.batch_size, asked))
+    planned = plan_model_step(asked, "cpu")
+    there = (
+        planned.at_peak["parameters"]
+        + planned.at_peak["optimizer states"]
+        + sum(part.nbytes for part in batch.values())
+    )
+    assert peak == pytest.approx(planned.peak - there, rel=0.03)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"frozen": 2},
+        {"precision": "bf16", "checkpointing": True, "accumulation": 2},
+        {"frozen": 1, "lora_rank": 4},
+    ],
+    ids=["plain", "frozen", "bf16", "lora"],
+)
+def test_the_courses_own_models_plan_alike_by_this_way(target, fields):
+    for model, length in (("deberta", 32), ("vit", None)):
+        recipe = Recipe(model=model, batch_size=8, length=length, **fields)
+        config = models.config(recipe)
+        # A course model is loaded in fp32, whatever its checkpoint is stored in.
+        other = plan_model_step(
+            ModelStep(config, batch_size=8, length=length, weights="fp32", **fields), target
+        )
+        assert np.array_equal(other.timeline, plan(recipe, target).timeline)
+
+
+def test_published_models_have_the_published_sizes():
+    assert (
+        plan_model("microsoft/deberta-v3-large", length=64, batch_size=1).parameters == 435_063_810
+    )
+    assert (
+        plan_model("google/vit-base-patch16-224-in21k", batch_size=1).parameters
+        == 85_798_656 + 2 * 769
+    )
+    gpt2 = plan_model(library.GPT2Config(bos_token_id=1, eos_token_id=2), length=64, batch_size=1)
+    assert gpt2.parameters == 124_439_808, "the output layer is the embedding"
+
+
+@pytest.mark.parametrize("name, precision", [("bert", "fp32"), ("gpt2", "bf16")])
+def test_on_cuda_attention_with_dropout_keeps_no_probabilities(name, precision):
+    """A CPU has no fused attention with dropout; on a GPU nothing grows with the squared length."""
+    short, long = (
+        plan_model_step(
+            ModelStep(CONFIGS[name](), batch_size=4, length=length, precision=precision), "cuda"
+        )
+        for length in (32, 64)
+    )
+    assert long.at_peak["activations"] < 2.1 * short.at_peak["activations"]
+
+
+def test_tasks_are_the_usual_ones():
+    usual = {
+        "bert": "sequence-classification",
+        "gpt2": "causal-lm",
+        "t5": "seq2seq-lm",
+        "bart": "seq2seq-lm",
+        "resnet": "image-classification",
+        "mixtral": "causal-lm",
+    }
+    assert {name: ModelStep(CONFIGS[name]()).task for name in usual} == usual
+    assert ModelStep(segformer()).task == "semantic-segmentation"
+    assert ModelStep(clip()).task == "contrastive"
+    named = library.BertConfig(**TEXT, architectures=["BertForTokenClassification"])
+    assert ModelStep(named).task == "token-classification"
+    assert (
+        ModelStep(library.BertConfig(**TEXT, architectures=["BertForMaskedLM"])).task
+        == "sequence-classification"
+    )
+
+
+def test_weights_have_the_dtype_of_the_configuration_unless_told_otherwise(tmp_path):
+    """As config.json names it, by its old name and its new one; fp16 cannot be trained."""
+    for word, stored, weights in (
+        ("torch_dtype", "bfloat16", "bf16"),
+        ("dtype", "bfloat16", "bf16"),
+        ("dtype", "float16", "fp32"),
+        ("dtype", "float32", "fp32"),
+        ("vocab_size", 99, "fp32"),
+    ):
+        values = CONFIGS["llama"]().to_diff_dict() | {"model_type": "llama"}
+        values.pop("dtype", None)
+        file = written(tmp_path, json.dumps(values | {word: stored}))
+        config = hf_config.read(file)
+        assert ModelStep(config).weights == weights, (word, stored)
+        assert ModelStep(config, weights="fp32").weights == "fp32"
+    half = ModelStep(CONFIGS["llama"](), lora_rank=2, weights="fp16")
+    assert half.weights == "fp16"
+    with pytest.raises(ValueError, match="cannot be trained"):
+        ModelStep(CONFIGS["llama"](), weights="fp16")
+
+
+def test_bf16_halves_weights_gradients_and_states_and_leaves_adapters_fp32():
+    full, half = (
+        plan_model_step(step("llama", weights=weights), "cpu") for weights in ("fp32", "bf16")
+    )
+    assert half.at_peak["parameters"] < 0.52 * full.at_peak["parameters"]
+    states = [planned.highest["optimizer states"] for planned in (full, half)]
+    assert states[1] < 0.52 * states[0]
+    adapters = [
+        plan_model_step(step("llama", weights=weights, lora_rank=4), "cpu").highest
+        for weights in ("fp32", "bf16")
+    ]
+    for category in ("gradients", "optimizer states"):
+        assert adapters[0][category] == adapters[1][category]
+
+
+def test_configurations_come_from_files_and_are_not_changed(tmp_path):
+    config = CONFIGS["bert"]()
+    config.save_pretrained(tmp_path)
+    before = config.to_dict()
+    plans = [
+        plan_model(source, "cpu", batch_size=2, length=16)
+        for source in (config, tmp_path, tmp_path / "config.json")
+    ]
+    assert len({planned.peak for planned in plans}) == 1 and config.to_dict() == before
+
+
+def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch):
+    CONFIGS["bert"]().save_pretrained(tmp_path / "models" / "somebody" / "bert")
+    monkeypatch.setenv(MIRROR, str(tmp_path))
+    assert hf_config.read("somebody/bert").hidden_size == 32
+    monkeypatch.setattr(hub, "unreachable", lambda repo: "no answer")
+    with pytest.raises(hub.HubUnavailable, match="somebody/else cannot be had .no answer"):
+        hf_config.read("somebody/else")
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (
+            lambda folder: ModelStep(CONFIGS["bert"](), batch_size=6, accumulation=4),
+            "does not divide",
+        ),
+        (lambda folder: ModelStep(CONFIGS["resnet"](), length=16), "is for text"),
+        (
+            lambda folder: ModelStep(CONFIGS["bert"](), task="image-classification"),
+            "no class of bert",
+        ),
+        (lambda folder: plan_model_step(step("bert", frozen=9), "cpu"), "more than the 3 layers"),
+        (lambda folder: plan_model_step(step("t5", frozen=1), "cpu"), "none or several"),
+        (lambda folder: plan_model_step(step("resnet", lora_rank=2), "cpu"), "query and value"),
+        (
+            lambda folder: plan_model_step(step("resnet", checkpointing=True), "cpu"),
+            "no gradient checkpointing",
+        ),
+        (lambda folder: plan_model(CONFIGS["bert"](), length=65), "longer than the 64 tokens"),
+        (lambda folder: plan_model(CONFIGS["roberta"](), length=65), "longer than the 64 tokens"),
+        (lambda folder: plan_model(library.WhisperConfig(), length=8), "no text encoder"),
+        (
+            lambda folder: plan_model(
+                library.SwitchTransformersConfig(
+                    vocab_size=99,
+                    d_model=32,
+                    d_kv=8,
+                    d_ff=64,
+                    num_layers=2,
+                    num_decoder_layers=2,
+                    num_heads=4,
+                    num_experts=4,
+                    num_sparse_encoder_layers=1,
+                    num_sparse_decoder_layers=1,
+                ),
+                length=8,
+            ),
+            "depend on their values",
+        ),
+        (lambda folder: plan_model(folder), "There is no file"),
+        (lambda folder: plan_model("gpt9"), "did you mean openai-community/gpt2"),
+        (lambda folder: plan_model(written(folder, "{}")), "no model_type"),
+        (lambda folder: plan_model(written(folder, "{")), "is not JSON"),
+        (
+            lambda folder: plan_model(written(folder, '{"model_type": ["bert"]}')),
+            "which is not a text",
+        ),
+        (
+            lambda folder: plan_model(
+                written(folder, '{"model_type": "bert", "architectures": 3}'), task="causal-lm"
+            ),
+            "architectures=3, which is not a list",
+        ),
+        (
+            lambda folder: plan_model(
+                written(folder, '{"model_type": "bert", "hidden_act": "weird"}'), length=8
+            ),
+            "KeyError 'weird'",
+        ),
+        (
+            lambda folder: plan_model(
+                written(folder, '{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
+            ),
+            "never run here",
+        ),
+    ],
+    ids=lambda value: None if callable(value) else value.replace(" ", "-"),
+)
+def test_what_cannot_be_planned_says_why_in_one_sentence(make, words, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=words) as caught:
+        make(tmp_path)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def written(folder, text):
+    path = folder / "config.json"
+    path.write_text(text)
+    return path
+
+
+def test_nothing_is_left_changed_behind():
+    """The fake step leaves alone what real ones use: the same after a refusal."""
+    first = plan_model_step(step("bert"), "cpu")
+    with pytest.raises(CannotPlan):
+        plan_model_step(step("resnet", checkpointing=True), "cpu")
+    assert np.array_equal(first.timeline, plan_model_step(step("bert"), "cpu").timeline)
+    assert type(torch.zeros(1)) is torch.Tensor

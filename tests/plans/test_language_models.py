@@ -1,0 +1,246 @@
+"""Plans of fine-tunes of decoders on one GPU, by the fields that they have for it, byte by byte."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as library
+
+from tight_fit.plans.model import ModelStep, measured, plan_model_step, trace_model_step
+from tight_fit.techniques import four_bits
+
+TEXT = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "llama": lambda **more: library.LlamaConfig(**{**TEXT, **more}),
+    "qwen3": lambda **more: library.Qwen3Config(
+        **{**TEXT, "head_dim": 16, "tie_word_embeddings": True, **more}
+    ),
+    "gpt2": lambda **more: library.GPT2Config(
+        vocab_size=211,
+        n_embd=64,
+        n_layer=more.get("num_hidden_layers", 3),
+        n_head=4,
+        n_positions=64,
+    ),
+    "bert": lambda **more: library.BertConfig(
+        **{name: value for name, value in {**TEXT, **more}.items() if name != "num_key_value_heads"}
+    ),
+}
+LORA = {"lora_rank": 4}
+FIELDS = [
+    ("llama", {"attention": "eager"}),
+    ("qwen3", {"attention": "sdpa", "precision": "bf16"}),
+    ("llama", {"loss": "chunked"}),
+    ("qwen3", {"loss": "chunked", "precision": "bf16", "accumulation": 2}),
+    ("gpt2", {"loss": "chunked", "weights": "bf16", "checkpointing": True}),
+    ("llama", {"loss": "chunked", "base": "bf16", **LORA}),
+    (
+        "llama",
+        {"base": "bf16", "lora_targets": "all-linear", "lora_scale": "alpha/sqrt(r)", **LORA},
+    ),
+    ("qwen3", {"lora_targets": "o_proj,up_proj", **LORA}),
+    ("gpt2", {"lora_targets": "all-linear", **LORA}),
+    ("llama", {"offload": "optimizer"}),
+    ("llama", {"offload": "activations", "precision": "bf16"}),
+    ("llama", {"optimizer_in_backward": True, "max_grad_norm": None}),
+    ("llama", {"optimizer": "paged_adamw8bit"}),
+    ("llama", {"optimizer": "adamw_stochastic", "weights": "bf16"}),
+]
+NF4 = [
+    ("llama", {}),
+    ("llama", {"precision": "bf16", "lora_targets": "all-linear", "checkpointing": True}),
+    ("llama", {"precision": "bf16", "weights": "fp32", "accumulation": 2}),  # as peft prepares it
+    ("qwen3", {"precision": "bf16", "loss": "chunked", "optimizer": "adamw8bit"}),
+    ("gpt2", {"precision": "bf16", "lora_targets": "all-linear"}),  # biases
+    ("bert", {"precision": "bf16"}),
+    ("llama", {"frozen": 2, "attention": "eager"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def step(name: str, layers: int = 3, **fields) -> ModelStep:
+    config = CONFIGS[name](num_hidden_layers=layers)
+    return ModelStep(config, batch_size=4, length=24, **fields)
+
+
+def same(planned, real) -> bool:
+    assert planned.peak == real.peak and planned.at_peak == real.at_peak
+    assert planned.parameters == real.parameters and planned.flops == real.flops
+    return np.array_equal(planned.timeline, real.timeline)
+
+
+def words(value) -> str:
+    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
+
+
+@pytest.mark.parametrize("name, fields", FIELDS, ids=words)
+def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
+    asked = step(name, **fields)
+    assert same(plan_model_step(asked, "cpu"), measured(asked))
+
+
+class Written(torch.autograd.Function):
+    """bitsandbytes' product as its documentation has it: a weight is written out where it is
+    needed, by the library's own function on real tensors."""
+
+    @staticmethod
+    def forward(ctx, x, packed, state, bias):
+        from bitsandbytes.functional import dequantize_4bit
+
+        ctx.packed, ctx.state = packed, state
+        return F.linear(x, dequantize_4bit(packed, state), bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        from bitsandbytes.functional import dequantize_4bit
+
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        return gradient @ dequantize_4bit(ctx.packed, ctx.state), None, None, None
+
+
+@pytest.mark.parametrize("name, fields", NF4, ids=words)
+def test_nf4_is_what_real_quantized_layers_take_to_the_byte(name, fields, monkeypatch):
+    """On a CPU the library's product hides what it allocates; here it is done in the open."""
+    asked = step(name, base="nf4", **LORA, **fields)
+    planned = plan_model_step(asked, "cpu")
+    in_the_open(monkeypatch)
+    assert same(planned, measured(asked))
+
+
+def in_the_open(monkeypatch) -> None:
+    """Real quantized layers run the library's own forward pass, with `Written` as its product."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def product(A, B, quant_state, out=None, bias=None):
+        return Written.apply(A, B, quant_state, bias)
+
+    monkeypatch.setattr(bitsandbytes, "matmul_4bit", product)
+    own = bitsandbytes.nn.Linear4bit.forward
+    monkeypatch.setattr(four_bits._layer_class(), "forward", own)
+
+
+REPEATED = [
+    *({"base": base, **LORA} for base in ("bf16", "nf4")),
+    {
+        "base": "nf4",
+        "lora_targets": "all-linear",
+        "precision": "bf16",
+        "checkpointing": True,
+        **LORA,
+    },
+    {"loss": "chunked", "precision": "bf16", "accumulation": 2},
+    {"attention": "eager", "weights": "bf16"},
+    {"offload": "optimizer"},
+    {"offload": "activations", "precision": "bf16"},
+    {"optimizer_in_backward": True, "max_grad_norm": None},
+    {"optimizer": "adamw_stochastic", "weights": "bf16"},
+]
+
+
+@pytest.mark.parametrize("fields", REPEATED, ids=words)
+def test_layers_traced_once_give_the_trace_of_all(fields):
+    few, all_of_them = (
+        trace_model_step(step("llama", layers=6, **fields), "cuda", all_layers=whole)
+        for whole in (False, True)
+    )
+    assert few == all_of_them and few[0].operations == all_of_them[0].operations
+
+
+def test_nf4_takes_a_quarter_of_bf16_for_the_linear_layers():
+    plans = [plan_model_step(step("llama", base=base, **LORA), "cpu") for base in ("bf16", "nf4")]
+    linear = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)  # weights of three layers
+    saved = plans[0].at_peak["parameters"] - plans[1].at_peak["parameters"]
+    tables = 3 * 7 * (4 * (16 + 256) + 4)
+    scales = linear // 64 + 4 * sum(
+        -(-size // 64 // 256) for size in 3 * [4096, 2048, 2048, 4096, 8192, 8192, 8192]
+    )
+    assert saved == 2 * linear - linear // 2 - scales - tables
+
+
+def test_a_loss_in_chunks_has_no_logits_of_all_tokens():
+    """Counted by hand: nothing alive has as many elements as tokens × words."""
+    config = library.LlamaConfig(**{**TEXT, "vocab_size": 5000})
+    full, chunked = (
+        plan_model_step(ModelStep(config, batch_size=64, length=24, loss=loss, **LORA), "cpu")
+        for loss in ("full", "chunked")
+    )
+    logits = 64 * 24 * 5000 * 4
+    assert full.peak - chunked.peak > 1.5 * logits
+    biggest = [size for size, category, _ in chunked.largest_tensors if category == "activations"]
+    assert max(biggest) < logits / 4
+
+
+def test_sdpa_keeps_no_square_of_the_length():
+    def kept(attention, length):
+        asked = ModelStep(CONFIGS["llama"](), batch_size=4, length=length, attention=attention)
+        return plan_model_step(asked, "cuda").at_peak["activations"]
+
+    assert kept("sdpa", 64) < 2.1 * kept("sdpa", 32)
+    assert kept("eager", 64) - kept("sdpa", 64) > 3 * 4 * 4 * 64 * 64 * 4  # layers, heads, fp32
+
+
+PAIRS = [
+    {"base": "nf4", **LORA},
+    {"lora_rank": 2, "lora_targets": "all-linear"},
+    {"loss": "chunked"},
+    {"attention": "eager"},
+    {"precision": "bf16"},
+    {"checkpointing": True},
+    {"accumulation": 2},
+    {"optimizer": "lion8bit"},
+]
+
+
+@pytest.mark.parametrize(
+    "first, second", list(itertools.combinations(PAIRS, 2)), ids=lambda fields: words(fields)
+)
+def test_every_two_fields_together_plan(first, second, monkeypatch):
+    asked = step("llama", layers=2, **{**first, **second})
+    planned = plan_model_step(asked, "cpu")
+    in_the_open(monkeypatch)
+    assert same(planned, measured(asked))
+
+
+@pytest.mark.parametrize(
+    "name, fields, said",
+    [
+        ("llama", {"base": "nf4"}, "no gradient step can change"),
+        ("llama", {"lora_targets": "all-linear"}, "give lora_rank"),
+        ("llama", {"lora_scale": "rs", **LORA}, "alpha/sqrt"),
+        ("llama", {"base": "int3", **LORA}, "use one of fp32, bf16, nf4"),
+        ("llama", {"base": "bf16", "weights": "fp32", **LORA}, "leave one out"),
+        ("llama", {"attention": "flash", **LORA}, "use one of eager, sdpa"),
+        ("bert", {"loss": "chunked"}, "is for the next token"),
+        ("llama", {"lora_targets": "q_proj,w1", **LORA}, "no linear layer called w1"),
+        ("llama", {"lora_targets": "c_attn", **LORA}, "no linear layer called c_attn"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_planned_says_why_in_one_sentence(name, fields, said):
+    with pytest.raises((ValueError, TypeError), match=said) as caught:
+        plan_model_step(step(name, **fields), "cpu")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_blocks_that_do_not_divide_a_weight_are_refused():
+    config = library.LlamaConfig(**{**TEXT, "hidden_size": 12, "num_attention_heads": 2})
+    with pytest.raises(ValueError, match="do not divide the 12 × 12 weights of model.layers.0"):
+        plan_model_step(ModelStep(config, length=8, base="nf4", lora_rank=2), "cpu")

@@ -1,0 +1,143 @@
+"""Fields that do not go together are refused in one sentence, and those that do are taken."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from helpers.parallel.layout import Parallel
+from helpers.recipe import Recipe, replace
+from tight_fit.models.step import ModelStep
+from tight_fit.techniques.rules import check_ordinary
+
+WRONG = [
+    ({"lora_targets": "all", "lora_rank": 4}, ValueError, "all-linear"),
+    ({"lora_targets": "all-linear"}, ValueError, "there are none"),
+    ({"lora_alpha": 0, "lora_rank": 4}, ValueError, "above 0"),
+    ({"lora_alpha": 16}, ValueError, "there are none"),
+    ({"lora_scale": "alpha", "lora_rank": 4}, ValueError, "sqrt"),
+    ({"base": "nf4"}, ValueError, "lora_rank"),
+    ({"base": "int8"}, ValueError, "nf4"),
+    ({"base": None}, ValueError, "nf4"),
+    ({"base": "bf16", "precision": "fp16"}, ValueError, "precision='bf16'"),
+    ({"attention": "flash"}, ValueError, "sdpa"),
+    ({"attention": "sdpa"}, ValueError, "leave attention out"),
+    ({"loss": "chunked"}, ValueError, "language models"),
+    ({"loss": "chunked", "model": "vit"}, ValueError, "loss='full'"),
+    ({"loss": "half"}, ValueError, "chunked"),
+    ({"compile": 1}, TypeError, "True or False"),
+    ({"compile": True, "offload": "activations"}, ValueError, "one of the two"),
+    ({"offload": "weights"}, ValueError, "activations"),
+    ({"offload": "optimizer", "optimizer": "lion8bit"}, ValueError, "adafactor"),
+    ({"optimizer": "adamw_stochastic"}, ValueError, "base='bf16'"),
+    (
+        {"optimizer": "adamw_stochastic", "base": "bf16", "lora_rank": 4},
+        ValueError,
+        "without adapters",
+    ),
+    ({"optimizer_in_backward": True}, ValueError, "max_grad_norm=None"),
+    ({"optimizer_in_backward": True, "accumulation": 2}, ValueError, "accumulation=1"),
+    ({"optimizer_in_backward": True, "precision": "fp16"}, ValueError, "overflowed"),
+    ({"optimizer_in_backward": 0}, TypeError, "True or False"),
+    ({"offload": "optimizer", "optimizer": "paged_adamw8bit"}, ValueError, "without offload"),
+]
+GOOD = [
+    {"base": "nf4", "lora_rank": 4, "precision": "fp16"},
+    {"base": "bf16", "optimizer": "adamw_stochastic", "precision": "bf16"},
+    {"optimizer_in_backward": True, "max_grad_norm": None, "offload": "optimizer"},
+    {"lora_rank": 4, "lora_targets": "all-linear", "lora_scale": "alpha/sqrt(r)", "lora_alpha": 16},
+    {"model": "vit", "attention": "sdpa", "offload": "activations"},
+    {"optimizer": "paged_adamw8bit"},
+]
+
+
+def refused(kind, says, make):
+    with pytest.raises(kind) as caught:
+        make()
+    message = str(caught.value)
+    assert says in message and "\n" not in message and message.endswith((".", "?"))
+
+
+@pytest.mark.parametrize("changes, kind, says", WRONG, ids=[str(case[0]) for case in WRONG])
+def test_wrong_recipes_are_refused_in_one_sentence(changes, kind, says):
+    refused(kind, says, lambda: Recipe(**changes))
+
+
+@pytest.mark.parametrize("changes", GOOD, ids=str)
+def test_right_ones_are_taken_and_come_back_from_a_record(changes):
+    recipe = Recipe(**changes)
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+
+
+def test_a_record_of_before_has_the_fields_as_they_were():
+    old = {"model": "vit", "lora_rank": 8, "optimizer": "adamw8bit"}
+    assert Recipe.from_dict(old) == Recipe(**old)
+    assert Recipe.from_dict(old).lora_targets == "query-value" and Recipe().base == "fp32"
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"loss": "chunked", "model": "decoder"}, "loss='chunked'"),
+        ({"offload": "activations"}, "offload='activations'"),
+        ({"optimizer_in_backward": True, "max_grad_norm": None}, "optimizer_in_backward=True"),
+        ({"compile": True}, "compile=True"),
+        ({"max_grad_norm": None}, "norm to clip to"),
+        ({"base": "bf16"}, "use one of fp32"),
+    ],
+    ids=str,
+)
+def test_several_ranks_refuse_what_only_one_gpu_does(changes, says):
+    recipe = Recipe(**changes)
+    refused(ValueError, says, lambda: Parallel(data=2).local(recipe))
+    assert Parallel().local(recipe) == recipe
+
+
+def test_other_loops_refuse_it_too():
+    check_ordinary(Recipe(), "This loop")
+    refused(
+        ValueError,
+        "This loop cannot take",
+        lambda: check_ordinary(replace(Recipe(), offload="optimizer"), "This loop"),
+    )
+
+
+def test_steps_of_other_models_have_the_same_rules():
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    step = ModelStep(config, length=8, weights="bf16", optimizer="adamw_stochastic")
+    assert step.offload is None
+    refused(ValueError, "fp32", lambda: replace(step, weights="fp32"))
+    refused(
+        ValueError,
+        "accumulation=1",
+        lambda: replace(step, optimizer_in_backward=True, accumulation=2, batch_size=2),
+    )
+
+
+# Numbers of NumPy and PyTorch are taken, and kept as Python's own.
+TAKEN = [
+    ("lora_alpha", np.float32(3.0), 3.0),
+    ("lora_alpha", np.int64(4), 4),
+    ("lora_alpha", torch.tensor(2.0), 2.0),
+    ("lora_rank", np.int32(8), 8),
+    ("lora_rank", torch.tensor(8), 8),
+    ("compile", np.bool_(True), True),
+    ("compile", torch.tensor(True), True),
+    ("attention", np.str_("sdpa"), "sdpa"),
+    ("base", np.str_("nf4"), "nf4"),
+    ("loss", np.str_("chunked"), "chunked"),
+    ("offload", np.str_("activations"), "activations"),
+]
+
+
+@pytest.mark.parametrize("name, value, plain", TAKEN, ids=str)
+def test_scalars_of_other_packages_are_taken_as_pythons(name, value, plain):
+    kept = getattr(Recipe(model="decoder", **{"lora_rank": 4, name: value}), name)
+    assert kept == plain and type(kept) is type(plain)

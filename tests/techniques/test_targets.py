@@ -1,0 +1,86 @@
+"""Which layers adapters stand beside, beside peft's own choice."""
+
+import pytest
+import transformers as library
+
+from tight_fit.techniques import model_changes
+from tight_fit.techniques.targets import check_targets, targets_of
+
+TEXT = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+}
+
+
+def llama():
+    return library.LlamaForCausalLM(library.LlamaConfig(**TEXT, num_key_value_heads=2))
+
+
+def gpt2():
+    return library.GPT2LMHeadModel(
+        library.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4)
+    )
+
+
+def adapters(model, targets: str) -> set[str]:
+    model_changes.add_lora(model, 2, targets_of(model, targets))
+    return {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_all_linear_is_what_peft_takes(make):
+    from peft import LoraConfig, get_peft_model
+
+    mine = adapters(make(), "all-linear")
+    peft = get_peft_model(make(), LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
+    theirs = {
+        name.partition(".lora_")[0].removeprefix("base_model.model.")
+        for name, _ in peft.named_parameters()
+        if ".lora_" in name
+    }
+    assert mine == theirs and len(mine) in (2 * 7, 2 * 4)
+
+
+def test_query_value_and_names():
+    assert {name.rpartition(".")[2] for name in adapters(llama(), "query-value")} == {
+        "q_proj",
+        "v_proj",
+    }
+    named = adapters(llama(), "o_proj, mlp.up_proj")
+    assert {name.rpartition(".")[2] for name in named} == {"o_proj", "up_proj"} and len(named) == 4
+
+
+def test_scales_are_the_papers():
+    for scale, expected in (("alpha/r", 2.0), ("alpha/sqrt(r)", 2 * 9 / 3)):
+        model = llama()
+        model_changes.add_lora(model, 9, ["q_proj"], None, None, scale)
+        assert model.model.layers[0].self_attn.q_proj.scaling["default"] == pytest.approx(expected)
+    model = llama()
+    model_changes.add_lora(model, 4, ["q_proj"], alpha=1)
+    assert model.model.layers[0].self_attn.q_proj.scaling["default"] == 0.25
+
+
+@pytest.mark.parametrize("targets", ["c_attn", "q_proj,k_prj", "proj", "lm_heads,v_proj"])
+def test_names_that_match_nothing_or_only_partly_are_refused(targets):
+    with pytest.raises(ValueError, match="it has down_proj, gate_proj") as caught:
+        targets_of(llama(), targets)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert ("v_proj " not in str(caught.value)) and ("q_proj or" not in str(caught.value))
+
+
+@pytest.mark.parametrize("targets, error", [("", ValueError), ("q,", ValueError), (3, TypeError)])
+def test_what_names_no_layer_is_refused_without_a_model(targets, error):
+    with pytest.raises(error, match="all-linear"):
+        check_targets(targets)
+
+
+def test_a_model_without_such_projections_is_refused():
+    model = library.ResNetForImageClassification(
+        library.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
+    )
+    with pytest.raises(ValueError, match="query and value projections"):
+        targets_of(model, "query-value")

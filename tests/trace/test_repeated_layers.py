@@ -1,0 +1,195 @@
+"""Layers traced once against all layers traced: the same trace, byte by byte, kernel by kernel."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers as library
+from torch import nn
+
+from tests.plans.test_hf_model import CONFIGS
+from tight_fit.models.step import Logits, ModelStep
+from tight_fit.plans import model as hf_plan
+from tight_fit.plans.model import trace_model_step
+from tight_fit.techniques.model_changes import as_if_real
+from tight_fit.trace import repeated_layers, splice
+from tight_fit.trace.repeated_layers import stacks_of
+from tight_fit.trace.splice import NotAlike
+
+DEEP = 6  # layers; five of one kind or more repeat
+WORDS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
+HARD = {"precision": "bf16", "checkpointing": True, "accumulation": 2, "optimizer": "adamw8bit"}
+REPEAT = [
+    *((name, {}) for name in ("bert", "gpt2", "llama", "bart", "mixtral", "dinov2", "deberta")),
+    ("bert", HARD),
+    ("t5", HARD),
+    ("deberta", {"precision": "bf16", "lora_rank": 2}),
+    ("llama", {"precision": "fp16", "accumulation": 4, "optimizer": "adafactor"}),
+    ("llama", {"frozen": 1, "weights": "bf16"}),
+    ("modernbert", {}),  # layers of two kinds, every third is global
+    ("deepseek", {}),  # the first layer is dense
+]
+
+
+def deep(name: str, layers: int = DEEP):
+    if name == "deberta":
+        return library.DebertaV2Config(
+            vocab_size=99,
+            hidden_size=32,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            relative_attention=True,
+            pos_att_type=["c2p", "p2c"],
+            share_att_key=True,
+            position_buckets=16,
+            norm_rel_ebd="layer_norm",
+        )
+    if name == "modernbert":
+        layers = 14
+    values = CONFIGS[name]().to_dict()
+    changed = {word: layers for word in WORDS if word in values}
+    dropped = ("layer_types", "model_type", "mlp_layer_types", "out_features", "stage_names")
+    kept = {key: value for key, value in values.items() if key not in (*dropped, "out_indices")}
+    return type(CONFIGS[name]())(**{**kept, **changed})
+
+
+@pytest.fixture
+def refusals(monkeypatch):
+    """Why layers were not left out, where they were not."""
+    said = []
+    whole = splice.whole
+
+    def told(*arguments):
+        try:
+            return whole(*arguments)
+        except NotAlike as refusal:
+            said.append(str(refusal))
+            raise
+
+    monkeypatch.setattr(splice, "whole", told)
+    return said
+
+
+def traces(step: ModelStep, target: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [trace_model_step(step, target, all_layers=whole) for whole in (False, True)]
+
+
+@pytest.mark.parametrize("name, fields", REPEAT, ids=lambda value: str(value).replace(" ", ""))
+def test_a_trace_with_layers_left_out_is_that_of_all_layers(name, fields, refusals, monkeypatch):
+    ran = []
+    left_out = repeated_layers.RepeatedLayers.left_out
+
+    def seen(repeated, tracker):
+        ran.append([stack.left_out for stack in repeated.stacks])
+        return left_out(repeated, tracker)
+
+    monkeypatch.setattr(repeated_layers.RepeatedLayers, "left_out", seen)
+    config = deep(name)
+    image = ModelStep(config).reads == "image"
+    step = ModelStep(config, batch_size=4, length=None if image else 24, **fields)
+    few, all_of_them = traces(step, "cuda")
+    assert ran and all(min(stacks) > 0 for stacks in ran), "no layer was left out"
+    assert not refusals
+    assert few == all_of_them and few[0].operations == all_of_them[0].operations
+    assert few[0].reached == all_of_them[0].reached
+
+
+class Uneven(nn.Module):
+    """A stack whose layers look alike and do not do the same."""
+
+    def __init__(self, kind: str, width: int = 8):
+        super().__init__()
+        self.kind = kind
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+        self.head = nn.Linear(width * (8 if kind == "joins" else 1), 2)
+
+    def forward(self, x):
+        outputs = []
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if self.kind == "third" and number == 3:
+                x = torch.relu(x) + 1
+            if self.kind == "half" and number % 2:
+                x = torch.relu(x)
+            outputs.append(x)
+        return self.head(torch.cat(outputs, -1) if self.kind == "joins" else x)
+
+
+@pytest.mark.parametrize("kind", ["joins", "half", "indexed", "twice"])
+def test_layers_that_differ_in_what_they_do_are_all_traced(kind):
+    """The planner falls back to the whole trace; the error would be silent."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Uneven(kind)
+
+        def forward(self, x):
+            if kind == "indexed":
+                for number in range(8):
+                    x = self.net.layers[number](x)
+                return Logits(self.net.head(x))
+            if kind == "twice":
+                for _ in range(2):
+                    for layer in self.net.layers:
+                        x = layer(x)
+                return Logits(self.net.head(x))
+            return Logits(self.net(x))
+
+    step = ModelStep(CONFIGS["bert"](), batch_size=4)
+
+    def batch(model, step):
+        return {"x": torch.zeros(4, 8), "labels": torch.zeros(4, dtype=torch.long)}
+
+    def trace(whole):
+        with as_if_real():
+            return hf_plan.trace_steady(
+                step, "cuda", lambda step, recompute: Model(), batch, all_layers=whole
+            )
+
+    assert stacks_of(Model()), "the layers look alike"
+    assert trace(False) == trace(True)
+
+
+@pytest.mark.parametrize(
+    "config, kept",
+    [
+        (lambda: deep("bert", 12), [[0, 1, 2, 11]]),
+        (lambda: deep("bert", 4), []),
+        (lambda: deep("bart"), [[0, 1, 2, 5], [0, 1, 2, 5]]),
+        (lambda: deep("t5"), [[0, 1, 2, 3, 5]]),  # the first has the positions' bias
+        (lambda: library.ConvNextConfig(depths=[2, 2, 9, 2], drop_path_rate=0.1), []),
+    ],
+    ids=["plain", "short", "two-stacks", "first-differs", "each-another-dropout"],
+)
+def test_which_layers_run(config, kept):
+    with torch.device("meta"):
+        model = library.AutoModel.from_config(config())
+    assert [stack.kept for stack in stacks_of(model)] == kept
+
+
+def test_layers_of_two_kinds_repeat_by_periods():
+    """ModernBERT's every third layer is global."""
+    with torch.device("meta"):
+        (stack,) = stacks_of(library.AutoModel.from_config(deep("modernbert")))
+    assert stack.period == 3 and stack.left_out >= 1 and stack.kept[-1] == 13
+
+
+def test_a_layer_that_is_frozen_is_another():
+    model = nn.ModuleList(nn.Linear(4, 4) for _ in range(9))
+    assert stacks_of(nn.ModuleDict({"layers": model}))[0].kept == [0, 1, 2, 8]
+    for layer in list(model)[:3]:
+        layer.requires_grad_(False)
+    assert stacks_of(nn.ModuleDict({"layers": model}))[0].kept == [0, 1, 2, 3, 4, 5, 8]
+
+
+def test_the_model_is_as_before_afterwards():
+    """Nothing of a shortened list or of its hooks is left, also after a refusal."""
+    step = ModelStep(deep("bert"), batch_size=2, length=8)
+    first = trace_model_step(step, "cpu")
+    assert trace_model_step(replace(step), "cpu") == first

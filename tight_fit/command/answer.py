@@ -1,0 +1,245 @@
+"""The answer to a question of the command, as the facts that its text and its JSON are made from.
+
+This is the part that needs PyTorch and transformers. Sizes are in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tight_fit.command import question
+from tight_fit.command.question import Question
+from tight_fit.command.report import option
+from tight_fit.gpus import GPU, GPUS
+from tight_fit.gpus.specs import SPECS
+from tight_fit.memory.plan import Plan
+from tight_fit.models import config as hf_config
+from tight_fit.models.step import ModelStep
+from tight_fit.search.fastest import fastest
+from tight_fit.search.remedies import Change, Remedies
+from tight_fit.techniques import model_changes
+
+Facts = dict[str, Any]
+
+# What would help beyond the techniques that are planned, said where those do not suffice.
+NOT_PLANNED = ("offloading weights to main memory",)
+
+
+class Answers:
+    """Answers to questions about one step, which share their plans from GPU to GPU.
+
+    say  is told in a few words what is being done
+    """
+
+    def __init__(self, asked: Question, say: Callable[[str], object] = lambda words: None):
+        self.asked, self.say = asked, say
+        with quietly():
+            self.step = step_of(asked)
+        self.remedies = self._remedies(asked.gpu or next(iter(GPUS.values())))
+
+    def _remedies(self, gpu: GPU) -> Remedies:
+        return Remedies(self.step, gpu, lambda change: self.say(_words(change)))
+
+    def planned(self) -> Plan:
+        """The plan of the step itself. Raises what `hf_plan.plan_model` raises."""
+        with quietly():
+            return self.remedies.plan()
+
+    def shared(self) -> Facts:
+        """The facts that do not depend on the GPU."""
+        plan, step, asked = self.planned(), self.step, self.asked
+        kind = hf_config.class_of(step.config, step.task or "")
+        assert kind is not None, "checked when the step was made"
+        return {
+            "model": asked.name,
+            "class": kind.__name__,
+            "task": step.task,
+            "task_named": hf_config.named_task(step.config),
+            "parameters": plan.parameters,
+            "weights": step.weights,
+            "weights_stored": hf_config.weights_of(step.config),
+            "stored_quantized": bool(getattr(step.config, "stored_quantized", False)),
+            "batch_size": step.batch_size,
+            "length": step.tokens,
+            "image": list(hf_config.image_shape(step.config, step.side))
+            if step.reads in ("image", "pair")
+            else None,
+            "precision": step.precision,
+            "optimizer": step.optimizer,
+            "checkpointing": step.checkpointing,
+            "accumulation": step.accumulation,
+            "lora_rank": step.lora_rank,
+            "lora_targets": step.lora_targets,
+            "base": step.base,
+            "attention": step.attention,
+            "loss": step.loss,
+            "offload": step.offload,
+            "optimizer_in_backward": step.optimizer_in_backward,
+            "host": plan.host,
+            "asked": asked.fields,
+            "frozen": step.frozen,
+            "peak": plan.peak,
+            "peak_phase": plan.peak_phase,
+            "at_peak": plan.at_peak,
+            "flops": plan.flops,
+            "planned_with": question.versions(),
+        }
+
+    def on(self, gpu: GPU | None) -> Facts:
+        """Whether a GPU holds the step and how long it takes there; without one, which hold it."""
+        plan = self.planned()
+        if gpu is None:
+            holds = {other.name: bool(plan.fits(other)) for other in GPUS.values()}
+            return {"cards": holds, "notes": notes(self.step, None)}
+        fit = plan.fits(gpu)
+        return {
+            **vars(plan.allocator_peaks(gpu)),
+            "card": gpu.name,
+            "card_memory": gpu.memory,
+            "terms": fit.terms,
+            "need": fit.need,
+            "fits": bool(fit),
+            "notes": notes(self.step, gpu),
+            **time_of(self.step, plan, gpu),
+        }
+
+    def advice(self, gpu: GPU) -> Facts:
+        """The changes of the step that fit a GPU, and its largest batch."""
+        if gpu != self.remedies.gpu:
+            self.remedies = self.remedies.for_gpu(gpu)
+        with quietly():
+            changes, largest = self.remedies.changes(), self.remedies.largest_batch()
+            fits = self.remedies.fits({})
+            take = [self._with(change) for change in changes]
+        facts: Facts = {"would_fit": changes, "would_take": take, "largest_batch": largest}
+        if not fits and not changes:
+            facts["not_planned"] = list(NOT_PLANNED)
+        return facts
+
+    def _with(self, change: Change) -> Facts:
+        """What a step with a change needs of the GPU's memory, and the seconds that it takes."""
+        gpu = self.remedies.gpu
+        timed = gpu.name in SPECS
+        plan = self.remedies.plan(change, traced=timed)
+        took = time_of(self.step, plan, gpu) if timed else {"seconds": None}
+        return {"need": plan.fits(gpu).need, "seconds": took["seconds"]}
+
+    def fastest(self, gpu: GPU) -> Facts:
+        """The fastest combination of techniques that fits a GPU, and its text."""
+        with quietly():
+            best = fastest(self.remedies)
+        return {"fastest": vars(best), "fastest_lines": best.lines(gpu.name, option)}
+
+
+def answers(
+    asked: Question, say: Callable[[str], object] = lambda words: None, search: bool = False
+) -> Iterator[Facts]:
+    """The facts as far as they are known: without advice first, then with it.
+
+    search  also for the fastest combination of techniques that fits
+    Raises what `hf_plan.plan_model` raises.
+    """
+    maker = Answers(asked, say)
+    facts = maker.shared() | maker.on(asked.gpu)
+    yield facts
+    if asked.gpu is not None and not asked.quick:
+        facts |= maker.advice(asked.gpu)
+        if search:
+            facts |= maker.fastest(asked.gpu)
+        yield facts
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Inside, neither PyTorch nor transformers print accounts of what ends in our own sentence."""
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings(), model_changes.quiet():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def step_of(asked: Question) -> ModelStep:
+    """The step that a question is about.
+
+    Weights of 16 bits are trained with autocast of the same dtype where no precision was given.
+    """
+    config = hf_config.from_values(asked.values, asked.name)
+    fields = {"batch_size": question.BATCH, **asked.fields}
+    if "precision" in fields:
+        return ModelStep(config, **fields)
+    step = ModelStep(config, **fields)
+    assert step.weights is not None, "set when the step was made"
+    return ModelStep(config, **fields, precision=step.weights)
+
+
+def _words(change: Change) -> str:
+    if not change:
+        return "planning the step"
+    return "trying " + " ".join(
+        f"--{name.replace('_', '-').removesuffix('-size')}" + ("" if value is True else f" {value}")
+        for name, value in change.items()
+    )
+
+
+def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
+    """How long the step takes on a GPU.
+
+    seconds, seconds_low, seconds_high  of a step, with the interval
+    seconds_by_phase                    {phase: seconds}
+    examples_per_second, tokens_per_second, mfu
+    kernels_measured_on                 the GPU whose measured kernels stand for those of this one
+    no_time                             why there are no seconds; then only this and "seconds", None
+    """
+    if gpu.name not in SPECS:
+        why = "a size says nothing of a GPU's speed: name the GPU (--list-gpus)."
+        return {"seconds": None, "no_time": why}
+    try:
+        took = plan.seconds(gpu)
+        arithmetic = step.precision
+        if arithmetic == "fp32":
+            arithmetic = step.weights or "fp32"
+        mfu = took.mfu("fp32" if arithmetic == "tf32" and not took.gpu.tf32 else arithmetic)
+    except ValueError as error:
+        return {"seconds": None, "no_time": str(error)}
+    rate = step.batch_size / took.total
+    return {
+        "seconds": took.total,
+        "seconds_low": took.low,
+        "seconds_high": took.high,
+        "seconds_by_phase": took.phases,
+        "examples_per_second": rate,
+        "tokens_per_second": rate * step.tokens if step.tokens else None,
+        "mfu": mfu,
+        "kernels_measured_on": took.gpu.like,
+    }
+
+
+def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
+    """What to know about the plan of a step, one sentence each."""
+    sentences = []
+    if gpu and "bf16" in (step.precision, step.weights) and not gpu.bf16:
+        sentences.append(
+            f"the {gpu.name} has no bf16 arithmetic and only emulates it, without a fused "
+            "attention kernel: where a model has one, bf16 takes more there than planned. "
+            "Use fp16."
+        )
+    if gpu and step.optimizer.startswith(("adamw8bit", "lion")) and gpu.capability < (6, 0):
+        sentences.append("bitsandbytes asks for compute capability 6.0.")
+    if step.reads in ("image", "pair"):
+        sentences.append(
+            "convolutions also take a workspace that cuDNN chooses when it runs; no plan knows it."
+        )
+    if "mamba" in step.config.model_type:
+        sentences.append(
+            "planned without the fused kernels of mamba_ssm, with which it takes less."
+        )
+    if step.reads in ("text", "texts"):
+        sentences.append(
+            f"examples are full, {step.tokens} tokens each; a batch with padding adds a mask in "
+            "decoders."
+        )
+    return sentences

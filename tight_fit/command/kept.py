@@ -1,0 +1,82 @@
+"""Answers that are kept: those given before on this machine, and those that come with the package.
+
+An answer is found again for the same question with the same versions of the libraries and of this
+package's code. What comes with the package says which versions it was made with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import lzma
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tight_fit.command import question
+from tight_fit.command.question import Question
+from tight_fit.files import replace_all
+
+SHIPPED = Path(__file__).parent / "known" / "answers.json.xz"
+MOST = 400  # answers that are kept; the oldest go first
+
+Facts = dict[str, Any]
+
+
+def folder() -> Path:
+    """The folder of kept answers, below the user's cache directory."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+    elif sys.platform == "darwin":
+        base = os.path.expanduser("~/Library/Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base or os.path.expanduser("~/.cache")) / "tight-fit" / "plans"
+
+
+def find(asked: Question) -> Facts | None:
+    """The answer to a question where it is kept, None elsewhere."""
+    return _on_this_machine(asked) or shipped(asked)
+
+
+def keep(asked: Question, facts: Facts) -> None:
+    """Keep an answer. A folder that cannot be written keeps nothing, and that is no error."""
+    place = _file(asked)
+    with contextlib.suppress(OSError):
+        replace_all(place.parent, {place.name: json.dumps(facts)})
+        old = sorted(place.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-MOST]
+        for file in old:
+            file.unlink(missing_ok=True)
+
+
+def _file(asked: Question) -> Path:
+    parts = [asked.plain, question.versions(), question.code(), asked.quick]
+    return folder() / f"{question.digest(parts)}.json"
+
+
+def _on_this_machine(asked: Question) -> Facts | None:
+    try:
+        facts = json.loads(_file(asked).read_text(encoding="utf8"))
+    except (OSError, ValueError):  # there is none, or it is damaged: it is made anew
+        return None
+    return facts if isinstance(facts, dict) and "peak" in facts else None
+
+
+def shipped(asked: Question) -> Facts | None:
+    """The answer that comes with the package; it says so ("shipped"), and what made it."""
+    try:
+        kept = _shipped()
+    except (OSError, ValueError, lzma.LZMAError):  # a copy of the package without the file
+        return None
+    answer = kept["answers"].get(asked.key)
+    if answer is None:
+        return None
+    source = {"shipped": True, "planned_with": kept["versions"]}
+    return kept["plans"][answer["plan"]] | answer["facts"] | source
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    return json.loads(lzma.decompress(SHIPPED.read_bytes()))

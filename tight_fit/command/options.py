@@ -1,0 +1,416 @@
+"""The command `tight-fit`, which is also `python -m tight_fit`: does this step fit that GPU?
+
+    tight-fit roberta-base --gpu 8GB --batch 8
+
+Exit status: 0 it fits (or no GPU was named), 1 it does not, 2 the question cannot be answered (one
+sentence says why).
+
+Nothing is imported here that takes time, so that the help, a misspelt option and an answer that is
+kept come at once. `tight_fit.command.answer` does the work, `tight_fit.command.report` writes it
+down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from tight_fit.checks import OPTIMIZERS, PRECISIONS
+from tight_fit.command import kept, question, report
+from tight_fit.command.arguments import OneLineParser, integer, price, whole_number
+from tight_fit.command.question import Question
+from tight_fit.command.wrapper import run, sentence
+from tight_fit.gpus import GPUS
+from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
+from tight_fit.units import GIB
+
+NAME = "tight-fit"
+WEIGHTS = ("fp32", "bf16", "fp16")  # the keys of `hf_config.WEIGHTS`, as a test compares
+# The keys of `hf_config.TASKS`, which a test compares: that module imports transformers.
+TASKS = (
+    "sequence-classification",
+    "token-classification",
+    "masked-lm",
+    "causal-lm",
+    "seq2seq-lm",
+    "image-classification",
+    "semantic-segmentation",
+    "contrastive",
+)
+EXAMPLES = """\
+examples:
+  tight-fit roberta-base --gpu 8GB --batch 8
+  tight-fit microsoft/deberta-v3-large --gpu T4 --batch 16 --length 512 --precision fp16
+  tight-fit meta-llama/Llama-3.1-8B --gpu "RTX 4090" --batch 1 --length 4096 --lora 16
+  tight-fit Qwen/Qwen3-8B --gpu T4 --batch 1 --base nf4 --lora 16 --chunked-loss
+  tight-fit gpt2 --gpu A100 --examples 100000 --price 1.50
+  tight-fit ./my-model/config.json --json
+  tight-fit meta-llama/Llama-3.1-8B --gpu H100 --layout fsdp=8 --batch 16 --length 8192
+  tight-fit meta-llama/Llama-3.1-8B --gpu H100 --gpus 64 --machines 8 --length 8192
+  tight-fit script train.py --gpu T4 -- --batch_size 16   (a program of yours, unchanged)
+"""
+MOST = 10**6  # of counts that nobody exceeds
+# The options that say something about a layout, and nothing without one.
+OF_LAYOUTS = "inside between cards recompute no_reshard wrap prefetch reduce schedule".split()
+
+
+def parser(prog: str = NAME) -> argparse.ArgumentParser:
+    """The options. Those of the step have the names of the fields of `ModelStep` as `dest`."""
+    options = OneLineParser(
+        prog=prog,
+        description="Plan the memory and the time of one training step of a Hugging Face model "
+        "from its configuration: whether a GPU holds it, what would make it fit, where the bytes "
+        "go, and how long it takes. Reads no weights and needs no GPU.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = options.add_argument
+    add("name", nargs="?", metavar="MODEL", help="a name on the hub, a folder, or a config.json")
+    add("--model", metavar="MODEL", help="the same")
+    add(
+        "--gpu",
+        "--card",
+        help="the GPU by name in any spelling (--list-gpus), or its size, such as 8GB; without it: "
+        "every GPU that holds the step",
+    )
+    add("--quick", action="store_true", help="only whether it fits, not what would")
+    add("--fresh", action="store_true", help="plan anew, and take no answer that is kept")
+    add("--json", action="store_true", help="print one JSON object")
+    add(
+        "--fastest",
+        action="store_true",
+        help="also search for the fastest combination of techniques that fits --gpu",
+    )
+    add("--list-gpus", "--list-cards", action="store_true", help="print the GPUs that are known")
+    add(
+        "--examples",
+        metavar="N",
+        type=whole_number(1, 10**15),
+        help="examples of an epoch, to print its hours on --gpu",
+    )
+    add(
+        "--price",
+        metavar="P",
+        type=price,
+        help="price of the GPU per hour, in any currency, to print that of the epoch of --examples",
+    )
+    _add_step(options.add_argument_group("the step").add_argument)
+    _add_layout(options.add_argument_group("several GPUs").add_argument)
+    return options
+
+
+def _add_layout(add: Callable[..., object]) -> None:
+    add(
+        "--layout",
+        metavar="AXES",
+        help="lay the step over several GPUs: ddp=8, zero1=8, zero2=8, fsdp=8 or hsdp=2x4 "
+        "(replicas x shards), with tensor=2 or context=2 beside FSDP2, with expert=4, by which the "
+        "data ranks of fsdp=8 divide the experts of each layer, and pipeline=4 alone or beside "
+        "ddp, fsdp or hsdp; --batch counts the examples of all",
+    )
+    add(
+        "--gpus",
+        metavar="N",
+        type=whole_number(1, MOST),
+        help="GPUs in all; without --layout: search the fastest layout of so many that fits",
+    )
+    add("--machines", metavar="N", type=whole_number(1, MOST), help="machines that hold them (1)")
+    add("--inside", metavar="LINK", help="link between GPUs of a machine, such as 'NVLink 4'")
+    add("--between", metavar="LINK", help="network, such as 'InfiniBand 400 Gbit'")
+    add(
+        "--cards",
+        metavar="N",
+        type=whole_number(1, MOST),
+        help="network cards per machine",
+    )
+    add(
+        "--recompute",
+        choices=("full", "selective"),
+        help="recompute whole layers (as --checkpointing), or all but attention and every second "
+        "product",
+    )
+    add("--no-reshard", action="store_true", help="keep weights gathered until the backward pass")
+    add(
+        "--wrap",
+        choices=("layers", "layers+embeddings"),
+        help="groups of FSDP2 (layers)",
+    )
+    add(
+        "--prefetch",
+        metavar="N",
+        type=whole_number(0, MOST),
+        help="layers gathered ahead of time in the forward pass (0)",
+    )
+    add(
+        "--schedule",
+        choices=("gpipe", "1f1b", "interleaved", "zero-bubble"),
+        help="of a pipeline's micro-batches, which --accumulation counts (1f1b)",
+    )
+    add(
+        "--reduce",
+        choices=("fp32", "bf16"),
+        help="dtype in which FSDP2 sums gradients (fp32)",
+    )
+
+
+def _add_step(add: Callable[..., object]) -> None:
+    add(
+        "--batch",
+        "--batch-size",
+        dest="batch_size",
+        metavar="N",
+        type=integer,
+        help=f"examples per optimizer step ({question.BATCH})",
+    )
+    add(
+        "--length",
+        metavar="N",
+        type=integer,
+        help="tokens per example (512, or fewer where the model takes fewer)",
+    )
+    add(
+        "--image-size",
+        dest="side",
+        metavar="N",
+        type=whole_number(1, MOST),
+        help="height and width of an image in pixels (the configuration's, or 224)",
+    )
+    add(
+        "--weights",
+        choices=WEIGHTS,
+        help="dtype of the weights (the configuration's); adapters of LoRA are fp32",
+    )
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        help="bf16 and fp16 are autocast, fp32 is none (the dtype of the weights)",
+    )
+    add("--optimizer", choices=OPTIMIZERS, help="adamw where nothing is said")
+    add("--checkpointing", action="store_true", help="recompute activations in the backward pass")
+    add(
+        "--optimizer-in-backward",
+        action="store_true",
+        help="update each weight as soon as its gradient is there, without clipping",
+    )
+    add(
+        "--offload",
+        choices=OFFLOADS,
+        help="what waits in the host's memory: the optimizer's states, or activations",
+    )
+    add("--accumulation", metavar="N", type=integer, help="micro-batches per optimizer step (1)")
+    _add_adapters(add)
+    add(
+        "--attention",
+        choices=ATTENTIONS,
+        help="eager keeps the square of the length, sdpa does not (what the library takes itself)",
+    )
+    add(
+        "--chunked-loss",
+        dest="loss",
+        action="store_const",
+        const="chunked",
+        help="the loss of a language model a chunk of tokens at a time, without all its logits",
+    )
+    add("--frozen", metavar="N", type=integer, help="freeze the embeddings and the first N layers")
+    add(
+        "--task",
+        choices=TASKS,
+        help="what to train for (what the configuration names, or the usual one of its kind)",
+    )
+    add(
+        "--classes",
+        metavar="N",
+        type=whole_number(1, MOST),
+        help="classes of a classifier (the configuration's, or 2)",
+    )
+
+
+def _add_adapters(add: Callable[..., object]) -> None:
+    add(
+        "--lora",
+        "--lora-rank",
+        dest="lora_rank",
+        metavar="R",
+        type=whole_number(1, MOST),
+        help="train adapters of this rank, and a new head, instead of the weights",
+    )
+    add(
+        "--targets",
+        dest="lora_targets",
+        metavar="T",
+        help="layers with adapters: query-value (which is what is taken), all-linear, or names "
+        "such as q_proj,v_proj",
+    )
+    add("--lora-alpha", metavar="A", type=float, help="scale of the adapters, α (2 R)")
+    add(
+        "--rslora",
+        dest="lora_scale",
+        action="store_const",
+        const="alpha/sqrt(r)",
+        help="divide α by the root of the rank",
+    )
+    add(
+        "--base",
+        choices=BASES,
+        help="the frozen weights: nf4 is 4 bits with double quantization (QLoRA), with --weights "
+        "for what is not quantized; fp32 and bf16 are --weights",
+    )
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    prog: str = NAME,
+    layouts: Callable[[Question, argparse.Namespace], int] | None = None,
+) -> int:
+    """Run the command and return the exit status; argparse itself exits with 2.
+
+    layouts  answers a question with --layout or --gpus (`tight_fit.command.main`); None refuses
+    """
+    options = parser(prog)
+    words = sys.argv[1:] if arguments is None else arguments
+    if layouts is None and words and words[0] in ("script", "explain"):
+        options.error(f"{words[0]} is answered by tight-fit, or python -m tight_fit.command.main.")
+    asked = options.parse_args(words)
+    if asked.list_gpus:
+        if asked.name or asked.model:
+            options.error("--list-gpus lists the GPUs and plans no model: ask for one of the two.")
+        for gpu in GPUS.values():
+            print(f"{gpu.name:16} {gpu.memory / GIB:6.2f} GiB{'' if gpu.bf16 else '   no bf16'}")
+        return 0
+    if asked.name and asked.model:
+        options.error("the model is named twice, as MODEL and with --model: name one.")
+    if not (asked.model or asked.name):
+        options.error("a model is needed: a name on the hub, a folder, or a config.json.")
+    if asked.fastest and not asked.gpu:
+        options.error("--fastest asks what fits and how fast it is: name the GPU with --gpu.")
+    if asked.examples is not None and not asked.gpu:
+        options.error("--examples asks for hours, which depend on the GPU: name one with --gpu.")
+    if asked.price is not None and asked.examples is None:
+        options.error("--price asks for the price of an epoch: say with --examples how long it is.")
+    several = bool(asked.layout or asked.gpus or asked.machines)
+    if layouts is None and several:
+        options.error(
+            "--layout and --gpus are answered by tight-fit, or python -m tight_fit.command.main."
+        )
+    _check_layout(asked, options)
+    try:
+        wanted = question.of(asked)
+        if layouts is not None and several:
+            return layouts(wanted, asked)
+        if asked.fastest and wanted.gpu and wanted.gpu.name not in GPUS:
+            options.error(
+                "--fastest compares times, and a size says nothing of a GPU's speed: name the GPU "
+                "(--list-gpus)."
+            )
+        return _answer(wanted, asked)
+    except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        if isinstance(error, ModuleNotFoundError) and error.name in question.LIBRARIES:
+            options.error(
+                f"no answer to this comes with the package, and a new plan needs {error.name}: "
+                "pip install -r requirements.txt."
+            )
+        options.error(sentence(error))
+
+
+def _given(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _check_layout(asked: argparse.Namespace, options: argparse.ArgumentParser) -> None:
+    """Refuse what would be passed over in silence, with a layout and without one."""
+    for name in ("gpu", "layout"):
+        if getattr(asked, name) is not None and not getattr(asked, name).strip():
+            options.error(f"--{name} is empty: leave it out, or write what it names.")
+    if asked.layout is None and asked.gpus is None and asked.machines is None:
+        given = [name for name in OF_LAYOUTS if _given(getattr(asked, name))]
+        if given:
+            options.error(
+                f"--{given[0].replace('_', '-')} is about several GPUs: give their layout with "
+                "--layout, as fsdp=8, or their number with --gpus, or leave it out."
+            )
+        return
+    if asked.checkpointing and asked.recompute == "selective":
+        options.error(
+            "--checkpointing recomputes whole layers, and --recompute selective less: give one."
+        )
+    for name in ("fastest", "examples", "price"):
+        if _given(getattr(asked, name)):
+            options.error(
+                f"--{name} is answered for one GPU only: leave it out with --layout and --gpus."
+            )
+
+
+def _answer(asked: Question, options: argparse.Namespace) -> int:
+    """Print the answer to a question, a kept one where there is one; the exit status."""
+    facts = None if options.fresh or options.fastest else kept.find(asked)
+    progress = Progress()
+    answers: Iterable[kept.Facts] = [facts] if facts else _new(asked, progress, options.fastest)
+    said: list[str] = []
+    for facts in answers:
+        facts = report.with_epoch(facts, options.examples, options.price)
+        facts["assumed"] = asked.assumed(facts)
+        if options.json:
+            continue
+        lines = [] if said else report.verdict(facts, asked.others)
+        if "would_fit" in facts and not asked.quick:
+            lines += report.advice(facts)
+            lines += facts.get("fastest_lines", [])
+        progress.clear()
+        print("\n".join(lines), flush=True)
+        said += lines
+    assert facts is not None, "there is at least one answer, or an exception"
+    progress.clear()
+    if options.json:
+        facts.pop("fastest_lines", None)  # the text of "fastest"
+        print(json.dumps(facts, indent=1))
+    else:
+        print("\n".join(report.details(facts)))
+    return 0 if facts.get("fits", True) else 1
+
+
+def _new(asked: Question, progress: Progress, search: bool) -> Iterable[kept.Facts]:
+    """Answers that are made now, and kept."""
+    progress.say("loading PyTorch and transformers")
+    gc.disable()  # nothing that is imported is garbage, and looking for it takes time
+    try:
+        from tight_fit.command.answer import answers
+    finally:
+        gc.enable()
+    for facts in answers(asked, progress.say, search):
+        yield facts
+    if not search:
+        kept.keep(asked, facts)
+
+
+class Progress:
+    """One line on stderr that says what is being done, where stderr is a terminal."""
+
+    def __init__(self):
+        self.shows, self.width = sys.stderr.isatty(), 0
+
+    def say(self, words: str) -> None:
+        """Replace the line."""
+        if self.shows:
+            print(f"\r{words + ' ...':{self.width}}", end="", file=sys.stderr, flush=True)
+            self.width = len(words) + 4
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.width:
+            print(f"\r{'':{self.width}}\r", end="", file=sys.stderr, flush=True)
+            self.width = 0
+
+
+def entry(prog: str = NAME) -> int:
+    """What `tight-fit` runs: the command, with everything that may end it told in one line."""
+    return run(lambda: main(prog=prog), prog)
+
+
+if __name__ == "__main__":
+    sys.exit(entry())

@@ -1,0 +1,270 @@
+"""The text of an answer, from its facts: the same whether they are new or were kept.
+
+The first line says what was planned: dtypes, optimizer, and what was assumed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from tight_fit.units import duration, number, several, size
+
+Facts = Mapping[str, Any]
+# Fields whose option has another name, and values that are options of their own.
+OPTIONS = {
+    "batch_size": "batch",
+    "lora_rank": "lora",
+    "lora_targets": "targets",
+    "side": "image-size",
+}
+FLAGS = {("loss", "chunked"): "chunked-loss", ("lora_scale", "alpha/sqrt(r)"): "rslora"}
+AUTOCAST = {
+    "fp32": "no autocast",
+    "tf32": "TF32 products",
+    "bf16": "bf16 autocast",
+    "fp16": "fp16 autocast with loss scaling",
+}
+
+
+def with_epoch(facts: Facts, examples: int | None, price: float | None) -> dict[str, Any]:
+    """The facts with the hours of an epoch and its price.
+
+    examples  of an epoch; None leaves out its hours
+    price     of the GPU per hour; None leaves out the epoch's cost
+    Raises ValueError where an epoch was asked for and there are no seconds.
+    """
+    if examples is None:
+        return dict(facts)
+    if facts.get("seconds") is None:
+        raise ValueError(facts["no_time"])
+    hours = ceil(examples / facts["batch_size"]) * facts["seconds"] / 3600
+    more = {"examples": examples, "epoch_hours": hours}
+    if price is not None:
+        more |= {"price_per_hour": price, "epoch_cost": hours * price}
+    return dict(facts) | more
+
+
+def verdict(facts: Facts, others: Sequence[str] = ()) -> list[str]:
+    """What was planned, and whether it fits; `others` are what the GPU's name may mean as well."""
+    lines = [_settings(facts), _model(facts)]
+    if "fits" in facts:
+        over = facts["need"] - facts["card_memory"]
+        words = "YES, it fits" if facts["fits"] else "NO, it does not fit"
+        room = "to spare" if facts["fits"] else "too much"
+        lines.append(
+            f"{words} on {_card(facts)}: it needs {size(facts['need'])} of "
+            f"{size(facts['card_memory'])}, {size(abs(over))} {room}."
+        )
+        if others:
+            lines.append(f"(There is also the {' and the '.join(others)}: say which with --gpu.)")
+    else:
+        holding = [name for name, holds in facts["cards"].items() if holds]
+        lines.append(
+            f"GPUs that hold it: {', '.join(holding)}."
+            if holding
+            else "No GPU of the list holds it (--list-gpus)."
+        )
+    return lines
+
+
+def advice(facts: Facts) -> list[str]:
+    """What would fit, the smallest changes first, and the largest batch."""
+    changes, largest, lines = facts["would_fit"], facts["largest_batch"], []
+    if changes:
+        alone = len(changes) > 1 or len(changes[0]) == 1
+        lines.append(
+            "What would fit, each change alone:"
+            if alone
+            else "What would fit, no change alone, but together:"
+        )
+        lines += [
+            f"  {' '.join(option(*pair) for pair in change.items())}{_with_it(terms)}"
+            for change, terms in zip(changes, facts["would_take"] or [{}] * len(changes))
+        ]
+        lines += _recipe(facts)
+    elif not facts["fits"]:
+        lines.append(
+            "No technique planned here makes it fit: take a smaller model, shorter examples or a "
+            "larger GPU, or plan several with --gpus N. Not planned, and may help: "
+            f"{', '.join(facts['not_planned'])}."
+        )
+    parts = f" ({facts['accumulation']} micro-batches)" if facts["accumulation"] > 1 else ""
+    lines.append(
+        f"Largest batch that fits as asked{parts}: {largest}"
+        if largest
+        else "As asked, not even one example per micro-batch fits."
+    )
+    return lines
+
+
+def _with_it(terms: Facts) -> str:
+    """What a step needs and takes with a change."""
+    if not terms:  # an answer that came with the package may not say it
+        return ""
+    words = f"   (needs {size(terms['need'])}"
+    return words + (f", {duration(terms['seconds'])} a step)" if terms["seconds"] else ")")
+
+
+def _recipe(facts: Facts) -> list[str]:
+    """The command with the change that gives the fastest step, or with the first change where no
+    time is known, as it is typed."""
+    timed = [
+        (terms["seconds"], number)
+        for number, terms in enumerate(facts["would_take"])
+        if terms["seconds"]
+    ]
+    change = facts["would_fit"][min(timed)[1] if timed else 0]
+    given = {name: value for name, value in facts["asked"].items() if name not in change}
+    typed = " ".join(option(*pair) for pair in (given | change).items() if pair[1] is not None)
+    best = "the fastest of them" if timed else "the first of them"
+    which = "" if len(facts["would_fit"]) == 1 else f" {best}"
+    model = shlex.quote(facts["model"])
+    return [f'YES with{which}: tight-fit {model} --gpu "{facts["card"]}" {typed}']
+
+
+def details(facts: Facts) -> list[str]:
+    """Where the bytes and the seconds go, and what to know about the plan."""
+    lines = ["", f"peak of the tensors, in the {facts['peak_phase']} phase: {size(facts['peak'])}"]
+    lines += [_line(category, count) for category, count in facts["at_peak"].items()]
+    if facts["host"]:
+        lines.append(_line("in the host's memory", facts["host"]))
+    if "fits" in facts:
+        lines += ["", f"on {_card(facts)}"]
+        lines += [_line(term, count) for term, count in facts["terms"].items()]
+        lines += [_line("needed", facts["need"]), _line("the GPU has", facts["card_memory"]), ""]
+        lines += _time(facts)
+        lines.append(
+            f"With room to spare PyTorch would report {size(facts['allocated'])} allocated, "
+            f"{size(facts['reserved'])} reserved."
+        )
+    lines += [f"Note: {note}" for note in facts["notes"]]
+    if facts.get("shipped"):
+        made = facts["planned_with"]
+        lines.append(
+            f"Note: this plan came with the package, made with PyTorch {made['torch']} and "
+            f"transformers {made['transformers']}; --fresh plans with what is installed."
+        )
+    return lines
+
+
+def weights_in_words(facts: Mapping[str, Any], why: str = "") -> str:
+    """How a step holds its weights, and what is trained in their place.
+
+    facts  "weights", "base", "lora_rank" and "lora_targets", as the fields of a `ModelStep`
+    why    what is said after the dtype of weights that are not in 4 bits
+    """
+    words = f"{facts['weights']} weights{why}"
+    if facts["base"] == "nf4":
+        words = f"weights in 4 bits (NF4), {facts['weights']} where they are not quantized"
+    if facts["lora_rank"] is not None:
+        words += f", frozen; fp32 adapters of rank {facts['lora_rank']}"
+        if facts["lora_targets"] != "query-value":
+            words += f" ({facts['lora_targets']})"
+    return words
+
+
+def _settings(facts: Facts) -> str:
+    """The line that comes first."""
+    weights, precision, assumed = facts["weights"], facts["precision"], facts["assumed"]
+    why = ""
+    if "weights" in assumed and weights != "fp32":
+        why = ", as its configuration says"
+    elif "weights" in assumed and facts["weights_stored"] != weights:
+        why = f" (stored as {facts['weights_stored']}, in which they cannot be trained)"
+    words = weights_in_words(facts, why)
+    words += f"; {AUTOCAST[precision]}; {facts['optimizer']}"
+    guesses = [
+        f"{'batch ' if name == 'batch_size' else ''}{value}{' tokens' if name == 'length' else ''} "
+        f"(--{OPTIONS.get(name, name)})"
+        for name, value in assumed.items()
+        if name in ("batch_size", "length", "task")
+    ]
+    if weights != "fp32" and "weights" in assumed and facts["base"] is None:
+        guesses.append(f"{weights} weights (--weights)")
+    line = f"Planned: {words}." + (f" Assumed: {', '.join(guesses)}." if guesses else "")
+    named = facts["task_named"]
+    if "task" in assumed and named not in (None, facts["task"]):
+        line += f" Its configuration names {named}."
+    if facts["stored_quantized"]:
+        line += " It is stored quantized, which is not planned."
+    return line
+
+
+def _model(facts: Facts) -> str:
+    """The model and the step."""
+    shape = []
+    if facts["image"]:
+        shape.append(" × ".join(map(str, facts["image"])) + " pixels")
+    if facts["length"]:
+        shape.append(f"{facts['length']} tokens")
+    settings = [f"{several(facts['batch_size'], 'example')} of {' and '.join(shape)}"]
+    if facts["accumulation"] > 1:
+        settings.append(f"{facts['accumulation']} micro-batches")
+    if facts["checkpointing"]:
+        settings.append("checkpointing")
+    if facts["loss"] == "chunked":
+        settings.append("loss in chunks")
+    if facts["offload"] is not None:
+        settings.append(f"{facts['offload']} on the host")
+    if facts["optimizer_in_backward"]:
+        settings.append("optimizer in the backward pass")
+    if facts["attention"] is not None:
+        settings.append(f"{facts['attention']} attention")
+    if facts["lora_rank"] is not None:
+        settings.append(f"LoRA rank {facts['lora_rank']}")
+    if facts["frozen"] is not None:
+        settings.append(f"embeddings and {several(facts['frozen'], 'layer')} frozen")
+    parameters = number(facts["parameters"])
+    return f"{facts['model']}: {facts['class']}, {parameters} parameters; {', '.join(settings)}"
+
+
+def _card(facts: Facts) -> str:
+    name = facts["card"]
+    if name[0].isdigit():
+        return f"a GPU of {name}"
+    return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"  # as the letters are spoken
+
+
+def _line(name: str, count: int) -> str:
+    return f"  {name:20} {size(count):>12}"
+
+
+def _time(facts: Facts) -> list[str]:
+    """The lines on time."""
+    if facts["seconds"] is None:
+        return [f"The time of a step is not planned: {facts['no_time']}"]
+    rates = [f"{three_figures(facts['examples_per_second'])} examples per second"]
+    if facts["tokens_per_second"]:
+        rates.append(f"{three_figures(facts['tokens_per_second'])} tokens per second")
+    rates.append(f"MFU {facts['mfu']:.0%}")
+    low, high = duration(facts["seconds_low"]), duration(facts["seconds_high"])
+    took = f"A step takes {duration(facts['seconds'])} ({low} to {high})"
+    lines = [f"{took}: {', '.join(rates)}."]
+    if facts["kernels_measured_on"] != facts["card"]:
+        lines.append(
+            f"No kernels of the {facts['card']} were measured: those of the "
+            f"{facts['kernels_measured_on']} stand for them."
+        )
+    if "epoch_hours" in facts:
+        cost = ""
+        if "epoch_cost" in facts:
+            cost = f" and costs {facts['epoch_cost']:,.2f} at {facts['price_per_hour']:g} per hour"
+        hours = f"{three_figures(facts['epoch_hours'])} hours"
+        lines.append(f"An epoch of {facts['examples']:,} examples takes {hours}{cost}.")
+    return lines
+
+
+def three_figures(count: float) -> str:
+    """A number in three figures or all its whole ones: 0.0123, 4.56, 12,345."""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+
+
+def option(name: str, value: object) -> str:
+    """A changed field as it is typed in a shell."""
+    if isinstance(value, str) and (name, value) in FLAGS:
+        return f"--{FLAGS[name, value]}"
+    typed = "--" + OPTIONS.get(name, name).replace("_", "-")
+    return typed if value is True else f"{typed} {shlex.quote(str(value))}"

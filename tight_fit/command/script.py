@@ -1,0 +1,154 @@
+"""The command `tight-fit script`: plan a training program, unchanged, on a GPU that is not here.
+
+    tight-fit script train.py --gpu T4 -- --batch_size 16
+
+Exit status: 0 it fits, 1 it does not, 2 it cannot be planned (one sentence says why), 3 the program
+itself failed (its own lines are shown).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tight_fit.command.arguments import OneLineParser, whole_number
+from tight_fit.command.wrapper import run, sentence
+from tight_fit.gpus import GPU, VISIBLE, find
+from tight_fit.packages import missing
+
+NAME = "tight-fit script"
+FITS, TOO_LARGE, REFUSED, FAILED = 0, 1, 2, 3
+SECONDS = 600  # for one run of the program
+HEAVY = ("accelerate", "bitsandbytes", "datasets", "lightning_fabric", "peft")  # to import
+EXAMPLES = """\
+examples:
+  tight-fit script train.py --gpu T4
+  tight-fit script train.py --gpu "RTX 3060" -- --batch_size 16 --epochs 3
+  tight-fit script run_glue.py --gpu 8GB -- --model_name_or_path roberta-base --output_dir out
+"""
+
+
+def parser(prog: str = NAME) -> argparse.ArgumentParser:
+    """The options of the command; what stands after `--` is the program's."""
+    options = OneLineParser(
+        prog=prog,
+        description="Plan the memory and the time of a training program, unchanged: run it on "
+        "tensors without values until its memory has settled, and say whether a GPU holds it, "
+        "which lines made the largest tensors, and which changes would make it fit. Needs no "
+        "GPU, reads no weights, saves nothing.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = options.add_argument
+    add("script", help="the program, a .py file")
+    add("--gpu", "--card", required=True, help="the GPU by name, or its size, such as 8GB")
+    add("--quick", action="store_true", help="only whether it fits, not what would")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--output", action="store_true", help="show what the program itself prints")
+    add("--trust", action="store_true", help="run it where nothing keeps its writing apart, too")
+    add(
+        "--seconds",
+        metavar="N",
+        type=whole_number(1, 86400),
+        default=SECONDS,
+        help=f"for which one run of the program may last ({SECONDS})",
+    )
+    return options
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = NAME) -> int:
+    """Run the command and return the exit status; argparse itself exits with 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    cut = given.index("--") if "--" in given else len(given)
+    options = parser(prog)
+    asked = options.parse_args(given[:cut])
+    try:
+        gpu = find(asked.gpu)
+        check(asked.script)
+    except (ValueError, OSError) as error:
+        options.error(sentence(error))
+    return plan(asked, gpu, tuple(given[cut + 1 :]), prog)
+
+
+def check(script: str) -> None:
+    """Raises FileNotFoundError or ValueError for what is no Python program, in one sentence."""
+    if not script.strip():
+        raise ValueError("the name of the program is empty: name a .py file.")
+    path = Path(script)
+    if path.is_dir():
+        raise ValueError(f"{script} is a folder: name the program, a .py file.")
+    if not path.is_file():
+        raise FileNotFoundError(f"{script} is not there: name the program, a .py file.")
+    try:
+        compile(path.read_bytes(), script, "exec")
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        at = f"{path.name}:{line}" if line else path.name
+        raise ValueError(f"{at} is not Python: {getattr(error, 'msg', error)}.") from None
+
+
+def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: str) -> int:
+    """Plan a program that can be read, print the answer, and return the exit status."""
+    with patch.dict(os.environ, {VISIBLE: ""}):  # or CUDA would start here, and work in no copy
+        gc.disable()  # nothing that is imported is garbage, and looking for it takes time
+        try:
+            from tight_fit.script import process, remedies, report
+            from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
+        finally:
+            gc.enable()
+        _load_what_is_mentioned(asked.script, arguments)
+    work = script_of(asked.script, arguments)
+
+    def planned(change: dict[str, Any]) -> dict[str, Any]:
+        wanted = ToPlan(asked.script, arguments, gpu, change=change)
+        return process.plan(wanted, work, asked.seconds, asked.output and not change, asked.trust)
+
+    try:
+        facts = planned({})
+        found = None
+        if not facts["fits"] and not asked.quick:
+            found = remedies.find(facts, gpu, planned)
+    except Refused as error:
+        print(f"{prog}: error: {sentence(error)}", file=sys.stderr)
+        return REFUSED
+    except ProgramFailed as error:
+        print(f"{prog}: error: {sentence(error)}", file=sys.stderr)
+        for line in error.lines:
+            print(f"  {line}", file=sys.stderr)
+        return FAILED
+    if asked.json:
+        tried = [vars(remedy) for remedy in found or ()]
+        print(json.dumps({**facts, "remedies": tried}, indent=1))
+    else:
+        print("\n".join(report.lines(facts, found)))
+    return FITS if facts["fits"] else TOO_LARGE
+
+
+def _load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
+    """Import what the program imports and takes long, once for all of its runs.
+
+    bitsandbytes as well where an argument names it: its layers must be known beforehand.
+    """
+    text = Path(script).read_text(encoding="utf8", errors="replace")
+    wanted = {name for name in HEAVY if re.search(rf"^\s*(from|import)\s+{name}\b", text, re.M)}
+    if re.search(r"bitsandbytes|load_in_[48]bit|8bit|bnb", text + " ".join(arguments)):
+        wanted.add("bitsandbytes")
+    for name in sorted(wanted):
+        if not missing(name):
+            import_module(name)
+
+
+def entry(prog: str = NAME, arguments: Sequence[str] | None = None) -> int:
+    """What `tight-fit script` runs, with everything that may end it told in one line."""
+    given = sys.argv[2:] if arguments is None else arguments
+    return run(lambda: main(given, prog), prog)

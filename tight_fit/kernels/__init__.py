@@ -1,0 +1,1 @@
+"""How long the operations of a step take on a GPU."""

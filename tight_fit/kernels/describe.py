@@ -1,0 +1,251 @@
+"""What a GPU runs for one operation of torch: kernels with their work and traffic, from shapes
+alone."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from tight_fit.kernels import names, products
+from tight_fit.kernels.op import Op
+from tight_fit.kernels.sizes import arithmetic, tensors, touched
+from tight_fit.torch_private import is_view, written_arguments
+
+# A multi-tensor kernel takes so many tensors a launch by lists of tensors, and 320 blocks of
+# 65,536 elements (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh).
+TENSORS_A_LAUNCH = (110, 64, 48, 36, 30)
+BLOCKS_A_LAUNCH, BLOCK = 320, 65536
+MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # collectives
+
+
+def describe(function, args, kwargs, out) -> list[Op]:
+    """The kernels of one dispatched operation; an empty list where no kernel runs. Sizes come from
+    `args` and `out`."""
+    name = function.overloadpacket.__name__
+    if name in names.VIEWS or name in names.NOTHING or is_view(function):
+        return []
+    if function.namespace in MESSAGES:
+        return [Op(name, "message", "fp32", 0, 0, sum(map(touched, tensors(out))))]
+    if name in names.WAITS:
+        return [Op(name, "wait", "fp32", 0, 0, 0)]
+    for known, rule in RULES:
+        if name in known:
+            kernels = rule(name, args, kwargs, out)
+            if kernels is not None:
+                return kernels
+    if name.startswith(("_foreach", "_fused_", "_amp_foreach")):
+        return [_multi_tensor(function, name, args, kwargs, out)]
+    return [_simple(function, name, args, kwargs, out)]
+
+
+def _traffic(function, args, kwargs, out) -> tuple[int, int]:
+    """(bytes read, bytes written) of an operation that reads every operand and writes every result
+    once."""
+    name = function.overloadpacket.__name__
+    changed = [
+        args[position] if position < len(args) else kwargs.get(word)
+        for position, word in written_arguments(function)
+    ]
+    changed = tensors(changed)
+    written = sum(map(touched, changed)) if changed else sum(map(touched, tensors(out)))
+    read = sum(map(touched, tensors((args, kwargs))))
+    if name in names.FILLS or name == "copy_":
+        read -= touched(args[0]) if tensors(args[:1]) else 0
+    return max(0, read), written
+
+
+def _simple(function, name, args, kwargs, out) -> Op:
+    """One kernel limited by memory: element by element, a reduction, a softmax, a copy."""
+    read, written = _traffic(function, args, kwargs, out)
+    first = next(iter(tensors(args)), None)
+    kind = "elementwise"
+    shape: tuple[int, ...] = ()
+    if name in names.SOFTMAXES:
+        kind, width = (
+            "softmax",
+            args[0].shape[args[1] if isinstance(args[1], int) else -1] if args[0].dim() else 1,
+        )
+        if "backward" in name:
+            width = args[0].shape[args[2]] if args[0].dim() else 1
+        shape = (args[0].numel() // max(1, width), width)
+    elif name in names.REDUCTIONS:
+        kind = "reduction"
+    elif name in names.COPIES and first is not None and _changes_layout(args, out):
+        kind = "transpose"
+    elif name == "cat" or name == "stack":
+        kind = "elementwise"
+    return Op(
+        name, kind, arithmetic(first) if first is not None else "fp32", 0, read, written, shape
+    )
+
+
+def _changes_layout(args, out) -> bool:
+    source = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
+    target = args[0] if source is not args[0] else out
+    if not isinstance(target, torch.Tensor) or source.dim() < 2 or source.shape != target.shape:
+        return False
+    order = [
+        sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride()) if size > 1)
+        for tensor in (source, target)
+    ]
+    fastest = [
+        next(
+            (
+                axis
+                for axis in reversed(range(tensor.dim()))
+                if tensor.stride(axis) == 1 and tensor.shape[axis] > 1
+            ),
+            None,
+        )
+        for tensor in (source, target)
+    ]
+    return fastest[0] != fastest[1] and None not in fastest and bool(order[0])
+
+
+def _multi_tensor(function, name, args, kwargs, out) -> Op:
+    """foreach and fused optimizers: one pass over lists of tensors, in launches of limited size."""
+    lists = [value for value in args if isinstance(value, (list, tuple)) and tensors(value)]
+    read, written = _traffic(function, args, kwargs, out)
+    count = len(lists[0]) if lists else 1
+    depth = min(
+        len(lists) + (0 if written_arguments(function) or not tensors(out) else 1),
+        len(TENSORS_A_LAUNCH),
+    )
+    blocks = sum(-(-tensor.numel() // BLOCK) for tensor in tensors(lists[:1]))
+    launches = max(
+        1, -(-count // TENSORS_A_LAUNCH[max(depth, 1) - 1]), -(-blocks // BLOCKS_A_LAUNCH)
+    )
+    return Op(name, "multi_tensor", "fp32", 0, read, written, (), "", launches)
+
+
+def _layer_norm(name, args, kwargs, out) -> list[Op]:
+    if name == "native_layer_norm":
+        width = prod(args[1])
+        return [
+            Op(
+                name,
+                "norm",
+                arithmetic(args[0]),
+                0,
+                sum(map(touched, tensors(args))),
+                sum(map(touched, tensors(out))),
+                (args[0].numel() // width, width),
+            )
+        ]
+    gradient, source, shape = args[:3]
+    width, size = prod(shape), touched(gradient) + touched(source)
+    rows = (source.numel() // width, width)
+    kernels = [Op(name, "norm", arithmetic(source), 0, size, touched(source), rows)]
+    if any(
+        args[-1][1:]
+    ):  # the sums over rows, of the weight's and bias's gradients, are a kernel of their own
+        kernels.append(
+            Op(name, "reduction", arithmetic(source), 0, size, 2 * width * 4, rows, "columns")
+        )
+    return kernels
+
+
+def _group_norm(name, args, kwargs, out) -> list[Op]:
+    read, written = sum(map(touched, tensors(args))), sum(map(touched, tensors(out)))
+    passes = 2 if args[0].numel() else 1
+    return [
+        Op(
+            name,
+            "norm",
+            arithmetic(args[0]),
+            0,
+            read * passes,
+            written,
+            (args[0].shape[0], args[0].numel() // max(1, args[0].shape[0])),
+        )
+    ]
+
+
+def _batch_norm(name, args, kwargs, out) -> list[Op]:
+    """Statistics first, then the result: each input is read twice; in the backward pass gradient
+    and input both are."""
+    back = "backward" in name
+    source = args[1] if back else args[0]
+    large = touched(source) * (2 if back else 1)
+    last = (
+        source.dim() == 4
+        and source.shape[1] > 1
+        and source.is_contiguous(memory_format=torch.channels_last)
+    )
+    training = (
+        True if back else bool(next((value for value in args if isinstance(value, bool)), True))
+    )
+    return [
+        Op(
+            name,
+            "batch_norm",
+            arithmetic(source),
+            0,
+            large * (2 if training else 1),
+            touched(source),
+            (
+                source.shape[1] if source.dim() > 1 else 1,
+                source.numel() // max(1, source.shape[1] if source.dim() > 1 else 1),
+            ),
+            "nhwc" if last else "nchw",
+        )
+    ]
+
+
+def _gather(name, args, kwargs, out) -> list[Op]:
+    rows = tensors(out)[0]
+    indices = tensors(args[1:])
+    return [
+        Op(
+            name,
+            "gather",
+            arithmetic(rows),
+            0,
+            touched(rows) + sum(map(touched, indices)),
+            touched(rows),
+        )
+    ]
+
+
+def _scatter(name, args, kwargs, out) -> list[Op]:
+    """The whole result is written first (zeros, or a copy), then the rows that are meant are read
+    and added."""
+    result = tensors(out)[0] if tensors(out) else args[0]
+    given = tensors(args if name == "embedding_dense_backward" else args[1:])
+    moved = sum(map(touched, given))
+    whole = 0 if name.endswith("_") else touched(result)
+    return [Op(name, "scatter", arithmetic(result), 0, moved * 2, whole + moved, (), "", 4)]
+
+
+def _fsdp_copy(name, args, kwargs, out) -> list[Op]:
+    """FSDP2's copies between parameters and the buffers of its messages: what is there is read
+    once, and as much is written, in the dtype of the buffer."""
+    given = tensors(args[0])
+    buffer = args[1] if name == "all_gather_copy_in" else kwargs.get("out", args[0])
+    read = sum(map(touched, given))
+    width = tensors(buffer)[0].element_size() / given[0].element_size()
+    return [Op(name, "elementwise", arithmetic(given[0]), 0, read, int(read * width))]
+
+
+def _eight_bit(name, args, kwargs, out) -> list[Op]:
+    """bitsandbytes' step: reads gradient, weight, states and their scales, writes all but the
+    gradient."""
+    gradient = next(value for value in tensors((args, kwargs)))
+    every = sum(map(touched, tensors((args, kwargs))))
+    return [Op(name, "multi_tensor", "fp32", 0, every, every - touched(gradient))]
+
+
+RULES = (
+    (names.PRODUCTS, products.product),
+    (names.GROUPED_PRODUCTS, products.grouped_product),
+    (names.ATTENTION, products.attention),
+    (names.CONVOLUTIONS, products.convolution),
+    (names.LAYER_NORMS, _layer_norm),
+    (names.GROUP_NORMS, _group_norm),
+    (names.BATCH_NORMS, _batch_norm),
+    (names.GATHERS, _gather),
+    (names.SCATTERS, _scatter),
+    (names.FSDP_COPIES, _fsdp_copy),
+    (names.EIGHT_BIT, _eight_bit),
+)

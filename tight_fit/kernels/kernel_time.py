@@ -1,0 +1,279 @@
+"""How long one kernel takes on a GPU: a model of the machine, its constants fitted from measured
+kernels.
+
+Matrix products. A product is cut into tiles, each computed by one multiprocessor. With `b` tiles on
+`s` multiprocessors the slowest works through ceil(b / s) of them: the last wave may be nearly empty
+(wave quantization). A small tile loads more numbers a multiplication than a large one, so it runs
+at a smaller share of the peak. The library is taken to choose the tile, and the number of parts
+that a long sum is cut into, that end first.
+
+Everything else moves bytes: a kernel takes what its bytes take at the share of the memory's
+bandwidth that such kernels were measured to reach. What fits into the level-2 cache moves faster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from tight_fit.gpus.specs import GpuSpecs
+from tight_fit.kernels.host_memory import KINDS
+from tight_fit.kernels.op import Op
+
+TILES = (
+    (128, 128),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (128, 32),
+    (32, 128),
+    (64, 32),
+    (32, 64),
+    (32, 32),
+)
+TENSOR_TILES = ((256, 128), (128, 256), *TILES)
+PARTS = (1, 2, 4, 8, 16)
+STEP = 8  # a sum is walked through in steps of so many terms
+SIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
+# Softmax rows longer than this take another kernel (PyTorch, aten/src/ATen/native/cuda/SoftMax.cu).
+WIDE = 1024
+PRODUCTS = ("matmul", "convolution", "attention")
+
+
+@lru_cache(maxsize=1)
+def constants() -> dict:
+    """What benchmarks/fit_gpu_times.py and fit_gpu_steps.py wrote, with where it comes from."""
+    return json.loads((Path(__file__).parent / "constants.json").read_text())
+
+
+def tiled_seconds(
+    shape,
+    size: int,
+    sms: int,
+    peak: float,
+    bandwidth: float,
+    efficiency: float,
+    small_tile: float,
+    alone: float,
+    start: float,
+    tiles=TILES,
+    parts=PARTS,
+) -> np.ndarray:
+    """Seconds of products (batch, m, n, k), arrays or numbers, on a GPU with nothing else to do.
+
+    size        bytes a number
+    peak        FLOP/s of the whole GPU; bandwidth: bytes/s that products reach
+    efficiency  share of the peak that tiles of 128 × 128 reach
+    small_tile  how much smaller tiles lose: a tile a × b reaches efficiency / (1 + small_tile (1/a
+                + 1/b - 2/128))
+    alone       a multiprocessor with a single tile takes `alone` times its share, since nothing
+                hides its waits
+    start       terms of a sum whose time the beginning and the end of a tile take
+    """
+    batch, m, n, k = (np.asarray(value, dtype=float) for value in shape)
+    moved = size * batch * (m * k + k * n + m * n)
+    best = np.full(np.broadcast(batch, m, n, k).shape, np.inf)
+    for high, wide in tiles:
+        share = efficiency / (1 + small_tile * max(0.0, 1 / high + 1 / wide - 2 / 128))
+        blocks = batch * np.ceil(m / high) * np.ceil(n / wide)
+        for cuts in parts:
+            waves = np.maximum(np.ceil(blocks * cuts / sms), alone)
+            terms = np.ceil(k / cuts / STEP) * STEP + start
+            busy = waves * 2 * high * wide * terms * sms / (peak * share)
+            # Partial sums in fp32 are written and read again.
+            extra = 2 * 4 * batch * m * n * cuts if cuts > 1 else 0
+            best = np.minimum(best, np.maximum(busy, (moved + extra) / bandwidth))
+    return best
+
+
+def moving_seconds(moved, bandwidth: float, share: float, l2: int, faster: float) -> np.ndarray:
+    """Seconds to move so many bytes (array or number) at `share` of the bandwidth; the part of them
+    that fits into the
+    level-2 cache beside the rest moves `faster` times as fast."""
+    moved = np.asarray(moved, dtype=float)
+    hit = np.clip(1 - moved / l2, 0, 1)
+    return moved * (1 - hit * (1 - 1 / faster)) / (bandwidth * share)
+
+
+def kernel_seconds(
+    ops: Sequence[Op], gpu: GpuSpecs, tf32: bool = False, known: dict | None = None
+) -> np.ndarray:
+    """Seconds of each kernel on the GPU, float64 [kernels], without waiting for its launch.
+
+    tf32   matrix products of fp32 numbers run on tensor cores where the GPU has TF32
+    known  constants to use instead of those of constants.json
+    Raises ValueError where a product is in an arithmetic that the GPU lacks.
+    """
+    known = known or constants()
+    groups: dict[tuple, list[int]] = {}
+    for index, op in enumerate(ops):
+        groups.setdefault(_group(op, tf32 and bool(gpu.tf32)), []).append(index)
+    seconds = np.zeros(len(ops))
+    for (kind, arithmetic, flavour), indices in groups.items():
+        some = [ops[index] for index in indices]
+        if kind in ("wait", "message", *KINDS):  # the models of links charge for those
+            continue
+        moved = np.array([op.read + op.written for op in some], dtype=float)
+        rule = _RULES.get(kind, _moving)
+        gaps = known["shared"]["gap"] * np.array([op.kernels for op in some])
+        seconds[indices] = rule(some, moved, kind, arithmetic, flavour, gpu, known) + gaps
+    return seconds
+
+
+def seconds_at_full_rate(op: Op, gpu: GpuSpecs, tf32: bool = False) -> float:
+    """Seconds of a product at the rate of large products, the least that its FLOPs take however
+    they are divided over kernels. 0 for a kernel that multiplies no matrices.
+
+    tf32  as for `kernel_seconds`
+    """
+    if op.kind not in PRODUCTS:
+        return 0.0
+    known = constants()
+    kind, arithmetic, flavour = _group(op, tf32 and bool(gpu.tf32))
+    rate = gpu.peak(arithmetic)
+    if kind != "convolution":
+        rate *= _rule(known, gpu, arithmetic, flavour == "batched")["efficiency"]
+    if kind == "attention":
+        rate *= known["shared"]["attention"]
+    return op.flops / rate
+
+
+def _group(op: Op, tf32: bool) -> tuple[str, str, str]:
+    """(kind, arithmetic, flavour): operations of a group differ in their sizes only."""
+    if op.kind not in PRODUCTS:
+        return (
+            (
+                "wide_softmax"
+                if op.kind == "softmax" and op.shape and op.shape[1] > WIDE
+                else op.kind
+            ),
+            "",
+            op.layout,
+        )
+    arithmetic = {"fp32": "tf32" if tf32 else "fp32", "fp64": "fp32"}.get(
+        op.arithmetic, op.arithmetic
+    )
+    return (
+        op.kind,
+        arithmetic,
+        "batched"
+        if op.kind == "matmul" and op.shape[0] > 1
+        else ""
+        if op.kind == "matmul"
+        else op.layout,
+    )
+
+
+def _rule(known: dict, gpu: GpuSpecs, arithmetic: str, batched: bool) -> dict:
+    """The constants of a product for `tiled_seconds`. Those of tensor cores were fitted on an RTX
+    3090, whose multiprocessors do
+    512 operations a clock; faster ones are harder to feed with numbers. A GPU that reaches less of
+    its fp32 peak than an A100,
+    for want of power, is taken to lose as much here."""
+    measured = known["gpus"]
+    own = measured[gpu.like]["batched" if batched else "linear"]
+    if arithmetic == "fp32":
+        return own | {"tiles": TILES}
+    rule, feeding = known["shared"]["tensor"], known["shared"]["feeding"]
+    hunger = gpu.peak(arithmetic) / (gpu.sms * gpu.clock) / 512 * SIZE[arithmetic] / 2
+    power = min(
+        1.0,
+        measured[gpu.like]["linear"]["efficiency"] / measured["A100-40GB"]["linear"]["efficiency"],
+    )
+    return rule | {
+        "tiles": TENSOR_TILES,
+        "efficiency": rule["efficiency"] * power / (1 + feeding * max(0.0, hunger - 1)),
+    }
+
+
+def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    return tiled_seconds(
+        np.array([op.shape for op in ops]).T,
+        SIZE[arithmetic],
+        gpu.sms,
+        gpu.peak(arithmetic),
+        bandwidth,
+        **_rule(known, gpu, arithmetic, flavour == "batched"),
+    )
+
+
+def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """A product of pixels and taps whose operands are read once, not once a tap. In tensor cores
+    channels come last:
+    images in the other order are turned before and after."""
+    own = known["shared"]["convolution"]
+    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    rule = _rule(known, gpu, arithmetic, False) | (
+        {"small_tile": own["small_tile"]} if arithmetic != "fp32" else {}
+    )
+    busy = tiled_seconds(
+        np.array([op.shape for op in ops]).T,
+        SIZE[arithmetic],
+        gpu.sms,
+        gpu.peak(arithmetic),
+        np.inf,
+        **rule,
+    )
+    busy = busy / own["weights" if flavour.endswith("/weights") else "pixels"]
+    if arithmetic != "fp32" and flavour.startswith("nhwc"):
+        slow = np.array([_slow_groups(op) for op in ops])
+        busy = np.where(
+            slow, np.array([op.flops for op in ops]) / (gpu.fp32 * own["slow_groups"]), busy
+        )
+    seconds = np.maximum(busy, moved / (bandwidth * own["moving"]))
+    if arithmetic != "fp32" and flavour.startswith("nchw"):
+        seconds += own["turning"] * moved / bandwidth
+    return seconds
+
+
+def _slow_groups(op: Op) -> bool:
+    """Whether cuDNN of 2022 has no tensor-core kernel for a grouped convolution with channels last:
+    it has one for 8, 12, 16
+    ... groups of 4, 8, 16 or 32 channels."""
+    groups, width = op.shape[0], op.shape[1 if op.layout.endswith("/weights") else 2]
+    return groups > 1 and (groups < 8 or groups % 4 > 0 or width not in (4, 8, 16, 32))
+
+
+def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """A convolution of each channel by itself: no product of matrices, so its taps are multiplied
+    outside tensor cores."""
+    own = known["shared"]["depthwise"]
+    share = known["gpus"][gpu.like]["moving"]["elementwise"] * own["moving"]
+    return np.maximum(
+        moved / (gpu.bandwidth * share),
+        np.array([op.flops for op in ops]) / (gpu.fp32 * own[flavour]),
+    )
+
+
+def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """Fused attention: its products never leave the chip, and run at a share of what a large
+    product does."""
+    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    efficiency = _rule(known, gpu, arithmetic, False)["efficiency"] * known["shared"]["attention"]
+    return np.maximum(
+        np.array([op.flops for op in ops]) / (gpu.peak(arithmetic) * efficiency), moved / bandwidth
+    )
+
+
+def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    shares = known["gpus"][gpu.like]["moving"]
+    name = f"{kind} {flavour}" if kind == "batch_norm" and flavour else kind
+    share = (
+        shares[kind]
+        if kind in shares
+        else shares["elementwise"] * known["shared"]["moving"].get(name, 1.0)
+    )
+    return moving_seconds(moved, gpu.bandwidth, share, gpu.l2, known["shared"]["l2"])
+
+
+_RULES = {
+    "matmul": _matmul,
+    "depthwise": _depthwise,
+    "convolution": _convolution,
+    "attention": _attention,
+}

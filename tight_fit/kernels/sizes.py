@@ -1,0 +1,34 @@
+"""Sizes of tensors, as a kernel sees them."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from tight_fit.torch_private import tree_leaves
+
+ARITHMETIC = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float64: "fp64",
+}
+
+
+def tensors(values) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def touched(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's own elements; a dimension that was expanded (stride 0) is read once."""
+    return (
+        prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride)
+        * tensor.element_size()
+    )
+
+
+def arithmetic(tensor: torch.Tensor) -> str:
+    """The arithmetic of a tensor's numbers, as in `Op`; that of whole numbers counts as fp32."""
+    return ARITHMETIC.get(tensor.dtype, "fp32")

@@ -1,0 +1,201 @@
+"""The kernels of a training step, read off the operations that torch runs on fake tensors.
+
+`Recorder.see` is told of each operation as it is dispatched and notes what a GPU would run for it:
+the kind of kernel, the floating-point operations, the bytes read and written, the shape that
+decides its speed. It never touches a tensor's values, and describes each distinct operation once,
+so that a traced step takes little longer with it than without.
+
+`memory.tracker.Tracker`, which sees every operation of a planned step, has a `Recorder`; `TraceOps`
+is a mode that does nothing but record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tight_fit.kernels.describe import describe
+from tight_fit.kernels.host_memory import off_gpu, waiting
+from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, Op
+from tight_fit.torch_private import WRAPPERS, TorchDispatchMode, in_backward, no_work
+
+NO_WORK = no_work()
+KEPT_KINDS = (int, float, bool, str, torch.dtype, type(None))
+
+
+@dataclass
+class TracedOps:
+    """The operations of one optimizer step in the order in which the CPU issues them.
+
+    ops     the distinct operations; each is a tuple of kernels (`Op`), empty where no kernel runs
+            (a view)
+    order   (index into `ops`, index into `PHASES`) of each operation that was traced
+    again   (begin, end, times): operations `begin` to `end` of `order` are issued `times` more
+            times, at `end`
+    tf32    whether its fp32 products run on tensor cores where a GPU has TF32
+    passes  the positions in `order` at which the actions of a pipeline's schedule begin; empty for
+            a step that is no stage of a pipeline
+    unknown a sentence on the first operation that could not be described; "" where there is none
+    """
+
+    ops: list[tuple[Op, ...]] = field(default_factory=list)
+    order: list[tuple[int, int]] = field(default_factory=list)
+    again: tuple[int, int, int] = (0, 0, 0)
+    tf32: bool = False
+    unknown: str = ""
+    passes: tuple[int, ...] = ()
+
+    def repeat(self, begin: int, end: int, times: int) -> None:
+        """Issue operations `begin` to `end` of `order` `times` more times after `end`.
+
+        These are the micro-batches that are not traced because they do what an earlier one did.
+        """
+        self.again = begin, end, times
+
+    def issued(self) -> np.ndarray:
+        """int64 [operations, 2], `order` with what is repeated."""
+        begin, end, times = self.again
+        order = np.array(self.order, dtype=np.int64).reshape(-1, 2)
+        return np.concatenate([order[:end], np.tile(order[begin:end], (times, 1)), order[end:]])
+
+    def counted(self) -> Counter:
+        """{(Op, phase name): times it is run} over the step."""
+        begin, end, times = self.again
+        runs = Counter(self.order)
+        for pair, count in Counter(self.order[begin:end]).items():
+            runs[pair] += count * times
+        times_run: Counter = Counter()
+        for (index, phase), count in runs.items():
+            for op in self.ops[index]:
+                times_run[op, PHASES[phase]] += count
+        return times_run
+
+    @property
+    def flops(self) -> dict[str, int]:
+        """Floating-point operations of matrix products, attention and convolutions, by phase."""
+        total = dict.fromkeys(PHASES, 0)
+        for (op, phase), times in self.counted().items():
+            total[phase] += op.flops * times
+        return total
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes that the kernels read and write, by phase."""
+        total = dict.fromkeys(PHASES, 0)
+        for (op, phase), times in self.counted().items():
+            total[phase] += (op.read + op.written) * times
+        return total
+
+
+class Recorder:
+    """Notes operations as a step is run. `traced` is what has been seen.
+
+    What autograd runs is told from the rest by itself: "backward", and "recompute" where gradients
+    are switched on inside. The rest belongs to the phase last named by `phase`. With `automatic`
+    nobody names phases: what runs without gradients after a backward pass is the optimizer, and the
+    rest is "forward".
+    """
+
+    def __init__(self, automatic: bool = False):
+        self.traced = TracedOps()
+        self._automatic = automatic
+        self._phase = FORWARD
+        # Whether a backward pass has ended and nothing has needed gradients since.
+        self._updates = False
+        self._known: dict = {}
+        self._kernels: dict[tuple[Op, ...], int] = {}
+
+    def phase(self, name: str) -> None:
+        """The step enters "forward", "backward" or "optimizer"."""
+        self._phase = PHASES.index(name)
+
+    def see(self, function, args, kwargs, out, way: str = "") -> None:
+        """Note one dispatched operation and its result.
+
+        way  "host" for one that the CPU computes in its own memory, "to host" or "from host" for a
+             copy between that memory and the GPU's
+        """
+        if function in NO_WORK:
+            return
+        key = (function, _key(args), _key(tuple(kwargs.items())) if kwargs else (), way)
+        index = self._known.get(key)
+        if index is None:
+            kernels = self._described(function, args, kwargs, out)
+            index = self._known[key] = self._number(off_gpu(kernels, way) if way else kernels)
+        self.traced.order.append((index, self._now()))
+
+    def wait(self, way: str, still: int) -> None:
+        """Note that the GPU waits for all but the last `still` copies of a way."""
+        self.traced.order.append((self._number((waiting(way, still),)), self._now()))
+
+    def _number(self, kernels: tuple[Op, ...]) -> int:
+        index = self._kernels.setdefault(kernels, len(self.traced.ops))
+        if index == len(self.traced.ops):
+            self.traced.ops.append(kernels)
+        return index
+
+    def _described(self, function, args, kwargs, out) -> tuple[Op, ...]:
+        """Its kernels. A plan of memory does not need them, so it goes on where they are unknown;
+        `step_seconds.seconds` refuses such a step."""
+        try:
+            return tuple(describe(function, args, kwargs, out))
+        except Exception as error:  # arguments that no rule expects: each fails in its own way
+            self.traced.unknown = self.traced.unknown or (
+                f"The time of the operation {function} is not known ({type(error).__name__})."
+            )
+            return ()
+
+    def _now(self) -> int:
+        if in_backward():
+            self._updates = True
+            return RECOMPUTE if torch.is_grad_enabled() else BACKWARD
+        if self._automatic:
+            self._updates = self._updates and not torch.is_grad_enabled()
+            return OPTIMIZER if self._updates else FORWARD
+        return self._phase
+
+
+class TraceOps(TorchDispatchMode):
+    """A mode that records every operation dispatched while it is active and `looking` is true."""
+
+    def __init__(self, automatic: bool = False):
+        super().__init__()
+        self.recorder = Recorder(automatic)
+        self.looking = True
+
+    @property
+    def traced(self) -> TracedOps:
+        """What has been recorded."""
+        return self.recorder.traced
+
+    def phase(self, name: str) -> None:
+        """The step enters "forward", "backward" or "optimizer"."""
+        self.recorder.phase(name)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the operations on what it wraps come by
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        if self.looking:
+            self.recorder.see(function, args, kwargs, out)
+        return out
+
+
+def _key(values):
+    """What of an operation's arguments decides its kernels, hashable.
+
+    That is sizes, strides and dtypes of tensors, and no values of theirs.
+    """
+    parts: list[object] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            parts.append((tuple(value.shape), value.stride(), value.dtype))
+        elif isinstance(value, (list, tuple)):
+            parts.append(_key(value))
+        else:
+            parts.append(value if isinstance(value, KEPT_KINDS) else str(value))
+    return tuple(parts)

@@ -1,0 +1,105 @@
+"""What the plan of a layout says, as values that JSON holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tight_fit.gpus.specs import SPECS
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.plan import LayoutPlan
+
+Facts = dict[str, Any]
+
+
+def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
+    """The plan as plain values: bytes, seconds, and what was planned.
+
+    Messages are {axis: {collective: bytes that a rank sends per optimizer step}}. "balanced" says
+    whether the plan takes each rank to get as many tokens for its experts as it sends. Of a
+    pipeline, memory is that of the rank that needs most, "stage", and "needs" has the bytes of
+    each.
+    """
+    step, layout = planned.recipe, planned.layout
+    fits = [one.fits(cluster.gpu) for one in planned.ranks]
+    fit = max(fits, key=lambda one: one.need)
+    fullest = planned.ranks[fits.index(fit)]
+    tokens: int | None = getattr(step, "tokens", None)
+    facts: Facts = {
+        "layout": str(layout),
+        "gpus": layout.ranks,
+        "cluster": str(cluster),
+        "parameters": planned.parameters,
+        "batch_size": step.batch_size,
+        "micro_batch": step.batch_size // layout.data // step.accumulation,
+        "accumulation": step.accumulation,
+        "length": tokens,
+        "weights": getattr(step, "weights", "fp32"),
+        "base": step.base,
+        "lora_rank": step.lora_rank,
+        "lora_targets": step.lora_targets,
+        "precision": step.precision,
+        "optimizer": step.optimizer,
+        "reduce": planned.reduce if layout.strategy != "ddp" else None,
+        "recompute": _recompute(planned),
+        "balanced": layout.expert > 1,
+        "schedule": layout.schedule if layout.pipeline > 1 else None,
+        "stage": fullest.stage if layout.pipeline > 1 else None,
+        "needs": [one.need for one in fits] if layout.pipeline > 1 else None,
+        "peak": fullest.peak,
+        "peak_phase": fullest.peak_phase,
+        "at_peak": fullest.at_peak,
+        "sent": planned.bytes_by_axis,
+        "fits": bool(fit),
+        "need": fit.need,
+        "card": cluster.gpu.name,
+        "card_memory": cluster.gpu.memory,
+        "terms": fit.terms,
+        **vars(fullest.allocator_peaks(cluster.gpu)),
+    }
+    return facts | _time(planned, cluster, tokens)
+
+
+def _recompute(planned: LayoutPlan) -> str | None:
+    if planned.selective:
+        return "selective"
+    return "full" if planned.recipe.checkpointing else None
+
+
+def _time(planned: LayoutPlan, cluster: Cluster, tokens: int | None) -> Facts:
+    if cluster.gpu.name not in SPECS:
+        why = "a size says nothing of a GPU's speed: name the GPU (--list-gpus)."
+        return {"seconds": None, "no_time": why}
+    try:
+        took = planned.step_seconds(cluster.gpu, cluster.links_of_axes(axes_of(planned.layout)))
+    except ValueError as error:
+        return {"seconds": None, "no_time": str(error)}
+    rate = planned.recipe.batch_size * tokens / took.total if tokens else None
+    return {
+        "seconds": took.total,
+        "seconds_of_work": took.compute,
+        "seconds_of_bubble": took.bubble,
+        "seconds_waiting": dict(took.exposed),
+        "seconds_hidden": dict(took.hidden),
+        "tokens_per_second": rate,
+        "tokens_per_second_per_gpu": rate / planned.layout.ranks if rate else None,
+        "limit": took.limit,
+    }
+
+
+def axes_of(layout: Any) -> dict[str, tuple[int, int]]:
+    """{axis: (ranks between two neighbours on it, ranks that a whole group covers)}."""
+    inner = layout.context * layout.tensor
+    shard = layout.data // layout.replicate
+    reach = shard * inner
+    stage = layout.data * inner
+    of_experts = {
+        "expert": (1, layout.expert),
+        "expert_data": (layout.expert, layout.data),
+    }
+    return {
+        "tensor": (1, layout.tensor),
+        "context": (layout.tensor, inner),
+        "data": (layout.tensor, reach),
+        "replicate": (reach, stage),
+        "pipeline": (stage, layout.ranks),
+    } | (of_experts if layout.expert > 1 else {})

@@ -1,0 +1,239 @@
+"""How long the step of a layout takes: its ranks' traced operations, and the links between them.
+
+Each rank's kernels are timed as `Plan.seconds` does for one GPU (docs/gpu-time.md). Its messages
+take what their bytes take on a link, and a time to begin; what runs beside computation is decided
+by their places in the step (`rank_time`). The stages of a pipeline wait for each other as their
+schedule says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, log2
+from typing import Protocol
+
+from tight_fit.checks import PRECISIONS, of_type, one_of, real, shown
+from tight_fit.gpus import GPU, as_gpu
+from tight_fit.gpus.specs import ARITHMETICS, SPECS, find_gpu
+from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.layouts.clocks import Clocks, events_of, play
+from tight_fit.layouts.messages import SentMessage
+from tight_fit.layouts.stages import schedule_of
+from tight_fit.techniques.settings import StepSettings
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two devices: `speed` in bytes per second each way, `latency` in s per message.
+
+    Raises ValueError or TypeError for a speed that is not above 0, and a latency below 0.
+    """
+
+    name: str
+    speed: float
+    latency: float
+
+    def __post_init__(self):
+        of_type("name", self.name, str)
+        real("speed", self.speed, above=0)
+        real("latency", self.latency, at_least=0)
+
+
+# Speeds that NCCL reaches in large messages, and its latencies in small ones. Of NVLink it reaches
+# four fifths (its maintainer, github NVIDIA/nccl-tests, issue 212: 370 of 450 GB/s of NVLink 4; 178
+# and 149: 200 to 208 GB/s on A100s), of InfiniBand nearly all (issue 119: up to 96 of 100 GB/s over
+# four cards). The others are what is usual of their standards' rates, and not measured. Small
+# all-reduces take 12 µs between 2 GPUs on NVLink and 18 between 8, 42 between 8 on PCIe (issues 44
+# and NVIDIA/nccl 1530), 30 between two machines: from that come `BEGIN` and the latencies.
+LINKS = {
+    link.name: link
+    for link in (
+        Link("NVLink 4", 370e9, 2e-6),
+        Link("NVLink 3", 230e9, 2e-6),
+        Link("PCIe 4 x16", 24e9, 6e-6),
+        Link("PCIe 3 x16", 12e9, 6e-6),
+        Link("InfiniBand 400 Gbit", 48e9, 10e-6),
+        Link("InfiniBand 200 Gbit", 24e9, 10e-6),
+        Link("Ethernet 100 Gbit", 11e9, 30e-6),
+        Link("Ethernet 10 Gbit", 1.1e9, 50e-6),
+        Link("Ethernet 1 Gbit", 0.11e9, 100e-6),
+    )
+}
+BEGIN = 8e-6  # seconds that NCCL's kernel takes to begin and to end
+
+# FLOPs per second by arithmetic, {GPU: {arithmetic: peak}}: those of the data sheets that
+# timing/specs.py names; 0 where the GPU has no such arithmetic.
+PEAKS = {
+    name: {arithmetic: getattr(specs, arithmetic) for arithmetic in ARITHMETICS}
+    for name, specs in SPECS.items()
+}
+# The usual rule of thumb: a training step of a transformer reaches this fraction of the peak (0.21
+# to 0.46 in four language models; Chowdhery et al. 2022, PaLM, table 3). No plan uses it: it is for
+# estimates on the back of an envelope, and docs/gpu-time.md shows by how much they miss.
+UTILIZATION = 0.4
+
+# How many messages follow one another in a collective of n ranks; each of them pays the latency
+# once. A small all-reduce runs over a tree, up and down, the others over a ring (NCCL's choice;
+# Patarasuk and Yuan 2009 for the ring). An all-to-all is a message to each of the other ranks.
+_MESSAGES_IN_A_ROW = {
+    "all_reduce": lambda n: 2 * ceil(log2(n)),
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "broadcast": lambda n: n - 1,
+    "all_to_all": lambda n: n - 1,
+    "send": lambda n: 1,
+}
+# The axes of all layouts, in the order in which waiting is told of them.
+AXES = ("data", "expert_data", "replicate", "context", "tensor", "expert", "pipeline")
+
+
+class TimedRank(Protocol):
+    """What the model needs of a rank's plan."""
+
+    @property
+    def operations(self) -> TracedOps | None: ...
+
+
+class Stages(Protocol):
+    """What the model needs of a layout: the stages of its pipeline, and their schedule."""
+
+    @property
+    def pipeline(self) -> int: ...
+
+    @property
+    def schedule(self) -> str: ...
+
+
+class TimedPlan(Protocol):
+    """What the model needs of a layout's plan: `plan_ranks.ParallelPlan`, kept or just made, or
+    `plan_layout.LayoutPlan`."""
+
+    @property
+    def recipe(self) -> StepSettings: ...
+
+    @property
+    def parallel(self) -> Stages: ...
+
+    @property
+    def ranks(self) -> Sequence[TimedRank]: ...
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step.
+
+    compute  the work of the rank that has most of it, launches that its GPU waits for included
+    bubble   the time that a pipeline's stages wait for one another
+    exposed  {axis: how much longer the step takes because of its messages}
+    hidden   {axis: seconds of its messages that cost no time, beside computation}
+    """
+
+    compute: float
+    bubble: float
+    exposed: Mapping[str, float] = field(default_factory=dict)
+    hidden: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step; hidden communication adds nothing."""
+        return self.compute + self.bubble + sum(self.exposed.values())
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the step: "compute", "bubble", or an axis for its communication."""
+        parts = {"compute": self.compute, "bubble": self.bubble, **self.exposed}
+        return max(parts, key=lambda part: parts[part])
+
+    def __str__(self) -> str:
+        bubble = f" + {self.bubble * 1e3:.1f} ms of bubble" if self.bubble else ""
+        waits = "".join(
+            f" + {seconds * 1e3:.1f} ms for {axis} messages"
+            for axis, seconds in self.exposed.items()
+        )
+        return f"{self.total * 1e3:.1f} ms: {self.compute * 1e3:.1f} ms of work{bubble}{waits}"
+
+
+def rate(gpu: GPU | str, precision: str) -> float:
+    """FLOPs per second by the rule of thumb: `UTILIZATION` of the GPU's peak.
+
+    Raises ValueError for an unknown GPU, one without a known peak, and one without the precision.
+    """
+    one_of("precision", precision, PRECISIONS)
+    name = as_gpu(gpu).name  # raises with the names there are
+    if name not in PEAKS:
+        raise ValueError(f"No peak is known for gpu={name!r}: use one of {', '.join(PEAKS)}.")
+    if not PEAKS[name][precision]:
+        known = ", ".join(kind for kind, peak in PEAKS[name].items() if peak)
+        raise ValueError(f"The {name} has no {precision} arithmetic: use {known}.")
+    return PEAKS[name][precision] * UTILIZATION
+
+
+def find_link(links: Link | str | Mapping[str, Link | str], axis: str) -> Link:
+    """The link of an axis. `links` is one for all, by itself or by its name, or one for each axis.
+
+    Raises ValueError for an unknown name and for an axis without a link.
+    """
+    if isinstance(links, Mapping):
+        if axis not in links:
+            raise ValueError(f"No link is given for the {axis} ranks: add {axis!r} to links.")
+        links = links[axis]
+    if isinstance(links, str):
+        one_of("link", links, LINKS)
+        return LINKS[links]
+    if not isinstance(links, Link):
+        raise TypeError(f"{axis}={shown(links)} must be a Link, or the name of one.")
+    return links
+
+
+def transfer(sent: SentMessage, link: Link) -> float:
+    """Seconds of one collective over such links, or of one message."""
+    in_a_row = _MESSAGES_IN_A_ROW[sent.kind](sent.ranks)
+    return BEGIN + in_a_row * link.latency + sent.bytes / link.speed
+
+
+def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link | str]) -> StepTime:
+    """The time of one optimizer step of a planned layout.
+
+    links  one for all axes, or one for each: {"data": ..., "tensor": ..., "pipeline": ...}
+    Raises ValueError for an unknown GPU or link, a missing axis, an arithmetic that the GPU lacks,
+    and a plan without traced operations (for a CPU).
+    """
+    specs, stages = find_gpu(gpu), plan.parallel.pipeline
+    ranks = [events_of(_operations(rank), specs) for rank in plan.ranks]
+    axes = {event.message.axis for events in ranks for event in events if event.message}
+    by_axis = {axis: find_link(links, axis) for axis in AXES if axis in axes}
+    schedule = None
+    if stages > 1:
+        schedule = schedule_of(plan.parallel.schedule, stages, plan.recipe.accumulation)
+
+    def played(free: set[str]) -> list[Clocks]:
+        return play(
+            ranks,
+            lambda sent: 0.0 if sent.axis in free else transfer(sent, by_axis[sent.axis]),
+            schedule,
+        )
+
+    def total(clocks: Sequence[Clocks]) -> float:
+        return max(clock.gpu for clock in clocks)
+
+    compute = max(Clocks(lambda sent: 0.0).play(events) for events in ranks)
+    slowest = played(set())
+    exposed: dict[str, float] = {}
+    hidden: dict[str, float] = {}
+    free: set[str] = set()
+    before = total(slowest)
+    for axis in by_axis:  # the time that is left when the messages of one axis more take none
+        free.add(axis)
+        after = total(played(free))
+        exposed[axis] = before - after
+        sent = max(clock.sent.get(axis, 0.0) for clock in slowest)
+        hidden[axis] = max(0.0, sent - exposed[axis])
+        before = after
+    return StepTime(compute, max(0.0, before - compute), exposed, hidden)
+
+
+def _operations(rank: TimedRank) -> TracedOps:
+    if rank.operations is None:
+        raise ValueError('This plan has no seconds: plan it for target="cuda".')
+    return rank.operations

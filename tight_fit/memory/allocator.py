@@ -1,0 +1,323 @@
+"""PyTorch's CUDA caching allocator, simulated.
+
+It gives what `torch.cuda.max_memory_allocated` and `max_memory_reserved` would report.
+
+A plan counts bytes of tensors. A GPU counts blocks: the allocator takes large segments from the
+driver, cuts blocks from them, merges free neighbours, and keeps what it has. A block may be up to
+1 MiB larger than its tensor, so "allocated" is more than the tensors. A free block may be too small
+for the next tensor, so "reserved" is more than allocated. Both follow from the order in which
+tensors are made and freed, which a plan knows.
+
+The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings (no expandable
+segments, no rounding to powers of two), for one stream. Each stream has pools of its own, so that
+what another one holds, such as the one on which FSDP gathers parameters, is replayed by itself
+(`AllocationTrace.only`). The real GPU whose peaks the
+simulation is compared with (benchmarks/published_peaks.py) ran PyTorch 2.11.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tight_fit.gpus import WORKSPACE
+from tight_fit.units import GIB, MIB
+
+# Bytes. The names in parentheses are those of CUDACachingAllocator.cpp.
+UNIT = 512  # every block is a multiple of it (kMinBlockSize)
+SMALL = MIB  # tensors up to this size have a pool of their own (kSmallSize)
+SMALL_SEGMENT = 2 * MIB  # (kSmallBuffer)
+LARGE_SEGMENT = 20 * MIB  # for tensors under 10 MiB (kLargeBuffer)
+LARGE_TENSOR = 10 * MIB  # from this size on a tensor has a segment of its own (kMinLargeAlloc)
+ROUND = 2 * MIB  # to whose multiples such a segment is rounded up (kRoundLarge)
+
+MAX_STEPS = 6  # as a rule nothing new is reserved from the third step on
+OPTIMIZER = 2  # the phase in which the first step makes the optimizer's states
+
+
+class CapacityExceeded(RuntimeError):
+    """The simulated GPU is full, even after every unused segment went back to the driver."""
+
+
+@dataclass(frozen=True, eq=False)
+class AllocationTrace:
+    """Births and deaths of storages in order: the calls that an allocator gets in a steady step.
+
+    sizes   int64 [storages], bytes asked for
+    given   int32 [n], the storages that exist before the first step: parameters and buffers
+    states  int32 [m], those that the first optimizer step adds and that stay: its states
+    moves   int32 [events], storage + 1 where a storage is born, -(storage + 1) where it dies
+    phases  int8 [events], 0 forward, 1 backward, 2 optimizer
+    """
+
+    sizes: np.ndarray
+    given: np.ndarray
+    states: np.ndarray
+    moves: np.ndarray
+    phases: np.ndarray
+
+    def only(self, storages: np.ndarray) -> AllocationTrace:
+        """The calls for some storages, such as those of one stream; bool [storages]."""
+        moved = storages[np.abs(self.moves) - 1]
+        return AllocationTrace(
+            self.sizes,
+            self.given[storages[self.given]],
+            self.states[storages[self.states]],
+            self.moves[moved],
+            self.phases[moved],
+        )
+
+    @cached_property
+    def least(self) -> int:
+        """Bytes that an allocator must be able to reserve for the step to run.
+
+        It is exact to a thousandth (or 2 MiB) and includes cuBLAS's two workspaces (8.125 MiB
+        each). Without a limit the allocator reserves more; at the limit it first gives back the
+        segments that it keeps unused.
+        """
+        unlimited = replay(self, WORKSPACE)
+        low, high = unlimited.allocated, unlimited.reserved
+        while high - low > max(ROUND, unlimited.allocated >> 10):
+            middle = (low + high) // 2
+            try:
+                high = replay(self, WORKSPACE, middle).reserved
+            except CapacityExceeded:
+                low = middle
+        return high
+
+
+@dataclass(frozen=True)
+class AllocatorPeaks:
+    """The peaks of a steady step, in bytes.
+
+    allocated  in blocks that hold tensors (`torch.cuda.max_memory_allocated`)
+    reserved   taken from the driver (`torch.cuda.max_memory_reserved`)
+    """
+
+    allocated: int
+    reserved: int
+
+    def __str__(self) -> str:
+        return f"{self.allocated / GIB:.2f} GiB allocated, {self.reserved / GIB:.2f} GiB reserved"
+
+
+def replay(
+    allocation_trace: AllocationTrace, workspace: int = 0, capacity: int | None = None
+) -> AllocatorPeaks:
+    """The peaks of a step that is repeated until the allocator reserves nothing new.
+
+    With a capacity the first steps may reserve more than those after them; the most that any of
+    them reserved is what counts.
+
+    workspace  bytes of each of cuBLAS's two workspaces: one is allocated in the first forward pass,
+               one in the first backward pass
+    capacity   bytes that the allocator may reserve, None for no limit
+    Raises CapacityExceeded where the capacity does not suffice.
+    """
+    process = _Process(allocation_trace, workspace, capacity)
+    most = -1
+    for _ in range(MAX_STEPS):
+        peaks = process.step(allocation_trace)
+        if peaks.reserved <= most:
+            break
+        most = peaks.reserved
+    return AllocatorPeaks(peaks.allocated, most)
+
+
+def replay_all(
+    allocation_traces: Iterable[AllocationTrace], workspace: int = 0
+) -> list[AllocatorPeaks]:
+    """The peaks of steps of the same kind and of different sizes, one after the other.
+
+    Such are batches of different lengths. `reserved` is the most that was reserved up to the end of
+    that step. `workspace` is as for `replay`.
+    """
+    peaks: list[AllocatorPeaks] = []
+    process = None
+    for allocation_trace in allocation_traces:
+        process = process or _Process(allocation_trace, workspace)
+        peaks.append(process.step(allocation_trace))
+    return peaks
+
+
+class _Process:
+    """An allocator during several steps, with the storages that stay from one to the next."""
+
+    def __init__(
+        self, allocation_trace: AllocationTrace, workspace: int, capacity: int | None = None
+    ):
+        self.allocator, self.workspace = CachingAllocator(capacity), workspace
+        self.addresses: dict[int, int] = {}  # storage -> address
+        self.last_phase = -1  # the last phase of the first step that has begun
+        sizes = allocation_trace.sizes.tolist()
+        for storage in allocation_trace.given.tolist():
+            self._born(storage, sizes)
+        self.lasting = set(self.addresses)
+
+    def step(self, allocation_trace: AllocationTrace) -> AllocatorPeaks:
+        """Run one step and return its peaks. Raises CapacityExceeded."""
+        sizes, allocator, addresses = (
+            allocation_trace.sizes.tolist(),
+            self.allocator,
+            self.addresses,
+        )
+        allocator.reset_peaks()
+        for move, phase in zip(allocation_trace.moves.tolist(), allocation_trace.phases.tolist()):
+            while self.last_phase < phase:
+                self._begin_phase(allocation_trace, sizes)
+            if move > 0:
+                self._born(move - 1, sizes)
+            elif (address := addresses.pop(-move - 1, None)) is not None:
+                allocator.free(address)
+        for storage in addresses.keys() - self.lasting:  # what the step returns, its loss
+            allocator.free(addresses.pop(storage))
+        return AllocatorPeaks(allocator.most_allocated, allocator.most_reserved)
+
+    def _begin_phase(self, allocation_trace: AllocationTrace, sizes: list[int]) -> None:
+        """Allocate what stays from the first time on that the next phase is entered."""
+        self.last_phase += 1
+        if self.last_phase < OPTIMIZER and self.workspace:
+            self.allocator.malloc(self.workspace)
+        elif self.last_phase == OPTIMIZER:
+            for storage in allocation_trace.states.tolist():
+                self._born(storage, sizes)
+                self.lasting.add(storage)
+
+    def _born(self, storage: int, sizes: list[int]) -> None:
+        if sizes[storage]:
+            self.addresses[storage] = self.allocator.malloc(sizes[storage])
+
+
+class CachingAllocator:
+    """`malloc` returns the address of a block, `free` takes it back.
+
+    capacity  bytes that may be reserved, None for no limit
+    """
+
+    def __init__(self, capacity: int | None = None):
+        self.capacity = capacity
+        self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
+        self._blocks: dict[int, _Block] = {}
+        # is it the pool of small blocks? -> its free blocks as (size, address), sorted
+        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        self._next = 0
+
+    def malloc(self, size: int) -> int:
+        """Address of a block for `size` bytes. Raises CapacityExceeded."""
+        size = _round_up(max(UNIT, size), UNIT)
+        small = size <= SMALL
+        pool = self._free[small]
+        index = bisect_left(pool, (size, -1))  # the smallest free block that is large enough
+        address = pool.pop(index)[1] if index < len(pool) else self._segment(size, small)
+        block = self._blocks[address]
+        rest = block.size - size
+        if rest >= UNIT if small else rest > SMALL:  # a smaller rest stays with the tensor
+            self._blocks[address + size] = _Block(rest, small, address, block.next)
+            if block.next is not None:
+                self._blocks[block.next].previous = address + size
+            block.size, block.next = size, address + size
+            insort(pool, (rest, address + size))
+        block.used = True
+        self.allocated += block.size
+        self.most_allocated = max(self.most_allocated, self.allocated)
+        return address
+
+    def free(self, address: int) -> None:
+        """Give a block back; it merges with the free neighbours in its segment."""
+        block = self._blocks[address]
+        block.used = False
+        self.allocated -= block.size
+        pool = self._free[block.small]
+        if block.next is not None and not self._blocks[block.next].used:
+            _remove(pool, (self._blocks[block.next].size, block.next))
+            self._join(address, block.next)
+        if block.previous is not None and not self._blocks[block.previous].used:
+            address, freed = block.previous, address
+            _remove(pool, (self._blocks[address].size, address))
+            self._join(address, freed)
+        insort(pool, (self._blocks[address].size, address))
+
+    def segments(self) -> list[list[tuple[int, int, bool]]]:
+        """The blocks of each segment that is held, in their order: (address, bytes, used)."""
+        held: list[list[tuple[int, int, bool]]] = []
+        for first, block in self._blocks.items():
+            if block.previous is not None:
+                continue
+            held.append([])
+            address: int | None = first
+            while address is not None:
+                here = self._blocks[address]
+                held[-1].append((address, here.size, here.used))
+                address = here.next
+        return held
+
+    def reset_peaks(self) -> None:
+        """Count peaks from here on, as `torch.cuda.reset_peak_memory_stats` does."""
+        self.most_allocated, self.most_reserved = self.allocated, self.reserved
+
+    def _segment(self, size: int, small: bool) -> int:
+        """Address of a new segment from the driver, as one block for `size` bytes."""
+        if small:
+            segment = SMALL_SEGMENT
+        elif size < LARGE_TENSOR:
+            segment = LARGE_SEGMENT
+        else:
+            segment = _round_up(size, ROUND)
+        if self.capacity is not None and self.reserved + segment > self.capacity:
+            self.give_back()
+            if self.reserved + segment > self.capacity:
+                raise CapacityExceeded(
+                    f"{segment} bytes more than the {self.capacity} that there are, "
+                    f"{self.allocated} of them used."
+                )
+        address = self._next
+        self._next += segment + UNIT  # a gap, since blocks of two segments never merge
+        self._blocks[address] = _Block(segment, small, None, None)
+        self.reserved += segment
+        self.most_reserved = max(self.most_reserved, self.reserved)
+        return address
+
+    def _join(self, address: int, following: int) -> None:
+        """Let a block take in the one that follows it in its segment."""
+        block, taken = self._blocks[address], self._blocks.pop(following)
+        block.size, block.next = block.size + taken.size, taken.next
+        if taken.next is not None:
+            self._blocks[taken.next].previous = address
+
+    def give_back(self) -> None:
+        """Give every wholly free segment back to the driver: `torch.cuda.empty_cache`.
+
+        PyTorch does so as well before it fails.
+        """
+        for pool in self._free.values():
+            kept = []
+            for size, address in pool:
+                block = self._blocks[address]
+                if block.previous is None and block.next is None:
+                    self.reserved -= size
+                    del self._blocks[address]
+                else:
+                    kept.append((size, address))
+            pool[:] = kept
+
+
+@dataclass
+class _Block:
+    size: int  # bytes
+    small: bool
+    previous: int | None  # addresses of its neighbours in the segment
+    next: int | None
+    used: bool = False
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _remove(pool: list[tuple[int, int]], item: tuple[int, int]) -> None:
+    """Remove an item from a sorted list that holds it."""
+    del pool[bisect_left(pool, item)]

@@ -1,0 +1,1 @@
+"""Models by name: where a configuration is found, which class trains it, its step."""

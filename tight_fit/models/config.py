@@ -1,0 +1,211 @@
+"""Any Hugging Face model from its configuration alone: which class trains it, and what it reads.
+
+Nothing here reads weights or runs code that a repository carries. What cannot be planned raises
+`CannotPlan`, in one sentence that says why.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.models.auto import modeling_auto as auto
+
+from tight_fit.checks import one_of, shown
+from tight_fit.models import hub
+from tight_fit.models import names as model_names
+
+
+class CannotPlan(ValueError):
+    """This model, or this technique on it, cannot be planned; the message says why."""
+
+
+class Task(NamedTuple):
+    """What a model may be trained for."""
+
+    mapping: str  # transformers' table of the classes for it
+    reads: str  # "text", "texts" (of an encoder and a decoder), "image", or "pair" (image and text)
+    each: str  # what one label belongs to: "example", "token" or "pixel"
+    classifies: bool = False  # whether labels are classes, so that the head is new
+
+
+TASKS = {
+    "sequence-classification": Task(
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "text", "example", True
+    ),
+    "token-classification": Task("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "text", "token", True),
+    "masked-lm": Task("MODEL_FOR_MASKED_LM_MAPPING", "text", "token"),
+    "causal-lm": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
+    "seq2seq-lm": Task("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "texts", "token"),
+    "image-classification": Task(
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "image", "example", True
+    ),
+    "semantic-segmentation": Task(
+        "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING", "image", "pixel", True
+    ),
+    "contrastive": Task("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING", "pair", "example"),
+}
+IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
+NAMED_DTYPES = ("float32", "bfloat16", "float16", "auto")
+WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
+    """A copy of a configuration, from an object, a folder, a config.json, or a name on the hub.
+
+    A name is looked up among the configurations that come with the package, in TIGHT_FIT_MIRROR, in
+    the hub's cache, and on the hub, of which only config.json is fetched. Raises
+    hub.HubUnavailable, FileNotFoundError, CannotPlan.
+    """
+    if isinstance(source, PretrainedConfig):
+        return copy.deepcopy(source)
+    try:
+        values = dict(model_names.values_of(source))
+    except ValueError as error:
+        raise CannotPlan(str(error)) from None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | hub.HubUnavailable):
+            raise
+        why = error.strerror or str(error)
+        raise CannotPlan(f"{shown(str(source))} cannot be read: {why}.") from None
+    return from_values(values, str(source))
+
+
+def from_values(values: dict[str, Any], source: str) -> PretrainedConfig:
+    """The configuration that the values of a config.json describe; `source` is its name in errors.
+
+    Raises CannotPlan.
+    """
+    kind = values["model_type"]
+    if kind not in CONFIG_MAPPING:
+        why = (
+            "its code lives in its repository, which is never run here"
+            if "auto_map" in values
+            else "it may be newer, or misspelt"
+        )
+        raise CannotPlan(
+            f"model_type={shown(kind)} is not known to the installed transformers: {why}."
+        )
+    values = dict(values)
+    quantized = values.pop("quantization_config", None)
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(values)
+    except Exception as error:  # each configuration class checks in its own way
+        raise CannotPlan(
+            f"{source} is refused by transformers' {kind} configuration: {sentence(error)}"
+        ) from error
+    config.stored_quantized = isinstance(quantized, dict)
+    return config
+
+
+def task_of(config: PretrainedConfig, task: str | None = None) -> str:
+    """The task to plan: the `task` asked for, else what config.architectures was trained for.
+
+    Without either the usual one of its kind: classification for encoders and vision models, the
+    next token for decoders. Raises ValueError for a task that is not in `TASKS`, and CannotPlan for
+    one that this architecture has no class for.
+    """
+    able = {name: kind for name in TASKS if (kind := class_of(config, name))}
+    if task is not None:
+        one_of("task", task, TASKS)
+        if task not in able:
+            raise CannotPlan(
+                f"transformers has no class of {config.model_type} for {task}"
+                + (f": it has {', '.join(able)}." if able else " or any other task planned here.")
+            )
+        return task
+    named = set(config.architectures or ())
+    for name, kind in able.items():
+        if kind.__name__ in named and name != "masked-lm":
+            return name
+    usual = ["contrastive", "image-classification", "sequence-classification", "causal-lm"]
+    usual += ["token-classification"]
+    if config.is_encoder_decoder:
+        usual = ["seq2seq-lm"]
+    elif "causal-lm" in able and ("masked-lm" not in able or getattr(config, "is_decoder", False)):
+        usual = ["causal-lm"]
+    for name in usual:
+        if name in able:
+            return name
+    raise CannotPlan(
+        f"{config.model_type} models are no text encoder, decoder or encoder-decoder and no image "
+        "classifier that transformers has a class for: those are what can be planned."
+    )
+
+
+def named_task(config: PretrainedConfig) -> str | None:
+    """The task of `TASKS` whose class config.architectures names; None where it names none."""
+    named = set(config.architectures or ())
+    for name in TASKS:
+        kind = class_of(config, name)
+        if kind is not None and kind.__name__ in named:
+            return name
+    return None
+
+
+def weights_of(config: PretrainedConfig) -> str:
+    """The dtype in which the configuration says that weights are stored: a key of `WEIGHTS`."""
+    dtype = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
+    names = {str(kind): name for name, kind in WEIGHTS.items()}
+    return names.get(f"torch.{str(dtype).removeprefix('torch.')}", "fp32")
+
+
+def stored_weights(config: PretrainedConfig) -> str:
+    """As `weights_of`. Raises CannotPlan for a dtype that is none of `WEIGHTS`."""
+    dtype = getattr(config, "dtype", None)
+    if dtype is not None and str(dtype).removeprefix("torch.") not in NAMED_DTYPES:
+        raise CannotPlan(
+            f"The configuration stores weights as {shown(str(dtype))}, which is not planned: name "
+            "fp32, bf16 or fp16 as weights."
+        )
+    return weights_of(config)
+
+
+def class_of(config: PretrainedConfig, task: str) -> type | None:
+    """The class that transformers has for a task, None where it has none."""
+    mapping = getattr(auto, TASKS[task].mapping)
+    if type(config) not in mapping:
+        return None
+    kinds = mapping[type(config)]
+    if not isinstance(kinds, (tuple, list)):
+        return kinds
+    named = set(config.architectures or ())
+    return next((kind for kind in kinds if kind.__name__ in named), kinds[0])
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The part that says how the decoder reads text, in models that also read other things."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def image_shape(config: PretrainedConfig, side: int | None = None) -> tuple[int, int, int]:
+    """(channels, height, width) of an image; `side` in pixels replaces the configuration's."""
+    config = getattr(config, "vision_config", config)
+    size = side or getattr(config, "image_size", None) or IMAGE_SIDE
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return getattr(config, "num_channels", 3), height, width
+
+
+def most_positions(model: torch.nn.Module, config: PretrainedConfig) -> int | None:
+    """The longest example in tokens that the model takes, None where nothing limits it."""
+    most = getattr(text_config(config), "max_position_embeddings", None)
+    for name, module in model.named_modules():  # RoBERTa's positions begin after the padding's
+        if (
+            isinstance(module, torch.nn.Embedding)
+            and "position" in name
+            and module.padding_idx is not None
+            and most
+        ):
+            most = min(most, module.num_embeddings - module.padding_idx - 1)
+    return most if isinstance(most, int) and most > 0 else None
+
+
+def sentence(error: BaseException) -> str:
+    """An error's message on one line, at most 300 characters, with a full stop."""
+    text = " ".join(str(error).split())
+    if not text or isinstance(error, KeyError):  # whose text is the key alone
+        text = f"{type(error).__name__} {text}".strip()
+    return text[:300] + ("" if text.endswith(".") else ".")

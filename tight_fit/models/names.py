@@ -1,0 +1,161 @@
+"""Names of models as people type them, and where the configuration of each is found.
+
+Nothing here imports PyTorch or transformers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tight_fit.checks import shown
+from tight_fit.models import hub
+from tight_fit.models.local import MIRROR, in_cache, in_mirror
+from tight_fit.models.repositories import Repo
+
+KNOWN = Path(__file__).parent / "known" / "configs.json"
+
+# Names without an owner under which the hub kept its first models, and who owns them today.
+OWNERS = {
+    "google-bert": (
+        "bert-base-uncased bert-base-cased bert-large-uncased bert-large-cased bert-base-chinese "
+        "bert-base-multilingual-cased bert-base-multilingual-uncased bert-base-german-cased "
+        "bert-large-uncased-whole-word-masking bert-large-cased-whole-word-masking"
+    ),
+    "FacebookAI": (
+        "roberta-base roberta-large roberta-large-mnli xlm-roberta-base xlm-roberta-large "
+        "xlm-mlm-en-2048 xlm-mlm-100-1280 xlm-clm-enfr-1024"
+    ),
+    "openai-community": (
+        "gpt2 gpt2-medium gpt2-large gpt2-xl openai-gpt roberta-base-openai-detector "
+        "roberta-large-openai-detector"
+    ),
+    "distilbert": (
+        "distilbert-base-uncased distilbert-base-cased distilbert-base-multilingual-cased "
+        "distilbert-base-german-cased distilbert-base-uncased-finetuned-sst-2-english distilgpt2 "
+        "distilroberta-base distilbert-base-uncased-distilled-squad"
+    ),
+    "google-t5": "t5-small t5-base t5-large t5-3b t5-11b",
+    "albert": (
+        "albert-base-v1 albert-large-v1 albert-xlarge-v1 albert-xxlarge-v1 albert-base-v2 "
+        "albert-large-v2 albert-xlarge-v2 albert-xxlarge-v2"
+    ),
+    "xlnet": "xlnet-base-cased xlnet-large-cased",
+    "almanach": "camembert-base",
+    "flaubert": "flaubert_base_cased flaubert_base_uncased flaubert_large_cased",
+    "transfo-xl": "transfo-xl-wt103",
+    "Salesforce": "ctrl",
+}
+LEGACY = {name: f"{owner}/{name}" for owner, names in OWNERS.items() for name in names.split()}
+# Families, and the model of each that is meant where nothing more is said.
+FAMILIES = {
+    "bert": "bert-base-uncased",
+    "bert-base": "bert-base-uncased",
+    "bert-large": "bert-large-uncased",
+    "roberta": "roberta-base",
+    "distilbert": "distilbert-base-uncased",
+    "t5": "t5-base",
+    "xlm-roberta": "xlm-roberta-base",
+    "albert": "albert-base-v2",
+    "xlnet": "xlnet-base-cased",
+}
+
+
+@cache
+def known() -> dict[str, dict[str, Any]]:
+    """{name on the hub: what its published config.json says} of the models that come with this."""
+    return json.loads(KNOWN.read_text(encoding="utf8"))
+
+
+def full_name(name: str) -> str:
+    """The name on the hub of a model that has an older or a shorter one; others as they are."""
+    name = LEGACY.get(FAMILIES.get(name, name), name)
+    if "/" in name or Path(name).suffix == ".json" or Path(name).is_dir():
+        return name
+    asked = name.lower()
+    found = [full for full in (*known(), *LEGACY.values()) if full.split("/")[1].lower() == asked]
+    return found[0] if found else name
+
+
+def check_name(name: str) -> None:
+    """Raises FileNotFoundError for what is no folder, no file and no name of the hub's form."""
+    path = Path(name).expanduser()
+    if path.is_dir() or path.suffix == ".json":
+        return
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/"):
+        return
+    names = {full.split("/")[1].lower(): full for full in (*LEGACY.values(), *known())}
+    near = difflib.get_close_matches(name.lower().rpartition("/")[2], names, 2, 0.6)
+    question = f" (did you mean {' or '.join(names[key] for key in near)}?)" if near else ""
+    raise FileNotFoundError(
+        f"model={name!r}{question} is neither a folder, nor a config.json, nor a name of the hub's "
+        "form owner/name."
+    )
+
+
+def config_file(source: str | Path) -> Path | dict[str, Any]:
+    """The config.json of a model, or its values where they come with this package.
+
+    source  a folder, a config.json, or a name, also a short or an older one
+    Raises FileNotFoundError, ValueError for another file, and hub.HubUnavailable where a name is
+    nowhere to be had.
+    """
+    name = full_name(str(source))
+    check_name(name)
+    path = Path(name).expanduser()
+    if path.is_dir() or path.suffix == ".json":
+        return path / "config.json" if path.is_dir() else path
+    if name in known():
+        return dict(known()[name])
+    if path.is_file():
+        raise ValueError(
+            f"{shown(name)} is a file, and no config.json: give the folder of the model, or its "
+            "config.json."
+        )
+    return _on_the_hub(name) / "config.json"
+
+
+def _on_the_hub(name: str) -> Path:
+    """The folder with the config.json of a repository, from the mirror, the cache or the hub."""
+    repo = Repo(name, "model", ("main",), ("config.json",), (("config.json",),))
+    copy_here = in_mirror(repo) or in_cache(repo)
+    if copy_here:
+        return copy_here.path
+    problem = hub.unreachable(repo)
+    if problem is None:
+        problem, fetched = hub.download(repo)
+        if fetched:
+            return fetched.path
+    raise hub.HubUnavailable(
+        f"The configuration of {name} cannot be had ({problem}; neither {MIRROR} nor the cache has "
+        "it): connect to the internet, give a folder or a config.json instead of the name, or "
+        f"one of {', '.join(list(known())[:3])} and the others that come with this package."
+    )
+
+
+def values_of(source: str | Path) -> dict[str, Any]:
+    """What a model's config.json says. Raises what `config_file` raises, and ValueError."""
+    found = config_file(source)
+    if isinstance(found, dict):
+        return found
+    try:
+        values = json.loads(found.read_text(encoding="utf8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"There is no file {found}: give the folder or the config.json of a model."
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{found} is not JSON ({error}).") from None
+    if not isinstance(values, dict) or values.get("model_type") is None:
+        raise ValueError(
+            f"{found} has no model_type: it is not the configuration of a transformers model."
+        )
+    for name, right in (("model_type", str), ("architectures", list)):
+        value = values.get(name)
+        if value is not None and not isinstance(value, right):
+            kind = "a text" if right is str else "a list of class names"
+            raise ValueError(f"{found} has {name}={shown(value)}, which is not {kind}.")
+    return values

@@ -1,0 +1,93 @@
+"""The plans of any model's step at every batch size, from two traces of it.
+
+At another batch size the same operations run on other sizes. The size of each storage is a line
+over the examples of a micro-batch, so that two traces give it everywhere. A search for the largest
+batch looks at dozens of sizes; what it finds is traced itself, which checks the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import numpy as np
+
+from tight_fit.memory.plan import Plan, to_plan
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import trace_model_step
+from tight_fit.trace.tracker import StorageTrace
+
+Traced = tuple[StorageTrace, int]  # a step's trace, and the model's number of parameters
+
+
+class BatchLines:
+    """Plans of steps of one model that are traced only where they cannot be told from others.
+
+    tracing  is called with each step that is traced, before it is
+    """
+
+    def __init__(self, target: str, tracing: Callable[[ModelStep], object] = lambda step: None):
+        self.target, self.tracing = target, tracing
+        # Steps that differ only in their batch size -> examples per micro-batch -> the trace.
+        self._traces: dict[tuple, dict[int, Traced]] = {}
+        self._crooked: set[tuple] = set()  # those whose sizes are no lines
+
+    def plan(self, step: ModelStep) -> Plan:
+        """The plan of a step, traced or on the line through two others.
+
+        One on a line has no operations and no FLOPs of its own. Raises what `plan_model` raises.
+        """
+        family = _family(step)
+        traces = self._traces.setdefault(family, {})
+        if step.micro_batch not in traces and family not in self._crooked:
+            sizes = _on_the_line(traces, step.micro_batch)
+            if sizes is not None:
+                return to_plan(next(iter(traces.values())), step, self.target, sizes)
+        return self.traced(step)
+
+    @property
+    def made(self) -> int:
+        """The number of steps that were traced."""
+        return sum(map(len, self._traces.values()))
+
+    def checked(self, step: ModelStep) -> bool:
+        """Whether a third trace has shown that the sizes of such steps are lines."""
+        family = _family(step)
+        return family not in self._crooked and len(self._traces.get(family, ())) > 2
+
+    def traced(self, step: ModelStep) -> Plan:
+        """The plan of a step from a trace of its own. Raises what `plan_model` raises."""
+        family, examples = _family(step), step.micro_batch
+        traces = self._traces.setdefault(family, {})
+        if examples not in traces:
+            self.tracing(step)
+            traced = trace_model_step(step, self.target)
+            expected = _on_the_line(traces, examples)
+            if expected is not None and not np.array_equal(expected, traced[0].bytes):
+                self._crooked.add(family)
+            traces[examples] = traced
+        return to_plan(traces[examples], step, self.target)
+
+
+def _family(step: ModelStep) -> tuple:
+    """The same for steps that differ only in their batch size.
+
+    Of several micro-batches two are traced. A single example takes other operations than several.
+    """
+    plain = replace(step, batch_size=1, accumulation=1)
+    values = [
+        getattr(plain, field.name) for field in fields(plain) if field.name not in ("config",)
+    ]
+    return min(step.accumulation, 2), step.micro_batch == 1, *values
+
+
+def _on_the_line(traces: dict[int, Traced], examples: int) -> np.ndarray | None:
+    """int64 [storages], bytes at a number of examples; None where there are no two like traces."""
+    if len(traces) < 2:
+        return None
+    (first, (one, _)), (second, (other, _)) = list(traces.items())[:2]
+    if one.events != other.events:
+        return None
+    at_first, at_second = np.array(one.bytes), np.array(other.bytes)
+    steps, rest = np.divmod(at_second - at_first, second - first)
+    return None if rest.any() else at_first + steps * (examples - first)

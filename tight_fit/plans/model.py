@@ -1,0 +1,229 @@
+"""Plans for models that the course never mentions, each from its configuration.
+
+These are the encoders, decoders, encoder-decoders and image classifiers of transformers. The step,
+the optimizers and the planner are the course's own. The model is made without values: first on
+torch's meta device, as transformers itself makes the models it loads, then with fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from tight_fit.kernels.trace_ops import Recorder
+from tight_fit.memory.plan import Plan, check_target, to_plan
+from tight_fit.models import config as hf_config
+from tight_fit.models.config import CannotPlan
+from tight_fit.models.step import FlatLogits, ModelStep, empty, make, prepare
+from tight_fit.techniques import model_changes
+from tight_fit.techniques.four_bits import count_parameters
+from tight_fit.techniques.model_changes import Recompute, as_if_real
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.settings import StepSettings
+from tight_fit.techniques.step import AUTOCAST, Batch, train_step
+from tight_fit.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
+from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
+from tight_fit.trace.splice import NotAlike
+from tight_fit.trace.steps import trace_step
+from tight_fit.trace.tracker import StorageTrace
+
+
+def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> Plan:
+    """Plan one optimizer step of any Hugging Face model on `target`, "cuda" or "cpu".
+
+    model   a configuration, a folder, a config.json, or a name on the hub (`hf_config.read`)
+    fields  those of `ModelStep`: batch_size, length, precision, optimizer, checkpointing,
+            accumulation, frozen, lora_rank, task, classes, side, weights
+    Raises CannotPlan, ValueError or TypeError, FileNotFoundError, hub.HubUnavailable: one sentence
+    each.
+    """
+    return plan_model_step(ModelStep(hf_config.read(model), **fields), target)
+
+
+def plan_model_step(model_step: ModelStep, target: str = "cuda", all_layers: bool = False) -> Plan:
+    """The same for a `ModelStep`; `all_layers` as for `trace_steady`."""
+    return to_plan(trace_model_step(model_step, target, all_layers), model_step, target)
+
+
+def trace_model_step(
+    model_step: ModelStep, target: str = "cuda", all_layers: bool = False
+) -> tuple[StorageTrace, int]:
+    """The trace of which a plan is made, and the number of the model's parameters."""
+    with as_if_real(), as_cannot_plan(model_step):
+        trace, parameters, trainable = _trace(model_step, target, all_layers)
+        if len(trace.reached) < trainable:
+            # Some parameter gets no gradient, so on real tensors it has no optimizer states.
+            trace, parameters, _ = _trace(model_step, target, all_layers, trace.reached)
+    return trace, parameters
+
+
+def _trace(
+    model_step: ModelStep, target: str, all_layers: bool, only: Collection[int] | None = None
+) -> tuple[StorageTrace, int, int]:
+    """The step's trace, the number of its parameters, and in how many tensors they train.
+
+    only  positions of the parameters that get optimizer states; None for all that train
+    """
+    hidden: list[nn.Parameter] = []
+    trainable = 0
+
+    def watched(model_step: ModelStep, recompute: Recompute) -> FlatLogits:
+        nonlocal trainable
+        model = empty(model_step, recompute)
+        trained = [
+            place for place, parameter in enumerate(model.parameters()) if parameter.requires_grad
+        ]
+        trainable = len(trained)
+        parameters = list(model.parameters())
+        hidden[:] = [parameters[place] for place in trained if place not in (only or trained)]
+        for parameter in hidden:
+            parameter.requires_grad_(False)
+        return model
+
+    def make_batch(model: FlatLogits, model_step: ModelStep) -> Batch:
+        while hidden:  # by now the optimizer has its states
+            hidden.pop().requires_grad_(True)
+        return batch(model, model_step)
+
+    trace, parameters = trace_steady(model_step, target, watched, make_batch, all_layers=all_layers)
+    return trace, parameters, trainable
+
+
+def trace_steady(
+    settings: StepSettings,
+    target: str,
+    empty: Callable[..., nn.Module],
+    make_batch: Callable[[Any, Any], Batch],
+    change: Callable[[nn.Module], object] | None = None,
+    all_layers: bool = False,
+) -> tuple[StorageTrace, int]:
+    """Trace one steady step on fake tensors: the optimizer has its states already.
+
+    Returns (trace, number of parameters). From the third micro-batch on nothing new happens, so at
+    most two micro-batches are traced.
+
+    empty       `empty(settings, recompute=...)` makes the model without values; a checkpointed
+                layer runs for the second time in the context that `recompute()` makes
+    make_batch  `make_batch(model, settings)` makes a micro-batch without values
+    change      a further change of the model, in place, before its optimizer is made
+    all_layers  True traces each layer; else those that repeat are traced once where that is proven
+                equal (`memory.splice`)
+    Raises ValueError for a target other than "cuda" and "cpu".
+    """
+    check_target(target)
+
+    def kernels():
+        return CudaKernels(settings, active=target == "cuda")
+
+    def traced(all_layers: bool) -> tuple[StorageTrace, int]:
+        with as_if_real(), FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
+            model = empty(settings, recompute=kernels)
+            if change is not None:
+                change(model)
+            repeated = None if all_layers else RepeatedLayers(model)
+            if repeated is not None and not repeated.stacks:
+                repeated = None
+            optimizer = make_optimizer(model, settings)
+            scaler = NeverSkipScaler("cpu", enabled=settings.precision == "fp16")
+            # A first update, so that the optimizer makes its states.
+            give_gradients(model.parameters())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            scaler.scale(torch.zeros(()))  # the scaler makes its tensors when it is first used
+            recorder = Recorder() if target == "cuda" else None
+            batch = partial(make_batch, model, settings)
+            try:
+                trace = trace_step(model, optimizer, batch, settings, scaler, recorder, repeated)
+            except Exception as error:
+                if repeated is None:
+                    raise
+                raise NotAlike("A step without some of its layers fails.") from error
+        return trace, count_parameters(model)
+
+    if not all_layers:
+        with suppress(NotAlike):
+            return traced(all_layers=False)
+    return traced(all_layers=True)
+
+
+def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) -> Plan:
+    """The second step on real tensors of this machine's CPU with random weights, as a `Plan`.
+
+    batches  gives the micro-batches; None draws them at random
+    """
+    with model_changes.quiet():
+        model = prepare(make(model_step), model_step)
+    optimizer, scaler = make_optimizer(model, model_step), make_scaler(model_step, "cpu")
+    batches = batches or (lambda: batch(model, model_step))
+    micro_batches = (batches() for _ in range(model_step.accumulation))
+    train_step(model, optimizer, micro_batches, model_step.batch_size, model_step, scaler=scaler)
+    trace = trace_step(model, optimizer, batches, model_step, scaler)
+    return to_plan((trace, count_parameters(model)), model_step, "cpu")
+
+
+def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
+    """A micro-batch of examples without padding, drawn at random; fake inside FakeTensorMode.
+
+    Token ids and labels are int64: input_ids [examples, tokens]; labels [examples], [examples ×
+    tokens] where each token has one, [examples, height, width] where each pixel has one, and
+    [2 × examples] for pairs. Images are [examples, channels, height, width], fp32 or, where nothing
+    casts them, in the dtype of the weights.
+    """
+    examples, kind = model_step.micro_batch, model_step.kind
+    config: Any = model.model.config
+    inputs: Batch = {}
+    if kind.reads in ("image", "pair"):
+        casts = model_step.precision in AUTOCAST or model_step.weights is None
+        dtype = torch.float32 if casts else hf_config.WEIGHTS[model_step.weights or "fp32"]
+        shape = hf_config.image_shape(config, model_step.side)
+        inputs["pixel_values"] = torch.randn(examples, *shape, dtype=dtype)
+    if kind.reads == "pair":
+        vocabulary, tokens = hf_config.text_config(config).vocab_size, model_step.tokens
+        inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens or 1))
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        return inputs | {"labels": torch.arange(examples).repeat(2)}
+    if kind.reads == "image":
+        places = shape[1:] if kind.each == "pixel" else ()
+        return inputs | {"labels": torch.randint(config.num_labels, (examples, *places))}
+    vocabulary, tokens = hf_config.text_config(config).vocab_size, model_step.tokens
+    assert tokens is not None, "a model that reads text has a length"
+    inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens))
+    if kind.reads == "texts":
+        inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    classes = config.num_labels if kind.classifies else vocabulary
+    count = examples * tokens if kind.each == "token" else examples
+    return inputs | {"labels": torch.randint(classes, (count,))}
+
+
+@contextmanager
+def as_cannot_plan(model_step: ModelStep) -> Iterator[None]:
+    """Whatever an unknown architecture cannot do on fake tensors is raised as CannotPlan."""
+    name = model_step.config.model_type
+    try:
+        yield
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise CannotPlan(
+            f"{name} cannot be planned: the sizes of its tensors depend on their values "
+            f"({hf_config.sentence(error)[:-1]}), which a plan does not have."
+        ) from error
+    except (ValueError, TypeError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        raise CannotPlan(
+            f"{name} cannot be planned: on tensors without values its step ends in "
+            f"{type(error).__name__}, {hf_config.sentence(error)}"
+        ) from error

@@ -1,0 +1,233 @@
+"""The facts of a planned program, from the trace of its run: plain values that JSON holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tight_fit.gpus import GPU, WORKSPACE, cublas_workspace
+from tight_fit.kernels.step_seconds import seconds
+from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.memory.allocator import ROUND, CapacityExceeded
+from tight_fit.memory.plan import fit_on_gpu
+from tight_fit.plans.own_step import Replay
+from tight_fit.script.program import ProgramRun
+from tight_fit.script.steps import Watch
+from tight_fit.trace.tracker import (
+    BORN,
+    CATEGORIES,
+    DIES,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    PHASES,
+    StorageTrace,
+)
+
+LASTING = (PARAMETERS, GRADIENTS, OPTIMIZER)
+LARGEST = 12  # lines of tensors that are listed
+POINTS = 600  # of the timeline that is drawn
+Facts = dict[str, Any]
+
+
+def facts_of(state: ProgramRun, watch: Watch) -> Facts:
+    """Everything that a report says of a run."""
+    trace, ends = state.tracker.counted(watch.ends)
+    if not trace.events or (state.wanted.gpu is not None and not state.places.named):
+        return {"nothing_on_gpu": True}
+    alive, categories = _alive(trace)
+    peak_at = int(alive.argmax())
+    regular = ends[watch.regular - 1] if watch.regular else ends[-1]
+    facts: Facts = {
+        "script": state.wanted.script,
+        "change": state.wanted.change,
+        "peak": int(alive[peak_at]),
+        "peak_phase": PHASES[trace.events[peak_at][3]],
+        "at_peak": _at_peak(trace, categories, peak_at),
+        "largest": _largest(state, trace, categories, peak_at),
+        "steps": _steps(alive, ends),
+        "regular": watch.regular or len(ends),
+        "peak_seen": int(alive[:regular].max()),
+        "parameters": _parameters(state, categories),
+        "optimizers": watch.kinds,
+        "timeline": _timeline(trace, categories, ends, peak_at),
+        "asked": dict(state.known.asked),
+        "notes": state.notes.sentences,
+        "found": {
+            **{name: getattr(state.found, name) for name in ("trainer", "parses", "settings")},
+            **{name: getattr(state.found, name) for name in ("autocast", "checkpoints")},
+            "optimizer": state.found.optimizer,
+            "took": sorted(
+                state.found.took | ({"accumulation"} if state.loaders.divided else set())
+            ),
+        },
+        **_batches(state),
+    }
+    if state.wanted.gpu is not None:
+        facts |= _on_gpu(state.wanted.gpu, trace, facts["peak"])
+        facts |= _seconds(watch.operations, state.wanted.gpu, "")
+        if watch.longest_operations is not None:
+            facts |= _seconds(watch.longest_operations, state.wanted.gpu, "longest_")
+    return facts
+
+
+def _alive(trace: StorageTrace) -> tuple[np.ndarray, dict[int, int]]:
+    """(bytes alive after each event, {storage: its category}).
+
+    What became a parameter, a gradient or an optimizer state has been one since it was made.
+    """
+    sizes = np.array(trace.bytes, dtype=np.int64)
+    events = np.array([event[:3] for event in trace.events], dtype=np.int64)
+    signs = np.where(events[:, 0] == BORN, 1, np.where(events[:, 0] == DIES, -1, 0))
+    categories: dict[int, int] = {}
+    for _, storage, category in events.tolist():
+        if categories.get(storage) not in LASTING or category in LASTING:
+            categories[storage] = category
+    return np.cumsum(signs * sizes[events[:, 1]]), categories
+
+
+def _held_at(trace: StorageTrace, event: int) -> list[int]:
+    """The storages alive after an event."""
+    held: dict[int, None] = {}
+    for kind, storage, _, _ in trace.events[: event + 1]:
+        if kind == BORN:
+            held[storage] = None
+        elif kind == DIES:
+            held.pop(storage, None)
+    return list(held)
+
+
+def _at_peak(trace: StorageTrace, categories: dict[int, int], event: int) -> dict[str, int]:
+    totals = dict.fromkeys(CATEGORIES, 0)
+    for storage in _held_at(trace, event):
+        totals[CATEGORIES[categories[storage]]] += trace.bytes[storage]
+    return totals
+
+
+def _largest(
+    state: ProgramRun, trace: StorageTrace, categories: dict[int, int], event: int
+) -> list[dict[str, Any]]:
+    """The largest tensors at the peak; those that one line made in one shape are one row."""
+    rows: dict[tuple, dict[str, Any]] = {}
+    for storage in _held_at(trace, event):
+        origin, shape, dtype = state.tracker.origins[storage]
+        name = trace.made_by[storage]
+        key = (origin.line, origin.deepest, origin.module, name, shape, dtype, categories[storage])
+        row = rows.setdefault(
+            key,
+            {
+                "bytes": 0,
+                "count": 0,
+                "line": origin.line,
+                "deepest": origin.deepest,
+                "module": origin.module,
+                "operation": name,
+                "shape": list(shape),
+                "dtype": str(dtype).removeprefix("torch."),
+                "category": CATEGORIES[categories[storage]],
+            },
+        )
+        row["bytes"] += trace.bytes[storage]
+        row["count"] += 1
+    return sorted(rows.values(), key=lambda row: -row["bytes"])[:LARGEST]
+
+
+def _steps(alive: np.ndarray, ends: list[int]) -> list[dict[str, int]]:
+    """For each step the bytes alive when it began, and the most in it."""
+    steps, begin = [], 0
+    for end in ends:
+        before = int(alive[begin - 1]) if begin else 0
+        steps.append({"begin": before, "peak": int(max(before, *alive[begin:end], before))})
+        begin = end
+    return steps
+
+
+def _parameters(state: ProgramRun, categories: dict[int, int]) -> int:
+    """Elements of all parameters; of one in 4 bits those that are packed into it."""
+    return sum(
+        state.tracker.elements.get(storage, int(np.prod(shape)))
+        for storage, (_, shape, _) in state.tracker.origins.items()
+        if categories.get(storage) == PARAMETERS
+    )
+
+
+def _timeline(
+    trace: StorageTrace, categories: dict[int, int], ends: list[int], peak_at: int
+) -> dict[str, Any]:
+    """Bytes by category over the step that holds the peak, thinned."""
+    edges = [0, *ends, len(trace.events)]
+    number = next(n for n, end in enumerate(edges[1:]) if peak_at < end or end == edges[-1])
+    begin, end = edges[number], edges[number + 1]
+    changes = np.zeros((len(trace.events), len(CATEGORIES)), dtype=np.int64)
+    for event, (kind, storage, _, _) in enumerate(trace.events):
+        if kind in (BORN, DIES):
+            sign = 1 if kind == BORN else -1
+            changes[event, categories[storage]] = sign * trace.bytes[storage]
+    rows = changes.cumsum(axis=0)[begin:end]
+    even = np.arange(0, len(rows), max(1, len(rows) // POINTS))
+    points = np.unique([*even, peak_at - begin, len(rows) - 1])
+    phases = [trace.events[begin + point][3] for point in points]
+    return {"bytes": rows[points].tolist(), "phases": phases, "step": number}
+
+
+def _batches(state: ProgramRun) -> Facts:
+    feeds = state.loaders
+    loader = feeds.drawn
+    longest = feeds.longest
+    return {
+        "loader": feeds.lines.get(id(loader), "") if loader is not None else "",
+        "batch_size": getattr(loader, "batch_size", None) if loader is not None else None,
+        "batch_seen": list(feeds.most_seen() or ()),
+        "batch_longest": list(longest.shape) if longest and longest.batch is not None else None,
+        "longest_given": feeds.given > 0,
+        "examples": longest.of if longest else None,
+        "examples_read": longest.read if longest else None,
+    }
+
+
+def _on_gpu(gpu: GPU, trace: StorageTrace, peak: int) -> Facts:
+    """What PyTorch's allocator would report of the whole run, and whether the GPU holds it."""
+    end = len(trace.events)
+    peaks = Replay(cublas_workspace(gpu) // 2).run(trace, end)
+    fit = fit_on_gpu(gpu, peak, _least(trace) - peak - 2 * WORKSPACE)
+    return {
+        "card": gpu.name,
+        "card_memory": gpu.memory,
+        "allocated": peaks.allocated,
+        "reserved": peaks.reserved,
+        "terms": fit.terms,
+        "need": fit.need,
+        "fits": bool(fit),
+    }
+
+
+def _least(trace: StorageTrace) -> int:
+    """Bytes that an allocator must be able to reserve, as `AllocationTrace.least`."""
+    end = len(trace.events)
+    unlimited = Replay(WORKSPACE).run(trace, end)
+    low, high = unlimited.allocated, unlimited.reserved
+    while high - low > max(ROUND, unlimited.allocated >> 10):
+        middle = (low + high) // 2
+        try:
+            high = Replay(WORKSPACE, middle).run(trace, end).reserved
+        except CapacityExceeded:
+            low = middle
+    return high
+
+
+def _seconds(operations: TracedOps | None, gpu: GPU, prefix: str) -> Facts:
+    """How long the step takes, None with the reason where that is not known."""
+    try:
+        if operations is None:
+            raise ValueError("no step was traced.")
+        operations.tf32 = torch.get_float32_matmul_precision() != "highest"
+        taken = seconds(operations, gpu)
+    except (ValueError, KeyError) as error:
+        return {f"{prefix}seconds": None, "no_time": str(error)}
+    return {
+        f"{prefix}seconds": taken.total,
+        f"{prefix}seconds_low": taken.low,
+        f"{prefix}seconds_high": taken.high,
+    }

@@ -1,0 +1,151 @@
+"""What a program is told of the GPU that was asked for: `torch.cuda` and `torch.accelerator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tight_fit.gpus import GPU
+
+
+class _Moment:
+    """A stream or an event of a GPU on which everything is done at once."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return None
+
+    def elapsed_time(self, other: object) -> float:
+        """Milliseconds between two events."""
+        return 1.0
+
+    def query(self) -> bool:
+        """Whether everything is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being recorded."""
+        return False
+
+    def nothing(self, *args: Any, **kwargs: Any) -> None:
+        """What needs no answer."""
+
+    record = wait = synchronize = wait_stream = wait_event = record_event = nothing
+
+
+class Bytes:
+    """What the tracker counts, for `torch.cuda.memory_allocated` and its kin."""
+
+    def __init__(self, alive: Callable[[], tuple[int, int]], reset: Callable[[], None]):
+        self.alive, self.reset = alive, reset
+
+    def now(self, device: object = None) -> int:
+        """Bytes alive."""
+        return self.alive()[0]
+
+    def most(self, device: object = None) -> int:
+        """Most bytes that were alive since the last reset."""
+        return self.alive()[1]
+
+
+@contextmanager
+def answered(gpu: GPU, held: Bytes) -> Iterator[None]:
+    """Inside, programs find one GPU of this kind.
+
+    Memory is that of the plan: bytes of tensors, without what the allocator adds.
+    """
+    properties = SimpleNamespace(
+        name=gpu.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        total_memory=gpu.memory,
+        multi_processor_count=40,
+        is_integrated=0,
+        warp_size=32,
+    )
+    nothing = _Moment().nothing
+    state = torch.zeros(16, dtype=torch.uint8)  # of a GPU's random number generator
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.bf16,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": nothing,
+        "init": nothing,
+        "synchronize": nothing,
+        "empty_cache": nothing,
+        "ipc_collect": nothing,
+        "manual_seed": nothing,
+        "manual_seed_all": nothing,
+        "seed": nothing,
+        "seed_all": nothing,
+        "get_rng_state": lambda device=None: state,
+        "get_rng_state_all": lambda: [state],
+        "set_rng_state": nothing,
+        "set_rng_state_all": nothing,
+        "get_device_name": lambda device=None: gpu.name,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_properties": lambda device=None: properties,
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "mem_get_info": lambda device=None: (gpu.memory - held.now(), gpu.memory),
+        "memory_allocated": held.now,
+        "memory_reserved": held.now,
+        "max_memory_allocated": held.most,
+        "max_memory_reserved": held.most,
+        "reset_peak_memory_stats": lambda device=None: held.reset(),
+        "reset_max_memory_allocated": lambda device=None: held.reset(),
+        "memory_stats": lambda device=None: {"allocated_bytes.all.peak": held.most()},
+        "memory_summary": lambda *args, **kwargs: "",
+        "is_current_stream_capturing": lambda: False,
+        "set_per_process_memory_fraction": nothing,
+        "utilization": lambda device=None: 0,
+        "device": lambda device=None: nullcontext(),
+        "stream": lambda stream=None: nullcontext(),
+        "current_stream": lambda device=None: _Moment(),
+        "default_stream": lambda device=None: _Moment(),
+        "Stream": _Moment,
+        "Event": _Moment,
+    }
+    accelerator = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": nothing,
+        "set_device_idx": nothing,
+        "current_stream": lambda device=None: _Moment(),
+        "synchronize": nothing,
+        "empty_cache": nothing,
+        "memory_allocated": held.now,
+        "max_memory_allocated": held.most,
+        "memory_reserved": held.now,
+        "max_memory_reserved": held.most,
+        "reset_peak_memory_stats": lambda device=None: held.reset(),
+    }
+    random = {
+        name: answers[name]
+        for name in ("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")
+    }
+    owners: list[tuple[Any, dict[str, Any]]] = [
+        (torch.cuda, answers),
+        (torch.accelerator, accelerator),
+        (torch.cuda.random, random),
+    ]
+    with ExitStack() as patches:
+        for owner, names in owners:
+            for name, value in names.items():
+                if hasattr(owner, name):
+                    patches.enter_context(patch.object(owner, name, value))
+        yield

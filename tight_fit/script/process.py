@@ -1,0 +1,232 @@
+"""The process in which a program is planned: a copy of this one, from which only facts come back.
+
+The copy sees everything that is imported, defined and stored here, and what it changes stays its
+own: the system isolates it (`tight_fit.isolation`). Where the system cannot, a program runs only
+for a user who trusts it. It ends at the last step of the plan without running anything else of the
+program: no `finally`, no `atexit`, nothing that would save or push.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from tight_fit import isolation
+from tight_fit.gpus import VISIBLE
+from tight_fit.script import program
+from tight_fit.script.answer import Facts, facts_of
+from tight_fit.script.program import Code, ProgramFailed, ProgramRun, Refused, TooLong, ToPlan
+from tight_fit.script.steps import Watch
+
+GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
+TAIL = 4000  # bytes of a program's output that are kept
+NO_COPY = (
+    "PyTorch has started CUDA, or autograd's threads for a GPU, in this kernel, and no copy of "
+    "such a process can compute gradients. Put the program into a file with "
+    "%%writefile train.py, and plan it in a process of its own: "
+    '!tight-fit script train.py --gpu "RTX 3060".'
+)
+COLLECTIONS = 3  # what one of them frees may have held more, as autograd's nodes do
+NOT_ISOLATED = (
+    "this system allows no process whose writing is kept apart ({}). With --trust the program runs "
+    "all the same, and what it writes and sends until its plan is done is written and sent."
+)
+PROBE_SECONDS = 30.0  # that the first gradient of a copy may take
+SETTLE = 0.2  # seconds in which a thread for a GPU that cannot be used has ended the process
+
+
+def plan(
+    wanted: ToPlan, work: Code, seconds: float, shown: bool = False, trust: bool = False
+) -> Facts:
+    """The facts of a program's plan (`answer.facts_of`).
+
+    seconds  for which it may run
+    shown    whether what the program prints is shown
+    trust    whether it may run where nothing keeps apart what it writes
+    Raises Refused where it cannot be planned and ProgramFailed where it fails, in a sentence.
+    """
+    if not hasattr(os, "fork"):
+        raise Refused("a program is planned in a copy of this process: use Linux, macOS or WSL.")
+    if not copy_computes():
+        raise Refused(NO_COPY)
+    answers, answer = os.pipe()
+    printed, output = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        isolated, child = True, isolation.fork(keep=(answer, output))
+    except isolation.Unavailable as error:
+        if not trust:
+            for pipe in (answers, answer, printed, output):
+                os.close(pipe)
+            raise Refused(NOT_ISOLATED.format(error)) from None
+        isolated, child = False, os.fork()
+    if not child:
+        os.close(answers)
+        os.close(printed)
+        _in_child(wanted, work, answer, None if shown else output, seconds, isolated)
+    os.close(answer)
+    os.close(output)
+    try:
+        text, tail = _read(answers, printed, seconds + GRACE)
+    finally:
+        os.close(answers)
+        os.close(printed)
+        died = _end(child)
+    if not text:
+        lines = tail.splitlines()[-5:]
+        raise ProgramFailed(f"the program's process ended without an answer{died}", lines)
+    told = json.loads(text)
+    if "refused" in told:
+        raise Refused(told["refused"])
+    if "failed" in told:
+        raise ProgramFailed(told["failed"], told["lines"])
+    if told.get("nothing_on_gpu"):
+        raise Refused(
+            f"{'the cell' if wanted.cell else Path(wanted.script).name} puts nothing on the GPU: "
+            "it trains on the CPU."
+        )
+    return told
+
+
+def copy_computes() -> bool:
+    """Whether autograd can go back in a copy of this process; tried in one that is thrown away.
+
+    It cannot once autograd has threads for a GPU here. They start at the first backward pass: for
+    each GPU that is here, or, in PyTorch's build for CUDA and without one, for those that
+    `torch.compile` has pretended before. Nor can it once CUDA has been asked how many GPUs there
+    are and has found some, as by `torch.cuda.is_available()`: the copy then takes them for its own.
+    """
+    child = os.fork()
+    if not child:
+        try:
+            _redirect(os.open(os.devnull, os.O_WRONLY))
+            os.environ[VISIBLE] = ""
+            torch.ones((), requires_grad=True).square().backward()
+            time.sleep(SETTLE if torch.version.cuda else 0)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    end, ended, status = time.monotonic() + PROBE_SECONDS, 0, 1
+    while not ended and time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0 if ended else 0.005)
+    if not ended:
+        _end(child)
+    return bool(ended) and status == 0
+
+
+def _read(answers: int, printed: int, seconds: float) -> tuple[str, str]:
+    """(the answer of the other process, "" where it takes too long; the end of what it printed)."""
+    parts, tail, end = [], b"", time.monotonic() + seconds
+    open_pipes = {answers, printed}
+    while answers in open_pipes and (left := end - time.monotonic()) > 0:
+        for pipe in select.select(list(open_pipes), [], [], min(1.0, left))[0]:
+            part = os.read(pipe, 1 << 20)
+            if not part:
+                open_pipes.remove(pipe)
+            elif pipe == answers:
+                parts.append(part)
+            else:
+                tail = (tail + part)[-TAIL:]
+    while select.select([printed], [], [], 0)[0] and (part := os.read(printed, 1 << 20)):
+        tail = (tail + part)[-TAIL:]
+    return b"".join(parts).decode("utf8"), tail.decode("utf8", "replace")
+
+
+def _end(child: int) -> str:
+    """Wait for a process that has answered, end one that has not, and give what it died of."""
+    for _ in range(50):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.02)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return ""
+    code = os.waitstatus_to_exitcode(status)
+    number = -code if code < 0 else code - 128
+    names = {one.value: one.name for one in signal.Signals}
+    return f": it died of {names[number]}" if number in names else ""
+
+
+def _in_child(
+    wanted: ToPlan, work: Code, pipe: int, output: int | None, seconds: float, isolated: bool
+) -> NoReturn:
+    """Run the program and leave the process with an answer on the pipe."""
+    answer = _answerer(pipe)
+    try:
+        os.environ[VISIBLE] = ""  # what the program does to a GPU is only planned
+        if output is not None:
+            _redirect(output)
+        torch.set_num_threads(1)  # threads of the parent's are not there any more
+        signal.signal(signal.SIGALRM, _alarm(seconds))
+        for _ in range(COLLECTIONS):
+            gc.collect()
+        if not wanted.cell:  # a cell's models may be here already, and have to be found
+            gc.freeze()  # what is here already is no garbage of the program's
+
+        def timed() -> None:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            work()
+
+        def finish(state: ProgramRun, watch: Watch) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            with torch._C.DisableTorchFunction():
+                answer(facts_of(state, watch))
+
+        program.run(wanted, timed, finish, isolated)
+    except Refused as error:
+        answer({"refused": str(error)})
+    except TooLong:  # while the program was ended
+        answer({"refused": f"the program was still running after {seconds:g} seconds."})
+    except ProgramFailed as error:
+        answer({"failed": str(error), "lines": error.lines[-4:]})
+    except KeyboardInterrupt:
+        answer({"failed": "the program was interrupted", "lines": []})
+    except BaseException as error:  # ours, or the program's in a place where none was expected
+        import traceback
+
+        lines = traceback.format_exception(error)[-6:]
+        answer({"failed": f"{type(error).__name__}: {error}", "lines": lines})
+    os._exit(1)
+
+
+def _alarm(seconds: float) -> Callable[[int, Any], NoReturn]:
+    def too_long(number: int, frame: Any) -> NoReturn:
+        raise TooLong(seconds)
+
+    return too_long
+
+
+def _answerer(pipe: int) -> Callable[[dict[str, Any]], None]:
+    write, leave, own, asked = os.write, os._exit, os.getpid(), os.getpid
+
+    def answer(told: dict[str, Any]) -> None:
+        if asked() != own:  # in a copy that the program made of itself
+            leave(1)
+        data = json.dumps(told).encode()
+        while data:
+            data = data[write(pipe, data) :]
+        leave(0)
+
+    return answer
+
+
+def _redirect(handle: int) -> None:
+    """Let everything that is printed go to an open file, that of compiled code too."""
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)

@@ -1,0 +1,227 @@
+"""One run of a program under the plan: every mode and patch, from its first line to its end."""
+
+from __future__ import annotations
+
+import errno
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tight_fit.gpus import GPU
+from tight_fit.script import changes, libraries, loaders, sandbox, saving
+from tight_fit.script.gpu_queries import Bytes, answered
+from tight_fit.script.libraries import Notes
+from tight_fit.script.steps import Watch
+from tight_fit.script.values import DependsOnValues, KnownValues, ScriptCalls
+from tight_fit.script.watch import ScriptTracker
+from tight_fit.script.where import UserCode
+from tight_fit.techniques.model_changes import as_if_real
+from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_tensors import FakeValues
+from tight_fit.trace.gpu_calls import Places, as_on_gpu
+from tight_fit.trace.quantized import quantized_layers
+from tight_fit.trace.tracker import steady_memory
+
+Code = Callable[[], object]
+
+
+class Refused(ValueError):
+    """The program cannot be planned; the message is one sentence."""
+
+
+class TooLong(BaseException):
+    """The time for one run, in seconds, is over."""
+
+    def __init__(self, seconds: float):
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class ProgramFailed(RuntimeError):
+    """The program itself failed; the message is its error, `lines` its own lines of traceback."""
+
+    def __init__(self, message: str, lines: list[str]):
+        super().__init__(message)
+        self.lines = lines
+
+
+@dataclass(frozen=True)
+class ToPlan:
+    """What is to be planned.
+
+    script     the program's file, or the name that stands for a notebook's cells
+    arguments  of the program
+    gpu        the GPU it is told of; None for a machine without one, on which all tensors count
+    steps      how many steps; None goes on until memory has settled
+    change     what is changed about the step, as `changes.applied` knows it
+    cell       whether it is a notebook's cell
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    gpu: GPU | None = None
+    steps: int | None = None
+    change: dict[str, Any] = field(default_factory=dict)
+    cell: bool = False
+
+
+@dataclass
+class ProgramRun:
+    """What is at work while a program runs, for the answer that is made at its end."""
+
+    wanted: ToPlan
+    places: Places
+    code: UserCode
+    known: KnownValues
+    tracker: ScriptTracker
+    loaders: loaders.Loaders
+    notes: Notes
+    found: changes.Found
+
+
+def run(
+    wanted: ToPlan, work: Code, finish: Callable[[ProgramRun, Watch], None], isolated: bool
+) -> None:
+    """Run `work`, the program, until `finish` is called at the end of its last step.
+
+    `finish` must not return: it leaves the process. Raises Refused where the program ends before
+    that, or cannot be planned, and ProgramFailed where it fails.
+
+    isolated  whether what it writes goes with this process
+    """
+    places, notes = Places(), Notes()
+    code = UserCode(wanted.script, wanted.cell)
+    known = KnownValues(places, code)
+    tracker = ScriptTracker(places, code)
+    found = changes.Found()
+    feeds = loaders.Loaders(wanted.change.get("accumulation", 1))
+    state = ProgramRun(wanted, places, code, known, tracker, feeds, notes, found)
+    watch = Watch(tracker, feeds, lambda watch: finish(state, watch), wanted.steps)
+    try:
+        with ExitStack() as stack:
+            for context in _contexts(state, isolated):
+                stack.enter_context(context)
+            stack.enter_context(changes.applied(wanted.change, found, code.line, feeds.divide_by))
+            stack.enter_context(watch.watching())
+            stack.enter_context(steady_memory())
+            stack.enter_context(tracker)
+            work()
+    except BaseException as error:  # a program may raise or exit in any way
+        _explain(error, code, len(watch.ends))
+    if watch.ends:
+        notes.add(
+            f"The program ended by itself after {len(watch.ends)} steps, before its memory had "
+            "settled: a longer run may take more."
+        )
+        finish(state, watch)
+    raise Refused(
+        f"{code.name_of(code.script)} ended without a step of an optimizer of torch.optim: there "
+        "is no training to plan."
+    )
+
+
+def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
+    wanted, places, line = state.wanted, state.places, state.code.line
+    on_gpu = wanted.gpu is not None
+    yield sandbox.alone(isolated)
+    yield libraries.adapted(state.notes, on_gpu, line)
+    yield saving.kept(on_gpu, isolated)
+    yield loaders.watched(state.loaders, line)
+    yield as_if_real(convert=True)
+    if wanted.gpu is not None:
+        held = Bytes(state.tracker.held, state.tracker.forget_most)
+        yield answered(wanted.gpu, held)
+        yield as_on_gpu(places)
+    yield FakeTensorMode(allow_non_fake_inputs=True)
+    yield FakeValues()
+    yield state.known
+    yield places
+    yield ScriptCalls(places, state.known, on_gpu, flash=wanted.gpu is None or wanted.gpu.bf16)
+    yield quantized_layers(places)
+    yield libraries.parameters_without_values(state.known)
+    yield state.code.watching_modules()
+
+
+def script_of(path: str, arguments: tuple[str, ...]) -> Code:
+    """A program as a function: its file run as `python path arguments...` runs it."""
+
+    def work() -> None:
+        with _as_main(path, arguments):
+            runpy.run_path(path, run_name="__main__")
+
+    return work
+
+
+@contextmanager
+def _as_main(path: str, arguments: tuple[str, ...]) -> Iterator[None]:
+    argv, places = sys.argv, sys.path
+    sys.argv = [path, *arguments]
+    sys.path = [str(Path(path).resolve().parent), *places]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, places
+
+
+def _explain(error: BaseException, code: UserCode, steps: int) -> None:
+    """Raise Refused or ProgramFailed for what ended the program."""
+    lines = _own_lines(error, code)
+    at = lines[-1].partition(" ")[0] if lines else code.name_of(code.script)
+    causes = [error, error.__cause__, error.__context__]
+    if isinstance(error, (Refused, ProgramFailed)):
+        raise error
+    for cause in causes:
+        if isinstance(cause, (sandbox.NotPlanned, DependsOnValues)):
+            raise Refused(f"{at}: {_end(str(cause), cause)}") from None
+    if isinstance(error, TooLong):
+        raise Refused(
+            f"{at} was still running after {error.seconds:g} seconds and {steps} steps: give more "
+            "time with --seconds, or see whether it ends."
+        ) from None
+    name = type(error).__name__
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if isinstance(error, SystemExit):
+        if error.code in (0, None):
+            return
+        raise ProgramFailed(f"the program exited with {error.code!r} before its first step", lines)
+    if name == "GatedRepoError" or "gated repo" in text.lower():
+        raise Refused(
+            f"{at} needs a gated model: accept its terms on the hub and log in with `hf auth "
+            "login`, or name a folder that has its config.json."
+        ) from None
+    if any(sandbox.needs_the_network(cause) for cause in causes):
+        raise Refused(
+            f"{at} needs what the hub's cache does not hold here, and a planned program reaches no "
+            f"network: run it, or download that first ({text[:200]})."
+        ) from None
+    if any(getattr(cause, "errno", None) == errno.EOVERFLOW for cause in causes):
+        raise Refused(
+            f"{at} writes to a folder in one of another user or group, of which no copy can be "
+            f"made: let it write to a folder of your own ({text[:200]})."
+        ) from None
+    if isinstance(error, NotImplementedError) or name == "UnsupportedOperatorException":
+        raise Refused(f"{at} uses what is not planned: {_end(text or name)}") from None
+    when = "before its first step" if not steps else f"after {steps} steps"
+    raise ProgramFailed(f"the program failed {when}: {name}: {text[:300]}", lines) from None
+
+
+def _end(text: str, cause: BaseException | None = None) -> str:
+    words = f"the program {text}" if isinstance(cause, sandbox.NotPlanned) else text
+    return words if words.endswith(".") else f"{words}."
+
+
+def _own_lines(error: BaseException, code: UserCode) -> list[str]:
+    """The user's own lines of a traceback, as "train.py:84 in main: loss.backward()"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [
+        f"{code.name_of(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"
+        for frame in frames
+        if code.is_users(frame.filename)
+    ]

@@ -1,0 +1,143 @@
+"""The text of a program's plan, from its facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tight_fit.script.remedies import Remedy
+from tight_fit.units import duration, number, size
+
+Facts = dict[str, Any]
+LINES = 8  # of tensors that are printed
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def lines(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
+    """The whole report. `remedies` None: they were not looked for."""
+    text = [*verdict(facts), *advice(facts, remedies), ""]
+    text.append(f"peak of the tensors, in the {facts['peak_phase']} phase: {size(facts['peak'])}")
+    text += [_row(name, count) for name, count in facts["at_peak"].items()]
+    text += ["", "the largest tensors at that moment, and the lines that made them"]
+    text += [_tensor(row, facts) for row in facts["largest"][:LINES]]
+    text += ["", f"on {_card(facts['card'])}"]
+    text += [_row(term, count) for term, count in facts["terms"].items()]
+    text += [_row("needed", facts["need"]), _row("the GPU has", facts["card_memory"])]
+    text += ["", *_time(facts)]
+    text.append(
+        f"With room to spare PyTorch would report {size(facts['allocated'])} allocated, "
+        f"{size(facts['reserved'])} reserved."
+    )
+    return text + [f"Note: {note}" for note in notes(facts)]
+
+
+def verdict(facts: Facts) -> list[str]:
+    """What was planned, and whether it fits."""
+    name = Path(facts["script"]).name
+    kinds = " and ".join(facts["optimizers"])
+    words = f"{number(facts['parameters'])} parameters, {kinds}, {_precision(facts)}"
+    over = facts["need"] - facts["card_memory"]
+    fits = "YES, it fits" if facts["fits"] else "NO, it does not fit"
+    room = "to spare" if facts["fits"] else "too much"
+    return [
+        f"Planned: {facts['regular']} steps of {name} as it is; {words}.",
+        *_batches(facts),
+        f"{fits} on {_card(facts['card'])}: it needs {size(facts['need'])} of "
+        f"{size(facts['card_memory'])}, {size(abs(over))} {room}.",
+    ]
+
+
+def _precision(facts: Facts) -> str:
+    words = facts["found"]["autocast"].removeprefix("torch.")
+    text = f"{SHORT.get(words, words)} autocast" if words else "no autocast"
+    return f"{text}, gradient checkpointing" if facts["found"]["checkpoints"] else text
+
+
+def _batches(facts: Facts) -> list[str]:
+    seen, longest = facts["batch_seen"], facts["batch_longest"]
+    if not seen:
+        return ["Its batches come from no DataLoader: those that it made are planned."]
+    text = (
+        f"Batches from {facts['loader'] or 'its data loader'}: the longest seen is {_shape(seen)}"
+    )
+    if facts["longest_given"] and longest == seen:
+        return [f"{text}, and no longer one is possible."]
+    if facts["longest_given"] and longest:
+        read = facts["examples_read"]
+        among = "" if read == facts["examples"] else f"the first {read:,} of "
+        return [
+            f"{text} ({size(facts['peak_seen'])} of tensors), the longest possible "
+            f"{_shape(longest)} ({size(facts['peak'])}), from {among}{facts['examples']:,} "
+            "examples: that one is planned."
+        ]
+    if facts["examples"]:
+        return [f"{text}, and all examples that were looked at have the same size."]
+    return [f"{text}; whether there are longer ones is not known."]
+
+
+def advice(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
+    """The smallest changes that fit, in the words of this program."""
+    if facts["fits"] or remedies is None:
+        return []
+    fitting = [remedy for remedy in remedies if remedy.fits]
+    if not fitting:
+        return [
+            "No change that was tried makes it fit: take a smaller model, shorter examples or a "
+            "larger GPU.",
+            *(f"  {remedy.words}: {size(remedy.need)}" for remedy in remedies),
+        ]
+    together = all(len(remedy.change) > 1 for remedy in fitting)
+    first = "no change alone, but together" if together else "each change alone"
+    return [
+        f"What would fit, {first}:",
+        *(f"  {remedy.words} ({size(remedy.need)})" for remedy in fitting),
+    ]
+
+
+def notes(facts: Facts) -> list[str]:
+    """What to know of the plan."""
+    text = list(facts["notes"])
+    if facts["asked"]:
+        lines_ = [line or "a library" for line in facts["asked"]]
+        listed = ", ".join(lines_[:4]) + (", ..." if len(lines_) > 4 else "")
+        text.append(
+            "values that follow from the weights are not known; they were asked for at "
+            f"{listed}, and each was answered with 1."
+        )
+    return text
+
+
+def _tensor(row: dict[str, Any], facts: Facts) -> str:
+    shape = _shape(row["shape"]) if row["shape"] else "a number"
+    kind = SHORT.get(row["dtype"], row["dtype"])
+    times = f"{row['count']} × " if row["count"] > 1 else ""
+    where = row["line"] or row["deepest"] or "a library"
+    if row["deepest"] and row["deepest"] != row["line"]:
+        where += f" ({row['deepest']})"
+    inside = f" in {row['module']}" if row["module"] else ""
+    made = "" if row["category"] == "parameters" else f", {row['operation']}{inside}"
+    return f"  {size(row['bytes']):>12}  {where}: {row['category']}, {times}{shape} {kind}{made}"
+
+
+def _shape(shape: list[int]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _row(name: str, count: int) -> str:
+    return f"  {name:20} {size(count):>12}"
+
+
+def _card(name: str) -> str:
+    if name[0].isdigit():
+        return f"a GPU of {name}"
+    return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"
+
+
+def _time(facts: Facts) -> list[str]:
+    if facts.get("seconds") is None:
+        return [f"The time of a step is not planned: {facts.get('no_time', 'it is not known.')}"]
+    low, high = duration(facts["seconds_low"]), duration(facts["seconds_high"])
+    text = f"A step takes {duration(facts['seconds'])} ({low} to {high})"
+    if facts.get("longest_seconds"):
+        text += f", with the longest batch {duration(facts['longest_seconds'])}"
+    return [f"{text}."]

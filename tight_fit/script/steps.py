@@ -1,0 +1,128 @@
+"""Where the steps of a program begin and end, and when its memory has settled."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from tight_fit.gpus import WORKSPACE
+from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.memory.allocator import MAX_STEPS
+from tight_fit.plans.own_step import GPURecorder, Replay
+from tight_fit.script.loaders import Loaders
+from tight_fit.script.watch import ScriptTracker
+from tight_fit.torch_private import disable_current_modes
+
+LEAST = 3  # steps; optimizers make their states in the first one
+AFTER_LONGEST = 3  # steps taken once the longest batch was drawn: some loaders draw one ahead
+
+
+class Watch:
+    """Follows the steps of the optimizer that steps first; others belong to its steps.
+
+    ends       number of events at the end of each step
+    optimizer  the one that counts
+    regular    steps taken with batches as they came; those after it had the longest batch
+    operations what a GPU runs in the last regular step
+    """
+
+    def __init__(
+        self,
+        tracker: ScriptTracker,
+        loaders: Loaders,
+        finish: Callable[[Watch], None],
+        steps: int | None = None,
+    ):
+        self.tracker, self.loaders, self.finish, self.steps = tracker, loaders, finish, steps
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer_line = ""
+        self.kinds: list[str] = []
+        self.first = 0  # number of events when the first step's optimizer began
+        self.ends: list[int] = []
+        self.regular = 0
+        self.operations: TracedOps | None = None
+        self.longest_operations: TracedOps | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, steps are followed."""
+        handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.tracker.updating = True
+        if type(optimizer).__name__ not in self.kinds:
+            self.kinds.append(type(optimizer).__name__)
+            self._name_everything(optimizer)
+
+    def _name_everything(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sort what is alive into categories, once an optimizer is known."""
+        gc.collect()
+        self.tracker.name_parameters(
+            found for found in gc.get_objects() if isinstance(found, nn.Module)
+        )
+        groups = [group["params"] for group in optimizer.param_groups]
+        self.tracker.watch(parameter for group in groups for parameter in group)
+        self.optimizer_line = self.optimizer_line or self.tracker.code.line()
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.tracker.updating = False
+        self.tracker.name_states(optimizer)
+        if self.optimizer is None:
+            self.optimizer = optimizer
+        if optimizer is self.optimizer:
+            with disable_current_modes():
+                self._end_of_step()
+
+    def _end_of_step(self) -> None:
+        gc.collect()
+        tracker, loaders = self.tracker, self.loaders
+        self.ends.append(len(tracker.storage_trace.events))
+        loaders.steps = len(self.ends)
+        recorder = tracker.recorder
+        operations = recorder.traced if recorder is not None else None
+        tracker.recorder = GPURecorder(tracker.places)
+        if not self.regular:
+            self.operations = operations
+            if not self._settled():
+                return
+            self.regular = len(self.ends)
+            longest = None if self.steps else loaders.longest_of()
+            if longest is not None and longest.batch is not None:
+                loaders.longest_wanted = True
+                return
+        else:
+            self.longest_operations = operations
+            if loaders.given and len(self.ends) < self.regular + AFTER_LONGEST:
+                return
+            if not loaders.given and len(self.ends) < self.regular + 2:
+                return
+        self.finish(self)
+
+    def _settled(self) -> bool:
+        """Whether the last step reserved nothing new, or enough steps were taken."""
+        count = len(self.ends)
+        if self.steps:
+            return count >= self.steps
+        if count < LEAST:
+            return False
+        trace, ends = self.tracker.counted(self.ends)
+        replay = Replay(WORKSPACE)
+        reserved = [replay.run(trace, end).reserved for end in ends]
+        return reserved[-1] == reserved[-2] or count >= MAX_STEPS

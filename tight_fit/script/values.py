@@ -1,0 +1,281 @@
+"""Which tensors of a program have values, and what is answered where there are none.
+
+What follows from the data, from constants and from random numbers alone has its real value: data
+sets, tokenizers, collators and masks work as they do in a real run. What follows from parameters
+has a shape and no value. Where such a value is asked for, these rules answer:
+
+- a number (`.item()`, a comparison, a list or a NumPy array of them) is 1, which is true;
+- nothing is infinite or not a number, and nothing differs from itself;
+- a shape that depends on such values cannot be known: the program is refused, with the line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tight_fit.script.where import UserCode
+from tight_fit.torch_private import (
+    DEVICE_OF,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    PlainDispatchMode,
+    disable_current_modes,
+    is_view,
+    tree_leaves,
+    tree_map,
+    unset_fake_temporarily,
+    written_arguments,
+)
+from tight_fit.trace.gpu_calls import GPUCalls, Places
+
+aten = torch.ops.aten
+LARGEST = 2**24  # elements of a tensor whose values are followed
+LARGEST_MADE = 2**16  # elements of one that is made on the GPU out of nothing
+# The second comes where autograd is off altogether (`torch.inference_mode`).
+ITEM = {aten._local_scalar_dense.default, aten.item.default}
+NEVER = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
+NAME = "known_values"  # the attribute of a tensor on the GPU that holds its values
+MASKED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
+
+
+class DependsOnValues(RuntimeError):
+    """The shape of a result depends on values that follow from parameters."""
+
+
+class _Known:
+    """The values of a tensor on the GPU; `valid` is shared by all tensors of one storage."""
+
+    __slots__ = ("tensor", "valid")
+
+    def __init__(self, tensor: torch.Tensor, valid: list[bool]):
+        self.tensor, self.valid = tensor, valid
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor with its values, None where it has none."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    known = getattr(tensor, NAME, None)
+    return known.tensor if known is not None and known.valid[0] else None
+
+
+class KnownValues(PlainDispatchMode):
+    """Runs on real tensors what has only such, and follows the values of data on the GPU.
+
+    Enter it inside `FakeTensorMode` and `FakeValues`, and outside `Places`.
+
+    asked  {line of the program: how often a value was asked for that is not known}
+    """
+
+    def __init__(self, places: Places, code: UserCode):
+        super().__init__()
+        self.places, self.code = places, code
+        self.asked: Counter[str] = Counter()
+        self._without = False  # whether what is made now has no values
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the same shape, dtype and strides without values, on the host."""
+        self._without = True
+        try:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        finally:
+            self._without = False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is DEVICE_OF:
+            return function(*args, **kwargs)
+        if self._without:
+            return function(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if not fake and not self.places.all_on_gpu:
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
+        if function in ITEM:
+            return self._item(args[0])
+        if function in MASKED and len(args) > 1:
+            args = (args[0], _without_masks(args[1]), *args[2:])
+        known = [values_of(tensor) for tensor in tensors]
+        all_known = all(value is not None for value in known)
+        try:
+            result = function(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            return self._shaped_by_values(function, args, kwargs, all_known, error)
+        self._follow(function, args, kwargs, tensors, all_known, result)
+        self._write_to_real(function, args, kwargs, all_known)
+        return result
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        values = values_of(tensor)
+        if values is not None:
+            with disable_current_modes():
+                return values.item()
+        self.asked[self.code.line()] += 1
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def _follow(self, function, args, kwargs, tensors, all_known, result) -> None:
+        """Give the results of an operation their values, where all of its arguments have them."""
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+        most = LARGEST if tensors else LARGEST_MADE
+        if not results and not written_arguments(function):
+            return
+        values = _never(function, args, result)
+        if values is None and all_known:
+            if all(leaf.numel() <= most for leaf in results):
+                values = _computed(function, args, kwargs)
+        if values is None:
+            for place, name in written_arguments(function):
+                written = args[place] if place < len(args) else kwargs.get(name)
+                for tensor in tree_leaves(written):
+                    known = getattr(tensor, NAME, None)
+                    if known is not None:
+                        known.valid[0] = False
+            return
+        shared = [known.valid for tensor in tensors if (known := getattr(tensor, NAME, None))]
+        real = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        for leaf, value in zip(results, real):
+            if any(leaf is tensor for tensor in tensors):
+                continue  # written in place, as its values were
+            valid = shared[0] if shared and is_view(function) else [True]
+            setattr(leaf, NAME, _Known(value, valid))
+
+    def _write_to_real(self, function, args, kwargs, all_known: bool) -> None:
+        """Give real tensors that an operation with fake ones writes to what it writes: 1 where
+        that is not known."""
+        written = [
+            args[place] if place < len(args) else kwargs.get(name)
+            for place, name in written_arguments(function)
+        ]
+        real = [
+            leaf
+            for leaf in tree_leaves(written)
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor)
+        ]
+        if not real or (all_known and _computed(function, args, kwargs) is not None):
+            return
+        with disable_current_modes(), torch.no_grad():
+            for tensor in real:
+                tensor.fill_(1)
+
+    def _shaped_by_values(self, function, args, kwargs, all_known: bool, error: Exception) -> Any:
+        """The result of an operation whose shape depends on values, which are known."""
+        mask = values_of(args[1]) if function is aten.masked_select.default else None
+        if mask is not None:
+            with disable_current_modes():
+                count = int(mask.expand(args[0].shape).sum())
+            return args[0].new_empty(count)
+        values = _computed(function, args, kwargs) if all_known else None
+        if values is None:
+            name = function.overloadpacket.__name__
+            raise DependsOnValues(
+                f"the shape of what {name} gives depends on values that follow from parameters, "
+                "which a plan does not have"
+            ) from error
+        return tree_map(self.without_values, values)
+
+    def without_values(self, tensor: Any) -> Any:
+        """A tensor on the GPU of the same shape, whose values are followed."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        with self.places.forced(True):
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        setattr(fake, NAME, _Known(tensor, [True]))
+        return fake
+
+
+def _computed(function: Callable, args: Any, kwargs: Any) -> Any:
+    """The operation on the values of its arguments, None where a CPU refuses it."""
+
+    def real(value: Any) -> Any:
+        return values_of(value) if isinstance(value, torch.Tensor) else value
+
+    try:
+        with disable_current_modes(), torch.no_grad():
+            return function(*tree_map(real, args), **tree_map(real, kwargs))
+    except (RuntimeError, NotImplementedError, IndexError):
+        return None
+
+
+def _never(function: Callable, args: Any, result: Any) -> torch.Tensor | None:
+    """What is answered of every number: it is finite, and equal to itself."""
+    if not isinstance(result, torch.Tensor) or result.numel() > LARGEST:
+        return None
+    if function in NEVER or (function is aten.ne.Tensor and args[0] is args[1]):
+        answer = False
+    elif function is aten.eq.Tensor and args[0] is args[1]:
+        answer = True
+    elif function is aten.ne.Scalar and args[1] == torch.inf:
+        answer = True
+    elif function is aten.eq.Scalar and args[1] == torch.inf:
+        answer = False
+    else:
+        return None
+    with disable_current_modes():
+        return torch.full(result.shape, answer)
+
+
+def _without_masks(indices: Any) -> list[Any]:
+    """Indices with each mask replaced by the positions at which it is true, where it is known."""
+    if not isinstance(indices, (list, tuple)):
+        return indices
+    positions: list[Any] = []
+    for index in indices:
+        is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        values = values_of(index) if is_mask else None
+        if values is None:
+            positions.append(index)
+            continue
+        with disable_current_modes():
+            found = values.nonzero().unbind(1)
+        positions += [part.contiguous() for part in found]
+    return positions
+
+
+class ScriptCalls(GPUCalls):
+    """`GPUCalls`, and the calls of a tensor that hand all of its values to Python or NumPy."""
+
+    def __init__(self, places: Places, known: KnownValues, active: bool, flash: bool = True):
+        super().__init__(places, flash)
+        self.known, self.names_gpus = known, active
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function in _ALL_VALUES and isinstance(args[0], FakeTensor):
+            with disable_current_modes(), torch._C.DisableTorchFunction():
+                return function(self._all_values(args[0]), *args[1:], **kwargs)
+        if function is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _copied(*args)
+        if not self.names_gpus:
+            return function(*args, **kwargs)
+        return super().__torch_function__(function, types, args, kwargs)
+
+    def _all_values(self, tensor: torch.Tensor) -> torch.Tensor:
+        values = values_of(tensor)
+        if values is None:
+            self.known.asked[self.known.code.line()] += 1
+            values = torch.ones(tensor.shape, dtype=tensor.dtype)
+        return values.detach()
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A deep copy, made by an operation, so that the tracker sees it."""
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone()
+        if isinstance(tensor, nn.Parameter):
+            copy = nn.Parameter(copy, tensor.requires_grad)
+        else:
+            copy.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copy.grad = _copied(tensor.grad, memo)
+        memo[id(tensor)] = copy
+    return memo[id(tensor)]
+
+
+_ALL_VALUES = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}

@@ -1,0 +1,1 @@
+"""What would fit, and what is fastest, found by planning."""

@@ -1,0 +1,368 @@
+"""What would fit: the smallest changes of a step that a GPU holds, and the largest batch.
+
+One set of rules serves the step of any model (`ModelStep`) and a `Recipe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tight_fit.gpus import GPU, WORKSPACE
+from tight_fit.memory.allocator import replay
+from tight_fit.memory.plan import Plan, fit_on_gpu
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.batch_line import BatchLines
+from tight_fit.techniques.settings import StepSettings
+from tight_fit.trace.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
+
+Change = dict[str, Any]  # {field of the step: new value}
+
+CHANGED = (
+    "precision loss optimizer checkpointing lora_rank base weights offload accumulation batch_size"
+).split()
+RANK = 8  # of adapters, where none were asked for
+LIMIT = 2**20  # examples per micro-batch; larger ones are not searched for
+
+
+def target_of(gpu: GPU) -> str:
+    """What to plan for: "cuda", or "cpu" for a machine without a GPU (capability 0.0)."""
+    return "cpu" if gpu.capability == (0, 0) else "cuda"
+
+
+class Remedies:
+    """Plans around one step for one GPU; each is made once.
+
+    `changes()` are the changes of the step that fit, `largest_batch()` its largest batch size.
+
+    step      a `ModelStep`, or another one, of which `planning(step, target)` makes a plan
+    tracing   is called with what each traced step changes, before it is traced
+    """
+
+    def __init__(
+        self,
+        step: StepSettings,
+        gpu: GPU,
+        tracing: Callable[[Change], object] = lambda change: None,
+        planning: Callable[[Any, str], Plan] | None = None,
+    ):
+        self.step, self.gpu, self.target = step, gpu, target_of(gpu)
+        self.planning = planning
+        self.lines = BatchLines(self.target, lambda traced: tracing(self._difference(traced)))
+        self._plans: dict[tuple, Plan] = {}
+        self._reserved: dict[tuple, int] = {}
+
+    def for_gpu(self, gpu: GPU) -> Remedies:
+        """The same for another GPU; plans are shared where they are for the same target."""
+        other = Remedies(self.step, gpu, planning=self.planning)
+        if other.target == self.target:
+            other.lines, other._plans, other._reserved = self.lines, self._plans, self._reserved
+        return other
+
+    def _difference(self, step: ModelStep) -> Change:
+        return {
+            name: getattr(step, name)
+            for name in CHANGED
+            if getattr(step, name) != getattr(self.step, name)
+        }
+
+    def plan(self, change: Change | None = None, traced: bool = False) -> Plan:
+        """The plan of the step with a change.
+
+        traced  True: from a trace of its own, not on a line through others (`BatchLines`)
+        Raises ValueError or TypeError where the step does not take the change, and
+        ModuleNotFoundError where a library that it needs is not installed.
+        """
+        key = self._key(change)
+        if key not in self._plans or traced:
+            step = replace(self.step, **(change or {}))
+            if isinstance(step, ModelStep):
+                self._plans[key] = self.lines.traced(step) if traced else self.lines.plan(step)
+            else:
+                if self.planning is None:
+                    raise TypeError(
+                        f"step is no ModelStep but a {type(step).__name__}: give `planning` as "
+                        "well, a function that plans it."
+                    )
+                self._plans[key] = self.planning(step, self.target)
+        return self._plans[key]
+
+    def _key(self, change: Change | None) -> tuple:
+        different = {
+            name: value
+            for name, value in (change or {}).items()
+            if value != getattr(self.step, name)
+        }
+        return tuple(sorted(different.items()))
+
+    @property
+    def planned(self) -> int:
+        """How many whole plans have been made so far."""
+        return self.lines.made if isinstance(self.step, ModelStep) else len(self._plans)
+
+    def fits(self, change: Change) -> bool:
+        """Whether the GPU holds the step with a change; False where the step does not take it."""
+        try:
+            return not self._surely_too_much(change) and self._over(change) <= 0
+        except (ValueError, ModuleNotFoundError):
+            return False
+
+    def changes(self) -> list[Change]:
+        """The changes of the step that fit, in the order of what they ask of the training.
+
+        These are single changes: the smallest accumulation, half precision, a loss in chunks, 8-bit
+        AdamW, checkpointing, LoRA, bf16 weights, LoRA beside weights in 4 bits, and offloading.
+        Where none of them suffices alone, the list holds one change of several fields, none of
+        which can be left out. It is empty if nothing fits or nothing is needed.
+        Raises what `plan` raises for the step as it is.
+        """
+        self.plan()
+        if self.fits({}):
+            return []
+        single = [self._smallest_accumulation({})]
+        single += [change for change in self._other_changes() if self.fits(change)]
+        return [change for change in single if change] or self._several_changes()
+
+    def largest_batch(self) -> int | None:
+        """Examples per optimizer step of the largest batch that fits, with all else as it is.
+
+        It is a multiple of the accumulation; the next multiple does not fit. None where not even
+        one example per micro-batch fits.
+        """
+        most = largest_that_fits(self._over_at, self.step.micro_batch)
+        if most and not self._confirmed({"batch_size": most * self.step.accumulation}):
+            most = largest_that_fits(self._over_at, self.step.micro_batch)
+        return most * self.step.accumulation or None
+
+    # -- does it fit? ------------------------------------------------------------------------------
+
+    def _over(self, change: Change) -> float:
+        """Bytes beyond the GPU's memory, negative where there is room.
+
+        The allocator's overhead counts only where the rest leaves room for it, and exactly only
+        where the step would not fit with all that the allocator reserves without a limit: to
+        simulate it takes time.
+        """
+        planned = self.plan(change)
+        over: float = planned.fits(self.gpu, allocator=False).over
+        if over > 0 or self.target != "cuda":
+            return over if over > 0 else planned.fits(self.gpu).over
+        key = self._key(change)
+        if key not in self._reserved:
+            self._reserved[key] = replay(planned.allocation_trace, WORKSPACE).reserved
+        overhead = self._reserved[key] - planned.peak - 2 * WORKSPACE
+        at_most = fit_on_gpu(self.gpu, planned.peak, overhead).over
+        return at_most if at_most <= 0 else planned.fits(self.gpu).over
+
+    def _confirmed(self, change: Change) -> bool:
+        """Whether a trace of the step with a change gives the plan that it was said to have.
+
+        Where it does not, nothing is read off a line any more.
+        """
+        step = replace(self.step, **change)
+        if not isinstance(step, ModelStep) or self.lines.checked(step):
+            return True
+        expected = self.plan(change).peak
+        if self.plan(change, traced=True).peak == expected:
+            return True
+        self._plans.clear()
+        self._reserved.clear()
+        return False
+
+    def _over_at(self, size: int) -> float:
+        """The same for a number of examples per micro-batch."""
+        return self._over({"batch_size": size * self.step.accumulation})
+
+    def _surely_too_much(self, change: Change) -> bool:
+        """True where a lower bound says that a change does not fit, without a plan of it."""
+        if not change:
+            return False
+        bound = self._least_with(change)
+        if "accumulation" in change:
+            without = {name: value for name, value in change.items() if name != "accumulation"}
+            if without == {} or self._key(without) in self._plans:
+                bound = max(bound, least_peak(self.plan(without), change["accumulation"]))
+        return fit_on_gpu(self.gpu, bound, overhead=0).over > 0
+
+    def _least_with(self, change: Change) -> int:
+        """Bytes that a step takes at least after a change: what the change leaves as it is."""
+        planned = self.plan()
+        if set(change) == {"optimizer"}:  # the states alone change
+            before = planned.phases < PHASES.index("optimizer")
+            rest = planned.timeline.sum(axis=1) - planned.timeline[:, OPTIMIZER]
+            return int(rest[before].max())
+        highest = planned.highest
+        if "base" in change:
+            return 0
+        bound = highest[CATEGORIES[PARAMETERS]]
+        if "lora_rank" not in change:
+            bound += highest["gradients"]
+            on_host = change.get("offload") == "optimizer"
+            bound += 0 if on_host or "optimizer" in change else highest["optimizer states"]
+        return bound // 2 if "weights" in change else bound
+
+    # -- which changes there are -------------------------------------------------------------------
+
+    def _other_changes(self) -> list[Change]:
+        """The changes of other fields than the accumulation, whether they fit or not."""
+        step = self.step
+        changes: list[Change] = []
+        if step.precision in ("fp32", "tf32") and self.target == "cuda":
+            changes.append({"precision": "bf16" if self.gpu.bf16 else "fp16"})
+        if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
+            changes.append({"loss": "chunked"})
+        if step.optimizer == "adamw":
+            changes.append({"optimizer": "adamw8bit"})
+        if not step.checkpointing:
+            changes.append({"checkpointing": True})
+        if step.lora_rank is None:
+            changes.append({"lora_rank": RANK})
+        if getattr(step, "weights", None) == "fp32" and self.gpu.bf16 and self.target == "cuda":
+            half = step.precision in ("fp32", "tf32")  # then the command takes autocast as well
+            changes.append({"weights": "bf16", **({"precision": "bf16"} if half else {})})
+        changes += self.four_bits()
+        if step.offload is None and self.target == "cuda" and isinstance(step, ModelStep):
+            changes += [{"offload": "optimizer"}, {"offload": "activations"}]
+        return changes
+
+    def four_bits(self) -> list[Change]:
+        """The change to weights in 4 bits with adapters beside them; [] where there is none."""
+        step = self.step
+        if not isinstance(step, ModelStep) or step.base == "nf4" or step.task != "causal-lm":
+            return []
+        change: Change = {"base": "nf4"}
+        if step.lora_rank is None:
+            change["lora_rank"] = RANK
+        if step.weights == "fp32":  # what is not quantized, and the products
+            half = "bf16" if self.gpu.bf16 else "fp16"
+            change |= {"weights": half, "precision": half}
+        return [change]
+
+    def _accumulations(self) -> list[int]:
+        """Numbers of micro-batches above the step's own, ascending."""
+        numbers = range(self.step.accumulation + 1, self.step.batch_size + 1)
+        return [number for number in numbers if self.step.batch_size % number == 0]
+
+    def _smallest_accumulation(self, others: Change) -> Change:
+        """The fewest micro-batches that fit together with other changes; {} if none do."""
+        for number in self._accumulations():
+            change = {**others, "accumulation": number}
+            if self.fits(change) and (self._confirmed(change) or self.fits(change)):
+                return {"accumulation": number}
+        return {}
+
+    def _several_changes(self) -> list[Change]:
+        """One change of several fields that fits, or none; no field of it can be left out."""
+        most: list[Change] = [{"accumulation": number} for number in self._accumulations()[-1:]]
+        together: Change = {}
+        for change in most + self._other_changes():
+            if self._is_taken({**together, **change}):
+                together |= change
+                if self.fits(together):
+                    break
+        else:
+            return []
+        for name in list(together):  # one of the first changes may not be needed any more
+            if name == "precision" and "weights" in together:
+                continue
+            fewer = {other: value for other, value in together.items() if other != name}
+            if self.fits(fewer):
+                together = fewer
+        if "accumulation" in together:
+            others = {name: value for name, value in together.items() if name != "accumulation"}
+            together |= self._smallest_accumulation(others)
+        return [together]
+
+    def _is_taken(self, change: Change) -> bool:
+        """Whether the step can be changed so at all."""
+        try:
+            self.plan(change)
+        except (ValueError, ModuleNotFoundError):
+            return False
+        return True
+
+
+def least_peak(planned: Plan, accumulation: int) -> int:
+    """A lower bound (bytes) of the peak of the same step with more micro-batches.
+
+    It needs no plan. At the end of a forward pass the weights, the optimizer's states and the
+    activations of one micro-batch are alive together. Activations that do not grow with the number
+    of examples only add to the bound.
+    """
+    highest = planned.highest
+    activations = highest["activations"] * planned.recipe.accumulation // accumulation
+    return highest["parameters"] + highest["optimizer states"] + activations
+
+
+def largest_that_fits(over: Callable[[int], float], start: int) -> int:
+    """The largest whole number that fits; 0 if not even 1 does, at most LIMIT - 1.
+
+    over   how far a number is beyond the limit; it fits if this is not positive. It is nearly a
+           line: bytes grow with each example, and in jumps with the allocator's segments
+    start  a first guess, at least 1; a good one needs two to four looks
+    """
+    search = _Search(over)
+    search.bracket(min(start, LIMIT - 1))
+    search.narrow()
+    return search.low
+
+
+class _Search:
+    """`low` fits (or is 0), `high` does not (or is LIMIT); every look is between the two."""
+
+    def __init__(self, over: Callable[[int], float]):
+        self.over, self.low, self.high = over, 0, LIMIT
+        self.seen: dict[int, float] = {}
+
+    def look(self, number: int) -> bool:
+        """Whether a number fits; it becomes the new `low` or `high`."""
+        self.seen[number] = self.over(number)
+        fits = self.seen[number] <= 0
+        if fits:
+            self.low = number
+        else:
+            self.high = number
+        return fits
+
+    def bracket(self, start: int) -> None:
+        """Find a number that fits and one that does not, not far from each other."""
+        upwards = self.look(start)
+        direction = 1 if upwards else -1
+        # A first guess that is right is known to be right after its neighbour.
+        if self.high - self.low <= 1 or self.look(start + direction) != upwards:
+            return
+        # The line through the two says about where the limit is. Without one, double or halve.
+        aim = self._crossing(*sorted((start, start + direction)))
+        step = 1
+        if aim is None:
+            aim = 2 * start if upwards else start // 2
+            step = max(1, abs(aim - start))
+        guess = max(aim, self.low + 1) if upwards else min(aim, self.high - 1)
+        while self.low < guess < self.high and self.look(guess) == upwards:
+            guess += direction * step
+            step *= 2
+
+    def narrow(self) -> None:
+        """Interpolate as long as this at least halves what is left; from then on, halve."""
+        line_is_good = True
+        while self.high - self.low > 1:
+            width = self.high - self.low
+            crossing = self._crossing(self.low, self.high) if line_is_good else None
+            if crossing is None:
+                self.look((self.low + self.high) // 2)
+                continue
+            guess = min(max(crossing, self.low + 1), self.high - 1)
+            neighbour = guess + (1 if self.look(guess) else -1)
+            if self.low < neighbour < self.high:
+                self.look(neighbour)
+            line_is_good = self.high - self.low <= width // 2
+
+    def _crossing(self, first: int, second: int) -> int | None:
+        """Where the line through two points reaches the limit, rounded down; None if nowhere."""
+        if first not in self.seen or second not in self.seen:
+            return None
+        at_first, at_second = self.seen[first], self.seen[second]
+        if at_second <= at_first:
+            return None
+        return int(first - at_first * (second - first) / (at_second - at_first))

@@ -1,0 +1,301 @@
+"""The private names of PyTorch that the course uses, in one place.
+
+Those for many ranks are in `tight_fit.layouts.torch_private_ranks`. PyTorch may move or rename
+these modules and attributes in any release. No other module of `helpers` imports a name of torch
+that begins with an underscore; tests/test_torch_private.py says which names a new release has
+broken.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Self
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = [
+    "OpOverload",
+    "CHECKPOINT_CHECKS",
+    "DEVICE_OF",
+    "WRAPPERS",
+    "adds_in_place",
+    "device_for_torch",
+    "AsyncCollectiveTensor",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "PlainDispatchMode",
+    "TorchDispatchMode",
+    "clear_cublas_workspaces",
+    "count_holders",
+    "disable_current_modes",
+    "fake_store",
+    "foreach_mul_",
+    "foreach_norm",
+    "in_backward",
+    "inductor",
+    "is_dense",
+    "is_view",
+    "load_cuda_kernel",
+    "no_work",
+    "parse_to",
+    "storage_key",
+    "tree_leaves",
+    "tree_map",
+    "unset_fake_temporarily",
+    "written_arguments",
+]
+
+disable_current_modes = _disable_current_modes
+# What PyTorch dispatches to ask a tensor without values for its device, thousands of times a step.
+DEVICE_OF = torch.ops.prim.device.default
+WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
+foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place
+parse_to = torch._C._nn._parse_to  # reads the arguments of `nn.Module.to`
+foreach_norm = torch._foreach_norm  # the L2 norms of a list of tensors
+# The function that draws until all values are within the bounds.
+TRUNCATED_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
+# (class, name) of what makes a tensor of another class of the same data, without its constructor.
+MAKE_SUBCLASS = (torch.Tensor, "_make_subclass")
+SKIPS_STEPS = "_maybe_opt_step"  # the method of GradScaler that leaves out a step that overflowed
+# (module, name) of what decides whether an optimizer updates many tensors by one kernel: functions
+# that list devices, and lists of the types of tensors.
+_FOREACH = (import_module("torch.optim.optimizer"), import_module("torch.utils._foreach_utils"))
+FOREACH_DEVICES = tuple((module, "_get_foreach_kernels_supported_devices") for module in _FOREACH)
+# (module, name) of Adam's update of many tensors by one kernel; the last operation in it.
+ADAM_FOREACH = (import_module("torch.optim.adam"), "_multi_tensor_adam")
+FOREACH_ADDCDIV = "_foreach_addcdiv_"
+# {name: what checkpointing compares of a tensor that was saved and of the same one recomputed}.
+CHECKPOINT_CHECKS = import_module("torch.utils.checkpoint")._allowed_determinism_checks_to_fns
+PRE_FORWARD = "_pre_forward"  # the method of DistributedDataParallel that lays its buckets anew
+FOREACH_TYPES = tuple((module, "_foreach_supported_types") for module in _FOREACH)
+
+
+class PlainDispatchMode(TorchDispatchMode):
+    """A dispatch mode that nobody compiles, so that its calls need not be hidden from Dynamo.
+
+    PyTorch hides those of every other mode, which takes longer than what the mode does.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class FakeTensorMode(_FakeTensorMode):
+    """PyTorch's mode for tensors without values, after which a process can still be copied.
+
+    Autograd starts a thread for each GPU at the first backward pass, and gradients are computed in
+    no copy of a process that has such threads. Where PyTorch is built for CUDA and no GPU is there,
+    its mode replaces the count of GPUs, 0, by a pretended one, for the rest of the process; so
+    autograd counts them here before.
+    """
+
+    def __enter__(self) -> Self:
+        _start_autograd()
+        return super().__enter__()
+
+
+@cache
+def _start_autograd() -> None:
+    """Let autograd count the GPUs and start their threads: a backward pass of no tensors."""
+    torch.autograd.backward([])
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """A number that two tensors share exactly when they share their memory.
+
+    It also holds for tensors without values, whose addresses are all 0.
+    """
+    return storage._cdata
+
+
+def device_for_torch(tensor: FakeTensor) -> torch.device:
+    """The device that PyTorch's own code is told of, whatever a user is told (`plan.gpu_calls`)."""
+    return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+ADD = torch.ops.aten.add.Tensor
+
+
+def adds_in_place(function: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd would do this operation in place if no mode watched it.
+
+    Where several gradients of one tensor meet, the engine adds the next one to the first in place,
+    if nothing else holds that one (accumulate in torch/csrc/autograd/input_buffer.cpp). While a
+    dispatch mode is on, it makes a new tensor instead. Call it in `__torch_dispatch__` of the
+    innermost mode, before the operation, and `count_holders` once before that.
+    """
+    if function is not ADD or len(args) != 2 or kwargs or torch.is_grad_enabled():
+        return False
+    if not in_backward() or not all(isinstance(value, torch.Tensor) for value in args):
+        return False
+    first, second = args
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and is_dense(first)
+        and _holders(first) == count_holders()
+        and not _in_python_function()
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill one piece of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """(how often a tensor is held, how often its storage), by PyTorch's own counts."""
+    held: Any = tensor
+    return held._use_count(), torch._C._storage_Use_Count(storage_key(tensor.untyped_storage()))
+
+
+@cache
+def count_holders() -> tuple[int, int]:
+    """`_holders` of a gradient that only the engine holds; dispatch itself adds some.
+
+    The first call runs a backward pass, so it must come before `adds_in_place`, outside dispatch.
+    """
+    seen: list[tuple[int, int]] = []
+
+    class Probe(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is ADD:
+                seen.append(_holders(args[0]))
+            return function(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), disable_current_modes():
+        leaf = torch.ones(2, requires_grad=True)
+        loss = (leaf * 2).sum() + (leaf * 3).sum()
+        with Probe():
+            loss.backward()
+    return seen[-1]
+
+
+def _in_python_function() -> bool:
+    """Whether the backward pass of a `torch.autograd.Function` written in Python is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.autograd.function" and name == "apply":
+            return True
+        if module == "torch.autograd.graph" and name == "_engine_run_backward":
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+@cache
+def is_view(function: OpOverload) -> bool:
+    """Whether every result of a dispatched operation shares memory with an argument unchanged."""
+    returns = function._schema.returns
+    return bool(returns) and all(
+        part.alias_info is not None and not part.alias_info.is_write for part in returns
+    )
+
+
+@cache
+def written_arguments(function: OpOverload) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the arguments that a dispatched operation changes in place."""
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(function._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def no_work() -> set[Callable]:
+    """The operations that are dispatched and do nothing.
+
+    Tensors without values ask for their device, and the profiler marks a range.
+    """
+    return {
+        DEVICE_OF,
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
+
+
+def clear_cublas_workspaces() -> None:
+    """Give back the GPU memory that matrix products took as workspace; needs CUDA."""
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+
+
+def load_cuda_kernel(image: bytes, name: str) -> Callable:
+    """A function of compiled CUDA code, loaded on the current GPU. PyTorch has this from 2.8 on.
+
+    image  machine code ("cubin") or PTX
+    name   of an `extern "C" __global__` function in it
+
+    The result is called as kernel(grid, block, arguments), with two triples of ints and a list of
+    CUDA tensors, which become pointers, and ints, which become 32-bit ints. It runs on the current
+    stream. Raises RuntimeError in the words of the driver.
+    """
+    from torch.cuda._utils import _cuda_load_module
+
+    kernels = _cuda_load_module(image, [name])
+    assert isinstance(kernels, dict)  # as names were given
+    return kernels[name]
+
+
+def fake_store() -> torch.distributed.Store:
+    """The store of a process group that sends nothing.
+
+    It also registers what shapes the collectives give on tensors without values.
+    """
+    from torch.distributed._tools import fake_collectives  # noqa: F401
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def inductor(seen: Callable[[torch.fx.GraphModule], object], code: bool = True) -> Callable:
+    """The backend of `torch.compile` that it takes by itself, which tells of each graph it gets.
+
+    seen  is called with each graph of a forward pass before it is compiled
+    code  False cuts and rewrites graphs as inductor does, and makes no code: operations then run
+          one by one, also on tensors without values
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    def keep(graph, inputs, **options):
+        def run(arguments):
+            given = list(arguments)
+            arguments.clear()
+            return graph(*given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # it may free what it was given
+        return run
+
+    def backend(graph, inputs):
+        seen(graph)
+        return compile_fx(graph, inputs) if code else compile_fx(graph, inputs, inner_compile=keep)
+
+    return backend

@@ -1,0 +1,1 @@
+"""One step on tensors without values, followed storage by storage."""

@@ -1,0 +1,192 @@
+"""What a training step needs to run on fake tensors, which have shapes and no values.
+
+PyTorch makes such tensors inside `FakeTensorMode`. The modes here answer what only values could
+answer, and follow the real kernels where PyTorch's rules of shapes differ from them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tight_fit.torch_private import (
+    DEVICE_OF,
+    TRUNCATED_NORMAL,
+    FakeTensor,
+    PlainDispatchMode,
+    TorchDispatchMode,
+    storage_key,
+    tree_leaves,
+    unset_fake_temporarily,
+)
+
+aten = torch.ops.aten
+
+# Updates in place that have no rule for fake tensors: PyTorch would run them on real tensors of the
+# same sizes. They allocate nothing, so they are left out.
+IN_PLACE = {aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr}
+GROUPED_MM = getattr(getattr(aten, "_grouped_mm", None), "default", None)
+LAYER_NORM_BACKWARD = aten.native_layer_norm_backward.default
+WEIGHT_POSITION = {  # normalization -> which of its arguments is the weight
+    aten.native_layer_norm.default: 2,
+    aten.native_batch_norm.default: 1,
+}
+ALIGNMENT = 16  # bytes; each row in the result of a grouped product begins at a multiple of it
+
+
+class FakeValues(PlainDispatchMode):
+    """Lets code run on fake tensors that asks for values.
+
+    A request for one value (`.item()`) is answered with 1. Such a value is a learning rate, the
+    number of a step, or whether a mask is all ones; it seldom decides a shape. Results get the
+    layout and dtype that the real kernels give them. Use it inside `FakeTensorMode`.
+    """
+
+    def __enter__(self):
+        self._patches = initialization_left_out()
+        self._patches.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self._patches.__exit__(*exception)
+        return super().__exit__(*exception)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is DEVICE_OF and isinstance(args[0], FakeTensor):
+            return args[0].device
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # the operations on the local tensor arrive here by themselves
+        if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 1.0 if args[0].is_floating_point() else 1
+        if function in IN_PLACE:
+            return None
+        if function is GROUPED_MM:
+            return _grouped_mm(*args, **(kwargs or {}))
+        if function is LAYER_NORM_BACKWARD and args[0].stride() != args[1].stride():
+            # The real kernel's result has the layout of the input, not of the gradient.
+            args = (torch.empty_like(args[1]), *args[1:])
+        result = function(*args, **(kwargs or {}))
+        if function in WEIGHT_POSITION:
+            return _with_statistics_like(args[WEIGHT_POSITION[function]], result)
+        return result
+
+
+@contextmanager
+def initialization_left_out() -> Iterator[None]:
+    """Inside, `torch.nn.init.trunc_normal_` leaves its tensor as it is.
+
+    PyTorch draws again until every value is within the bounds. On fake tensors that would never
+    end. The function is private, so it may get another name; then this patch has no effect.
+    """
+
+    def unchanged(tensor, *args, **kwargs):
+        return tensor
+
+    with patch.object(*TRUNCATED_NORMAL, unchanged, create=True):
+        yield
+
+
+def _with_statistics_like(weight: torch.Tensor | None, result: tuple) -> tuple:
+    """The result of a normalization; real kernels keep its statistics in the weight's dtype."""
+    if weight is None:
+        return result
+    output, *statistics = result
+    return output, *(
+        part if part.dtype == weight.dtype else torch.empty_like(part, dtype=weight.dtype)
+        for part in statistics
+    )
+
+
+def _grouped_mm(left, right, offsets=None, bias=None, out_dtype=None):
+    """The result of the matrix products of all experts, whichever tokens each expert gets.
+
+    PyTorch's rule of shapes takes only bf16, its kernels take any dtype. Each row of the result
+    begins at a multiple of `ALIGNMENT` bytes.
+    """
+    shape: tuple[int, ...]
+    if left.dim() == right.dim() == 2:
+        shape = len(offsets), left.shape[0], right.shape[1]
+    elif left.dim() == 2:
+        shape = left.shape[0], right.shape[2]
+    elif right.dim() == 2:
+        shape = left.shape[1], right.shape[1]
+    else:
+        shape = left.shape[0], left.shape[1], right.shape[2]
+    dtype = out_dtype or left.dtype
+    unit = ALIGNMENT // dtype.itemsize
+    row = -(-shape[-1] // unit) * unit
+    strides = (shape[-2] * row, row, 1)[-len(shape) :]
+    return left.new_empty_strided(shape, strides, dtype=dtype)
+
+
+class NeverSkipScaler(torch.amp.GradScaler):
+    """A gradient scaler that never skips a step: fake gradients have no values to overflow."""
+
+    def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
+        return optimizer.step(*args, **kwargs)
+
+
+class Indices(TorchDispatchMode):
+    """Keeps the values of lists of indices while all other tensors are fake.
+
+    DDP reads such a list when it rebuilds its buckets, and a device mesh finds its own rank in one.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if kwargs.get("dtype") == torch.int32 or (tensors and all(map(_is_real_index, tensors))):
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _is_real_index(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and not tensor.is_floating_point()
+
+
+def leave_meta(model: nn.Module, widen: bool) -> None:
+    """Replace each parameter and buffer on the meta device by a fake tensor of its shape, in place.
+
+    Tensors that shared a storage share one again.
+
+    widen  half-precision ones become fp32
+    """
+    replaced: dict[int, torch.Tensor] = {}  # by the tensor's id: tied ones are replaced once
+    storages: dict[int, torch.Tensor] = {}
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    sharing = Counter(storage_key(tensor.untyped_storage()) for tensor in tensors.values())
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        key, size = storage_key(tensor.untyped_storage()), tensor.untyped_storage().nbytes()
+        if widen and tensor.dtype in (torch.float16, torch.bfloat16):
+            return torch.empty(tensor.shape, dtype=torch.float32)
+        if sharing[key] == 1 and tensor.is_contiguous() and size == tensor.nbytes:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        if key not in storages:
+            storages[key] = torch.empty(size, dtype=torch.uint8)
+        view = storages[key].view(tensor.dtype)
+        return view.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def replacement(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in replaced:
+            new = fake(tensor)
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            replaced[id(tensor)] = new
+        return replaced[id(tensor)]
+
+    with torch.no_grad():
+        for module in model.modules():
+            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for table in tables:
+                for name, tensor in list(table.items()):
+                    if tensor is not None:
+                        table[name] = replacement(tensor)

@@ -1,0 +1,329 @@
+"""Every tensor storage's birth and death during a training step, by category.
+
+The tracker is a dispatch mode, which every PyTorch operation passes, on real tensors and on
+fake ones alike. It notes each new storage once and learns of its death by a weak reference, as
+PyTorch's own `MemTracker` does (torch.distributed._tools). Unlike that one it keeps the whole
+sequence, so that a plan can be drawn, scaled and searched.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from tight_fit.kernels.trace_ops import Recorder, TracedOps
+from tight_fit.techniques import host
+from tight_fit.torch_private import (
+    DEVICE_OF,
+    WRAPPERS,
+    FakeTensor,
+    PlainDispatchMode,
+    adds_in_place,
+    count_holders,
+    device_for_torch,
+    storage_key,
+    tree_leaves,
+)
+from tight_fit.trace.cublas import PRODUCTS, copied_for_cublas
+from tight_fit.trace.flops import FORMULAS
+
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(5)
+CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
+HOST = len(CATEGORIES)  # the category of what lies in the host's memory (`techniques.host`)
+PHASES = ("forward", "backward", "optimizer")
+BORN, DIES, MOVES, MARK = range(4)
+JOINS = {"cat", "stack"}  # operations that read many tensors at once
+REDUCE_SCATTER = "_reduce_scatter_base_"  # by which FSDP gets this rank's shard of a gradient
+COPY_IN = "all_gather_copy_in"  # by which FSDP fills the buffer in which weights are gathered
+
+aten = torch.ops.aten
+Event = tuple[int, int, int, int]  # kind, storage, category, phase
+
+
+@dataclass
+class StorageTrace:
+    """What happened to the storages of a step, in order.
+
+    bytes    size of each storage
+    made_by  name of the operation that made each storage
+    events   (kind, storage, category, phase), where the kind is BORN (the storage appears in a
+             category), DIES (it is freed) or MOVES (it changes its category, as a finished gradient
+             does), and storage is an index into `bytes` and `made_by`. While layers are left out
+             there is a fourth kind, MARK (`repeated_layers`), whose storage counts the marks
+    begin    number of events before the step, which tell what existed already
+    reached  positions of the parameters that had a gradient when the optimizer's phase began
+    flops    {phase: floating-point operations}; "recompute" counts as a phase of its own
+    operations  what a GPU would run, where the tracker had a recorder; None elsewhere
+    """
+
+    bytes: list[int] = field(default_factory=list)
+    made_by: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    begin: int = 0
+    reached: frozenset[int] = field(default=frozenset(), compare=False)
+    flops: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("forward", "recompute", "backward"), 0)
+    )
+    operations: TracedOps | None = field(default=None, compare=False)
+
+
+class Tracker(PlainDispatchMode):
+    """Records a `StorageTrace` while active.
+
+    A storage made in the forward pass counts as an activation, and so does one recomputed in the
+    backward pass (where gradients are then switched on). Any other counts as temporary until it
+    becomes a parameter's gradient. Where autograd adds one gradient to another, it is as without a
+    mode, in place where nothing else holds the first (`torch_private.adds_in_place`). FLOPs are
+    counted by the formulas of `memory.flops`.
+
+    recorder  is told of each operation, for plans of time; None where nobody asks for them
+    on_gpu    whether the step is that of a GPU, whose matrix products copy operands that cuBLAS
+              cannot read (`memory.cublas`)
+    """
+
+    def __init__(self, recorder: Recorder | None = None, on_gpu: bool = False):
+        super().__init__()
+        self.recorder = recorder
+        self.on_gpu = on_gpu
+        self.storage_trace = StorageTrace()
+        self._phase = 0
+        self._alive: dict[int, tuple[int, int]] = {}  # storage address -> (index, category)
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._resizes: AbstractContextManager[None] | None = None
+        self._paused = False
+        # The storages that each operation of `JOINS` read; None where nobody asks.
+        self.joined: list[list[int]] | None = None
+
+    def phase(self, name: str) -> None:
+        """Say that a phase begins: "forward", "backward" or "optimizer"."""
+        self._phase = PHASES.index(name)
+        if self.recorder is not None:
+            self.recorder.phase(name)
+
+    def mark(self, number: int) -> None:
+        """Put a mark between two events."""
+        self.storage_trace.events.append((MARK, number, 0, self._phase))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is made inside is not noted; it can be adopted afterwards."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def adopt(self, tensors, category: int) -> None:
+        """Count tensors that exist already; nested lists, tuples and dicts are searched for them.
+
+        A storage that is known already moves to the category.
+        """
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor, category, "given")
+
+    def watch_gradients(self, model: torch.nn.Module) -> None:
+        """Move each trained parameter's gradient to its category once it is complete."""
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._handles.append(
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda p: self._see(p.grad, GRADIENTS, "gradient")
+                    )
+                )
+
+    def __enter__(self):
+        count_holders()
+        self._resizes = resizes_reported_to(self._resized)
+        self._resizes.__enter__()
+        host.listeners.append(self._waited)
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        if self._resizes is not None:
+            self._resizes.__exit__(*exception)
+        host.listeners.remove(self._waited)
+        for handle in self._handles:
+            handle.remove()
+        self._alive.clear()  # deaths from here on do not belong to the step
+        self.storage_trace.events = deaths_sorted(self.storage_trace.events)
+        return super().__exit__(*exception)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is DEVICE_OF and isinstance(args[0], FakeTensor):
+            return device_for_torch(args[0])
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the operations on the wrapped tensor arrive here by themselves
+        kwargs = kwargs or {}
+        in_place = adds_in_place(function, args, kwargs)
+        out = function(*args, **kwargs)
+        if self._paused:
+            return out
+        name, on_host = function.overloadpacket.__name__, host.is_active()
+        if self.recorder is not None:
+            way = self._way(args) if name == "copy_" else None
+            self.recorder.see(function, args, kwargs, out, way or ("host" if on_host else ""))
+        if self.joined is not None and name in JOINS:
+            self.joined.append([self._index(tensor) for tensor in tree_leaves(args)])
+        recompute = self._phase == 1 and torch.is_grad_enabled()
+        formula = FORMULAS.get(function.overloadpacket)
+        if formula is not None:
+            flops, phase = self.storage_trace.flops, PHASES[self._phase]
+            key = "recompute" if recompute else phase
+            operands = [argument for argument in args if not isinstance(argument, torch.dtype)]
+            flops[key] = flops.get(key, 0) + formula(*operands, **kwargs, out_val=out)
+        if in_place:
+            self._succeed(args[0].untyped_storage(), out.untyped_storage())
+        category = ACTIVATIONS if self._phase == 0 or recompute else TEMPORARIES
+        category = HOST if on_host else category
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor, category, name, new=True)
+        if self.on_gpu and name in PRODUCTS and not on_host:
+            self._copy(copied_for_cublas(args[PRODUCTS[name] :]))
+        if name == "embedding_dense_backward" and not args[0].is_contiguous() and not on_host:
+            self._copy([args[0]])  # the kernels of CPU and CUDA make it contiguous first
+        if name == REDUCE_SCATTER:
+            self._see(args[0], GRADIENTS, "reduce_scatter")
+            self._named(args[0], "reduce_scatter")
+        elif name == COPY_IN:
+            self._named(args[:2], "all_gather")
+        return out
+
+    def _named(self, tensors, made_by: str) -> None:
+        """Note what buffers are for: FSDP allocates those of its messages on streams of their own.
+
+        A storage that was there before the step, such as a shard, keeps its name.
+        """
+        made = self.storage_trace.made_by
+        for index in map(self._index, tree_leaves(tensors)):
+            if index >= 0 and made[index] != "given":
+                made[index] = made_by
+
+    def _index(self, tensor: object) -> int:
+        """The number of a tensor's storage, -1 where it is not known."""
+        if not isinstance(tensor, torch.Tensor):
+            return -1
+        return self._alive.get(storage_key(tensor.untyped_storage()), (-1, 0))[0]
+
+    def _way(self, args: tuple) -> str | None:
+        """The way of a copy between the two memories, None for one within one of them."""
+        (_, target), (_, source) = (
+            self._alive.get(storage_key(tensor.untyped_storage()), (-1, 0)) for tensor in args[:2]
+        )
+        if (target == HOST) == (source == HOST):
+            return None
+        return host.TO_HOST if target == HOST else host.FROM_HOST
+
+    def _waited(self, way: str, still: int) -> None:
+        if self.recorder is not None and not self._paused:
+            self.recorder.wait(way, still)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        self._forget(storage_key(storage))
+        if not self._paused and storage.nbytes():
+            self._born(storage, PARAMETERS, "gathered")
+
+    def _see(self, tensor: torch.Tensor, category: int, made_by: str, new: bool = False) -> None:
+        while isinstance(tensor, WRAPPERS):
+            tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.elem
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        if key in self._alive:
+            index, old = self._alive[key]
+            if not new and old != category:
+                self._alive[key] = (index, category)
+                self.storage_trace.events.append((MOVES, index, category, self._phase))
+            return
+        self._born(storage, category, made_by)
+
+    def _born(self, storage: torch.UntypedStorage, category: int, made_by: str) -> None:
+        key, index = storage_key(storage), len(self.storage_trace.bytes)
+        self.storage_trace.bytes.append(storage.nbytes())
+        self.storage_trace.made_by.append(made_by)
+        self._alive[key] = (index, category)
+        self.storage_trace.events.append((BORN, index, category, self._phase))
+        weakref.finalize(storage, self._forget, key, index).atexit = False
+
+    def _copy(self, operands: list[torch.Tensor]) -> None:
+        """Operands of the operation just seen are copied for the time that it runs."""
+        first, trace = len(self.storage_trace.bytes), self.storage_trace
+        for operand in operands:
+            trace.bytes.append(operand.numel() * operand.element_size())
+            trace.made_by.append("copy for cuBLAS")
+        for kind in (BORN, DIES):
+            for index in range(first, len(trace.bytes)):
+                trace.events.append((kind, index, TEMPORARIES, self._phase))
+
+    def _succeed(self, old: torch.UntypedStorage, new: torch.UntypedStorage) -> None:
+        """Count the new storage as the old one, which a GPU would have written to in place."""
+        known = self._alive.pop(storage_key(old), None)
+        if known is not None:
+            key = storage_key(new)
+            self._alive[key] = known
+            weakref.finalize(new, self._forget, key, known[0]).atexit = False
+
+    def _forget(self, key: int, index: int | None = None) -> None:
+        """The storage at that address has died.
+
+        One that was resized before is reported twice: `index` tells the first life from the second.
+        """
+        if key not in self._alive or index not in (None, self._alive[key][0]):
+            return
+        index, category = self._alive.pop(key)
+        self.storage_trace.events.append((DIES, index, category, self._phase))
+
+
+@contextmanager
+def resizes_reported_to(report: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Inside, `report(storage)` is called after each change of a storage's size.
+
+    FSDP keeps the storage of a gathered parameter and only gives its memory back, by
+    `UntypedStorage.resize_`. No operation tells a dispatch mode of it, so the method itself is
+    replaced for the time of the step.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_report(storage, size):
+        result = resize(storage, size)
+        report(storage)
+        return result
+
+    with patch.object(torch.UntypedStorage, "resize_", resize_and_report):
+        yield
+
+
+@contextmanager
+def steady_memory() -> Iterator[None]:
+    """No cyclic garbage collection inside: it would free tensors at unpredictable moments."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def deaths_sorted(events: list[Event]) -> list[Event]:
+    """The events with deaths that follow one another sorted by storage.
+
+    Autocast frees its cached casts in the order of their addresses, which differs between runs.
+    """
+    ordered: list[Event] = []
+    deaths: list[Event] = []
+    for event in events:
+        if event[0] == DIES:
+            deaths.append(event)
+            continue
+        ordered += sorted(deaths)
+        deaths = []
+        ordered.append(event)
+    return ordered + sorted(deaths)
