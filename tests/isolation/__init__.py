@@ -1,5 +1,8 @@
 """Which processes there are."""
 
+import signal
+from collections.abc import Callable
+
 import psutil
 
 
@@ -13,3 +16,8 @@ def with_mark(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def heeding(how: int) -> Callable[[], object] | None:
+    """A `preexec_fn` by which a process ends at this signal, also where nohup started the tests."""
+    return None if how == signal.SIGKILL else lambda: signal.signal(how, signal.SIG_DFL)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.isolation import with_mark
+from tests.isolation import heeding, with_mark
 from tight_fit import isolation
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +201,8 @@ def test_nothing_outlives_the_process_that_made_it(how, user, home):
         f"subprocess.Popen([sys.executable, '-c', {code!r}])\n"
         "print('began', flush=True); time.sleep(600)"
     )
-    process = started(user, folder, BEFORE, deed, mark, stdout=subprocess.PIPE)
+    pipe = {"stdout": subprocess.PIPE, "preexec_fn": heeding(how)}
+    process = started(user, folder, BEFORE, deed, mark, **pipe)
     assert process.stdout is not None
     assert process.stdout.readline() == "began\n", process.communicate()
     assert len(with_mark(mark)) >= 4
@@ -302,7 +303,6 @@ def test_where_there_is_none_it_says_what_is_refused(home):
     """An isolated process can make none itself: its /proc cannot be written."""
     text = """\
 from tight_fit import isolation
-from tests.isolation import with_mark
 try: isolation.fork()
 except isolation.Unavailable as error: assert "own" in str(error), error
 else: assert False

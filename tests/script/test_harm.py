@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.isolation import with_mark
+from tests.isolation import heeding, with_mark
 from tests.script import HEAD, LOOP, STEP, run
 from tight_fit import isolation
 from tight_fit.gpus import find
@@ -239,7 +239,12 @@ def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
         "--output",
     ]
     environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2])}
-    process = subprocess.Popen([*command, "--", mark], stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        [*command, "--", mark],
+        stdout=subprocess.PIPE,
+        env=environment,
+        preexec_fn=heeding(how),
+    )
     assert process.stdout is not None and process.stdout.readline() == b"began\n"
     assert len(with_mark(mark)) >= 3
     process.send_signal(how)

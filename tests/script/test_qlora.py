@@ -47,7 +47,7 @@ LLAMA = {
 
 
 def real_bytes(folder, prepared: str) -> int:
-    """Bytes of the parameters that the same lines make on a CPU, from weights on the disk."""
+    """Bytes of weights and their scales that the same lines make on a CPU, from the disk."""
     import transformers
 
     config = transformers.LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "model_type"})
@@ -55,8 +55,11 @@ def real_bytes(folder, prepared: str) -> int:
     names = {}
     text = PROGRAM.replace("DEVICE", "'cpu'").replace("PREPARED", prepared)
     exec(text.replace("sys.argv[1]", repr(str(folder))), names)
-    parameters = names["model"].parameters()
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    tensors = [*names["model"].parameters()]
+    for parameter in names["model"].parameters():
+        if state := getattr(parameter, "quant_state", None):
+            tensors += [one for one in state.as_dict().values() if isinstance(one, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @pytest.mark.parametrize("prepared", ["", PREPARED], ids=["as loaded", "prepared for k bits"])
