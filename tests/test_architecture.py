@@ -38,7 +38,6 @@ ROOMS = (
 COURSE = {"helpers", "by_hand", "exercises", "benchmarks", "tools", "tests", "notebooks"}
 SUBPACKAGES = (
     "packages",
-    "schematics",
     "storage",
     "data",
     "memory",
@@ -69,7 +68,7 @@ LAYERS = (
     {"tight_fit/search"},
     {"tight_fit/command"},
     {"tight_fit/__main__", "moved"},
-    {"recipe", "packages", "schematics"},
+    {"recipe", "packages", "drawings"},
     {"data", "storage", "clock"},
     {"models"},
     {"memory", "checkpoint", "profile"},

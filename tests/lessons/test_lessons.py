@@ -38,7 +38,7 @@ def test_loops_take_the_adamw_that_is_planned(path):
 def good():
     """A notebook that breaks no rule."""
     drawing = new_output(
-        "display_data", {"image/png": "iVBORw0KGgo=", "text/plain": "<schematic: two boxes>"}
+        "display_data", {"image/svg+xml": "<svg/>", "text/plain": "<schematic: two boxes>"}
     )
     opening = (
         "# 02 Title\n\n**You will be able to** do it.\n\n**In one line:** do it.\n\n"
@@ -48,7 +48,7 @@ def good():
     for heading in rules.HEADINGS:
         cells.append(new_markdown_cell(f"## {heading}"))
         if heading == "The idea":
-            cells.append(new_code_cell("idea.drawing()", outputs=[drawing]))
+            cells.append(new_code_cell('drawing("02_idea")', outputs=[drawing]))
         if heading == "In your own code":
             cells.append(new_code_cell("import torch\n\n%time\ntorch.ones(1)"))
         if heading == "Decision card":
