@@ -7,8 +7,8 @@ also has its own outline or hatching, for prints in grey and readers who see col
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 FOLDER = Path(__file__).parents[1] / "notebooks" / "drawings"
@@ -16,7 +16,8 @@ WORDS = ("title", "desc")  # of an SVG file, for those who cannot see it
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-class Drawing(NamedTuple):
+@dataclass(frozen=True)
+class Drawing:
     """A picture that a notebook shows, with words for those who cannot see it.
 
     svg    the file's text

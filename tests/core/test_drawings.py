@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
@@ -79,6 +80,12 @@ def test_a_picture_carries_its_description():
     assert data["image/svg+xml"] == (FOLDER / "02_micro_batches.svg").read_text(encoding="utf8")
     assert data["text/plain"] == f"<schematic: {one.alt}>"
     assert metadata["image/svg+xml"]["alt"] == one.alt
+
+
+def test_a_notebook_shows_the_description_as_the_text_form():
+    """IPython would show the text form of a tuple in the place of the description."""
+    data, _ = DisplayFormatter().format(drawing("02_micro_batches"))
+    assert data["text/plain"].startswith("<schematic: Left: eight examples go through")
 
 
 def test_words_outside_or_over_one_another_are_seen():
