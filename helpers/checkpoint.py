@@ -2,24 +2,26 @@
 
 A state knows what it belongs to: recipe, optimizer and its settings, training data, kind of device.
 `load` gives it back to exactly that, and refuses everything else in one sentence. How the file is
-written, and how damage is found: helpers/storage/state_file.py.
+written, and how damage is found: helpers/state_file.py.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from helpers import optimizer_state, state_file
 from helpers.data import Encoded
-from helpers.recipe import Recipe
-from helpers.storage import belongs, model_state, optimizer_state, state_file
-from helpers.storage.state_file import FILE, State
-
-__all__ = ["FILE", "Diverged", "advice", "fingerprint", "load", "save"]
+from helpers.recipe import Recipe, difference
+from helpers.state_file import State
+from tight_fit.checks import shown
 
 
 class Diverged(ArithmeticError):
@@ -31,7 +33,7 @@ def fingerprint(train: Encoded) -> str:
 
     Raises TypeError for data of your own, of which nobody knows what it holds.
     """
-    belongs.check_data(train)
+    _check_data(train)
     return state_file.digest(repr((train.pixels, train.trim)), train.columns | {"": train.lengths})
 
 
@@ -62,7 +64,7 @@ def save(
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
-    mine = belongs.describe(recipe, model, optimizer, data)
+    mine = _describe(recipe, model, optimizer, data)
     note = {
         "belongs": mine,
         "step": step,
@@ -74,7 +76,7 @@ def save(
     }
     there = (state_file.peek(Path(folder)) or {}).get("belongs", {})
     if there.keys() == mine.keys():
-        belongs.refuse_another(there, mine, Path(folder))
+        _refuse_another(there, mine, Path(folder))
     return state_file.write(Path(folder), State(note, tensors))
 
 
@@ -92,15 +94,15 @@ def load(
     nothing was saved yet. Raises ValueError, before anything is changed, for a state of another
     recipe, optimizer, data set or kind of device, and for one that is damaged or incomplete.
     """
-    mine = belongs.describe(recipe, model, optimizer, data)
+    mine = _describe(recipe, model, optimizer, data)
     state = state_file.read(Path(folder))
     if state is None:
         return 0, [], []
     note, tensors = state
-    belongs.check_note(note, tensors, Path(folder))
-    belongs.refuse_another(note["belongs"], mine, Path(folder))
+    _check_note(note, tensors, Path(folder))
+    _refuse_another(note["belongs"], mine, Path(folder))
     trained = _trained(model)
-    wrong = model_state.different(model, tensors)
+    wrong = _different_weights(model, tensors)
     wrong += optimizer_state.strange(tensors, note["numbers"], trained)
     if wrong or len(note["losses"]) != note["step"] or not 0 < note["step"] <= recipe.steps:
         raise ValueError(
@@ -108,7 +110,7 @@ def load(
             f"({', '.join(wrong[:3]) or 'the number of its steps'} differs): another version of "
             "the course saved it, or it is damaged; delete it and start again."
         )
-    model_state.put(model, tensors)
+    _put_weights(model, tensors)
     optimizer_state.put(optimizer, trained, tensors, note)
     if scaler is not None and note["scaler"]:
         scaler.load_state_dict(note["scaler"])
@@ -139,3 +141,112 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _describe(
+    recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, data: str
+) -> dict[str, Any]:
+    """What a run's state belongs to, as JSON gives it back.
+
+    The learning rate is left out: it follows from recipe and step.
+
+    data  the fingerprint of the training data
+    """
+    described = {
+        "recipe": recipe.to_dict(),
+        "optimizer": type(optimizer).__qualname__,
+        "settings": optimizer_state.settings(optimizer),
+        "data": data,
+        "device": next(model.parameters()).device.type,
+    }
+    return json.loads(json.dumps(described))
+
+
+def _check_data(train: Any) -> None:
+    """Raises TypeError for training data of which no digest can be made."""
+    if not all(hasattr(train, name) for name in ("pixels", "trim", "columns", "lengths")):
+        raise TypeError(
+            f"A checkpoint must know its training data, and train={shown(train)} is not of type "
+            "Encoded: give one, or leave checkpoint out."
+        )
+
+
+def _check_note(note: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Raises ValueError, in one sentence, for a note that is none of a fine-tune of this version.
+
+    Such a state is whole, and another program has written it.
+    """
+    kinds = {"belongs": dict, "step": int, "losses": list, "skipped": list}
+    kinds |= {"numbers": dict, "scaler": dict}
+    named = {"recipe", "optimizer", "settings", "data", "device"}
+    wrong = [
+        name
+        for name, kind in kinds.items()
+        if not isinstance(note, dict) or not isinstance(note.get(name), kind)
+    ]
+    if not wrong:
+        numbers = [*note["losses"], *note["skipped"], note["step"]]
+        plain = all(type(number) in (int, float) and isfinite(number) for number in numbers)
+        wrong += [] if plain else ["losses"]
+        wrong += [] if named <= note["belongs"].keys() else ["belongs"]
+    random, now = tensors.get("random.cpu"), torch.get_rng_state()
+    if random is None or (random.shape, random.dtype) != (now.shape, now.dtype):
+        wrong.append("random.cpu")
+    if wrong:
+        raise ValueError(
+            f"The state in {folder} is not one of this version of the course ({wrong[0]} is "
+            "missing or of another kind): use the version that saved it, or another folder."
+        )
+
+
+def _refuse_another(there: dict[str, Any], mine: dict[str, Any], folder: Path) -> None:
+    """Raises ValueError, in one sentence, where a folder's state belongs to another run."""
+    try:
+        changed = difference(Recipe.from_dict(there["recipe"]), Recipe.from_dict(mine["recipe"]))
+        unknown = ""
+    except (ValueError, TypeError) as error:
+        changed, unknown = {}, f"by another version of the course ({str(error).rstrip('.')})"
+    if unknown:
+        what = unknown
+    elif changed:
+        changes = ", ".join(f"{name}={a!r} there, {b!r} now" for name, (a, b) in changed.items())
+        what = f"by another recipe ({changes})"
+    elif there["optimizer"] != mine["optimizer"]:
+        what = f"with another optimizer ({there['optimizer']} there, {mine['optimizer']} now)"
+    elif there["settings"] != mine["settings"]:
+        what = f"with other settings of {mine['optimizer']}"
+    elif there["data"] != mine["data"]:
+        what = "on other training data"
+    elif there["device"] != mine["device"]:
+        what = f"on another device ({there['device']} there, {mine['device']} now)"
+    else:
+        return
+    raise ValueError(f"The state in {folder} was saved {what}: use another folder, or delete it.")
+
+
+def _different_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of the model's tensors that `tensors` lacks or has in another form.
+
+    tensors  a saved state's: "model." and the tensor's name
+    """
+    own, fixed, wrong = model.state_dict(), _made_with(model), []
+    for name, value in own.items():
+        held = tensors.get(f"model.{name}")
+        if held is None or (held.shape, held.dtype) != (value.shape, value.dtype):
+            wrong.append(name)
+        elif name in fixed and not torch.equal(held, value.cpu()):
+            wrong.append(name)
+    return wrong
+
+
+def _put_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put the saved weights into the model, in place."""
+    names = model.state_dict().keys() - _made_with(model)
+    model.load_state_dict({name: tensors[f"model.{name}"] for name in names}, strict=False)
+
+
+def _made_with(model: nn.Module) -> set[str]:
+    """What is no parameter and no buffer, under any of its names."""
+    filled = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    filled |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    return set(model.state_dict().keys() - filled)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from helpers import memory
+from helpers import measure
+from helpers import record_fields as run_fields
 from helpers.plan.for_record import for_record
 from helpers.plan.out_of_memory import or_explain
 from helpers.profile import environment
 from helpers.recipe import Recipe
-from helpers.storage import run_fields
 from helpers.train import TrainResult, encoded, evaluate, fit
 from tight_fit import gpus
 from tight_fit.checks import of_type, shown
@@ -145,7 +145,7 @@ def run(
     if name is not None:
         check_name(name)
     data = encoded(recipe)
-    measured = or_explain(recipe, lambda: memory.measure(recipe, data["train"], device))
+    measured = or_explain(recipe, lambda: measure.measure(recipe, data["train"], device))
     trained = or_explain(recipe, lambda: fit(recipe, data["train"], device, checkpoint))
     if len(trained.seconds) != recipe.steps:
         raise ValueError(
@@ -178,7 +178,7 @@ def run(
     if keep_model:
         return finished, trained
     del trained
-    memory.release()
+    measure.release()
     return finished
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from helpers import plots, show, tables
-from helpers.data import batching, packing, subset
+from by_hand import packing
+from helpers import batching, plots, sets, show, tables
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from tests.attack import refused
@@ -60,14 +60,14 @@ def test_a_batch_names_examples_that_are_there(batches):
 @pytest.mark.parametrize(
     "labels", [None, "abc", 3, 1.5, {}, [1.5], ["a"], [[1]], object], ids=short
 )
-@pytest.mark.parametrize("order", [subset.balanced_order, subset.proportional_order])
+@pytest.mark.parametrize("order", [sets.balanced_order, sets.proportional_order])
 def test_labels_are_whole_numbers(order, labels):
     refused(TypeError, "labels", lambda: order(labels))
 
 
 @pytest.mark.parametrize("seed", [*NUMBERS, -1, 1.5, 2**32], ids=short)
 def test_a_subset_has_a_seed(seed):
-    refused(WRONG, "seed", lambda: subset.balanced_order([0, 1], seed))
+    refused(WRONG, "seed", lambda: sets.balanced_order([0, 1], seed))
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)

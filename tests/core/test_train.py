@@ -15,10 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import checkpoint, models, train
+from helpers import checkpoint, models, state_file, train
 from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
-from helpers.storage import folder, state_file
 from tight_fit.techniques.step import learning_rate
 
 SHORT = Recipe(
@@ -142,7 +141,7 @@ def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the state of step 2 there is whole"):
         checkpoint.save(tmp_path, recipe, 1, model, optimizer, [1.0], data=data)
     assert (tmp_path / checkpoint.FILE).read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.FILE, folder.LOCK}
+    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.FILE, state_file.LOCK}
 
 
 def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers import notebook_setup
+from helpers import setup as notebook_setup
 from tests.lessons import rules
 from tools.course import NOTEBOOKS
 
