@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import DebertaV2ForSequenceClassification
 
+from by_hand.collate import pad
 from helpers.batching import Batch, batch_length, checked_lengths
-from helpers.collate import pad
 from tight_fit.checks import IGNORE, whole
 
 

@@ -156,10 +156,10 @@ def epoch_cost(
     length: int | None = None,
     max_length: int | None = None,
 ) -> Cost:
-    """Tokens and attention pairs of (micro-)batches, each padded as `collate.pad` would pad it.
+    """Tokens and attention pairs of (micro-)batches, each padded by `by_hand.collate.pad`.
 
-    The last three arguments are those of `collate.pad`. Raises ValueError for an empty batch, for a
-    length below 1, and for a document that is longer than `length` or `max_length`.
+    The last three arguments are those of `pad`. Raises ValueError for an empty batch, for a length
+    below 1, and for a document that is longer than `length` or `max_length`.
     """
     lengths = checked_lengths(lengths)
     order = _examples(batches)

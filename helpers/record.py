@@ -263,11 +263,3 @@ def read(
         if label not in newest or run.date > newest[label].date:
             newest[label] = run
     return newest
-
-
-def missing(notebook: str) -> str:
-    """What a notebook says when it has no record."""
-    return (
-        "No record of this comparison has been taken yet. On a machine with a GPU, "
-        f"`make record N={notebook[:2]}` takes one."
-    )

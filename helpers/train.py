@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from helpers import checkpoint as checkpoints
-from helpers import data, models, optimizer_state, state_file
+from helpers import data, models, state_file
 from helpers.batching import WINDOW, length_sorted, rows_of_step
 from helpers.chat import right_answers
 from helpers.checkpoint import Diverged
@@ -114,7 +114,7 @@ def _fit(
             safe = f"; the state of step {state[0]} there is whole" if state[0] else ""
             raise OSError(f"{problem.rstrip('.')}{safe}.")
     start, losses, skipped = state
-    counted = optimizer_state.counters(optimizer)
+    counted = checkpoints.counters(optimizer)
     lengths = train.lengths.tolist() if recipe.padding == "uniform" else None
     starts, ends = [], []
     rows: list[int] = []
@@ -131,7 +131,7 @@ def _fit(
         labels = sum(map(getattr(train, "counted", len), parts))
         unread.append(train_step(model, optimizer, batches, labels, recipe, scaler=scaler))
         if folder and step == start:
-            optimizer_state.check_savable(model, optimizer, counted)
+            checkpoints.check_savable(model, optimizer, counted)
         # In fp16 this waits for the GPU in each step; in other precisions both scales are 1.
         if scaler.get_scale() < scale:
             skipped.append(step)

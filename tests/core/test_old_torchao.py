@@ -25,7 +25,7 @@ def adapted(weight=None):
         model[0].weight = torch.nn.Parameter(weight)
     return type(get_peft_model(model, LoraConfig(r=2, target_modules=["0"])).base_model.model[0])
 """
-NEEDS = 'from helpers.packages import needs\nneeds("peft")\nneeds("peft")\n'
+NEEDS = 'from tight_fit.packages import needs\nneeds("peft")\nneeds("peft")\n'
 ITS_OWN = """
 from torchao.utils import TorchAOBaseTensor
 print(adapted(torch.zeros(4, 4).as_subclass(TorchAOBaseTensor)).__name__)

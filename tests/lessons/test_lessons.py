@@ -104,12 +104,6 @@ BROKEN = [
     (rules.exercises, without("**Open task.**")),
     (rules.references, without("- One")),
     (rules.references, says("## References\n\n" + "- One\n" * 9)),
-    (
-        rules.no_empty_record,
-        lambda nb: rules.code(nb)[1].outputs.append(
-            new_output("stream", name="stdout", text=f"{rules.EMPTY} has been taken yet.")
-        ),
-    ),
 ]
 
 

@@ -10,8 +10,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from by_hand.collate import IGNORE, pad
 from helpers.batching import epoch_cost, padded_length
-from helpers.collate import IGNORE, pad
 
 prop = settings(deadline=None, max_examples=60)
 IDS = st.lists(st.integers(1, 99), min_size=1, max_size=40)
