@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from helpers import measure
-from helpers import record_fields as run_fields
+from helpers import measure, record_fields
 from helpers.plan.for_record import for_record
 from helpers.plan.out_of_memory import or_explain
 from helpers.profile import environment
@@ -107,17 +106,17 @@ class Run:
     def to_json(self) -> str:
         """The text of a record. Raises ValueError or TypeError where a field makes no whole run."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        run_fields.check(values, self.recipe)
+        record_fields.check(values, self.recipe)
         values["recipe"] = self.recipe.to_dict()
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Run:
         """Raises ValueError, in one sentence, for text that is no complete run."""
-        values = run_fields.parse(text, {item.name for item in fields(cls)}, VERSION)
+        values = record_fields.parse(text, {item.name for item in fields(cls)}, VERSION)
         try:
             recipe = Recipe.from_dict(values["recipe"])
-            run_fields.check(values, recipe)
+            record_fields.check(values, recipe)
         except TypeError as error:
             raise ValueError(str(error)) from error
         return cls(**(values | {"recipe": recipe}))
@@ -152,7 +151,7 @@ def run(
             "A resumed fine-tune has not timed its first steps: it is no record; start it anew."
         )
     finished = Run(
-        name=name or run_fields.UNNAMED,
+        name=name or record_fields.UNNAMED,
         recipe=recipe,
         environment=environment(device),
         plan=for_record(recipe, device),
@@ -184,7 +183,7 @@ def run(
 
 def check_name(name: str) -> None:
     """Raises ValueError for a name that is no "<notebook>/<label>"."""
-    if not isinstance(name, str) or not run_fields.NAME.fullmatch(name):
+    if not isinstance(name, str) or not record_fields.NAME.fullmatch(name):
         raise ValueError(f"{shown(name)} is no name for a run: use '<notebook>/<label>'.")
 
 

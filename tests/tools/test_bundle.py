@@ -28,6 +28,7 @@ def test_without_a_network_the_course_is_packed_and_the_rest_named(offline, tmp_
     assert said.startswith("Left out: all wheels, as no network answers; model microsoft/deb")
     names = set(zipfile.ZipFile(tmp_path / "bundle.zip").namelist())
     wanted = ("helpers/recipe.py", "helpers/r8/r8.jsonl.xz", "notebooks/00_start_here.ipynb")
+    wanted += ("notebooks/drawings/02_micro_batches.svg",)
     assert {f"{bundle.TOP}/{name}" for name in (*wanted, "requirements.txt")} <= names
     assert not any("/.venv/" in name or "__pycache__" in name for name in names)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle.zip"]
