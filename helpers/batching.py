@@ -22,6 +22,8 @@ from tight_fit.checks import MOST_SEED, shown, whole
 
 Batch = list[int]  # indices of examples
 Group = list[Batch]  # the micro-batches of one optimizer step
+# Batches that padding="uniform" sorts together: a larger window pads less and mixes less.
+WINDOW = 32
 
 
 def epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
@@ -272,10 +274,6 @@ def _check_sizes(batch_size: int, micro_batch: int) -> None:
             f"micro_batch={micro_batch} does not divide batch_size={batch_size}: micro-batches "
             "must be equal."
         )
-
-
-# Batches that padding="uniform" sorts together: a larger window pads less and mixes less.
-WINDOW = 32
 
 
 def rows_of_step(

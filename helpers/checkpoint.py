@@ -29,6 +29,11 @@ from helpers.recipe import Recipe, difference
 from helpers.state_file import State
 from tight_fit.checks import shown
 
+LEFT = ("params", "lr")  # of a group: the learning rate follows from recipe and step
+PLAIN = (bool, int, float, str, type(None))
+INFINITE = "not finite"  # the key of what JSON has no number for
+_first: WeakKeyDictionary[torch.optim.Optimizer, list] = WeakKeyDictionary()
+
 
 class Diverged(ArithmeticError):
     """The loss, or a weight or optimizer state, has become infinite or NaN."""
@@ -256,12 +261,6 @@ def _made_with(model: nn.Module) -> set[str]:
     filled = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     filled |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return set(model.state_dict().keys() - filled)
-
-
-LEFT = ("params", "lr")  # of a group: the learning rate follows from recipe and step
-PLAIN = (bool, int, float, str, type(None))
-INFINITE = "not finite"  # the key of what JSON has no number for
-_first: WeakKeyDictionary[torch.optim.Optimizer, list] = WeakKeyDictionary()
 
 
 def _to_json(value: Any) -> Any:

@@ -21,8 +21,6 @@ from tight_fit.trace.tracker import StorageTrace
 
 WARM_UP, MEASURED = 2, 3  # optimizer steps before and after the peak counters are reset
 SCALES = 32  # halvings from the first loss scale to where nothing can overflow
-
-
 Peaks = tuple[int | None, int | None, int | None]  # allocated, reserved, device
 
 

@@ -22,7 +22,6 @@ from tight_fit.units import GIB, MIB
 from tight_fit.units import size as size_of
 
 __all__ = ["COLOURS", "LINES", "bars", "categories", "described", "losses", "style", "timeline"]
-
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")  # beside colours
 STYLE: dict[Any, Any] = {
@@ -37,6 +36,9 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "figure.autolayout": True,
 }
+# What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
+OVERHEAD = "context, workspace,\nallocator, margin"
+POINTS = 1500  # a timeline is thinned to about this many points; every peak stays
 
 
 def style() -> None:
@@ -87,11 +89,6 @@ def bars(values: Mapping[str, float | list[float]], label: str, percent: bool = 
     axis.set(xlabel=label)
     axis.margins(x=0.12)
     return closed(figure, f"Bars, {label}: {', '.join(said)}.")
-
-
-# What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
-OVERHEAD = "context, workspace,\nallocator, margin"
-POINTS = 1500  # a timeline is thinned to about this many points; every peak stays
 
 
 def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> Figure:

@@ -35,6 +35,11 @@ UNFINISHED = ".unfinished"  # a folder: what a killed save leaves is in it
 PASSING = {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 PASSING |= {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN, errno.EBUSY}
 FORMAT = "2"  # the first format had no digest
+LOCK = ".lock"
+# Errors of file systems that know no locks, such as some network disks.
+NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+# Earlier versions let safetensors write these beside the state, and a kill left them there.
+DEBRIS = re.compile(r"\.tmp[A-Za-z0-9]{6}|state\.safetensors\.\d+\.unfinished")
 
 
 class State(NamedTuple):
@@ -199,13 +204,6 @@ def _cause(error: Exception) -> str:
         return error.strerror
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
     return said.partition(" at path ")[0].partition(" (os error ")[0][:120]
-
-
-LOCK = ".lock"
-# Errors of file systems that know no locks, such as some network disks.
-NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-# Earlier versions let safetensors write these beside the state, and a kill left them there.
-DEBRIS = re.compile(r"\.tmp[A-Za-z0-9]{6}|state\.safetensors\.\d+\.unfinished")
 
 
 def named(folder: str | Path) -> Path:
