@@ -7,7 +7,6 @@ import transformers
 
 from by_hand import trainer_factors
 from by_hand.trainer_factors import MODELS, PARTS, batch_of, measured, rows_of, step, tiny
-from helpers import show
 
 # What the lessons say: these heads ignore num_items_in_batch, so that Trainer multiplies their
 # gradients by the number of micro-batches.
@@ -92,7 +91,7 @@ def test_with_peft_the_line_belongs_on_the_base_model(name, where, factor):
 
 
 def test_the_table_shows_what_was_measured():
-    table = show.trainer_factors("BertForSequenceClassification", "LlamaForCausalLM")
+    table = trainer_factors.trainer_factors("BertForSequenceClassification", "LlamaForCausalLM")
     assert list(table.frame["gradient"]) == ["× 4.000", "× 1.000"]
     assert list(table.frame["gradient, with the line"]) == ["× 1.000", "× 1.000"]
 
@@ -122,4 +121,4 @@ def test_another_factor_is_found_and_said(monkeypatch):
 
 def test_a_class_that_is_not_measured_is_refused():
     with pytest.raises(ValueError, match="Did you mean 'BertForSequenceClassification'"):
-        show.trainer_factors("BertForSequenceClasification")
+        trainer_factors.trainer_factors("BertForSequenceClasification")
