@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from benchmarks import other_estimators, published_peaks, torchtitan_steps
-from helpers import frameworks, memory, models, train
+from by_hand import frameworks
+from helpers import measure, models, train
 from helpers.data import Encoded
 from helpers.plan.planner import fake_batch, plan
 from helpers.recipe import Recipe, replace
@@ -103,7 +104,7 @@ def bytes_table() -> Table:
         for change in CHANGES:
             changed = replace(recipe, **change)
             planned = plan(changed, "cpu")
-            real = memory.measure(changed, train.encoded(changed)["train"]).tracked
+            real = measure.measure(changed, train.encoded(changed)["train"]).tracked
             if len(planned.timeline) == len(real.timeline):
                 different = str((planned.timeline != real.timeline).any(axis=1).sum())
             else:

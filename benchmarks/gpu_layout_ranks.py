@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from benchmarks.measure_step import alone_on_the_gpu, real_batch
 from helpers import models
-from helpers.memory.cleanup import release
-from helpers.memory.measurement import MEASURED, WARM_UP
+from helpers.measure import MEASURED, WARM_UP, release
 from helpers.parallel.layout import Parallel
 from helpers.parallel.rank import Rank, grid
 from helpers.recipe import Recipe

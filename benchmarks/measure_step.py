@@ -34,8 +34,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from helpers import models
-from helpers.memory.cleanup import release
-from helpers.memory.measurement import MEASURED, SCALES, WARM_UP
+from helpers.measure import MEASURED, SCALES, WARM_UP, release
 from helpers.plan.planner import fake_batch
 from helpers.recipe import Recipe, replace
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler, states

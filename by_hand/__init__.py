@@ -1,1 +1,1 @@
-"""What labs build by hand: collectives, ZeRO, tensor and pipeline ranks, a kernel for half2."""
+"""What labs build by hand: collectives, ZeRO, tensor and pipeline ranks, batches, loops, half2."""

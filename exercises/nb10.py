@@ -9,7 +9,7 @@ import torch
 
 from exercises.check import exercise
 from exercises.comparisons import close, letters, same
-from helpers.data.batching import cut, padded_share
+from helpers.batching import cut, padded_share
 
 DOCUMENTS = (10, 250, 20, 240, 30, 230, 40, 220)  # tokens, exercise 1
 BIASED = {  # of exercise 3: why each of these is no unbiased first step

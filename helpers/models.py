@@ -137,7 +137,7 @@ def prepare(
     """What the recipe does to a model, in place; in training mode."""
     # The forward pass of DeBERTa, as of most classifiers, accepts num_items_in_batch but ignores
     # it. Unless it is declared so, Trainer multiplies the gradients by the number of accumulation
-    # steps (huggingface/transformers#47688; helpers.show.trainer_table measures it).
+    # steps (huggingface/transformers#47688; by_hand.trainer_factors measures it).
     model.accepts_loss_kwargs = False  # type: ignore[assignment]  # transformers declares no type
     if recipe.checkpointing:
         model_changes.enable_checkpointing(model, recompute)

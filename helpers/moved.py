@@ -8,12 +8,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import NoReturn
 
 PLACES = {
+    "helpers.clock": "helpers.train",
     "helpers.commands": "tight_fit.command",
     "helpers.commands.arguments": "tight_fit.command.arguments",
     "helpers.commands.wrapper": "tight_fit.command.wrapper",
+    "helpers.data.batching": "helpers.batching",
+    "helpers.data.chat": "helpers.chat",
+    "helpers.data.collate": "by_hand.collate",
+    "helpers.data.encoding": "helpers.data",
+    "helpers.data.images": "helpers.sets",
+    "helpers.data.offline": "helpers.offline",
+    "helpers.data.packing": "by_hand.packing",
+    "helpers.data.samplers": "by_hand.samplers",
+    "helpers.data.steps": "helpers.batching",
+    "helpers.data.subset": "helpers.sets",
+    "helpers.data.text": "helpers.sets",
     "helpers.downloads": "tight_fit.models",
     "helpers.downloads.damaged": "tight_fit.models.damaged",
     "helpers.downloads.local": "tight_fit.models.local",
@@ -23,6 +36,7 @@ PLACES = {
     "helpers.fields.settings": "tight_fit.techniques.settings",
     "helpers.fields.techniques": "tight_fit.techniques.rules",
     "helpers.files": "tight_fit.files",
+    "helpers.frameworks": "by_hand.frameworks",
     "helpers.gpus": "tight_fit.gpus",
     "helpers.hub": "tight_fit.models.hub",
     "helpers.isolation": "tight_fit.isolation",
@@ -38,11 +52,15 @@ PLACES = {
     "helpers.language.four_bits": "tight_fit.techniques.four_bits",
     "helpers.language.next_token": "tight_fit.techniques.next_token",
     "helpers.language.targets": "tight_fit.techniques.targets",
+    "helpers.memory": "helpers.measure",
     "helpers.memory.allocator": "tight_fit.memory.allocator",
+    "helpers.memory.cleanup": "helpers.measure",
     "helpers.memory.cublas": "tight_fit.trace.cublas",
     "helpers.memory.described": "tight_fit.command.alt_text",
+    "helpers.memory.figures": "helpers.plots",
     "helpers.memory.flops": "tight_fit.trace.flops",
     "helpers.memory.history": "tight_fit.memory.history",
+    "helpers.memory.measurement": "helpers.measure",
     "helpers.memory.repeated_layers": "tight_fit.trace.repeated_layers",
     "helpers.memory.splice": "tight_fit.trace.splice",
     "helpers.memory.timeline": "tight_fit.memory.plan",
@@ -50,9 +68,13 @@ PLACES = {
     "helpers.memory.trace": "tight_fit.trace.steps",
     "helpers.memory.tracker": "tight_fit.trace.tracker",
     "helpers.model_changes": "tight_fit.techniques.model_changes",
+    "helpers.notebook_setup": "helpers.setup",
     "helpers.optimizers": "tight_fit.techniques.optimizers",
+    "helpers.packages.cells": "helpers.packages",
     "helpers.packages.here": "tight_fit.packages",
+    "helpers.packages.install": "helpers.packages",
     "helpers.packages.old_torchao": "tight_fit.old_torchao",
+    "helpers.packages.required": "helpers.packages",
     "helpers.parallel.clipping": "tight_fit.layouts.clipping",
     "helpers.parallel.collectives": "by_hand.collectives",
     "helpers.parallel.comm_meter": "tight_fit.layouts.messages",
@@ -96,6 +118,31 @@ PLACES = {
     "helpers.plan.remedies": "tight_fit.search.remedies",
     "helpers.plan.report": "tight_fit.command.report",
     "helpers.plan.ship": "tight_fit.command.ship",
+    "helpers.schematics": "helpers.drawings",
+    "helpers.schematics.accumulation": "helpers.drawings",
+    "helpers.schematics.checkpointing": "helpers.drawings",
+    "helpers.schematics.choosing": "helpers.drawings",
+    "helpers.schematics.clusters": "helpers.drawings",
+    "helpers.schematics.compiling": "helpers.drawings",
+    "helpers.schematics.data_parallel": "helpers.drawings",
+    "helpers.schematics.drawing": "helpers.drawings",
+    "helpers.schematics.feeding": "helpers.drawings",
+    "helpers.schematics.freezing": "helpers.drawings",
+    "helpers.schematics.language": "helpers.drawings",
+    "helpers.schematics.libraries": "helpers.drawings",
+    "helpers.schematics.long_context": "helpers.drawings",
+    "helpers.schematics.lora": "helpers.drawings",
+    "helpers.schematics.moving": "helpers.drawings",
+    "helpers.schematics.optimizer_states": "helpers.drawings",
+    "helpers.schematics.padding": "helpers.drawings",
+    "helpers.schematics.pipeline": "helpers.drawings",
+    "helpers.schematics.precision": "helpers.drawings",
+    "helpers.schematics.pretrained": "helpers.drawings",
+    "helpers.schematics.qlora": "helpers.drawings",
+    "helpers.schematics.sharding": "helpers.drawings",
+    "helpers.schematics.tensor_split": "helpers.drawings",
+    "helpers.schematics.training_step": "helpers.drawings",
+    "helpers.schematics.trust_ratio": "helpers.drawings",
     "helpers.script": "tight_fit.script",
     "helpers.script.answer": "tight_fit.script.answer",
     "helpers.script.changes": "tight_fit.script.changes",
@@ -117,7 +164,22 @@ PLACES = {
     "helpers.script.values": "tight_fit.script.values",
     "helpers.script.watch": "tight_fit.script.watch",
     "helpers.script.where": "tight_fit.script.where",
+    "helpers.show.comparison": "helpers.show",
+    "helpers.show.context_table": "helpers.plan_tables",
+    "helpers.show.epoch": "helpers.show",
+    "helpers.show.ladder_table": "helpers.plan_tables",
+    "helpers.show.large_table": "helpers.plan_tables",
+    "helpers.show.layout_table": "helpers.plan_tables",
+    "helpers.show.moved_table": "helpers.show",
+    "helpers.show.trainer_table": "by_hand.trainer_factors",
     "helpers.step": "tight_fit.techniques.step",
+    "helpers.storage": "helpers.checkpoint",
+    "helpers.storage.belongs": "helpers.checkpoint",
+    "helpers.storage.folder": "helpers.state_file",
+    "helpers.storage.model_state": "helpers.checkpoint",
+    "helpers.storage.optimizer_state": "helpers.checkpoint",
+    "helpers.storage.run_fields": "helpers.record_fields",
+    "helpers.storage.state_file": "helpers.state_file",
     "helpers.strategy.cluster": "tight_fit.layouts.cluster",
     "helpers.strategy.command": "tight_fit.command.main",
     "helpers.strategy.fake_rank": "tight_fit.layouts.fake_rank",
@@ -133,6 +195,8 @@ PLACES = {
     "helpers.strategy.step_time": "tight_fit.layouts.seconds",
     "helpers.strategy.trace_layout": "tight_fit.layouts.trace",
     "helpers.strategy.trace_pipeline": "tight_fit.layouts.trace_pipeline",
+    "helpers.sweeps.results": "helpers.sweeps",
+    "helpers.sweeps.shown": "helpers.sweeps",
     "helpers.techniques": "tight_fit.techniques",
     "helpers.techniques.activation_offload": "tight_fit.techniques.activation_offload",
     "helpers.techniques.base_weights": "tight_fit.techniques.base_weights",
@@ -144,7 +208,7 @@ PLACES = {
     "helpers.techniques.precision": "tight_fit.techniques.precision",
     "helpers.techniques.stochastic_rounding": "tight_fit.techniques.stochastic_rounding",
     "helpers.timing": "tight_fit.kernels",
-    "helpers.timing.clock": "helpers.clock",
+    "helpers.timing.clock": "helpers.train",
     "helpers.timing.describe": "tight_fit.kernels.describe",
     "helpers.timing.host_memory": "tight_fit.kernels.host_memory",
     "helpers.timing.kernel_time": "tight_fit.kernels.kernel_time",
@@ -161,6 +225,10 @@ PLACES = {
     "helpers.values": "tight_fit.checks",
 }
 NAMES = {
+    "helpers.data.balanced_order": "helpers.sets.balanced_order",
+    "helpers.data.proportional_order": "helpers.sets.proportional_order",
+    "helpers.packages.missing": "tight_fit.packages.missing",
+    "helpers.packages.needs": "tight_fit.packages.needs",
     "helpers.plan.Fit": "tight_fit.memory.plan.Fit",
     "helpers.plan.Plan": "tight_fit.memory.plan.Plan",
     "helpers.plan.plan_custom_step": "tight_fit.plans.own_step.plan_custom_step",
@@ -171,7 +239,9 @@ NAMES = {
 def refuse(name: str) -> NoReturn:
     """Raises ImportError, in one sentence, for a module or a name that has another place today."""
     parts = {
-        place.rpartition(".")[0] for old, place in PLACES.items() if old.startswith(f"{name}.")
+        place if place.startswith("helpers.") else place.rpartition(".")[0]
+        for old, place in PLACES.items()
+        if old.startswith(f"{name}.")
     }
     place = ", ".join(sorted(parts)) if parts else (PLACES | NAMES)[name]
     raise ImportError(
@@ -180,15 +250,27 @@ def refuse(name: str) -> NoReturn:
 
 
 class Finder(MetaPathFinder):
-    """Asked last of all, so only where there is no such module in helpers."""
+    """Asked first of all, so that it answers for old parts of what is one module today."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target=None) -> None:
-        """None for what was never here. Raises ImportError for what has moved."""
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target=None
+    ) -> ModuleSpec | None:
+        """None for what was never here. Raises ImportError for what has moved.
+
+        Python asks nobody for a part of a module that is no package. So what was a package, as
+        `helpers.data`, is called one still, without a folder.
+        """
         if fullname in PLACES:
             refuse(fullname)
+        if not any(old.startswith(f"{fullname}.") for old in PLACES):
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.submodule_search_locations is None:
+            spec.submodule_search_locations = []
+        return spec
 
 
 def watch() -> None:
     """Let imports of what has moved say where it is. Twice is as good as once."""
     if not any(type(finder).__name__ == Finder.__name__ for finder in sys.meta_path):
-        sys.meta_path.append(Finder())
+        sys.meta_path.insert(0, Finder())

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.memory.figures import categories, timeline
 from helpers.record import Run
-from tight_fit.checks import series, whole
+from tight_fit.checks import each_of_type, series, whole
 from tight_fit.command.alt_text import DescribedFigure, closed, described
-from tight_fit.command.told_apart import COLOURS
+from tight_fit.command.told_apart import COLOURS, EDGE, HATCHES
+from tight_fit.gpus import GPU, as_gpu
+from tight_fit.memory.plan import Fit, Plan
+from tight_fit.trace.tracker import CATEGORIES, PHASES
+from tight_fit.units import GIB, MIB
+from tight_fit.units import size as size_of
 
 __all__ = ["COLOURS", "LINES", "bars", "categories", "described", "losses", "style", "timeline"]
-
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")  # beside colours
 STYLE: dict[Any, Any] = {
@@ -32,6 +36,9 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "figure.autolayout": True,
 }
+# What a GPU needs beside tensors (`Fit.terms`), as a figure names it.
+OVERHEAD = "context, workspace,\nallocator, margin"
+POINTS = 1500  # a timeline is thinned to about this many points; every peak stays
 
 
 def style() -> None:
@@ -82,3 +89,158 @@ def bars(values: Mapping[str, float | list[float]], label: str, percent: bool = 
     axis.set(xlabel=label)
     axis.margins(x=0.12)
     return closed(figure, f"Bars, {label}: {', '.join(said)}.")
+
+
+def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> Figure:
+    """Bytes alive over one optimizer step, stacked by category; several plans on one scale.
+
+    capacity  of a GPU in bytes, drawn as a line
+    """
+    named = {"": plans} if isinstance(plans, Plan) else plans
+    each_of_type("plans", named, Plan)
+    if capacity is not None:
+        whole("capacity", capacity, 1, 2**50)
+    top = max(plan.peak for plan in named.values())
+    unit, name = _unit(top)
+    size = 3 + 4 * len(named), 3.6
+    shared: dict[str, Any] = {"sharey": True, "squeeze": False, "FigureClass": DescribedFigure}
+    figure, axes = plt.subplots(1, len(named), figsize=size, **shared)
+    for axis, (label, plan) in zip(axes[0], named.items()):
+        starts = [0, *(np.flatnonzero(np.diff(plan.phases)) + 1), len(plan.phases)]
+        points = _thinned(plan, starts)
+        colours = [COLOURS[category] for category in CATEGORIES]
+        stack = plan.timeline[points].T / unit
+        areas = axis.stackplot(points, stack, labels=CATEGORIES, colors=colours)
+        for area, category in zip(areas, CATEGORIES):
+            area.set(hatch=HATCHES[category], edgecolor=EDGE, linewidth=0.3)
+        _mark_phases(axis, plan, starts)
+        peak = plan.peak_index, plan.peak / unit
+        axis.plot(*peak, "kv", markersize=5)
+        above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 9}
+        axis.annotate(f"{peak[1]:.2f} {name}", peak, **above)
+        if capacity:
+            axis.axhline(capacity / unit, color="black", linestyle="--", linewidth=1)
+            axis.text(
+                0.99,
+                capacity / unit,
+                f"memory of the GPU: {capacity / unit:.1f} {name}",
+                transform=axis.get_yaxis_transform(),
+                ha="right",
+                va="bottom",
+                fontsize=8,
+            )
+        axis.set(
+            title=label,
+            xlabel="one optimizer step, event by event",
+            xticks=[],
+            xlim=(0, len(plan.phases)),
+            ylim=(0, max(top, capacity or 0) / unit * 1.15),
+        )
+    axes[0][0].set_ylabel(name)
+    axes[0][-1].legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
+    limit = f" The GPU has {size_of(capacity)}." if capacity else ""
+    return closed(
+        figure, f"Bytes alive over one optimizer step, by category. {_said(named)}{limit}"
+    )
+
+
+def _said(named: Mapping[str, PlanAtPeak]) -> str:
+    """The peak of each plan and what is in it, in words."""
+    sentences = []
+    for label, plan in named.items():
+        parts = ", ".join(f"{name} {size_of(count)}" for name, count in plan.at_peak.items())
+        where = f"{label}: peak" if label else "Peak"
+        phase = f" in the {plan.peak_phase} phase" if isinstance(plan, Plan) else ""
+        sentences.append(f"{where} of {size_of(plan.peak)}{phase}: {parts}.")
+    return " ".join(sentences)
+
+
+def _unit(most: int) -> tuple[int, str]:
+    return (GIB, "GiB") if most >= GIB else (MIB, "MiB")
+
+
+def _thinned(plan: Plan, starts: Sequence[int]) -> np.ndarray:
+    """Indices of the events to draw: about POINTS, and the peak and the starts of phases."""
+    count = len(plan.phases)
+    even = np.arange(0, count, max(1, count // POINTS))
+    return np.unique(np.concatenate([even, [plan.peak_index, count - 1], starts[1:-1]]).astype(int))
+
+
+def _mark_phases(axis: Axes, plan: Plan, starts: Sequence[int]) -> None:
+    for begin, end in zip(starts, starts[1:]):
+        axis.axvline(begin, color="white", linewidth=0.8)
+        if end - begin > 0.12 * len(plan.phases):
+            axis.text(
+                (begin + end) / 2,
+                0.01,
+                PHASES[plan.phases[begin]],
+                transform=axis.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color="white",
+            )
+
+
+@runtime_checkable
+class PlanAtPeak(Protocol):
+    """What `categories` draws of a plan: a `Plan`, or a kept one that has no timeline."""
+
+    @property
+    def at_peak(self) -> dict[str, int]: ...
+
+    @property
+    def peak(self) -> int: ...
+
+    def fits(self, gpu: str | GPU) -> Fit: ...
+
+
+def categories(plans: Mapping[str, PlanAtPeak], gpu: str | None = None) -> Figure:
+    """One horizontal bar per plan: the bytes at its peak, by category.
+
+    gpu  name of a GPU, whose memory is drawn as a line. The bar then ends with what the GPU needs
+         beside tensors (CUDA context, workspace, allocator, margin), so that a bar that crosses
+         the line does not fit. Raises ValueError for an unknown one
+    """
+    if not isinstance(plans, Mapping) or not plans:
+        each_of_type("plans", plans, Plan)
+    others = {name: plan for name, plan in plans.items() if not isinstance(plan, PlanAtPeak)}
+    each_of_type("plans", others, Plan, least=0)
+    limit = as_gpu(gpu).memory if gpu is not None else 0
+    beside = [plan.fits(gpu).need - plan.peak if gpu else 0 for plan in plans.values()]
+    needs = [plan.peak + more for plan, more in zip(plans.values(), beside)]
+    top = max(*needs, limit)
+    unit, name = _unit(top)
+    # Never lower than its legend.
+    size = (8.5, max(0.9 + 0.42 * len(plans), 2.0))
+    figure, axis = plt.subplots(figsize=size, FigureClass=DescribedFigure)
+    left = np.zeros(len(plans))
+    for category in CATEGORIES:
+        values = np.array([plan.at_peak[category] / unit for plan in plans.values()])
+        look: dict[str, Any] = {"color": COLOURS[category], "hatch": HATCHES[category]}
+        look |= {"edgecolor": EDGE, "linewidth": 0.4, "label": category}
+        axis.barh(list(plans), values, left=left, height=0.65, **look)
+        left += values
+    if gpu:
+        widths = [more / unit for more in beside]
+        style: dict[str, Any] = {
+            "color": "white",
+            "edgecolor": "#777777",
+            "hatch": "////",
+            "linewidth": 0.5,
+        }
+        axis.barh(list(plans), widths, left=left, height=0.65, label=OVERHEAD, **style)
+        left += widths
+    for row, total in enumerate(left):
+        axis.text(total, row, f" {total:.2f}", va="center", fontsize=9, zorder=3)
+    if gpu:
+        label = f"{gpu}: {limit / unit:.1f} {name}"
+        axis.axvline(limit / unit, color="black", linestyle="--", linewidth=1, label=label)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set(xlabel=f"{name} at the peak", xlim=(0, top / unit * 1.12))
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    verdicts = " ".join(
+        f"{label or 'The step'}: {plan.fits(gpu)}." for label, plan in plans.items() if gpu
+    )
+    return closed(figure, f"Bytes at the peak, by category. {_said(plans)} {verdicts}".strip())

@@ -14,11 +14,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from helpers import models
-from helpers.data import offline
-from helpers.data.images import CIFAR10_REPO
-from helpers.data.text import NEWSGROUPS_REPO
+from helpers import models, offline
 from helpers.recipe import DATASETS, MODELS, Recipe
+from helpers.sets import CIFAR10_REPO, NEWSGROUPS_REPO
 from tight_fit import gpus
 from tight_fit.checks import PROFILES
 from tight_fit.models import hub

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from helpers import memory
+from helpers import measure, record_fields
 from helpers.plan.for_record import for_record
 from helpers.plan.out_of_memory import or_explain
 from helpers.profile import environment
 from helpers.recipe import Recipe
-from helpers.storage import run_fields
 from helpers.train import TrainResult, encoded, evaluate, fit
 from tight_fit import gpus
 from tight_fit.checks import of_type, shown
@@ -107,17 +106,17 @@ class Run:
     def to_json(self) -> str:
         """The text of a record. Raises ValueError or TypeError where a field makes no whole run."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        run_fields.check(values, self.recipe)
+        record_fields.check(values, self.recipe)
         values["recipe"] = self.recipe.to_dict()
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Run:
         """Raises ValueError, in one sentence, for text that is no complete run."""
-        values = run_fields.parse(text, {item.name for item in fields(cls)}, VERSION)
+        values = record_fields.parse(text, {item.name for item in fields(cls)}, VERSION)
         try:
             recipe = Recipe.from_dict(values["recipe"])
-            run_fields.check(values, recipe)
+            record_fields.check(values, recipe)
         except TypeError as error:
             raise ValueError(str(error)) from error
         return cls(**(values | {"recipe": recipe}))
@@ -145,14 +144,14 @@ def run(
     if name is not None:
         check_name(name)
     data = encoded(recipe)
-    measured = or_explain(recipe, lambda: memory.measure(recipe, data["train"], device))
+    measured = or_explain(recipe, lambda: measure.measure(recipe, data["train"], device))
     trained = or_explain(recipe, lambda: fit(recipe, data["train"], device, checkpoint))
     if len(trained.seconds) != recipe.steps:
         raise ValueError(
             "A resumed fine-tune has not timed its first steps: it is no record; start it anew."
         )
     finished = Run(
-        name=name or run_fields.UNNAMED,
+        name=name or record_fields.UNNAMED,
         recipe=recipe,
         environment=environment(device),
         plan=for_record(recipe, device),
@@ -178,13 +177,13 @@ def run(
     if keep_model:
         return finished, trained
     del trained
-    memory.release()
+    measure.release()
     return finished
 
 
 def check_name(name: str) -> None:
     """Raises ValueError for a name that is no "<notebook>/<label>"."""
-    if not isinstance(name, str) or not run_fields.NAME.fullmatch(name):
+    if not isinstance(name, str) or not record_fields.NAME.fullmatch(name):
         raise ValueError(f"{shown(name)} is no name for a run: use '<notebook>/<label>'.")
 
 
@@ -263,11 +262,3 @@ def read(
         if label not in newest or run.date > newest[label].date:
             newest[label] = run
     return newest
-
-
-def missing(notebook: str) -> str:
-    """What a notebook says when it has no record."""
-    return (
-        "No record of this comparison has been taken yet. On a machine with a GPU, "
-        f"`make record N={notebook[:2]}` takes one."
-    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from helpers.recipe import difference
-from helpers.record import Run, missing, read
+from helpers.record import Run
 from tight_fit.checks import each_of_type, of_type
 from tight_fit.memory.plan import Plan
 from tight_fit.units import duration, number, size
@@ -118,25 +118,6 @@ def plans(named: Mapping[str, Plan]) -> Table:
             for label, plan in named.items()
         ]
     )
-
-
-def record(notebook: str) -> Table:
-    """The newest record of a notebook's runs; without one, a caption that says how to take one.
-
-    Raises TypeError for a name that is none.
-    """
-    of_type("notebook", notebook, str)
-    wrong: list[str] = []
-    newest = read(notebook, say=wrong.append)
-    if not newest:
-        return Table([], " ".join([missing(notebook), *wrong]))
-    first = next(iter(newest.values()))
-    machine = {"driver": None, "torch": "unknown", "transformers": "unknown"} | first.environment
-    caption = (
-        f"Recorded on {first.date[:10]}: {machine['name']}, driver {machine['driver']}, "
-        f"torch {machine['torch']}, transformers {machine['transformers']}, {_measure(first)}"
-    )
-    return runs(newest, ". ".join([caption, *wrong]))
 
 
 def _measure(run: Run) -> str:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from helpers import checkpoint as checkpoints
-from helpers import clock, data, models
+from helpers import data, models, state_file
+from helpers.batching import WINDOW, length_sorted, rows_of_step
+from helpers.chat import right_answers
 from helpers.checkpoint import Diverged
-from helpers.data import Encoded, batches_of, batching, check_words
-from helpers.data.chat import right_answers
-from helpers.data.steps import WINDOW, rows_of_step
+from helpers.data import Encoded, batches_of, check_words
 from helpers.recipe import Recipe
-from helpers.storage import folder as folders
-from helpers.storage import optimizer_state
 from tight_fit import gpus
 from tight_fit.checks import function, of_type, whole
 from tight_fit.techniques.compiled import not_compiled
@@ -79,8 +81,8 @@ def fit(
     whole("save_every", save_every, 1)
     function("optimizer", optimizer)
     place = gpus.device(device)
-    folder = None if checkpoint is None else folders.named(checkpoint)
-    with folders.held(folder) if folder else nullcontext("") as problem:
+    folder = None if checkpoint is None else state_file.named(checkpoint)
+    with state_file.held(folder) if folder else nullcontext("") as problem:
         train = encoded(recipe)["train"] if train is None else batches_of("train", train)
         if isinstance(train, Encoded):
             train.check_suits(recipe)
@@ -108,18 +110,18 @@ def _fit(
     if folder:
         state = checkpoints.load(folder, recipe, model, optimizer, scaler, belongs)
         size = sum(value.nbytes for value in model.state_dict().values())
-        if state[0] < recipe.steps and (problem := problem or folders.too_small(folder, size)):
+        if state[0] < recipe.steps and (problem := problem or state_file.too_small(folder, size)):
             safe = f"; the state of step {state[0]} there is whole" if state[0] else ""
             raise OSError(f"{problem.rstrip('.')}{safe}.")
     start, losses, skipped = state
-    counted = optimizer_state.counters(optimizer)
+    counted = checkpoints.counters(optimizer)
     lengths = train.lengths.tolist() if recipe.padding == "uniform" else None
     starts, ends = [], []
     rows: list[int] = []
     unread: list[torch.Tensor] = []
-    bar = clock.progress_bar(recipe, start, progress)
+    bar = _progress_bar(recipe, start, progress)
     for step in bar:
-        starts.append(clock.now(device))
+        starts.append(_now(device))
         for group in optimizer.param_groups:  # a skipped step does not advance the schedule
             group["lr"] = learning_rate(recipe, step - len(skipped))
         parts = rows_of_step(recipe, len(train), step, lengths)
@@ -129,11 +131,11 @@ def _fit(
         labels = sum(map(getattr(train, "counted", len), parts))
         unread.append(train_step(model, optimizer, batches, labels, recipe, scaler=scaler))
         if folder and step == start:
-            optimizer_state.check_savable(model, optimizer, counted)
+            checkpoints.check_savable(model, optimizer, counted)
         # In fp16 this waits for the GPU in each step; in other precisions both scales are 1.
         if scaler.get_scale() < scale:
             skipped.append(step)
-        ends.append(clock.now(device))
+        ends.append(_now(device))
         done = step + 1
         last = done == recipe.steps
         saving = folder is not None and (last or done % save_every == 0)
@@ -145,7 +147,7 @@ def _fit(
             checkpoints.save(
                 folder, recipe, done, model, optimizer, losses, scaler, skipped, belongs
             )
-    return TrainResult(recipe, model, losses, clock.seconds_between(starts, ends), rows, skipped)
+    return TrainResult(recipe, model, losses, _seconds_between(starts, ends), rows, skipped)
 
 
 def _read(losses: list[torch.Tensor], before: int, folder: Path | None) -> list[float]:
@@ -171,7 +173,7 @@ def evaluate(model: PreTrainedModel, split: Encoded, recipe: Recipe, batch_size:
     model.eval()
     correct = torch.zeros((), dtype=torch.long, device=device)
     with tensor_cores(recipe), not_compiled(model):
-        for rows in batching.length_sorted(split.lengths.tolist(), batch_size):
+        for rows in length_sorted(split.lengths.tolist(), batch_size):
             batch = split.batch(rows, device)
             with autocast(recipe, device):
                 if recipe.task == "chat":
@@ -199,3 +201,33 @@ def _encoded(recipe: Recipe) -> dict[str, Encoded]:
         part: data.encode(splits[part], recipe, models.processor(recipe))
         for part in ("train", "test")
     }
+
+
+def _now(device: torch.device) -> Any:
+    """The time, in seconds; on CUDA an event, which is read at the end, so that nothing waits."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds_between(starts: list, ends: list) -> list[float]:
+    """Between each two times that `_now` gave."""
+    if not ends or isinstance(ends[0], float):
+        return [end - start for start, end in zip(starts, ends)]
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends)]
+
+
+def _progress_bar(recipe: Recipe, start: int, progress: bool) -> tqdm:
+    """The steps of a recipe from `start` on, with a bar where `progress` says so."""
+    hidden = not progress or os.environ.get("TQDM_DISABLE") == "1"  # tqdm.auto ignores it
+    return tqdm(
+        range(start, recipe.steps),
+        initial=start,
+        total=recipe.steps,
+        desc=recipe.model,
+        leave=False,
+        disable=hidden,
+    )

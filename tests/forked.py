@@ -24,7 +24,7 @@ IMPORTS = [
     "helpers.parallel.rank",
     "helpers.strategy.plan_ranks",
     "tight_fit.layouts.plan",
-    "tests.core.test_frameworks",
+    "tests.by_hand.test_frameworks",
 ]
 ROOT = Path(__file__).parent.parent
 

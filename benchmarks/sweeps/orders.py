@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from helpers import models, train
-from helpers.data import Encoded, batching
+from helpers import batching, models, train
+from helpers.data import Encoded
 from helpers.recipe import Recipe, replace
 from tight_fit.command.wrapper import run
 from tight_fit.techniques.optimizers import make_optimizer

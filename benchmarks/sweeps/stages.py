@@ -11,8 +11,11 @@ fine-tune that another sweep has made already is taken from there.
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
 from dataclasses import replace as with_
 from itertools import chain
 from pathlib import Path
@@ -20,8 +23,9 @@ from typing import NamedTuple
 
 from benchmarks.sweeps import trial
 from benchmarks.sweeps.plans import SweepPlan
+from helpers import sweeps
 from helpers.profile import environment
-from helpers.sweeps import Sweep, SweepRun, results
+from helpers.sweeps import Sweep, SweepRun
 
 WIDEST = 12  # learning rates of a grid: a factor of 2,048 between the ends
 
@@ -41,7 +45,7 @@ def next_run(sweep: Sweep, seeds: tuple[int, ...], twice: bool) -> Wanted | None
     Raises RuntimeError for a grid that grows and grows.
     """
     stages: list[Callable[[str], Iterable[Wanted]]] = [
-        lambda arm: chain(_grid(sweep, arm, seeds[: results.GRID]), _around(sweep, arm, seeds))
+        lambda arm: chain(_grid(sweep, arm, seeds[: sweeps.GRID]), _around(sweep, arm, seeds))
     ]
     if twice:
         stages.append(lambda arm: _twice(sweep, arm, seeds))
@@ -55,7 +59,7 @@ def next_run(sweep: Sweep, seeds: tuple[int, ...], twice: bool) -> Wanted | None
 
 def _grid(sweep: Sweep, arm: str, seeds: tuple[int, ...]) -> Iterable[Wanted]:
     start, steps = sweep.arm(arm).start, sweep.steps(arm)
-    low, high = start / results.FACTOR, start * results.FACTOR
+    low, high = start / sweeps.FACTOR, start * sweeps.FACTOR
     rates = [low, start, high]
     while True:
         # A generator is asked anew after each run, so only what is kept is compared.
@@ -69,17 +73,17 @@ def _grid(sweep: Sweep, arm: str, seeds: tuple[int, ...]) -> Iterable[Wanted]:
                 f"({best:g}); look at the runs before you go on."
             )
         if best == low:
-            low /= results.FACTOR
+            low /= sweeps.FACTOR
             rates = [low, *rates]
         else:
-            high *= results.FACTOR
+            high *= sweeps.FACTOR
             rates = [*rates, high]
 
 
 def _around(sweep: Sweep, arm: str, seeds: tuple[int, ...]) -> Iterable[Wanted]:
-    steps, best = sweep.steps(arm), sweep.best(arm, results.GRID)
+    steps, best = sweep.steps(arm), sweep.best(arm, sweeps.GRID)
     while True:
-        for rate in (best, best / results.FACTOR, best * results.FACTOR):
+        for rate in (best, best / sweeps.FACTOR, best * sweeps.FACTOR):
             yield from (Wanted(arm, rate, seed, steps) for seed in seeds)
         if sweep.best(arm, len(seeds)) == best:
             return
@@ -112,9 +116,9 @@ def opened(plan: SweepPlan, command: str, folder: Path | None = None) -> Sweep:
         references={name: trial.REFERENCES[name](plan.base) for name in plan.references},
         note=plan.note,
     )
-    if plan.name not in results.names(folder):
+    if plan.name not in sweeps.names(folder):
         return new
-    kept = results.read(plan.name, folder)
+    kept = sweeps.read(plan.name, folder)
     for name in ("base", "arms", "validation", "environment"):
         if getattr(kept, name) != getattr(new, name):
             raise ValueError(
@@ -129,14 +133,14 @@ def _known(sweep: Sweep, wanted: Wanted, others: list[Sweep]) -> SweepRun | None
 
     On one machine equal recipes give equal weights, so that there is no use in running it again.
     """
-    recipe, extra = sweep.recipe(*wanted), sweep.arm(wanted.arm).extra
+    recipe, extra = trial.recipe_of(sweep, *wanted), sweep.arm(wanted.arm).extra
     for other in others:
         if (other.validation, other.environment) != (sweep.validation, sweep.environment):
             continue
         for arm in other.arms:
             run = other.at(arm.name, wanted.rate, wanted.steps).get(wanted.seed)
             place = arm.name, wanted.rate, wanted.seed, wanted.steps
-            if run and arm.extra == extra and other.recipe(*place) == recipe:
+            if run and arm.extra == extra and trial.recipe_of(other, *place) == recipe:
                 return with_(run, arm=wanted.arm)
     return None
 
@@ -153,13 +157,13 @@ def go_on(
 
     end  no run begins after this `time.monotonic()`
     """
-    others = [results.read(n, folder) for n in results.names(folder) if n != sweep.name]
+    others = [sweeps.read(n, folder) for n in sweeps.names(folder) if n != sweep.name]
     while wanted := next_run(sweep, seeds, twice):
         if time.monotonic() >= end:
             return False
         made = _known(sweep, wanted, others) or run(sweep, *wanted)
         sweep.runs.append(made)
-        results.write(sweep, folder)
+        write(sweep, folder)
         print(
             f"{sweep.name}: {made.arm}, rate {made.learning_rate:.3g}, seed {made.seed}, "
             f"{made.steps} steps: validation {made.validation:.1%}, test {made.accuracy:.1%}, "
@@ -167,3 +171,20 @@ def go_on(
             flush=True,
         )
     return True
+
+
+def write(sweep: Sweep, folder: Path | None = None) -> Path:
+    """Write a sweep to its file, one line per run, whole or not at all."""
+    values = {item.name: getattr(sweep, item.name) for item in fields(sweep)}
+    values |= {"base": sweep.base.to_dict(), "arms": [asdict(arm) for arm in sweep.arms]}
+    runs = values.pop("runs")
+    head = json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False)
+    lines = [json.dumps(asdict(run), allow_nan=False, ensure_ascii=False) for run in runs]
+    folder = folder or sweeps.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{sweep.name}.json"
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    text = head[:-2] + ',\n "runs": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+    unfinished.write_text(text, encoding="utf8")
+    os.replace(unfinished, path)
+    return path

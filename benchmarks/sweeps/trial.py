@@ -16,8 +16,9 @@ import torch
 from benchmarks.sweeps import orders
 from benchmarks.sweeps.layerwise import Lamb, Lars
 from helpers import models, train
-from helpers.data import Encoded, balanced_order, proportional_order
+from helpers.data import Encoded
 from helpers.recipe import Recipe, replace
+from helpers.sets import balanced_order, proportional_order
 from helpers.sweeps import Sweep, SweepRun
 from tight_fit.checks import IGNORE
 from tight_fit.techniques import model_changes
@@ -134,12 +135,18 @@ REFERENCES: dict[str, Callable[[Recipe], float]] = {
 }
 
 
+def recipe_of(sweep: Sweep, arm: str, rate: float, seed: int, steps: int | None = None) -> Recipe:
+    """The recipe of one run. steps: None takes the arm's own."""
+    recipe = replace(sweep.base, **sweep.arm(arm).fields, learning_rate=rate, seed=seed)
+    return recipe if steps is None else replace(recipe, steps=steps)
+
+
 def run(sweep: Sweep, arm: str, rate: float, seed: int, steps: int | None = None) -> SweepRun:
     """One fine-tune of an arm on the CPU. steps: None takes the arm's own.
 
     A run that diverges has no last loss and counts as an accuracy of 0.
     """
-    recipe = sweep.recipe(arm, rate, seed, steps)
+    recipe = recipe_of(sweep, arm, rate, seed, steps)
     parts = splits(recipe, sweep.validation)
     lengths = _full_lengths(recipe, sweep.validation) if recipe.task == "text" else []
     begin, begin_cpu = time.perf_counter(), time.process_time()

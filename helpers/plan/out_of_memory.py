@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from helpers import memory
+from helpers import measure
 from helpers.plan.planner import plan, remedies_of
 from helpers.recipe import Recipe
 from tight_fit.gpus import GPU, here
@@ -41,7 +41,7 @@ def or_explain(recipe: Recipe, work: Callable[[], T]) -> T:
             raise
     # Outside the handler nothing refers to the frames of the failed step any more, so its tensors
     # can be freed.
-    memory.release()
+    measure.release()
     raise OutOfMemory(explain(recipe))
 
 

@@ -16,11 +16,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from helpers import checkpoint, models, train
+from helpers import checkpoint, models, state_file, train
 from helpers.recipe import Recipe, replace
-from helpers.storage import folder as folders
-from helpers.storage import state_file
-from helpers.storage.state_file import FILE, PREVIOUS, UNFINISHED
+from helpers.state_file import FILE, PREVIOUS, UNFINISHED
 from tests.attack import refused
 from tight_fit.techniques.optimizers import make_optimizer
 
@@ -330,7 +328,7 @@ def test_a_read_only_disk_with_an_older_state_says_that_it_is_whole(folder, no_s
         raise OSError(30, "Read-only file system")
 
     (folder / FILE).unlink()
-    monkeypatch.setattr(folders.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(state_file.tempfile, "TemporaryFile", read_only)
     words = ["Read-only file system", "the state of step 2 there is whole"]
     refused(OSError, words, lambda: fit(folder))
 
@@ -365,7 +363,7 @@ def test_a_disk_that_fills_up_at_the_first_save_says_that_nothing_is_there(tmp_p
 
 
 def test_a_second_run_is_refused_while_the_first_one_runs(folder, no_step):
-    with folders.held(folder):
+    with state_file.held(folder):
         refused(RuntimeError, ["Another run is using", "another folder"], lambda: fit(folder))
 
 
@@ -375,7 +373,7 @@ def test_a_second_run_of_a_thread_is_refused(folder, no_step):
     def second():
         said.append(refused(RuntimeError, "Another run is using", lambda: fit(folder)))
 
-    with folders.held(folder):
+    with state_file.held(folder):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()
@@ -385,8 +383,8 @@ def test_a_second_run_of_a_thread_is_refused(folder, no_step):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from helpers.storage import folder
-with folder.held(Path(sys.argv[1])):
+from helpers import state_file
+with state_file.held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """

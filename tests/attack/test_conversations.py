@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from helpers import train
-from helpers.data.chat import encode_conversations, split_off_answers
+from helpers.chat import encode_conversations, split_off_answers
 from helpers.recipe import Recipe
 from tests.attack import refused
 from tight_fit.checks import IGNORE

@@ -17,10 +17,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from helpers import train
+from helpers import state_file, train
 from helpers.recipe import Recipe, replace
-from helpers.storage import state_file
-from helpers.storage.state_file import FILE, PREVIOUS, UNFINISHED
+from helpers.state_file import FILE, PREVIOUS, UNFINISHED
 from tests.attack import refused
 from tight_fit.command.arguments import new_file, new_folder
 from tight_fit.techniques.optimizers import make_optimizer

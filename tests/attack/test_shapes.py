@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import BertConfig, GPT2Config, Qwen3Config
 
-from helpers.data import batching, packing
+from by_hand import packing
+from helpers import batching
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from tests.attack import one_sentence, refused

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from helpers import plots, show, tables
-from helpers.data import batching, packing, subset
+from by_hand import packing
+from helpers import batching, plots, sets, show, tables
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from tests.attack import refused
@@ -60,14 +60,14 @@ def test_a_batch_names_examples_that_are_there(batches):
 @pytest.mark.parametrize(
     "labels", [None, "abc", 3, 1.5, {}, [1.5], ["a"], [[1]], object], ids=short
 )
-@pytest.mark.parametrize("order", [subset.balanced_order, subset.proportional_order])
+@pytest.mark.parametrize("order", [sets.balanced_order, sets.proportional_order])
 def test_labels_are_whole_numbers(order, labels):
     refused(TypeError, "labels", lambda: order(labels))
 
 
 @pytest.mark.parametrize("seed", [*NUMBERS, -1, 1.5, 2**32], ids=short)
 def test_a_subset_has_a_seed(seed):
-    refused(WRONG, "seed", lambda: subset.balanced_order([0, 1], seed))
+    refused(WRONG, "seed", lambda: sets.balanced_order([0, 1], seed))
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)
@@ -81,11 +81,6 @@ def test_a_table_has_runs_or_plans_by_label(table, thing):
 def test_a_comparison_has_two_runs(thing):
     refused(TypeError, "before", lambda: tables.before_after(thing, thing))
     refused(TypeError, "runs", lambda: show.before_and_after(thing, thing))
-
-
-@pytest.mark.parametrize("name", [None, 3, 1.5, [], {}, True, b"02", object], ids=short)
-def test_a_record_is_asked_for_by_name(name):
-    refused(TypeError, "notebook", lambda: tables.record(name))
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)

@@ -39,7 +39,7 @@ def test_a_measurement_that_does_not_fit_says_what_would(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(record.memory, "measure", full)
+    monkeypatch.setattr(record.measure, "measure", full)
     with pytest.raises(OutOfMemory, match="Out of memory, although the plan needs only"):
         record.run(RECIPE, device="cpu")
 
@@ -104,15 +104,6 @@ def test_named_runs_are_written_when_asked(before, tmp_path, monkeypatch):
     assert run.losses == before.losses
     with pytest.raises(ValueError, match="no name"):
         record.write(with_(run, name="../escape"), tmp_path)
-
-
-def test_without_a_record_a_notebook_says_how_to_take_one():
-    empty = tables.record("99_test")
-    assert (
-        str(empty) == record.missing("99_test")
-        and empty._repr_html_() == f"<p>{record.missing('99_test')}</p>"
-    )
-    assert "make record N=99" in record.missing("99_test")
 
 
 def test_a_comparison_changes_one_field(before, after):

@@ -15,10 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import checkpoint, models, train
+from helpers import checkpoint, models, state_file, train
 from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
-from helpers.storage import folder, state_file
 from tight_fit.techniques.step import learning_rate
 
 SHORT = Recipe(
@@ -101,7 +100,7 @@ def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
         cwd=Path(__file__).parents[2],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
     )
-    while child.poll() is None and not (tmp_path / checkpoint.FILE).exists():
+    while child.poll() is None and not (tmp_path / state_file.FILE).exists():
         time.sleep(0.005)
     child.kill()
     assert child.wait() == -signal.SIGKILL, "the child ended before it could be killed"
@@ -113,16 +112,16 @@ def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
 
 def test_a_state_of_another_recipe_is_refused_and_kept(tmp_path):
     train.fit(replace(SHORT, steps=2), device="cpu", checkpoint=tmp_path, progress=False)
-    before = (tmp_path / checkpoint.FILE).read_bytes()
+    before = (tmp_path / state_file.FILE).read_bytes()
     with pytest.raises(ValueError, match=r"seed=0 there, 1 now"):
         train.fit(
             replace(SHORT, steps=2, seed=1), device="cpu", checkpoint=tmp_path, progress=False
         )
-    assert (tmp_path / checkpoint.FILE).read_bytes() == before
+    assert (tmp_path / state_file.FILE).read_bytes() == before
 
 
 def test_a_damaged_state_is_refused(tmp_path):
-    (tmp_path / checkpoint.FILE).write_bytes(b"not a state at all")
+    (tmp_path / state_file.FILE).write_bytes(b"not a state at all")
     with pytest.raises(ValueError, match="damaged"):
         train.fit(SHORT, device="cpu", checkpoint=tmp_path, progress=False)
 
@@ -130,7 +129,7 @@ def test_a_damaged_state_is_refused(tmp_path):
 def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
     recipe = replace(SHORT, steps=2)
     train.fit(recipe, device="cpu", checkpoint=tmp_path, progress=False)
-    before = (tmp_path / checkpoint.FILE).read_bytes()
+    before = (tmp_path / state_file.FILE).read_bytes()
 
     def full(tensors, path, metadata):
         Path(path).write_bytes(b"half")
@@ -141,8 +140,8 @@ def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
     optimizer = train.make_optimizer(model, recipe)
     with pytest.raises(OSError, match="the state of step 2 there is whole"):
         checkpoint.save(tmp_path, recipe, 1, model, optimizer, [1.0], data=data)
-    assert (tmp_path / checkpoint.FILE).read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.FILE, folder.LOCK}
+    assert (tmp_path / state_file.FILE).read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {state_file.FILE, state_file.LOCK}
 
 
 def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):

@@ -11,9 +11,9 @@ import symtable
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers import notebook_setup
+from helpers import setup as notebook_setup
 from tests.lessons import rules
 from tools.course import NOTEBOOKS
 
@@ -106,7 +106,7 @@ def lists_sections(nb):
     return [] if listed == found else [f"it lists {listed}, and has the sections {found}"]
 
 
-RULES = (stands_alone, says_optional, lists_sections, rules.columns, rules.no_empty_record)
+RULES = (stands_alone, says_optional, lists_sections, rules.columns)
 
 
 def test_there_is_a_lab_for_each_lesson():
@@ -181,12 +181,6 @@ BROKEN = [
         changes("- **One**: it counts\n- **Two**: it adds", "- **Two**: b\n- **One**: a"),
     ),
     (rules.columns, adds("z = 1" + " " * 100 + "# far")),
-    (
-        rules.no_empty_record,
-        lambda nb: nb.cells[2].outputs.append(
-            new_output("stream", name="stdout", text=f"{rules.EMPTY} has been taken yet.")
-        ),
-    ),
 ]
 
 

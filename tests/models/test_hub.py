@@ -197,7 +197,7 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
     import sentencepiece
     from transformers import AutoModel, AutoTokenizer
 
-    from helpers import data
+    from helpers import data, sets
 
     make_deberta(tmp_path / "models" / BASE)
     make_vit(tmp_path / "models" / VIT)
@@ -215,7 +215,7 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
         "\ufb01ve \u2581oil",
         "the\ufeff bank \u061cof",
     ]
-    split = data.text.build(rows, [0] * len(rows), ["x"], "test", "")
+    split = sets.build(rows, [0] * len(rows), ["x"], "test", "")
     recipe = SimpleNamespace(task="text", model="deberta", batch_size=4, tokens=40, padding="fixed")
     encoded = data.encode(split, recipe, AutoTokenizer.from_pretrained(language.path))
     for row, length in enumerate(encoded.lengths.tolist()):

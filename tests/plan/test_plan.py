@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import beside_others as bench
 from benchmarks.measure_step import recorded
-from helpers import memory, models, train
+from helpers import measure, models, train
 from helpers.plan import plan, plan_at
 from helpers.plan.interpolate import interpolation
 from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
@@ -37,7 +37,7 @@ def test_the_plan_is_what_real_tensors_take_to_the_byte(fields):
     """Every pair of the recipe's fields: the whole timeline, event by event, and the FLOPs."""
     recipe = combinations.recipe(fields)
     planned = plan(recipe, "cpu")
-    real = memory.measure(recipe, train.encoded(recipe)["train"]).tracked
+    real = measure.measure(recipe, train.encoded(recipe)["train"]).tracked
     assert planned.peak == real.peak and planned.at_peak == real.at_peak
     assert np.array_equal(planned.timeline, real.timeline) and planned.flops == real.flops
 
@@ -47,7 +47,7 @@ def test_the_plan_of_newer_fields_is_what_real_tensors_take_to_the_byte(changes)
     """Every pair with a newer field; bytes in the host's memory as well."""
     recipe = newer_combinations.recipe(changes)
     planned = plan(recipe, "cpu")
-    real = memory.measure(recipe, train.encoded(recipe)["train"]).tracked
+    real = measure.measure(recipe, train.encoded(recipe)["train"]).tracked
     assert planned.peak == real.peak and planned.host == real.host
     assert np.array_equal(planned.timeline, real.timeline) and planned.flops == real.flops
     assert recipe.offload is not None or planned.host == 0

@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers import frameworks, models, train
+from by_hand import frameworks
+from helpers import models, train
 from helpers.recipe import Recipe
-from tests.core.test_frameworks import still_models
+from tests.by_hand.test_frameworks import still_models
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import loss_sum
 

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from helpers import frameworks, models
+from by_hand import frameworks
+from helpers import models
 from helpers.parallel.tensor_dtensor import Collectives, gather, regroup, split
 from helpers.recipe import Recipe
 from tests.small import without_dropout

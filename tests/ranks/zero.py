@@ -8,9 +8,10 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 
-from helpers import frameworks, train
+from by_hand import frameworks
+from helpers import train
 from helpers.recipe import Recipe
-from tests.core.test_frameworks import distance, still_models
+from tests.by_hand.test_frameworks import distance, still_models
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
     False  # or it compiles C++ that training never calls

@@ -35,16 +35,18 @@ def test_numbers_of_lessons_and_issues_become_links_but_not_in_code():
 def test_pictures_have_the_text_of_their_output():
     from nbformat.v4 import new_code_cell, new_output
 
-    def picture(plain, alt=None):
-        metadata = {"image/png": {"alt": alt}} if alt else {}
-        data = {"image/png": "", "text/plain": plain}
+    def picture(plain, alt=None, kind="image/png"):
+        metadata = {kind: {"alt": alt}} if alt else {}
+        data = {kind: "", "text/plain": plain}
         return new_output("display_data", data=data, metadata=metadata)
 
     outputs = [picture("<Figure size 1x1>"), picture("What is seen"), picture("x", alt="Two bars")]
+    outputs.append(picture("<schematic: a box>", alt="A box", kind="image/svg+xml"))
     assert described(new_code_cell(outputs=outputs)) == [
         "A figure made by the code above.",
         "What is seen",
         "Two bars",
+        "A box",
     ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers import memory, models, train
+from helpers import measure, models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tight_fit.techniques import compiled
@@ -39,5 +39,5 @@ def test_without_a_compiler_a_cpu_is_refused(monkeypatch):
 
 def test_a_compiled_recipe_is_measured_as_it_is_planned():
     recipe = Recipe(model="vit", batch_size=4, compile=True)
-    real = memory.measure(recipe, train.encoded(recipe)["train"]).tracked
+    real = measure.measure(recipe, train.encoded(recipe)["train"]).tracked
     assert real.peak == plan(recipe, "cpu").peak

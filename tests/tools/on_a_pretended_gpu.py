@@ -305,7 +305,7 @@ def half2_is_launched_as_on_a_gpu():
 @check
 def a_step_is_what_its_plan_says():
     """The narrow DeBERTa: every tensor of a step on the pretended GPU, by category."""
-    from helpers import memory, profile, train
+    from helpers import measure, profile, train
     from helpers.recipe import replace
     from tools.pretend.narrow import inside
 
@@ -313,7 +313,7 @@ def a_step_is_what_its_plan_says():
     data = train.encoded(recipe)["train"]
     for change in ({"precision": "fp16"}, {"lora_rank": 2, "optimizer": "adamw8bit"}):
         changed = replace(recipe, **change)
-        seen = memory.measure(changed, data, "cuda").tracked
+        seen = measure.measure(changed, data, "cuda").tracked
         from helpers.plan import plan
 
         planned = inside(plan)(changed)

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from helpers.packages import install
+from helpers import packages
 from tight_fit.models import hub
 from tight_fit.models.local import MIRROR, LocalCopy, in_mirror
 from tools.course import ROOT, bundle
@@ -27,7 +27,8 @@ def test_without_a_network_the_course_is_packed_and_the_rest_named(offline, tmp_
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("Left out: all wheels, as no network answers; model microsoft/deb")
     names = set(zipfile.ZipFile(tmp_path / "bundle.zip").namelist())
-    wanted = ("helpers/recipe.py", "helpers/data/r8/r8.jsonl.xz", "notebooks/00_start_here.ipynb")
+    wanted = ("helpers/recipe.py", "helpers/r8/r8.jsonl.xz", "notebooks/00_start_here.ipynb")
+    wanted += ("notebooks/drawings/02_micro_batches.svg",)
     assert {f"{bundle.TOP}/{name}" for name in (*wanted, "requirements.txt")} <= names
     assert not any("/.venv/" in name or "__pycache__" in name for name in names)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle.zip"]
@@ -54,14 +55,14 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
     with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:
         packed.extractall(tmp_path / "input" / "attached")
     home = tmp_path / "input" / "attached" / bundle.TOP
-    assert (home / install.WHEELS.relative_to(ROOT) / "peft-1-py3-none-any.whl").exists()
+    assert (home / packages.WHEELS.relative_to(ROOT) / "peft-1-py3-none-any.whl").exists()
     monkeypatch.setenv(MIRROR, str(home / "mirror"))
     copy = in_mirror(vit)
     assert copy is not None and not (copy.path / "notes.md").exists()
 
 
 def test_a_notebook_finds_the_course_in_an_attached_bundle(offline, tmp_path):
-    from helpers import notebook_setup
+    from helpers import setup as notebook_setup
 
     bundle.bundle(tmp_path / "bundle.zip", models=False)
     with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers import notebook_setup
+from helpers import setup as notebook_setup
 from tools.course import ROOT, badges, clean
 from tools.course.notebooks import every_notebook
 

@@ -8,6 +8,7 @@ import nbformat
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from helpers.drawings import drawing
 from tools.course import BUILD, ROOT, badges, pages
 from tools.course.notebooks import every_notebook
 
@@ -62,12 +63,15 @@ def test_pictures_have_words():
     Figure().savefig(file)
     png = base64.b64encode(file.getvalue()).decode()
     given = {"image/png": {"alt": 'One "line" of steps'}}
+    drawn, words = drawing("02_micro_batches")._repr_mimebundle_()
     shown = page(
         outputs=[
             new_output("display_data", {"image/png": png, "text/plain": "Two bars"}),
             new_output("display_data", {"text/plain": "no picture"}),
+            new_output("display_data", drawn, metadata=words),
             new_output("display_data", {"image/png": png, "text/plain": "x"}, metadata=given),
         ]
     )
-    words = re.findall(r'<img alt="([^"]*)"', shown)
-    assert words == ["Two bars", "One &quot;line&quot; of steps"]
+    left, drawing_s, right = re.findall(r'<img alt="([^"]*)"', shown)
+    assert left == "Two bars" and right == "One &quot;line&quot; of steps"
+    assert drawing_s == words["image/svg+xml"]["alt"]

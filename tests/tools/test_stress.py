@@ -8,7 +8,7 @@ import nbformat
 import psutil
 import pytest
 
-from helpers import notebook_setup
+from helpers import setup as notebook_setup
 from tests.small import notebook
 from tools.course import NOTEBOOKS, ROOT, __main__, interrupt, stress
 from tools.course.execute import execute
@@ -130,11 +130,11 @@ def test_offline_hides_the_packages_that_hosted_machines_lack(folder):
 @pytest.mark.night
 def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(folder):
     first = notebook_setup.first_cell()
-    needing = "from helpers.notebook_setup import needs\nneeds('peft')\nimport peft\nx = peft"
+    needing = "from helpers.setup import needs\nneeds('peft')\nimport peft\nx = peft"
     data = (
         "from helpers import data\n"
         "print(len(data.load('r8')['train']), 'rows')\n"
-        "import helpers.frameworks, helpers.record, helpers.parallel, helpers.strategy"
+        "import by_hand.frameworks, helpers.record, helpers.parallel, helpers.strategy"
     )
     path = notebook(folder, first, needing, "print(x)", data)
     done, _ = execute(path, stress.environment("offline"), ROOT / "notebooks")

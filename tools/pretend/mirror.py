@@ -18,8 +18,7 @@ import pyarrow.parquet
 import torch
 from transformers import DebertaV2Model, ViTImageProcessor, ViTModel
 
-from helpers import models
-from helpers.data import images, offline, text
+from helpers import models, offline, sets
 from helpers.recipe import Recipe
 from tools.pretend import build, narrow
 
@@ -47,15 +46,15 @@ def make(place: Path) -> None:
     for model in ("deberta", "deberta-large"):
         _deberta(place / "models" / models.REPOS[model], model, lines)
     _vit(place / "models" / models.REPOS["vit"])
-    _newsgroups(place / "datasets" / text.NEWSGROUPS_REPO)
-    _cifar10(place / "datasets" / images.CIFAR10_REPO / "plain_text")
+    _newsgroups(place / "datasets" / sets.NEWSGROUPS_REPO)
+    _cifar10(place / "datasets" / sets.CIFAR10_REPO / "plain_text")
 
 
 def texts(split: str) -> list[str]:
     """News items of Reuters R8, which the course ships."""
     shipped = offline.read_shipped(split)
     if shipped is None:
-        raise FileNotFoundError("The course's own texts are missing: restore helpers/data/r8.")
+        raise FileNotFoundError("The course's own texts are missing: restore helpers/r8.")
     return list(shipped[1])
 
 
@@ -103,8 +102,8 @@ def _newsgroups(place: Path) -> None:
         rows = [
             {
                 "text": line,
-                "label": number % len(text.NEWSGROUPS),
-                "label_text": text.NEWSGROUPS[number % len(text.NEWSGROUPS)],
+                "label": number % len(sets.NEWSGROUPS),
+                "label_text": sets.NEWSGROUPS[number % len(sets.NEWSGROUPS)],
             }
             for number, line in enumerate(texts(split)[:count])
         ]
@@ -113,7 +112,7 @@ def _newsgroups(place: Path) -> None:
 
 def _cifar10(place: Path) -> None:
     place.mkdir(parents=True)
-    digits = images.digits()
+    digits = sets.digits()
     for split, count in (("train", TRAIN), ("test", TEST)):
         rows = digits[split].select(range(count))
         table = pyarrow.table(

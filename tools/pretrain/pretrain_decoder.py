@@ -166,7 +166,7 @@ Qwen3ForCausalLM.from_pretrained("helpers/mini/decoder", dtype=torch.float32)
 ## Scores
 
 How many of the {content["test_examples"]:,} test documents of Reuters R8 it answers exactly right,
-when it is asked for their topic and generates the answer (`helpers/data/chat.py` has the words);
+when it is asked for their topic and generates the answer (`helpers/chat.py` has the words);
 conversations of at most {fine_tune["length"]} tokens. Mean and standard deviation of three seeds;
 batches of {fine_tune["batch_size"]}, learning rate {fine_tune["learning_rate"]}.
 

@@ -22,6 +22,7 @@ LESSON = re.compile(r"\((\d\d)((?:, \d\d)*)\)")
 ISSUE = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*/[\w.-]+)#(\d+)\b")
 LINK = re.compile(r"\[((?:[^\[\]]|`[^`]*`)*)\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)\s]*)?\)")
 GENERATED = re.compile(r"<!-- /?[\w-]+ -->\n?")
+PICTURES = ("image/svg+xml", "image/png")
 FILES = "files"  # folder of the site that holds copies of files
 
 
@@ -61,8 +62,8 @@ def described(cell: NotebookNode) -> list[str]:
     texts = []
     for output in cell.get("outputs", []):
         data = output.get("data", {})
-        if "image/png" in data:
-            alt = output.metadata.get("image/png", {}).get("alt") or data.get("text/plain", "")
+        if kind := next((kind for kind in PICTURES if kind in data), None):
+            alt = output.metadata.get(kind, {}).get("alt") or data.get("text/plain", "")
             texts.append("A figure made by the code above." if alt.startswith("<") else alt)
     return texts
 

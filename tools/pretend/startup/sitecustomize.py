@@ -29,7 +29,7 @@ CHANGED = {
     "tight_fit.techniques.step": "after_step",
     "helpers.train": "after_train",
     "helpers.record": "after_record",
-    "helpers.memory.measurement": "after_measurement",
+    "helpers.measure": "after_measurement",
     "helpers.plan.out_of_memory": "after_out_of_memory",
 }
 

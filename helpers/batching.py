@@ -1,0 +1,301 @@
+"""Which examples go into which batch, and how much padding that costs.
+
+A length is the number of tokens of one example, special tokens included. An order is a function of
+its arguments alone: it is the same on every machine, and batch k of an epoch can be made without
+reading the batches before it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from helpers.recipe import Recipe
+from tight_fit.checks import MOST_SEED, shown, whole
+
+Batch = list[int]  # indices of examples
+Group = list[Batch]  # the micro-batches of one optimizer step
+# Batches that padding="uniform" sorts together: a larger window pads less and mixes less.
+WINDOW = 32
+
+
+def epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
+    """A random permutation of range(examples).
+
+    Raises ValueError or TypeError for no examples and for a negative seed or epoch.
+    """
+    return permutation(whole("examples", examples, 1), generator(seed, epoch))
+
+
+def shuffled(
+    examples: int, batch_size: int, micro_batch: int, seed: int, epoch: int
+) -> list[Group]:
+    """The optimizer steps of one epoch, with the examples in random order.
+
+    The last step holds the examples % batch_size that remain, if any. Raises ValueError or
+    TypeError for numbers from which no batches can be made.
+    """
+    _check_sizes(batch_size, micro_batch)
+    order = epoch_order(examples, seed, epoch)
+    return [cut(group, micro_batch) for group in cut(order, batch_size)]
+
+
+def bucketed(
+    lengths: Sequence[int], batch_size: int, micro_batch: int, window: int, seed: int, epoch: int
+) -> list[Group]:
+    """The optimizer steps of one epoch, with examples of similar length in each micro-batch.
+
+    The permutation of `epoch_order` is cut into windows of `window` * batch_size examples. Each
+    window is sorted by length and cut into micro-batches, and then the micro-batches of all windows
+    are shuffled. A step with gradient accumulation therefore still mixes short and long examples. A
+    larger window needs less padding and mixes less. The examples % batch_size that remain are a
+    random subset, and always the last step.
+    Source: Khomenko et al. 2016, https://arxiv.org/abs/1708.05604.
+
+    Raises ValueError or TypeError for numbers from which no batches can be made, and for a length
+    below 1.
+    """
+    lengths = checked_lengths(lengths)
+    _check_sizes(batch_size, micro_batch)
+    rng = generator(seed, epoch)
+    order = permutation(len(lengths), rng)
+    full = len(order) - len(order) % batch_size
+    micro_batches = []
+    for examples in cut(order[:full], whole("window", window, 1) * batch_size):
+        micro_batches += cut(sorted(examples, key=lengths.__getitem__), micro_batch)
+    mixed = [micro_batches[index] for index in permutation(len(micro_batches), rng)]
+    rest = cut(sorted(order[full:], key=lengths.__getitem__), micro_batch)
+    return cut(mixed, batch_size // micro_batch) + ([rest] if rest else [])
+
+
+def length_sorted(lengths: Sequence[int], batch_size: int) -> list[Batch]:
+    """Batches for inference, with the longest examples first.
+
+    A batch that does not fit into memory is then the first one. Raises ValueError or TypeError for
+    a batch_size or a length below 1.
+    """
+    lengths = checked_lengths(lengths)
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    return cut(order, whole("batch_size", batch_size, 1))
+
+
+def restore(values: Tensor | Sequence, batches: Sequence[Batch]) -> Tensor | list:
+    """Puts results back into the order of the examples.
+
+    values  one result per example, in the order in which `batches` name the examples: a tensor
+            (examples, ...), or a sequence, which comes back as a list
+
+    Raises ValueError when the batches do not name every example from 0 on exactly once, and when
+    the number of values is not the number of examples.
+    """
+    if not isinstance(values, (Tensor, Sequence)):
+        raise TypeError(f"values={shown(values)} must be a tensor or a list, of one per example.")
+    order = _examples(batches)
+    if sorted(order) != list(range(len(order))):
+        raise ValueError(
+            "The batches do not name every example exactly once: the order cannot be restored."
+        )
+    if len(values) != len(order):
+        raise ValueError(
+            f"{len(values)} results for {len(order)} examples: give one result per example, "
+            "batches joined."
+        )
+    positions = sorted(range(len(order)), key=order.__getitem__)
+    if isinstance(values, Tensor):
+        return values[torch.tensor(positions, dtype=torch.int64)]
+    return [values[position] for position in positions]
+
+
+def _examples(batches: Sequence[Batch]) -> list[int]:
+    """The examples of all batches, in their order. Raises TypeError for what are no batches."""
+    lists = isinstance(batches, Sequence) and all(isinstance(one, Sequence) for one in batches)
+    order = [example for batch in batches for example in batch] if lists else []
+    if not lists or not all(isinstance(example, int) for example in order):
+        raise TypeError(f"batches={shown(batches)} must be a list of lists of examples.")
+    return order
+
+
+def padded_length(longest: int, multiple_of: int = 8, max_length: int | None = None) -> int:
+    """The padded length of a batch, in tokens: the length of its longest example, rounded up.
+
+    Tensor cores like multiples of 8. The result is never above max_length, unless the longest
+    example itself is. Raises ValueError or TypeError for numbers below 1 and what is no whole
+    number.
+    """
+    whole("longest", longest, 1)
+    whole("multiple_of", multiple_of, 1)
+    if max_length is not None:
+        whole("max_length", max_length, 1)
+    rounded = -(-longest // multiple_of) * multiple_of
+    return rounded if max_length is None else max(longest, min(rounded, max_length))
+
+
+class Cost(NamedTuple):
+    """What the batches of an epoch hold.
+
+    real     tokens of the documents
+    padding  tokens that are padding
+    pairs    attention scores of one head of one layer: examples * padded length squared, summed
+             over the batches
+    """
+
+    real: int
+    padding: int
+    pairs: int
+
+
+def epoch_cost(
+    batches: Sequence[Batch],
+    lengths: Sequence[int],
+    multiple_of: int = 8,
+    length: int | None = None,
+    max_length: int | None = None,
+) -> Cost:
+    """Tokens and attention pairs of (micro-)batches, each padded by `by_hand.collate.pad`.
+
+    The last three arguments are those of `pad`. Raises ValueError for an empty batch, for a length
+    below 1, and for a document that is longer than `length` or `max_length`.
+    """
+    lengths = checked_lengths(lengths)
+    order = _examples(batches)
+    if not all(-1 < example < len(lengths) for example in order):
+        raise ValueError(f"A batch names an example that is not among the {len(lengths)} lengths.")
+    real = total = pairs = 0
+    for batch in batches:
+        if not batch:
+            raise ValueError("A batch holds no examples: leave it out.")
+        tokens = [lengths[example] for example in batch]
+        padded = batch_length(tokens, multiple_of, length, max_length)
+        real += sum(tokens)
+        total += len(batch) * padded
+        pairs += len(batch) * padded**2
+    return Cost(real, total - real, pairs)
+
+
+def padded_share(
+    batches: Sequence[Batch],
+    lengths: Sequence[int],
+    multiple_of: int = 8,
+    length: int | None = None,
+    max_length: int | None = None,
+) -> float:
+    """The fraction of the batches' tokens that is padding, from 0 to below 1.
+
+    Raises ValueError as `epoch_cost` does, and where there are no batches.
+    """
+    if not batches:
+        raise ValueError("There are no batches: the share of their padding is not defined.")
+    cost = epoch_cost(batches, lengths, multiple_of, length, max_length)
+    return cost.padding / (cost.real + cost.padding)
+
+
+def batch_length(
+    lengths: Sequence[int], multiple_of: int, length: int | None, max_length: int | None
+) -> int:
+    """The padded length, in tokens, of a batch of documents with these lengths.
+
+    It is `length` where that is given, and `padded_length` of the longest document otherwise.
+    Raises ValueError for a document that is too long.
+    """
+    limit = max_length if length is None else whole("length", length, 1)
+    longest = max(lengths)
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"Example {lengths.index(longest)} of the batch has {longest} tokens, more than "
+            f"{limit}: truncate it, or allow more."
+        )
+    if length is not None:
+        return length
+    return padded_length(longest, whole("multiple_of", multiple_of, 1), max_length)
+
+
+def generator(seed: int, epoch: int) -> torch.Generator:
+    """The random number generator of one epoch.
+
+    Raises ValueError or TypeError for a seed or an epoch that is no whole number from 0 on.
+    """
+    number = seed_in_range(seed) * 1_000_003 + whole("epoch", epoch, 0)
+    return torch.Generator().manual_seed(number)
+
+
+def permutation(size: int, generator: torch.Generator) -> list[int]:
+    """A random permutation of range(size), drawn from the generator."""
+    return torch.randperm(size, generator=generator).tolist()
+
+
+def cut(items: Sequence, size: int) -> list[list]:
+    """Slices of `size` items; the last one is smaller where `size` does not divide their number."""
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def seed_in_range(seed: int) -> int:
+    """The seed. Raises ValueError for one of which torch's CPU generator would drop some bits."""
+    return whole("seed", seed, 0, MOST_SEED)
+
+
+def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
+    """The lengths, in tokens, as a list of ints.
+
+    Raises ValueError for no examples or a length below 1, TypeError for a length that is no whole
+    number.
+    """
+    # A set has no order, and holds equal lengths once.
+    ordered = hasattr(lengths, "__len__") and hasattr(lengths, "__getitem__")
+    if isinstance(lengths, (str, bytes, bytearray, dict)) or not ordered:
+        raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
+    values = lengths.tolist() if isinstance(lengths, Tensor | np.ndarray) else list(lengths)
+    if not isinstance(values, list):  # an array without dimensions
+        raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
+    if not values:
+        raise ValueError("There are no examples to make batches of.")
+    for example, value in enumerate(values):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(
+                f"Example {example} has length {value!r}: lengths are whole numbers of tokens."
+            )
+        if value < 1:
+            raise ValueError(
+                f"Example {example} has length {value}: an empty document cannot be batched, drop "
+                "it."
+            )
+    return [operator.index(value) for value in values]
+
+
+def _check_sizes(batch_size: int, micro_batch: int) -> None:
+    if whole("batch_size", batch_size, 1) % whole("micro_batch", micro_batch, 1):
+        raise ValueError(
+            f"micro_batch={micro_batch} does not divide batch_size={batch_size}: micro-batches "
+            "must be equal."
+        )
+
+
+def rows_of_step(
+    recipe: Recipe, rows: int, step: int, lengths: Sequence[int] | None = None
+) -> list[list[int]]:
+    """The indices of the examples in each micro-batch of optimizer step `step` (from 0).
+
+    Depends on its arguments alone. Every epoch is a new permutation of all `rows` examples; its
+    last step is smaller when the batch size does not divide their number. padding="uniform" orders
+    them by `bucketed` instead, for which it needs their `lengths` in tokens (ValueError
+    without).
+    """
+    epoch, step_of_epoch = divmod(step, math.ceil(rows / recipe.batch_size))
+    sizes = recipe.batch_size, recipe.micro_batch
+    if recipe.padding != "uniform":
+        return _shuffled(rows, *sizes, recipe.seed, epoch)[step_of_epoch]
+    if lengths is None:
+        raise ValueError(
+            "padding='uniform' puts examples of similar length together: give their lengths."
+        )
+    return _bucketed(tuple(lengths), *sizes, WINDOW, recipe.seed, epoch)[step_of_epoch]
+
+
+_shuffled = lru_cache(maxsize=4)(shuffled)
+_bucketed = lru_cache(maxsize=4)(bucketed)

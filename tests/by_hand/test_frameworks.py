@@ -1,0 +1,104 @@
+"""The same fine-tune in the training loops of other libraries gives the same weights."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
+
+from by_hand import frameworks
+from helpers import models, train
+from helpers.parallel import launch
+from helpers.recipe import Recipe, replace
+from tests.small import without_dropout
+
+# 19 examples in steps of 8: the third step of an epoch has two micro-batches, the second of one
+# example.
+TEXT = Recipe(
+    batch_size=8, accumulation=4, length=32, train_size=19, test_size=8, steps=5, padding="dynamic"
+)
+IMAGE = Recipe(model="vit", batch_size=8, accumulation=4, train_size=19, steps=5)
+RECIPES = {
+    "deberta": TEXT,
+    "deberta-uniform": replace(TEXT, padding="uniform"),
+    "vit": IMAGE,
+    "decoder": replace(TEXT, model="decoder"),
+}
+REAL = models.build
+
+
+def still_models(replace_build=lambda build: setattr(models, "build", build)) -> None:
+    """No dropout: each library draws from the generator at other moments."""
+    replace_build(lambda *arguments, **keywords: without_dropout(REAL(*arguments, **keywords)))
+
+
+def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
+    """Relative L2 distance of all weights."""
+    a, b = (
+        parameters_to_vector([value.detach().float().cpu() for value in model.parameters()])
+        for model in (one, other)
+    )
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch):
+    still_models(lambda build: monkeypatch.setattr(models, "build", build))
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("name", ["plain", "fabric", "accelerate", "trainer"])
+def test_every_loop_gives_the_weights_of_the_courses_own_bit_for_bit(name, recipe):
+    data = train.encoded(recipe)["train"]
+    reference = train.fit(recipe, data, "cpu", progress=False)
+    model, losses = getattr(frameworks, name)(recipe, data)
+    assert losses == pytest.approx(reference.losses, rel=1e-6)
+    assert distance(model, reference.model) == 0.0
+
+
+@pytest.mark.parametrize("name", ["plain", "fabric", "accelerate"])
+def test_with_dropout_the_losses_are_the_same_too(name, monkeypatch):
+    """Dropout draws from one generator, seeded before the first step (Trainer: elsewhere)."""
+    monkeypatch.setattr(models, "build", REAL)
+    data = train.encoded(TEXT)["train"]
+    assert getattr(frameworks, name)(TEXT, data)[1] == pytest.approx(
+        train.fit(TEXT, data, "cpu", progress=False).losses, rel=1e-6
+    )
+
+
+def test_a_trainer_with_its_own_loss_gives_other_weights():
+    data = train.encoded(TEXT)["train"]
+    reference = train.fit(TEXT, data, "cpu", progress=False).model
+    assert distance(frameworks.trainer(TEXT, data, corrected=False)[0], reference) > 1e-4
+
+
+STAGES = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def deepspeed():
+    """What the rank found at each stage; one process for all, as starting takes longer."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+    (text,) = launch(
+        Path(__file__).parents[1] / "ranks" / "zero.py",
+        json.dumps(STAGES),
+        json.dumps(TEXT.to_dict()),
+        ranks=1,
+        show=False,
+        env={"DS_ACCELERATOR": "cpu"},
+    )
+    return dict(zip(STAGES, json.loads(text.split("RESULT ")[1])))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deepspeeds_stages_give_the_plain_weights(deepspeed, stage):
+    """Not bit for bit: DeepSpeed clips by the norm plus 1e-6, and sums in flat buffers."""
+    result = deepspeed[stage]
+    assert result["kind"] == "DistributedType.DEEPSPEED" and result["stage"] == stage, (
+        "Accelerate dropped DeepSpeed without a word"
+    )
+    assert result["losses"] == pytest.approx(result["expected"], rel=1e-4)
+    assert result["distance"] < 1e-5

@@ -1,0 +1,120 @@
+"""Every drawing of every lesson is described, and keeps its words on its canvas, side by side."""
+
+import re
+from itertools import combinations
+from xml.etree import ElementTree
+
+import nbformat
+import pytest
+from IPython.core.formatters import DisplayFormatter
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+
+from helpers import drawings
+from helpers.drawings import FOLDER, SVG, drawing
+from tools.course.notebooks import every_notebook
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.svg"))
+ENDS = {"start": 0, "middle": 0.5, "end": 1}  # the part of a text that lies left of its x
+
+
+def shown():
+    """{name: the notebooks whose cells show this drawing}."""
+    places = {}
+    for path in every_notebook():
+        for cell in nbformat.read(path, as_version=4).cells:
+            for name in re.findall(r'^drawing\("(\w+)"\)$', cell.source, re.MULTILINE):
+                places.setdefault(name, []).append(path.stem)
+    return places
+
+
+def test_every_drawing_is_shown_by_its_lesson_and_none_is_missing():
+    places = shown()
+    assert NAMES and sorted(places) == NAMES
+    assert [name for name in NAMES if not any(p.startswith(name[:3]) for p in places[name])] == []
+
+
+def lines(picture):
+    """(left, right, top, bottom, words) of each line of text, in DejaVu Sans and pixels."""
+    for group in picture.iter(f"{SVG}g"):
+        for text in group.findall(f"{SVG}text"):
+            size = float(text.get("font-size") or group.get("font-size"))
+            font = FontProperties(family="DejaVu Sans", weight=text.get("font-weight", "normal"))
+            for line in text.findall(f"{SVG}tspan") or [text]:
+                box = TextPath((0, 0), line.text, size=size, prop=font).get_extents()
+                left = float(line.get("x")) - ENDS[text.get("text-anchor", "start")] * box.width
+                low = float(line.get("y"))
+                yield left, left + box.width, low - box.y1, low - box.y0, line.text
+
+
+def faults(svg):
+    """What is wrong with the places of the words of a drawing."""
+    picture = ElementTree.fromstring(svg)
+    _, _, width, height = map(float, picture.get("viewBox").split())
+    found = list(lines(picture))
+    for left, right, top, low, words in found:
+        if left < -1 or top < -1 or right > width + 1 or low > height + 1:
+            yield f"{words} lies outside"
+    for one, other in combinations(found, 2):
+        across = min(one[1], other[1]) - max(one[0], other[0])
+        along = min(one[3], other[3]) - max(one[2], other[2])
+        if across > 2 and along > 2:
+            yield f"{one[4]} covers {other[4]}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drawing_is_described_and_keeps_inside_its_canvas(name):
+    one = drawing(name)
+    assert len(one.title.split()) >= 3 and not one.title.endswith(".")
+    assert len(one.alt.split()) >= 10 and one.alt.endswith(".")
+    assert list(faults(one.svg)) == []
+    picture = ElementTree.fromstring(one.svg)
+    ids = {part.get("id") for part in picture.iter()} - {None}
+    assert {*re.findall(r"url\(#([^)]*)\)", one.svg)} <= ids
+    assert {*picture.get("aria-labelledby").split()} <= ids
+
+
+def test_a_picture_carries_its_description():
+    one = drawing("02_micro_batches")
+    data, metadata = one._repr_mimebundle_()
+    assert data["image/svg+xml"] == (FOLDER / "02_micro_batches.svg").read_text(encoding="utf8")
+    assert data["text/plain"] == f"<schematic: {one.alt}>"
+    assert metadata["image/svg+xml"]["alt"] == one.alt
+
+
+def test_a_notebook_shows_the_description_as_the_text_form():
+    """IPython would show the text form of a tuple in the place of the description."""
+    data, _ = DisplayFormatter().format(drawing("02_micro_batches"))
+    assert data["text/plain"].startswith("<schematic: Left: eight examples go through")
+
+
+def test_words_outside_or_over_one_another_are_seen():
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 50"><g font-size="14">'
+        '<text x="2" y="20">one</text><text x="10" y="22">two</text>'
+        '<text x="90" y="40">three</text></g></svg>'
+    )
+    assert list(faults(svg)) == ["three lies outside", "one covers two"]
+
+
+def test_an_unknown_drawing_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="There is no drawing 'x': use one of 00_lifetimes, "):
+        drawing("x")
+
+
+@pytest.mark.parametrize("part", ["title", "desc"])
+def test_a_drawing_needs_words(part, tmp_path, monkeypatch):
+    words = {"title": "A box", "desc": "One box."} | {part: " "}
+    inside = "".join(f"<{name}>{text}</{name}>" for name, text in words.items())
+    file = tmp_path / "a.svg"
+    file.write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{inside}</svg>', encoding="utf8")
+    monkeypatch.setattr(drawings, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match="a.svg needs a <title> and a <desc>"):
+        drawing("a")
+
+
+def test_ranks_differ_without_colour():
+    """Each rank's boxes have a hatching of their own, or none, also in print."""
+    svg = drawing("15_stages").svg
+    hatchings = re.findall(r'<pattern id="stages-rank-\d".*?</pattern>', svg, re.DOTALL)
+    assert len({re.sub(r'"#\w+"|rank-\d', "", one) for one in hatchings}) == 3

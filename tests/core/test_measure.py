@@ -1,0 +1,71 @@
+"""Measuring, and giving memory back, in a real kernel as in a notebook."""
+
+import gc
+import weakref
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from helpers import measure, models, train
+from helpers.plan import plan
+from helpers.recipe import Recipe
+
+# Each cell holds the tensor in a way of notebooks: Out and _, the last error, its frames.
+HOLD = [
+    "import sys, weakref, torch\nfrom helpers.measure import release\n"
+    "class Model:\n    def __init__(self): self.weights = torch.zeros(10**6)\n"
+    "alive = []\ndef new():\n    model = Model(); alive.append(weakref.ref(model)); return model",
+    "new()",  # a bare model on the last line: Out, _
+    "def train_it():\n    model = new()\n    raise RuntimeError('CUDA out of memory.')\ntrain_it()",
+    "held = [reference() is not None for reference in alive]",
+    "new()",  # and one directly before
+    "release()",
+    "print(held, [reference() is not None for reference in alive])",
+]
+
+
+def test_release_lets_go_of_what_a_kernel_holds():
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in HOLD]
+    )
+    notebook.cells[2].metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    assert notebook.cells[-1].outputs[0].text.strip() == "[True, True] [False, False, False]"
+
+
+def test_release_outside_a_notebook_does_no_harm():
+    measure.release()
+
+
+def test_without_cuda_there_are_no_cuda_figures():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    recipe = Recipe(model="vit", batch_size=4)
+    measured = measure.measure(recipe, train.encoded(recipe)["train"])
+    assert (measured.allocated, measured.reserved, measured.device) == (None, None, None)
+    assert measured.tracked.peak == plan(recipe, "cpu").peak
+
+
+def test_measuring_keeps_nothing_of_what_it_measured(monkeypatch):
+    alive, build = [], models.build
+
+    def watched(*arguments):
+        model = build(*arguments)
+        alive.extend(weakref.ref(parameter) for parameter in model.parameters())
+        return model
+
+    monkeypatch.setattr(models, "build", watched)
+    recipe = Recipe(model="vit", batch_size=2, precision="fp16", checkpointing=True)
+    measure.measure(recipe, train.encoded(recipe)["train"])
+    gc.collect()
+    assert alive and not any(reference() is not None for reference in alive)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_cuda_the_peak_is_near_the_plan():
+    recipe = Recipe(model="vit", batch_size=64)
+    measured = measure.measure(recipe, train.encoded(recipe)["train"], "cuda")
+    assert measured.allocated <= measured.reserved <= measured.device
+    assert plan(recipe, "cuda").peak == pytest.approx(measured.tracked.peak, rel=0.05)

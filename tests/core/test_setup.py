@@ -1,0 +1,340 @@
+"""The first cell, the badges, and the commands that make calls."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import warnings
+
+import nbformat
+import pytest
+import torch
+
+from helpers import packages, profile
+from helpers import setup as notebook_setup
+from tests.small import notebook
+from tight_fit import gpus
+from tools.course import ROOT, __main__, badges, stress
+from tools.course.execute import execute
+
+# Badges and the first cell
+
+
+ADDRESS = "https://github.com/some/course"
+
+
+def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path):
+    path = notebook(folder, "import torch")
+    page, cited = tmp_path / "README.md", tmp_path / "CITATION.cff"
+    page.write_text(
+        "# T\n<!-- badges -->\nold\n<!-- /badges -->\n<!-- clone -->\n<!-- /clone -->\nend\n"
+    )
+    cited.write_text("version: 1\nlicense: MIT\n")
+
+    def told(address):
+        """What `make badges` writes with this address in pyproject.toml."""
+        found = badges.stale(folder, page, cited, address)
+        for file, text in found.items():
+            file.write_text(text)
+        assert badges.stale(folder, page, cited, address) == {}
+        return found, [cell.source for cell in nbformat.read(path, 4).cells]
+
+    bare = told("")[1]
+    found, cells = told(ADDRESS)
+    assert set(found) == {path, page, cited}
+    assert cells[0].count("some/course/blob/main/notebooks/00_small.ipynb") == 2
+    assert cells[0].startswith("# Small\n\n[![") and "\n\nSee [the next]" in cells[0]
+    assert cells[1:] == [notebook_setup.first_cell(ADDRESS), "import torch"]
+    assert f'"{ADDRESS}"' in cells[1] and "clone" in cells[1]
+    assert f"git clone {ADDRESS}\n" in page.read_text()
+    assert cited.read_text() == f"version: 1\nrepository-code: {ADDRESS}\nlicense: MIT\n"
+    assert set(badges.stale(folder, page, cited, f"{ADDRESS}-2")) == {path, page, cited}
+
+    found, cells = told("")
+    assert (
+        set(found) == {path, page, cited}
+        and cells == bare
+        and cells[1:]
+        == [
+            notebook_setup.first_cell(""),
+            "import torch",
+        ]
+    )
+    for text in (*cells, page.read_text(), cited.read_text()):
+        assert "some/course" not in text and "git" not in text
+
+
+def start(folder, address="", **environment):
+    """What the first cell says in a kernel in `folder`, up to the check of the machine."""
+    program = notebook_setup.first_cell(address).partition("from helpers")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\nprint(sys.path[0])"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
+
+
+def copied(folder, *without):
+    for name in {"helpers/recipe.py", "tight_fit/units.py"} - {*without}:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    return folder
+
+
+def test_the_first_cell_finds_the_files_or_says_how_to_bring_them(tmp_path):
+    apart, beside = tmp_path / "a" / "working", tmp_path / "b"
+    for folder in (apart, beside):
+        folder.mkdir(parents=True)
+    copied(beside / "half", "tight_fit/units.py")  # an unpacking that was broken off
+    assert start(beside)[1].startswith("FileNotFoundError: Unpack the course's zip beside")
+    whole = copied(beside / "whole")
+    attached = copied(tmp_path / "a" / "input" / "datasets" / "me" / "course")
+    assert start(beside) == (str(whole), "") and start(whole / "helpers") == (str(whole), "")
+    assert start(apart) == (str(attached), "")
+
+
+def test_with_an_address_the_first_cell_fetches_what_it_does_not_find(tmp_path):
+    origin = copied(tmp_path / "origin")
+    as_me = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*as_me, *words], cwd=origin, check=True)
+    reader = tmp_path / "reader"
+    reader.mkdir()
+    said = "FileNotFoundError: Unpack the course's zip"
+    assert start(reader, f"file://{tmp_path}/none")[1].startswith(said)
+    assert start(reader, f"file://{origin}", PATH="")[1].startswith(said)  # there is no git
+    assert start(reader, f"file://{origin}") == (str(reader / "origin"), "")
+
+
+# The commands, as make calls them
+
+
+def test_a_wrong_command_line_ends_in_one_sentence(capsys):
+    assert __main__.main(["run", "99"]) == 1
+    assert "There is no notebook" in capsys.readouterr().err
+
+
+def make(*words):
+    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_make_help_names_every_target():
+    text = (ROOT / "Makefile").read_text(encoding="utf8")
+    targets = next(line for line in text.splitlines() if line.startswith(".PHONY:")).split()[1:]
+    said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert [name for name in targets if name != "help" and f"make {name} " not in said] == []
+
+
+def test_make_passes_notebooks_on():
+    assert "-m tools.course record 00 02" in make("record", "N=00 02", "PY=python3").stdout
+    assert "venv" not in make("run", "PY=python3").stdout
+
+
+# The first cell's check of the machine
+
+
+def test_notebook_says_what_runs_in_two_lines(capsys):
+    notebook_setup.setup()
+    said = capsys.readouterr().out.splitlines()
+    assert 2 <= len(said) <= 3 and said[0].startswith("Python 3.") and ", torch 2." in said[0]
+    assert said[1].startswith("Profile mini: the small bundled models (chosen by TIGHT_FIT_PROF")
+
+
+SETUP = """
+import os, sys
+from helpers import setup as notebook_setup
+assert "torch" not in sys.modules
+notebook_setup.setup()
+import torch
+visible = os.environ["CUDA_VISIBLE_DEVICES"]
+print(torch.cuda.is_available(), torch.cuda.device_count(), repr(visible))
+"""
+
+
+def test_libraries_warn_of_nothing_that_is_to_come(capsys):
+    notebook_setup.setup()
+    with warnings.catch_warnings(record=True) as caught:
+        for module in ("transformers.modeling_utils", "peft.tuners", "__main__", "torchless"):
+            warnings.warn_explicit("to come", FutureWarning, "a file", 1, module)
+    assert [str(one.message) for one in caught] == ["to come"] * 2
+
+
+def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
+    """The simulation, that of the soak, shows the GPU if torch is asked before it is hidden."""
+    environment = stress.environment("no-kernels") | {gpus.VISIBLE: "0,1"}
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT)
+    lines = subprocess.run(
+        [sys.executable, "-c", SETUP],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+    ).stdout.splitlines()
+    assert lines[0].endswith("on the CPU.")
+    assert lines[1].startswith(
+        "Profile mini: the small bundled models (there is a GPU, but it cannot run this PyTorch "
+        "(CUDA error: no kernel image"
+    )
+    assert lines[-1] == "False 0 ''"
+
+
+def test_notebook_says_why_a_gpu_cannot_be_used_whatever_the_profile(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "_probed", (False, "there is a GPU, but it is broken"))
+    monkeypatch.setenv(gpus.VISIBLE, "0,1")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    notebook_setup.setup()
+    assert "Mind: there is a GPU, but it is broken." in capsys.readouterr().out
+    assert os.environ[gpus.VISIBLE] == "" and not gpus.some_hidden()  # for ranks as well
+
+
+@pytest.fixture
+def no_sign(monkeypatch, tmp_path):
+    """A machine on which nothing points to a GPU."""
+    monkeypatch.setattr(gpus, "_probed", None)
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+
+
+class Started(Exception):
+    pass
+
+
+def refuse(*_, **__):
+    raise Started
+
+
+@pytest.mark.parametrize("visible", [None, "", "-1"])
+def test_without_a_gpu_no_process_is_started(visible, no_sign, monkeypatch):
+    if visible is not None:
+        monkeypatch.setenv(gpus.VISIBLE, visible)
+    monkeypatch.setattr(gpus.subprocess, "run", refuse)
+    assert gpus.probe() == (False, gpus.NO_GPU)
+
+
+@pytest.mark.parametrize("sign", ["driver", "variable", "nvidia-smi", "torch"])
+def test_every_sign_of_a_gpu_starts_the_probe(sign, no_sign, monkeypatch, tmp_path):
+    if sign == "driver":
+        (tmp_path / "0000:04").mkdir()
+        monkeypatch.setattr(gpus, "DRIVER", tmp_path)
+    elif sign == "variable":
+        monkeypatch.setenv(gpus.VISIBLE, "1")
+    elif sign == "nvidia-smi":
+        monkeypatch.setattr(gpus.shutil, "which", lambda name: f"/usr/bin/{name}")
+    else:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpus.subprocess, "run", refuse)
+    with pytest.raises(Started):
+        gpus.probe()
+
+
+@pytest.mark.parametrize(
+    "program, usable, words",
+    [
+        ("print('a warning')\nprint('usable')", True, ""),
+        (f"print({gpus.NO_GPU!r})", False, gpus.NO_GPU),
+        (
+            "print('CUDA error: out of memory')",
+            False,
+            "PyTorch (CUDA error: out of memory); on Kag",
+        ),
+        ("raise SystemExit(3)", False, "(the test of it ended with exit status 3)"),
+        ("import time\ntime.sleep(60)", False, "(no kernel finished within 2 seconds)"),
+    ],
+)
+def test_the_probe_s_answer_is_one_sentence_asked_once(
+    program, usable, words, no_sign, monkeypatch
+):
+    monkeypatch.setenv(gpus.VISIBLE, "0")
+    monkeypatch.setattr(gpus, "PROBE", program)
+    monkeypatch.setattr(gpus, "PROBE_SECONDS", 2.0)
+    answer = gpus.probe()
+    assert answer[0] == usable and words in answer[1] and "\n" not in answer[1]
+    monkeypatch.setattr(gpus.subprocess, "run", refuse)
+    gpus.hide_all()
+    assert gpus.probe() == answer == profile.usable_cuda()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
+    monkeypatch.setenv(gpus.VISIBLE, "0")
+    assert gpus.probe() == (False, gpus.NO_GPU)
+
+
+def test_gpus_and_units_import_without_torch():
+    modules = "tight_fit.gpus, tight_fit.units"
+    program = f"import sys\nimport {modules}\nprint('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(
+        notebook_setup, "problems", lambda: {"torch": "torch>=2.11 is needed but 1.0 is installed"}
+    )
+    with pytest.raises(
+        RuntimeError, match="torch>=2.11 is needed but 1.0 is installed: run `pip install"
+    ):
+        notebook_setup.complain()
+    monkeypatch.setattr(notebook_setup, "problems", lambda: {"peft": "peft>=0.17 is not installed"})
+    assert notebook_setup.complain() == ["peft>=0.17 is not installed"]
+
+
+def test_problems_compares_versions(monkeypatch):
+    assert packages.problems() == {}
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: "4.50.0" if name == "transformers" else real(name),
+    )
+    assert set(packages.problems()) == {"transformers"}
+
+
+@pytest.mark.parametrize(
+    "given, count, then",
+    [("0,1", 2, "0"), ("3,1", 2, "3"), ("1", 1, "1"), ("", 0, ""), (None, 2, "0")],
+)
+def test_one_gpu_hides_the_others(given, count, then, monkeypatch, tmp_path):
+    for name in ("0000:04", "0000:05"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv(gpus.BEFORE, "")
+    monkeypatch.delenv(gpus.BEFORE)
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path)
+    monkeypatch.setenv(gpus.VISIBLE, given or "")
+    if given is None:
+        monkeypatch.delenv(gpus.VISIBLE)
+    assert gpus.hide_all_but_first() == count and os.environ[gpus.VISIBLE] == then
+
+
+def test_the_first_cell_runs_before_torch():
+    asked = "print('torch' in sys.modules)"
+    program = notebook_setup.first_cell().replace("setup()", asked)
+    for place in (ROOT / "notebooks" / "labs", ROOT):
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "False\n"
+
+
+def test_say_prints_where_there_is_no_page(capsys):
+    notebook_setup.say("it takes **9** GiB")
+    assert capsys.readouterr().out == "it takes **9** GiB\n"
+
+
+def test_say_shows_markdown_with_a_text_form(folder):
+    cell = (
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from helpers.setup import say\nsay('**9** GiB')"
+    )
+    done, _ = execute(notebook(folder, cell), {})
+    assert done.cells[1].outputs[0].data == {
+        "text/markdown": "**9** GiB",
+        "text/plain": "**9** GiB",
+    }

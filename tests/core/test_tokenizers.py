@@ -1,0 +1,201 @@
+"""The tokenizer that notebook 08 writes by hand gives the ids of the Rust one, whatever the text.
+
+The code under test is that of lab 08: its cells with `viterbi` and `ByHand` are run here.
+"""
+
+import json
+import math
+import re
+import unicodedata
+from functools import lru_cache
+
+import nbformat
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from tokenizers.normalizers import NFKC
+
+from helpers import data, models
+from helpers.data import normalise
+from helpers.recipe import Recipe
+from tests.models.test_hub import make_deberta
+from tools.course import NOTEBOOKS
+
+LIBRARIES = {"json": json, "math": math, "re": re, "unicodedata": unicodedata}
+OLD = (
+    unicodedata.ucd_3_2_0
+)  # Python's table of Unicode 3.2; every later version normalises its characters alike
+
+
+@lru_cache(maxsize=1)
+def tokenizer():
+    return models.processor(Recipe("deberta"))
+
+
+@lru_cache(maxsize=1)
+def cells():
+    notebook = nbformat.read(NOTEBOOKS / "labs" / "08_fast_tokenizers_lab.ipynb", as_version=4)
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    heads = ("def viterbi(", "class ByHand:")  # each section of the lab repeats them
+    return "\n".join(next(text for text in sources if text.startswith(head)) for head in heads)
+
+
+def by_hand_of(tokenizer):
+    names = {**LIBRARIES, "tokenizer": tokenizer}
+    exec(compile(cells(), "notebook 08", "exec"), names)
+    return names["by_hand"]
+
+
+@lru_cache(maxsize=1)
+def by_hand():
+    made = by_hand_of(tokenizer())
+    made.cut = lru_cache(maxsize=100_000)(made.cut)
+    return made
+
+
+def differing(texts, ours=None, rust=None):
+    """The texts whose ids differ."""
+    ours, rust = ours or by_hand(), rust or tokenizer().backend_tokenizer
+    return [
+        text
+        for text, encoding in zip(texts, rust.encode_batch(texts), strict=True)
+        if ours(text) != encoding.ids
+    ]
+
+
+def alike(text):
+    """Whether both sides have the same Unicode data for this text: their versions differ."""
+    return NFKC().normalize_str(text) == unicodedata.normalize("NFKC", text)
+
+
+letters = st.characters(exclude_categories=["Cs"])  # a lone surrogate is no text: Rust refuses it
+odd = st.sampled_from(
+    "ﬁﬀﬃ½№Ⅷ㎏①Ａ［］ｶﾞ"
+    "\u0301\u0327\u093c\u200d\ufe0f👩🏽🇩🇪\u200b\u00ad\ufeff\x1c\x85\u2028\u3000\u00a0\u1680 \t\n▁"
+)
+plain = st.sampled_from("the oil price of grain shr cts net [MASK] [PAD] [UNK] ［SEP］ ".split(" "))
+texts = st.lists(st.one_of(letters, odd, plain, st.just(" ")), max_size=60).map("".join)
+
+
+@settings(max_examples=600, deadline=None)
+@given(texts)
+@example("")
+@example(" \t\n ")
+@example("▁")
+@example("▁▁ ▁")
+@example("［MASK］[MASK]")
+@example("[UNK]日本[UNK] 日本")
+@example("a\u0301\u0327\u0301 ﬁ\u0301")
+@example("\u1680oil\x1c\x1d \x85price\u2029")
+@example("👩\u200d👩\u200d👧‍👦🇩🇪\ufe0f")
+def test_any_text(text):
+    assume(alike(text))
+    assert differing([text]) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.text(st.one_of(letters, odd, st.sampled_from("oil pre")), min_size=1, max_size=12),
+    st.integers(200, 3000),
+)
+def test_very_long_text_and_very_long_words(text, times):
+    assume(alike(text * 2))
+    assert differing([text * times]) == []
+
+
+def test_every_character_that_unicode_3_2_knew():
+    known = [
+        chr(code)
+        for code in range(1, 0x110000)
+        if OLD.category(chr(code)) not in ("Cn", "Cs", "Co")
+    ]
+    assert len(known) > 90_000
+    assert [letter for letter in known if not alike(letter)] == []
+    assert differing([f"oil{letter}the" for letter in known]) == []
+    assert differing(known) == []
+
+
+def test_the_text_that_is_left_out_is_little_and_newer_than_unicode_3_2():
+    """`assume(alike(...))` hides no bug: it refuses only characters younger than Rust's table."""
+    assigned = [
+        chr(code)
+        for code in range(1, 0x110000)
+        if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")
+    ]
+    refused = [
+        letter
+        for letter in assigned
+        if not all(map(alike, (letter, f"a{letter}\u0301", f"a\u0327{letter}")))
+    ]
+    assert all(OLD.category(letter) == "Cn" for letter in refused)
+    assert len(refused) < 500
+
+
+def test_all_of_r8():
+    splits = data.load("r8")
+    assert differing(splits["train"]["text"][:] + splits["test"]["text"][:]) == []
+
+
+def test_the_cuts_are_the_likeliest():
+    """Against every cut of short words, tried one by one."""
+    made = by_hand_of(tokenizer())
+    viterbi = made.cut.__func__.__globals__["viterbi"]
+
+    def price(piece):
+        return made.scores.get(piece, made.worst if len(piece) == 1 else -math.inf)
+
+    def best(word):
+        return max(
+            price(word[:end]) + (best(word[end:]) if end < len(word) else 0)
+            for end in range(1, len(word) + 1)
+        )
+
+    for word in ("▁oil", "▁shrs", "▁refined", "▁zzq日", "▁x日y"):
+        cut = viterbi(word, made.scores, made.worst, made.longest)
+        assert "".join(cut) == word
+        assert math.isclose(sum(map(price, cut)), best(word))
+
+
+def test_a_tokenizer_converted_from_debertas_own_files(tmp_path):
+    """As in the full profile, with the tokenizer of the hub: after `normalise`, the same ids."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(make_deberta(tmp_path / "model"))
+    samples = [
+        "the new price of oil",
+        "the  net\tsale [MASK] of gold",
+        "ﬁne grain\nin june",
+        "日本 bank",
+        "THE oil!",
+    ]
+    samples += data.load("r8")["test"]["text"][:300]
+    assert (
+        differing(
+            [normalise(text) for text in samples], by_hand_of(theirs), theirs.backend_tokenizer
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["best[start] + score >", "else -math.inf", 'normalize("NFKC"', "if not current == before"],
+)
+def test_the_test_finds_what_is_changed(change):
+    """Each part of the by-hand tokenizer matters: without it some text comes out otherwise."""
+    other = {
+        "best[start] + score >": "best[start] + score >=",
+        "else -math.inf": "else unknown",
+        'normalize("NFKC"': 'normalize("NFC"',
+        "if not current == before": "if True or current == before",
+    }[change]
+    assert change in cells()
+    names = {**LIBRARIES, "tokenizer": tokenizer()}
+    exec(compile(cells().replace(change, other), "notebook 08, changed", "exec"), names)
+    tell = [
+        "sslll xeee",
+        "ﬁnancial ½",
+        "日本日本",
+        "oil price",
+    ]  # a tie, a ligature, neighbours without a piece
+    assert differing(tell, names["by_hand"])
