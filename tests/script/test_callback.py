@@ -85,8 +85,10 @@ def test_the_plan_is_that_of_the_same_program(options, program):
     callback, (line,) = told(**options)
     facts = run(program(LLAMA + TRAIN.replace("OPTIONS", repr(options))), gpu="A100")
     assert callback.facts["batch"] == facts["batch_longest"] == [8, 64]
-    assert callback.facts["reserved"] == facts["reserved"]
     ahead = options.get("gradient_accumulation_steps", 1) * A_BATCH
+    assert (
+        0 <= facts["reserved"] - callback.facts["reserved"] <= (2 * MIB if ahead > A_BATCH else 0)
+    )
     assert 0 <= facts["allocated"] - callback.facts["allocated"] <= 4 * ahead + 2**17
     assert callback.facts["seconds"] == pytest.approx(facts["longest_seconds"], rel=0.15)
     assert "(8 × 64)" in line and "it fits. A step takes about" in line
