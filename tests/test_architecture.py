@@ -52,7 +52,7 @@ LAYERS = (
     {"tight_fit/plans"},
     {"tight_fit/layouts", "tight_fit/script"},
     {"tight_fit/search"},
-    {"tight_fit/command"},
+    {"tight_fit/command", "tight_fit/callback"},
     {"tight_fit/__main__", "moved"},
     {"recipe", "packages", "drawings", "offline"},
     {"batching", "chat", "record_fields", "sets"},

@@ -83,6 +83,9 @@ ADAM_FOREACH = (import_module("torch.optim.adam"), "_multi_tensor_adam")
 FOREACH_ADDCDIV = "_foreach_addcdiv_"
 # {name: what checkpointing compares of a tensor that was saved and of the same one recomputed}.
 CHECKPOINT_CHECKS = import_module("torch.utils.checkpoint")._allowed_determinism_checks_to_fns
+# Called with a function of (device, bytes asked for, bytes allocated, bytes free), it lets CUDA's
+# allocator call it before "out of memory" is raised; only PyTorch's builds for CUDA have it.
+OUT_OF_MEMORY_OBSERVER = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
 PRE_FORWARD = "_pre_forward"  # the method of DistributedDataParallel that lays its buckets anew
 FOREACH_TYPES = tuple((module, "_foreach_supported_types") for module in _FOREACH)
 

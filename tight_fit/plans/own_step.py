@@ -43,7 +43,14 @@ from tight_fit.gpus import GPU, WORKSPACE, as_gpu, cublas_workspace
 from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.step_seconds import Seconds, seconds
 from tight_fit.kernels.trace_ops import Recorder, TracedOps
-from tight_fit.memory.allocator import MAX_STEPS, AllocatorPeaks, CachingAllocator
+from tight_fit.memory.allocator import (
+    MAX_STEPS,
+    ROUND,
+    AllocatorPeaks,
+    CachingAllocator,
+    CapacityExceeded,
+)
+from tight_fit.memory.plan import Fit, fit_on_gpu
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.torch_private import FakeTensorMode, storage_key, tree_leaves
 from tight_fit.trace.cublas import PRODUCTS
@@ -93,6 +100,14 @@ class CustomStepPlan:
         replay = Replay(cublas_workspace(gpu) // 2 if self.release >= (2, 0) else 0)
         replay.run(self.storage_trace, self.last)
         return replay.run(self.storage_trace, len(self.storage_trace.events))
+
+    def fits(self, gpu: str | GPU) -> Fit:
+        """Whether all of the steps fit a GPU, with every term that decides it (bytes).
+
+        Raises ValueError for an unknown GPU.
+        """
+        peak = peak_of(self.storage_trace, 0)
+        return fit_on_gpu(gpu, peak, least(self.storage_trace) - peak - 2 * WORKSPACE)
 
     def seconds(self, gpu: str | GPU | GpuSpecs) -> Seconds:
         """How long the last step takes on a GPU (`Plan.seconds`), fp32 products without TF32.
@@ -291,3 +306,17 @@ def peak_of(storage_trace: StorageTrace, last: int) -> int:
         alive += {BORN: 1, DIES: -1}.get(kind, 0) * storage_trace.bytes[storage]
         peak = alive if event < last else max(peak, alive)
     return peak
+
+
+def least(storage_trace: StorageTrace) -> int:
+    """Bytes that an allocator must be able to reserve, as `AllocationTrace.least`."""
+    end = len(storage_trace.events)
+    unlimited = Replay(WORKSPACE).run(storage_trace, end)
+    low, high = unlimited.allocated, unlimited.reserved
+    while high - low > max(ROUND, unlimited.allocated >> 10):
+        middle = (low + high) // 2
+        try:
+            high = Replay(WORKSPACE, middle).run(storage_trace, end).reserved
+        except CapacityExceeded:
+            low = middle
+    return high

@@ -10,9 +10,8 @@ import torch
 from tight_fit.gpus import GPU, WORKSPACE, cublas_workspace
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.trace_ops import TracedOps
-from tight_fit.memory.allocator import ROUND, CapacityExceeded
 from tight_fit.memory.plan import fit_on_gpu
-from tight_fit.plans.own_step import Replay
+from tight_fit.plans.own_step import Replay, least
 from tight_fit.script.program import ProgramRun
 from tight_fit.script.steps import Watch
 from tight_fit.trace.tracker import (
@@ -191,7 +190,7 @@ def _on_gpu(gpu: GPU, trace: StorageTrace, peak: int) -> Facts:
     """What PyTorch's allocator would report of the whole run, and whether the GPU holds it."""
     end = len(trace.events)
     peaks = Replay(cublas_workspace(gpu) // 2).run(trace, end)
-    fit = fit_on_gpu(gpu, peak, _least(trace) - peak - 2 * WORKSPACE)
+    fit = fit_on_gpu(gpu, peak, least(trace) - peak - 2 * WORKSPACE)
     return {
         "card": gpu.name,
         "card_memory": gpu.memory,
@@ -201,20 +200,6 @@ def _on_gpu(gpu: GPU, trace: StorageTrace, peak: int) -> Facts:
         "need": fit.need,
         "fits": bool(fit),
     }
-
-
-def _least(trace: StorageTrace) -> int:
-    """Bytes that an allocator must be able to reserve, as `AllocationTrace.least`."""
-    end = len(trace.events)
-    unlimited = Replay(WORKSPACE).run(trace, end)
-    low, high = unlimited.allocated, unlimited.reserved
-    while high - low > max(ROUND, unlimited.allocated >> 10):
-        middle = (low + high) // 2
-        try:
-            high = Replay(WORKSPACE, middle).run(trace, end).reserved
-        except CapacityExceeded:
-            low = middle
-    return high
 
 
 def _seconds(operations: TracedOps | None, gpu: GPU, prefix: str) -> Facts:
