@@ -14,7 +14,8 @@ def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None
 
     more  further runs by label, for a table of more than two
     The caption says in a sentence what the change did to memory, accuracy and, on a GPU, time.
-    Rows of a record appear only where `results/` has one.
+    Times are shown only of a GPU: a CPU's depend on what else it does. Rows of a record appear only
+    where `results/` has one.
 
     Raises ValueError where the recipes of before and after differ in more, or less, than one
     field, TypeError for what is no run.
@@ -32,16 +33,20 @@ def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None
     notebook = before.name.split("/", 1)[0]
     for label, run in read(notebook).items():
         rows.append(_row(f"recorded on {run.environment['name']}: {label}", run))
+    if not any(row["time per step"] for row in rows):
+        for row in rows:
+            del row["time per step"]
     return Table(rows, _sentence(before, after))
 
 
 def _row(label: str, run: Run) -> dict[str, str]:
     random = "" if run.recipe.weights == "pretrained" else " (random weights)"
+    on_a_gpu = run.environment["device"] == "cuda"
     return {
         "run": label,
         "memory, planned": size(run.planned),
         "memory, measured": size(run.peak),
-        "time per step": duration(run.step_seconds),
+        "time per step": duration(run.step_seconds) if on_a_gpu else "",
         "accuracy": f"{run.accuracy:.1%}{random}",
     }
 
@@ -57,7 +62,7 @@ def _sentence(before: Run, after: Run) -> str:
         machine = f"the {before.environment['name']}"
         ratio = after.step_seconds / before.step_seconds
         time = f" and {ratio:.2f} times the time per step"
-    else:  # whose times depend on what else it does, and say little about a GPU's
+    else:
         machine, time = "this CPU", ""
     points = 100 * (after.accuracy - before.accuracy)
     test = f"{after.test_rows} test examples"

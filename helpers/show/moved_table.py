@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from helpers.strategy.show import how_sure, settings
+from helpers.strategy.show import settings, within
 from helpers.tables import Table
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
@@ -37,8 +37,7 @@ def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:
         before = planned.peak
     return Table(
         rows,
-        "Planned, nothing was run: memory at the peak of an optimizer step, and the step's time, "
-        f"{settings(planned.recipe for planned in named.values())}. {how_sure()} "
+        f"Planned, not run, {settings(planned.recipe for planned in named.values())}. {within()} "
         "Copies to and from the host are timed by data sheets.",
     )
 

@@ -23,7 +23,8 @@ HEADINGS = (
     "Exercises",
     "References",
 )
-CARD = ("Use when", "Start from", "Watch", "Paste")
+CARD = ("Use when", "Start from", "Watch")
+WITHOUT_A_TABLE = ("13", "14", "15", "16", "18", "24")  # first screens of an older form
 EMPTY = "No record of this comparison"
 
 
@@ -132,9 +133,12 @@ def anatomy(nb):
 
 
 def opening(nb):
-    """The first cell says what the reader will be able to do, and links glossary and lab."""
+    """The first screen says what it is, what it buys, when not, the lines, and the minutes."""
     first = nb.cells[0].source
-    wanted = ("**You will be able to**", "**In one line:**", "docs/glossary.md", "labs/")
+    wanted = ["**You will be able to**", "**In one line:**", "docs/glossary.md", "labs/"]
+    if first[2:4] not in WITHOUT_A_TABLE:
+        wanted += ["| **Buys** |", "| **Not when** |", "minutes to read and run", "the exercises"]
+        wanted += ["```"] if "**Paste**" not in first else []
     return [f"the first cell lacks {part!r}" for part in wanted if part not in first]
 
 
@@ -162,8 +166,10 @@ def in_your_own_code(nb):
 
 
 def card(nb):
+    """When, from where, what to watch; the lines to paste stand here or on the first screen."""
     text = "\n".join(c.source for c in sections(nb).get("Decision card", []))
-    return [f"the decision card lacks {part!r}" for part in CARD if part not in text]
+    wanted = CARD if "```" in nb.cells[0].source else (*CARD, "Paste")
+    return [f"the decision card lacks {part!r}" for part in wanted if f"**{part}**" not in text]
 
 
 def exercises(nb):
