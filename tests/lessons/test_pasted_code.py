@@ -68,6 +68,7 @@ CASES = {
         ("def freeze(", "freeze(model.deberta.encoder.rel", "trained = [p for p"),
         ("model = DebertaV2ForSequenceClassification(config)", f"{TEXTS}{made('')[1]}"),
         ("encoder.layer[:2])", "encoder.layer[:6])"),
+        ('print("embeddings, layers 1 to 4:", backward_enters())\n', ""),
         (
             "start = {name: p.detach().clone() for name, p in model.named_parameters()}\n",
             ON_THE_GPU,
