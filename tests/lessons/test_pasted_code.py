@@ -134,7 +134,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("number", CASES)
+LONG = ("19",)  # 24 layers of 512 tokens, in four micro-batches
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=pytest.mark.night if n in LONG else ()) for n in CASES]
+)
 def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
     if number in ("05", "19"):
         pytest.importorskip("bitsandbytes")
