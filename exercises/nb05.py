@@ -11,7 +11,6 @@ from torch import nn
 from exercises.check import exercise
 from exercises.comparisons import agree, letters, same
 from helpers import models
-from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 
 GPU = "RTX 4060 Laptop"  # of exercise 3

@@ -84,9 +84,7 @@ def show_phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:
         waiting = f"{took.waiting / took.total:.0%}"
         rows.append({"planned": label, "step": span(took.total), **shares, "waiting": waiting})
     used = settings(planned.recipe for planned in plans.values())
-    return Table(
-        rows, f"Planned for the {gpu.name}, not run: a step's time, {used}. {within()}"
-    )
+    return Table(rows, f"Planned for the {gpu.name}, not run: a step's time, {used}. {within()}")
 
 
 def settings(steps: Iterable[StepSettings]) -> str:

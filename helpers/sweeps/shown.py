@@ -89,11 +89,8 @@ def short(name: str | Sweep) -> Table:
         if len({sweep.steps(arm.name) for arm in sweep.arms}) > 1:
             row["steps"] = str(sweep.steps(arm.name))
         rows.append(row)
-    return Table(
-        rows,
-        f"Run once and kept: {profile.describe(sweep.base)}, {seeds} seeds per row, each row at its "
-        "own best learning rate; differences in points.",
-    )
+    what = f"Run once and kept: {profile.describe(sweep.base)}, {seeds} seeds per row"
+    return Table(rows, f"{what}, each row at its own best learning rate; differences in points.")
 
 
 def _sure(sweep: Sweep, arm: str) -> str:

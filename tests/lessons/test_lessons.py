@@ -86,7 +86,7 @@ def unexecuted(nb):
 
 
 BROKEN = [
-    (rules.length, says("word " * 1500)),
+    (rules.length, says("word " * 1400)),
     (rules.length, lambda nb: [adds("x = 1\n" * 15)(nb) for _ in range(15)]),
     (rules.length, adds("assert True\n" * 6)),
     (rules.cells, adds("x = 1\n" * 16)),

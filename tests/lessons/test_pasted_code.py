@@ -13,7 +13,6 @@ import pytest
 from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from tests.lessons import rules
 from tests.script import run
 from tools.course import NOTEBOOKS
 
@@ -74,7 +73,8 @@ CASES = {
             ON_THE_GPU,
         ),
         (
-            "for name, p in model.named_parameters():\n    unchanged = torch.equal(p, start[name])\n"
+            "for name, p in model.named_parameters():\n"
+            "    unchanged = torch.equal(p, start[name])\n"
             "    assert unchanged == (not p.requires_grad)\n",
             "",
         ),
