@@ -134,6 +134,36 @@ CASES = {
 }
 
 
+VIT = Recipe("vit", profile="full")
+CASES["01"] = (
+    replace(VIT, batch_size=32),
+    ("digits = train.encoded(",),
+    (
+        'digits = train.encoded(Recipe("vit", train_size=100))\n',
+        "from transformers import ViTConfig, ViTForImageClassification\n"
+        "model = ViTForImageClassification(ViTConfig(**FULL)).to('cuda')\n",
+    ),
+    (
+        '    batch = digits["train"].batch(torch.randperm(100)[:16])\n',
+        "    batch = {'labels': torch.arange(32, device='cuda') % 10}\n"
+        "    batch['pixel_values'] = torch.randn(32, 3, 224, 224, device='cuda')\n",
+    ),
+    ("model.eval()\n", "raise SystemExit\n"),
+)
+CASES["11"] = (
+    replace(VIT, batch_size=64, accumulation=4, precision="bf16"),
+    ("from transformers import ViTConfig", "fabric.clip_gradients(model, optimizer"),
+    (
+        "model = ViTForImageClassification(config)",
+        "from lightning_fabric import Fabric\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "model = ViTForImageClassification(ViTConfig(**FULL))",
+    ),
+    (
+        "torch.randn(64, 1, 16, 16), torch.randint(3, (64,))",
+        "torch.randn(128, 3, 224, 224), torch.arange(128) % 10",
+    ),
+    ("batch_size=4)", "batch_size=16)"),
+)
 LONG = ("19",)  # 24 layers of 512 tokens, in four micro-batches
 
 
@@ -143,8 +173,9 @@ LONG = ("19",)  # 24 layers of 512 tokens, in four micro-batches
 def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
     if number in ("05", "19"):
         pytest.importorskip("bitsandbytes")
-    if number == "07":
-        pytest.importorskip("peft")
+    needed = {"07": "peft", "11": "lightning_fabric"}
+    if number in needed:
+        pytest.importorskip(needed[number])
     recipe, wanted, *changes = CASES[number]
     path = tmp_path / "train.py"
     path.write_text(program(number, wanted, recipe, *changes), encoding="utf8")
