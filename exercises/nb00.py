@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import torch
+from transformers import RobertaConfig
 
 from exercises.check import exercise
-from exercises.comparisons import close, same, whole_number
+from exercises.comparisons import close, same
 from exercises.handout import observe
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
+from tight_fit.plans.model import plan_model
 from tight_fit.units import GIB
 
 IMAGES = Recipe("vit", profile="full", batch_size=32)
 TEXT = Recipe("deberta", profile="full", batch_size=16, length=256)
-GPU = "RTX 3060"
 KINDS = ("parameters", "gradients", "optimizer states")
 
 
@@ -35,21 +36,18 @@ def _(answer):
 @exercise(
     "00.2",
     hints=[
-        "plan(recipe).fits(gpu) counts more than tensors.",
-        "Find the batch size for which fits() is false while it is true for one example less.",
+        "Count in tensors of batch x length x width numbers: how many does a layer keep?",
+        "16 tensors of 8 x 512 x 768 numbers of 4 bytes, in each of 12 layers.",
     ],
     why=(
-        "The bytes of tensors are a straight line in the batch size: "
-        "two plans tell about where a GPU is full. What the allocator adds is no line, "
-        "so the last batch sizes are planned one by one."
+        "An estimate by hand says in a minute about how large a step is; "
+        "the plan also counts what dropout and the embeddings keep."
     ),
 )
 def _(answer):
-    answer = whole_number(answer, "examples")
-    assert 1 < answer <= 1024, "your answer should be a batch size from 2 to 1024"
-    asked, smaller = (replace(TEXT, batch_size=size) for size in (answer, answer - 1))
-    assert not plan(asked).fits(GPU), f"a batch of {answer} examples still fits the {GPU}"
-    assert plan(smaller).fits(GPU), f"{answer} examples are too many, but a smaller batch is too"
+    roberta = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)
+    planned = plan_model(roberta, batch_size=8, length=512)
+    close(answer, planned.at_peak["activations"] / GIB, rel=0.1, unit="GiB")
 
 
 @exercise(

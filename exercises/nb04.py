@@ -26,8 +26,8 @@ TAIL = 0.05  # of exercise 4: largest relative error
             "of its mantissa bits."
         ),
         (
-            "A sum is rounded to the nearest neighbour, so a step of up to half the spacing "
-            "of 2^-9 is lost."
+            "The spacing there is 2^-9. A sum is rounded to the nearest neighbour, so a step of up "
+            "to half of it is lost."
         ),
     ],
     why=(

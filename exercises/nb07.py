@@ -8,15 +8,13 @@ import torch
 from torch import nn
 
 from exercises.check import exercise
-from exercises.comparisons import close, same, whole_number
+from exercises.comparisons import same, whole_number
 from exercises.handout import observe
 from helpers import models
-from helpers.plan.planner import plan
-from helpers.recipe import Recipe, replace
+from helpers.recipe import Recipe
 from tight_fit.torch_private import FakeTensorMode
 
 LARGE = Recipe("deberta-large", profile="full", lora_rank=16)
-BASE = Recipe("deberta", profile="full", batch_size=16, length=256)
 SHAPES = ((6, 9, 2, 4.0), (9, 5, 3, 3.0), (7, 7, 1, 8.0))  # out, in, rank, alpha
 
 
@@ -48,22 +46,58 @@ def _(answer):
 @exercise(
     "07.2",
     hints=[
-        (
-            "A linear layer of a full fine-tune is worth 3 products: one forward, "
-            "one for its weights, one for the layer below."
-        ),
-        (
-            "All twelve layers go forward; the six adapted ones pass one product back, "
-            "the six below none: 12 + 6 of 36."
-        ),
+        "dict(model.named_modules())[name] is the module; ask each of its parameters.",
+        "A module is forgotten where not all(p.requires_grad for p in module.parameters()).",
     ],
-    why="Frozen weights drop one product of three; what lies below the lowest adapter drops two",
+    why="A new layer that stays random gives no error: the loss falls, only less far",
 )
 def _(answer):
-    part, whole = (
-        sum(plan(recipe).flops.values()) for recipe in (replace(BASE, frozen=6, lora_rank=8), BASE)
-    )
-    close(answer, part / whole, rel=0.03, what="the factor")
+    assert callable(answer), "your answer should be a function of a model and a list of names"
+    for index, (case, model, fresh) in enumerate(_half_frozen()):
+        modules = dict(model.named_modules())
+        wanted = sorted(
+            name
+            for name in fresh
+            if not all(parameter.requires_grad for parameter in modules[name].parameters())
+        )
+        given = observe(_forgotten, answer, index)
+        assert isinstance(given, list), f"your function should return a list {case}"
+        assert given == wanted, (
+            f"your function names {', '.join(map(str, given)) or 'nothing'} {case}, "
+            f"and {'another number of' if len(given) != len(wanted) else 'other'} modules "
+            "have parameters that do not train"
+        )
+
+
+def _forgotten(answer, index: int):
+    _, model, fresh = _half_frozen()[index]
+    return answer(model, list(fresh))
+
+
+def _half_frozen() -> list[tuple[str, nn.Module, tuple[str, ...]]]:
+    """(what it is, a model with some parameters frozen, names of its new modules)."""
+
+    def made(*trains: str) -> nn.Module:
+        model = nn.ModuleDict(
+            {
+                "body": nn.Linear(4, 4),
+                "pooler": nn.ModuleDict({"dense": nn.Linear(4, 4), "norm": nn.LayerNorm(4)}),
+                "pooler2": nn.Linear(4, 4),
+                "classifier": nn.Linear(4, 2),
+            }
+        )
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(any(name.startswith(part) for part in trains))
+        return model
+
+    fresh = ("pooler", "classifier")
+    return [
+        ("where all new layers train", made("pooler.", "classifier."), fresh),
+        ("where the pooler is frozen", made("classifier."), fresh),
+        ("where only a neighbour trains", made("pooler2.", "classifier."), fresh),
+        ("where half of the pooler trains", made("pooler.dense", "classifier."), fresh),
+        ("where only biases train", made("pooler.dense.bias", "classifier.bias"), fresh),
+    ]
 
 
 @exercise(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 import statistics
 
-import torch
-
 from exercises.check import exercise
-from exercises.comparisons import close, letters, same
-from helpers.batching import cut, padded_share
+from exercises.comparisons import agree, letters
+from helpers.batching import padded_share
+from tight_fit.checks import IGNORE
 
-DOCUMENTS = (10, 250, 20, 240, 30, 230, 40, 220)  # tokens, exercise 1
 BIASED = {  # of exercise 3: why each of these is no unbiased first step
     "A": "A always begins with the shortest documents",
     "B": "B never shows the longest documents: what it drops is not random",
@@ -19,23 +17,43 @@ BIASED = {  # of exercise 3: why each of these is no unbiased first step
 }
 
 
+def _in_budget(lengths: list[int], order: list[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    for text in order:
+        longest = max([lengths[text], *(lengths[t] for t in batches[-1])]) if batches else 0
+        if not batches or (len(batches[-1]) + 1) * longest > budget:
+            batches.append([])
+        batches[-1].append(text)
+    return batches
+
+
+def _some_texts(rng: random.Random) -> tuple:
+    lengths = [rng.randint(1, 50) for _ in range(rng.randint(2, 12))]
+    return lengths, rng.sample(range(len(lengths)), len(lengths)), rng.randint(40, 150)
+
+
 @exercise(
     "10.1",
     hints=[
+        "Keep a current batch and its longest text; a batch costs its texts times its longest.",
         (
-            "A batch of two padded to w tokens has 2 w * w scores. "
-            "Add that up over the four batches, for both orders."
+            "Before you add a text, take the new longest: if (len(batch) + 1) * longest > budget, "
+            "close the batch and begin another one with this text."
         ),
-        "Sorted, the batches are (10, 20), (30, 40), (220, 230), (240, 250).",
     ],
-    why=(
-        "Scores fall further than tokens do, "
-        "since they grow with the square of the padded length; "
-        "what is left is the long documents' own."
-    ),
+    why="The budget bounds the memory of every step, which a number of texts does not",
 )
 def _(answer):
-    close(answer, _scores(DOCUMENTS) / _scores(sorted(DOCUMENTS)), rel=0.005)
+    agree(
+        answer,
+        _in_budget,
+        examples=[
+            ([6, 21, 12, 15], [0, 2, 3, 1], 45),
+            ([10, 10, 30], [0, 1, 2], 30),
+            ([50, 5], [0, 1], 20),
+        ],
+        draw=_some_texts,
+    )
 
 
 @exercise(
@@ -84,39 +102,40 @@ def _(answer):
     _check_unbiased(lengths, epochs)
 
 
+def _labels(texts: list[tuple[list[int], list[int]]]) -> list[int]:
+    row = []
+    for prompt, answer in texts:
+        labels = [IGNORE] * len(prompt) + list(answer)
+        row += [IGNORE, *labels[1:]]
+    return row
+
+
+def _texts(rng: random.Random) -> tuple:
+    def tokens(least: int) -> list[int]:
+        return [rng.randint(1, 99) for _ in range(rng.randint(least, 5))]
+
+    return ([(tokens(0), tokens(1)) for _ in range(rng.randint(1, 4))],)
+
+
 @exercise(
     "10.2",
     hints=[
-        "Join the batches to one list, order: the value at index i belongs to example order[i].",
-        (
-            "back = torch.empty_like(values); back[order] = values. "
-            "Indexing values[order] is the inverse of what you need."
-        ),
+        "The labels of a text are -100 for its prompt, then its answer; join those of all texts.",
+        "After that, set the label at the first place of each text to -100, whatever it was.",
     ],
-    why=(
-        "values[order] is right for orders that are their own inverse, such as reversed ones, "
-        "and so passes a careless test."
-    ),
+    why="Otherwise a text's first token is learned as a continuation of another text",
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of values and batches"
-    generator = torch.Generator().manual_seed(4)
-    for count, size, shape in (
-        (10, 3, ()),
-        (17, 4, (5,)),
-        (1, 1, ()),
-        (12, 12, (2, 3)),
-        (9, 2, (1,)),
-    ):
-        order = torch.randperm(count, generator=generator).tolist()
-        truth = torch.randn(count, *shape, generator=generator)
-        given = truth[order]
-        kept = given.clone()
-        values = answer(given, cut(order, size))
-        assert torch.equal(given, kept), (
-            "your function changes the values that it is given: return a new tensor"
-        )
-        same(values, truth, what=f"the result for {count} examples in batches of {size}")
+    agree(
+        answer,
+        _labels,
+        examples=[
+            ([([5, 6], [7, 8])],),
+            ([([5], [7]), ([], [8, 9, 4])],),
+            ([([], [3])],),
+        ],
+        draw=_texts,
+    )
 
 
 @exercise(
@@ -141,10 +160,6 @@ def _(answer):
     biased = sorted(answer & BIASED.keys())
     assert not biased, BIASED[biased[0]]
     assert answer == {"D", "E"}, "what you name is right, but not all that is"
-
-
-def _scores(lengths) -> int:
-    return sum(2 * max(pair) ** 2 for pair in cut(lengths, 2))
 
 
 def _plain(batches) -> list[list[int]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import torch
 
 from exercises.check import exercise
-from exercises.comparisons import agree, close, same
+from exercises.comparisons import close, same
 from exercises.handout import observe
 
 LEVELS = torch.tensor([-1.0, -0.5, -0.1, 0.0, 0.2, 0.6, 1.0])
@@ -64,22 +62,25 @@ def _quantized(answer, block, levels):
     return *given, block
 
 
-def _numbers(rng: random.Random) -> tuple:
-    return ([rng.randint(0, 15) for _ in range(2 * rng.randint(1, 6))],)
-
-
 @exercise(
     "21.3",
     hints=[
-        "The upper four bits of a byte are worth 16 times as much as the lower four.",
-        "For each pair (a, b): 16 * a + b.",
+        "levels[indices] looks every weight up; reshape it to rows of 64 and multiply by scales.",
+        "(levels[indices].view(-1, 64) * scales[:, None]).view_as(...) + alpha / rank * B @ A",
     ],
-    why="Two weights per byte is why a quantized layer's weight has half as many elements",
+    why="Rounded to levels again, most of what the adapters learned would be lost",
 )
 def _(answer):
-    agree(
-        answer,
-        lambda numbers: [16 * a + b for a, b in zip(numbers[::2], numbers[1::2])],
-        examples=[([1, 2],), ([15, 0, 0, 15],)],
-        draw=_numbers,
-    )
+    assert callable(answer), "your answer should be a function of six arguments"
+    torch.manual_seed(23)
+    for rows, columns, rank, alpha in ((4, 128, 2, 4.0), (8, 64, 3, 3.0), (2, 32, 1, 8.0)):
+        indices = torch.randint(len(LEVELS), (rows, columns))
+        scales = torch.rand(rows * columns // 64) + 0.1
+        A, B = torch.randn(rank, columns), torch.randn(rows, rank)
+        weight = (LEVELS[indices].reshape(-1, 64) * scales[:, None]).reshape(rows, columns)
+        given = answer(indices, scales, LEVELS.clone(), A, B, alpha)
+        case = f"for a weight of shape ({rows}, {columns}), rank {rank} and alpha {alpha:g}"
+        assert isinstance(given, torch.Tensor) and tuple(given.shape) == (rows, columns), (
+            f"your function should return a tensor of the weight's shape {case}"
+        )
+        same(given, weight + alpha / rank * B @ A, rel=1e-4, atol=1e-5, what=f"the weight {case}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from exercises.check import exercise
 from exercises.comparisons import close, same, whole_number
@@ -51,65 +50,64 @@ def _(answer):
     close(answer, WARM_UP / (EAGER - COMPILED), rel=0.002, unit="steps")
 
 
-def _kept(function, x) -> int:
-    """The bytes of distinct storages that autograd saves while `function(x)` runs."""
-    storages: dict[int, int] = {}
+def _made(function, inputs) -> int:
+    """How many graphs torch.compile makes of `function` for these inputs, without dynamic sizes."""
+    graphs: list[object] = []
 
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def count(graph, examples):
+        graphs.append(graph)
+        return graph.forward
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        function(x)
-    return sum(storages.values())
-
-
-def _twice(x):
-    """The same tensor is saved by two operations."""
-    y = x.cos()
-    return y.sin() + y.cos()
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend=count, dynamic=False)
+    for x in inputs:
+        compiled(x)
+    torch.compiler.reset()
+    return len(graphs)
 
 
-def _views(x):
-    """Two views of one storage are saved."""
-    y = x + 1
-    return y[:2].sin().sum() + y[1:].sin().sum()
+def _asks(x):
+    y = x * x
+    if y.sum() > 3:  # Python needs the number: a break
+        y = y - 1
+    return y + 1
 
 
-def _input():
-    return torch.randn(4, 6, requires_grad=True)
+def _asks_twice(x):
+    y = _asks(x)
+    if y.max() > 2:
+        y = y.sin()
+    return y.cos()
 
 
 def _answered(answer, case):
     """What the answer says of one case, in the process that holds the answer."""
-    return answer(CASES[case], _input())
+    torch.compiler.reset()
+    function, lengths = CASES[case]
+    return answer(function, [torch.ones(4, length) for length in lengths])
 
 
 CASES = {
-    "a cosine": lambda x: x.cos(),
-    "a chain": lambda x: x.cos().sin().exp(),
-    "one tensor that two operations save": _twice,
-    "two views of one tensor": _views,
-    "a sum, which saves nothing": lambda x: x.sum(),
-    "half precision": lambda x: x.half().cos(),
-    "a layer": nn.Sequential(nn.Linear(6, 6), nn.GELU()),
+    "a function without breaks": (lambda x: (x * x).sin() + 1, (8,)),
+    "the same at three lengths": (lambda x: (x * x).sin() + 1, (8, 5, 8, 3)),
+    "a function with a break": (_asks, (8,)),
+    "a function with two breaks": (_asks_twice, (8,)),
+    "one with two breaks at two lengths": (_asks_twice, (8, 6, 8)),
 }
 
 
 @exercise(
     "22.3",
     hints=[
-        "torch.autograd.graph.saved_tensors_hooks(pack, unpack) calls pack(tensor) for each tensor "
-        "that is saved.",
-        "Count each storage once: tensor.untyped_storage() has data_ptr() and nbytes(). Views "
-        "share a storage. Keep the tensors alive while you count.",
+        "A backend is a function of a graph and example inputs: count there, return graph.forward.",
+        "torch.compile(function, backend=count, dynamic=False); call it on every input in turn.",
     ],
-    why="This is how the lesson measures what a compiled model really keeps.",
+    why="Breaks and recompiles give no warning; a count of graphs before and after a change does.",
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of function and x"
-    for case, function in CASES.items():
+    assert callable(answer), "your answer should be a function of function and inputs"
+    for case, (function, lengths) in CASES.items():
         found = plain(observe(_answered, answer, case))
-        assert isinstance(found, int), f"for {case} the answer should be a whole number of bytes"
-        same(found, _kept(function, _input()), what=f"the bytes of {case}")
+        assert isinstance(found, int), f"for {case} the answer should be a whole number of graphs"
+        wanted = _made(function, [torch.ones(4, length) for length in lengths])
+        same(found, wanted, what=f"the number of graphs of {case}")

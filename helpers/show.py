@@ -24,13 +24,13 @@ from helpers.plan.planner import plan
 from helpers.plan_tables import contexts, large, layouts, rungs, savings
 from helpers.recipe import Recipe, difference, replace
 from helpers.record import Run, read
-from helpers.strategy.show import SHOWN, how_sure, settings
+from helpers.strategy.show import SHOWN, settings, within
 from helpers.strategy.show import show_phases as phases
 from helpers.strategy.show import show_plans as plans
 from helpers.tables import Table
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
-from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.units import duration, number, size, span
 
@@ -55,7 +55,8 @@ def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None
 
     more  further runs by label, for a table of more than two
     The caption says in a sentence what the change did to memory, accuracy and, on a GPU, time.
-    Rows of a record appear only where `results/` has one.
+    Times are shown only of a GPU: a CPU's depend on what else it does. Rows of a record appear only
+    where `results/` has one.
 
     Raises ValueError where the recipes of before and after differ in more, or less, than one
     field, TypeError for what is no run.
@@ -73,16 +74,20 @@ def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None
     notebook = before.name.split("/", 1)[0]
     for label, run in read(notebook).items():
         rows.append(_row(f"recorded on {run.environment['name']}: {label}", run))
+    if not any(row["time per step"] for row in rows):
+        for row in rows:
+            del row["time per step"]
     return Table(rows, _sentence(before, after))
 
 
 def _row(label: str, run: Run) -> dict[str, str]:
     random = "" if run.recipe.weights == "pretrained" else " (random weights)"
+    on_a_gpu = run.environment["device"] == "cuda"
     return {
         "run": label,
         "memory, planned": size(run.planned),
         "memory, measured": size(run.peak),
-        "time per step": duration(run.step_seconds),
+        "time per step": duration(run.step_seconds) if on_a_gpu else "",
         "accuracy": f"{run.accuracy:.1%}{random}",
     }
 
@@ -98,7 +103,7 @@ def _sentence(before: Run, after: Run) -> str:
         machine = f"the {before.environment['name']}"
         ratio = after.step_seconds / before.step_seconds
         time = f" and {ratio:.2f} times the time per step"
-    else:  # whose times depend on what else it does, and say little about a GPU's
+    else:
         machine, time = "this CPU", ""
     points = 100 * (after.accuracy - before.accuracy)
     test = f"{after.test_rows} test examples"
@@ -240,8 +245,7 @@ def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:
         before = planned.peak
     return Table(
         rows,
-        "Planned, nothing was run: memory at the peak of an optimizer step, and the step's time, "
-        f"{settings(planned.recipe for planned in named.values())}. {how_sure()} "
+        f"Planned, not run, {settings(planned.recipe for planned in named.values())}. {within()} "
         "Copies to and from the host are timed by data sheets.",
     )
 
@@ -251,6 +255,6 @@ def _change(difference: int) -> str:
 
 
 def _cell(planned: Plan, gpu: GPU) -> str:
-    if not has_arithmetic(planned.recipe.precision, gpu):
-        return f"no {planned.recipe.precision}"
+    if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
+        return f"no {lacking}"
     return span(planned.seconds(gpu).total) if planned.fits(gpu) else "does not fit"

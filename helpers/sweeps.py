@@ -303,6 +303,44 @@ def table(name: str | Sweep) -> Table:
     return Table(rows, caption(sweep))
 
 
+def short(name: str | Sweep) -> Table:
+    """Who wins, by how much and how sure, in a row per arm; `table` has the intervals.
+
+    "sure" means that the 95 % interval of the difference, seed by seed, leaves zero out. Raises
+    what `table` raises.
+    """
+    sweep = name if isinstance(name, Sweep) else read(name)
+    _check(sweep)
+    rows = [
+        {"trained": label, "best learning rate": "none", "accuracy": f"{accuracy:.1%}"}
+        for label, accuracy in sweep.references.items()
+    ]
+    seeds = 0
+    for number, arm in enumerate(sweep.arms):
+        scores = sweep.scores(arm.name).values()
+        seeds = len(scores)
+        row = {
+            "trained": arm.name,
+            "best learning rate": f"{sweep.best(arm.name):.2g}",
+            "accuracy": f"{statistics.mean(scores):.1%}",
+            "difference": "" if not number else _sure(sweep, arm.name),
+        }
+        if len({sweep.steps(arm.name) for arm in sweep.arms}) > 1:
+            row["steps"] = str(sweep.steps(arm.name))
+        rows.append(row)
+    what = f"Run once and kept: {profile.describe(sweep.base)}, {seeds} seeds per row"
+    return Table(rows, f"{what}, each row at its own best learning rate; differences in points.")
+
+
+def _sure(sweep: Sweep, arm: str) -> str:
+    """A difference in points, and whether its interval leaves zero out."""
+    found = sweep.difference(arm)
+    sure = "sure" if found.low > 0 or found.high < 0 else "not sure"
+    other = sweep.other(arm)
+    against = "" if other == sweep.arms[0].name else f" (from {other})"
+    return f"{100 * found.mean:+.1f}, {sure}{against}"
+
+
 def caption(sweep: Sweep) -> str:
     """What a sweep is: model, data, steps, seeds, device and date, in a few sentences."""
     recipe, machine = sweep.base, sweep.environment

@@ -64,11 +64,8 @@ def show_plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = S
         for gpu in map(as_gpu, gpus):
             row[gpu.name] = _cell(planned, gpu, first)
         rows.append(row)
-    return Table(
-        rows,
-        "Planned, nothing was run: memory at the peak of an optimizer step, and the step's time, "
-        f"{settings(planned.recipe for planned in plans.values())}. {how_sure()}",
-    )
+    used = settings(planned.recipe for planned in plans.values())
+    return Table(rows, f"Planned, not run: a step's memory and time, {used}. {within()}")
 
 
 def show_phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:
@@ -86,11 +83,8 @@ def show_phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:
         shares = {name: f"{seconds / took.total:.0%}" for name, seconds in took.phases.items()}
         waiting = f"{took.waiting / took.total:.0%}"
         rows.append({"planned": label, "step": span(took.total), **shares, "waiting": waiting})
-    return Table(
-        rows,
-        f"Planned for the {gpu.name}, nothing was run: where a step's time goes, "
-        f"{settings(planned.recipe for planned in plans.values())}. {how_sure()}",
-    )
+    used = settings(planned.recipe for planned in plans.values())
+    return Table(rows, f"Planned for the {gpu.name}, not run: a step's time, {used}. {within()}")
 
 
 def settings(steps: Iterable[StepSettings]) -> str:
@@ -101,13 +95,10 @@ def settings(steps: Iterable[StepSettings]) -> str:
     return f"in {' or '.join(precisions)}, with {' or '.join(optimizers)}"
 
 
-def how_sure() -> str:
+def within() -> str:
     """A sentence on how far measured steps were from planned ones (docs/gpu-time.md)."""
     error = constants()["shared"]["error"]
-    return (
-        f"Nine of ten published steps took within {max(error.values()):.0%} of their planned time "
-        "(docs/gpu-time.md)."
-    )
+    return f"Nine of ten times are within {max(error.values()):.0%}."
 
 
 def _planned(named: Mapping[str, Recipe | Plan]) -> dict[str, Plan]:

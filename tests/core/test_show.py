@@ -57,7 +57,10 @@ def test_only_times_of_a_gpu_are_compared(monkeypatch):
         dataclasses.replace(made(recipe, seconds=seconds), environment=GPU, memory=memory)
         for recipe, seconds in ((BEFORE, 0.1), (AFTER, 0.15))
     )
-    caption = show.before_and_after(before, after).caption
+    assert "time per step" not in show.before_and_after(made(), made(AFTER)).frame
+    table = show.before_and_after(before, after)
+    caption = table.caption
+    assert list(table.frame["time per step"]) == ["100 ms", "150 ms"]
     assert "On the GPU of a test" in caption and "1.50 times the time per step" in caption
 
 

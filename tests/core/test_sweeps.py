@@ -89,6 +89,9 @@ def test_the_table_is_what_the_runs_give(name):
             ]
             shown += [float(text) for text in row["difference"].split("[")[1][:-1].split(", ")]
             assert shown == pytest.approx([pairs.mean(), low, high], abs=0.051)
+            short = sweeps.short(name).frame.set_index("trained").loc[arm]["difference"]
+            assert short.startswith(f"{shown[0]:+.1f}, ")
+            assert ("not sure" in short) == (low <= 0 <= high)
     for label, accuracy in values["references"].items():
         assert frame.loc[label]["accuracy"] == f"{accuracy:.1%}"
 
@@ -136,13 +139,16 @@ def test_notebooks_were_saved_with_the_tables_of_today():
     shown, stale = set(), []
     for path in sorted(course.NOTEBOOKS.rglob("*.ipynb")):
         for cell in nbformat.read(path, as_version=4).cells:
-            found = re.fullmatch(r'sweeps\.table\("(\w+)"\)', cell.source)
+            found = re.fullmatch(r'sweeps\.(table|short)\("(\w+)"\)', cell.source)
             if found:
-                shown.add(found[1])
-                saved, table = cell.outputs[0].data, sweeps.table(found[1])
+                shown.add((found[1], found[2]))
+                saved, table = cell.outputs[0].data, getattr(sweeps, found[1])(found[2])
                 if (saved["text/plain"], saved["text/html"]) != (repr(table), table._repr_html_()):
                     stale.append(path.stem)
-    assert {"01_pretrained", "03_freezing", "07_lora", "10_batches", "21_qlora"} <= shown
+    both = {
+        (how, n) for how in ("table", "short") for n in ("03_freezing", "07_lora", "10_batches")
+    }
+    assert both | {("table", "01_pretrained"), ("table", "21_qlora")} <= shown
     assert not stale, f"make notebooks N=... executes them anew: {stale}"
 
 

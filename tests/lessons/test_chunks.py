@@ -30,12 +30,11 @@ def test_loss_and_gradients_are_those_of_cross_entropy(lesson, chunk):
         torch.testing.assert_close(part, full, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_pasted_takes_no_more_than_all_logits_and_what_is_by_hand_may(lesson):
+def test_what_is_pasted_takes_no_more_than_all_logits(lesson):
     """Planned for a GPU: 2,048 tokens of heads as wide as Qwen3-0.6B's and Qwen3-8B's."""
-    ways = (lesson["at_once"], lesson["by_hand"], lesson["in_chunks"])
+    ways = (lesson["at_once"], lesson["in_chunks"])
     small, large = ([lesson["peak"](way, width) for way in ways] for width in (1024, 4096))
-    assert small[2] < small[1] < small[0]
-    assert large[2] < 1.01 * large[0] and large[1] > 1.5 * large[0]
+    assert small[1] < small[0] / 2 and large[1] < 1.01 * large[0]
     assert lesson["peak"](lesson["in_chunks"], 4096, False) < large[0] / 2  # a frozen head
 
 

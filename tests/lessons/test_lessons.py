@@ -42,6 +42,8 @@ def good():
     )
     opening = (
         "# 02 Title\n\n**You will be able to** do it.\n\n**In one line:** do it.\n\n"
+        "| | |\n|---|---|\n| **Buys** | room |\n| **Not when** | it fits |\n\n"
+        "```python\nx\n```\n\n40 minutes to read and run, 30 for the exercises. "
         "[glossary](../docs/glossary.md), [lab](labs/02_title_lab.ipynb)"
     )
     cells = [new_markdown_cell(opening), new_code_cell(notebook_setup.first_cell())]
@@ -84,7 +86,7 @@ def unexecuted(nb):
 
 
 BROKEN = [
-    (rules.length, says("word " * 1500)),
+    (rules.length, says("word " * 1400)),
     (rules.length, lambda nb: [adds("x = 1\n" * 15)(nb) for _ in range(15)]),
     (rules.length, adds("assert True\n" * 6)),
     (rules.cells, adds("x = 1\n" * 16)),
@@ -96,10 +98,13 @@ BROKEN = [
     (rules.anatomy, without("## The idea")),
     (rules.opening, without("**In one line:**")),
     (rules.opening, without("docs/glossary.md")),
+    (rules.opening, without("| **Not when** |")),
+    (rules.opening, without("minutes to read and run")),
     (rules.schematic, lambda nb: [cell.update(outputs=[]) for cell in rules.code(nb)]),
     (rules.in_your_own_code, unexecuted),
     (rules.in_your_own_code, without("import torch")),
     (rules.card, without("**Watch**")),
+    (rules.card, lambda nb: nb.cells[0].update(source=nb.cells[0].source.replace("```", ""))),
     (rules.exercises, without('check("02.3", None)')),
     (rules.exercises, without("**Open task.**")),
     (rules.references, without("- One")),

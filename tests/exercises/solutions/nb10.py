@@ -2,8 +2,6 @@
 
 import random
 
-import torch
-
 
 def cut(rows, size):
     return [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -77,37 +75,81 @@ def longest_first(lengths, batch_size, window, seed):
     )
 
 
-def put_back(values, batches):
-    back = torch.empty_like(values)
-    back[[row for batch in batches for row in batch]] = values
-    return back
+def budget_batches(lengths, order, budget):
+    batches, longest = [], 0
+    for text in order:
+        longest = max(longest, lengths[text])
+        if not batches or (len(batches[-1]) + 1) * longest > budget:
+            batches.append([])
+            longest = lengths[text]
+        batches[-1].append(text)
+    return batches
 
 
-def inverse(values, batches):
-    return values[[row for batch in batches for row in batch]]
+def without_padding(lengths, order, budget):
+    batches, tokens = [], 0
+    for text in order:
+        tokens += lengths[text]
+        if not batches or tokens > budget:
+            batches.append([])
+            tokens = lengths[text]
+        batches[-1].append(text)
+    return batches
 
 
-def as_given(values, batches):
-    return values
+def keeps_the_longest(lengths, order, budget):
+    batches, longest = [], 0
+    for text in order:
+        longest = max(longest, lengths[text])
+        if not batches or (len(batches[-1]) + 1) * longest > budget:
+            batches.append([])
+        batches[-1].append(text)
+    return batches
 
 
-def in_place(values, batches):
-    values[[row for batch in batches for row in batch]] = values.clone()
-    return values
+def one_too_many(lengths, order, budget):
+    batches, longest = [], 0
+    for text in order:
+        if not batches or len(batches[-1]) * longest > budget:
+            batches.append([])
+            longest = 0
+        longest = max(longest, lengths[text])
+        batches[-1].append(text)
+    return batches
 
 
-def within_batches(values, batches):
-    out, start = [], 0
-    for batch in batches:
-        part = values[start : start + len(batch)]
-        out.append(part[sorted(range(len(batch)), key=batch.__getitem__)])
-        start += len(batch)
-    return torch.cat(out)
+def in_their_own_order(lengths, order, budget):
+    return budget_batches(lengths, range(len(lengths)), budget)
 
 
-RIGHT = {"10.1": 442800 / 234800, "10.4": buckets, "10.2": put_back, "10.3": {"D", "E"}}
+def packed_labels(texts):
+    row = []
+    for prompt, answer in texts:
+        start = len(row)
+        row += [-100] * len(prompt) + list(answer)
+        row[start] = -100
+    return row
+
+
+def keeps_the_first(texts):
+    return [label for prompt, answer in texts for label in [-100] * len(prompt) + list(answer)]
+
+
+def learns_prompts(texts):
+    return [label for prompt, answer in texts for label in [-100, *(prompt + answer)[1:]]]
+
+
+def moved(texts):
+    return [*packed_labels(texts)[1:], -100]
+
+
+def with_zero(texts):
+    return [0 if label == -100 else label for label in packed_labels(texts)]
+
+
+RIGHT = {"10.1": budget_batches, "10.4": buckets, "10.2": packed_labels, "10.3": {"D", "E"}}
 WRONG = {
-    "10.1": [1880 / 1080, 234800 / 442800, 2, 1.0, "1.89"],
+    "10.1": [without_padding, keeps_the_longest, one_too_many, in_their_own_order, 3],
     "10.4": [
         sorted_all,
         sorted_then_shuffled,
@@ -121,7 +163,7 @@ WRONG = {
         longest_first,
         [[0, 1]],
     ],
-    "10.2": [inverse, as_given, in_place, within_batches, 3],
+    "10.2": [keeps_the_first, learns_prompts, moved, with_zero, lambda texts: [], 3],
     "10.3": [
         {"A", "D", "E"},
         {"B", "D"},

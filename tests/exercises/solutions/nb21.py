@@ -39,24 +39,29 @@ def in_place(block, levels):
     return scale, (block[:, None] - levels).abs().argmin(1)
 
 
-def pack(numbers):
-    return [16 * a + b for a, b in zip(numbers[::2], numbers[1::2])]
+def merge(indices, scales, levels, A, B, alpha):
+    weight = (levels[indices].reshape(-1, 64) * scales[:, None]).reshape(indices.shape)
+    return weight + alpha / A.shape[0] * B @ A
 
 
-def upside_down(numbers):
-    return [a + 16 * b for a, b in zip(numbers[::2], numbers[1::2])]
+def without_alpha(indices, scales, levels, A, B, alpha):
+    return merge(indices, scales, levels, A, B, A.shape[0])
 
 
-def halves(numbers):
-    half = len(numbers) // 2
-    return [16 * a + b for a, b in zip(numbers[:half], numbers[half:])]
+def one_scale_per_row(indices, scales, levels, A, B, alpha):
+    rows = scales.repeat(indices.numel())[: len(indices)]
+    return levels[indices] * rows[:, None] + alpha / A.shape[0] * B @ A
 
 
-def tens(numbers):
-    return [10 * a + b for a, b in zip(numbers[::2], numbers[1::2])]
+def indices_as_weights(indices, scales, levels, A, B, alpha):
+    return merge(indices, scales, torch.arange(len(levels)).float(), A, B, alpha)
 
 
-RIGHT = {"21.1": 7e9 / 2 + 7e9 / 64 * 4, "21.2": quantize, "21.3": pack}
+def adapters_alone(indices, scales, levels, A, B, alpha):
+    return alpha / A.shape[0] * B @ A
+
+
+RIGHT = {"21.1": 7e9 / 2 + 7e9 / 64 * 4, "21.2": quantize, "21.3": merge}
 WRONG = {
     "21.1": [3.5e9, 7e9 / 2 + 7e9 / 64, 7e9 * 4.127 / 8, 7e9 / 2 + 7e9 / 64 * 2, 3.7, "3.9 GB"],
     "21.2": [
@@ -68,5 +73,5 @@ WRONG = {
         in_place,
         3,
     ],
-    "21.3": [upside_down, halves, tens, lambda numbers: numbers, 3],
+    "21.3": [without_alpha, one_scale_per_row, indices_as_weights, adapters_alone, 3],
 }

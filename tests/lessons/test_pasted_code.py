@@ -1,0 +1,183 @@
+"""Each lesson's own code, planned as the program that it is: it takes what the lesson's table says.
+
+The cells under "In your own code" are joined to a program. Only what is tiny there, so that a page
+runs in seconds, becomes what the table is of: the model's configuration, and the batch. Then
+`tight_fit.script` plans the program as any reader's, and the lesson's recipe is planned beside it.
+"""
+
+import json
+
+import nbformat
+import pytest
+
+from helpers import models
+from helpers.plan import plan
+from helpers.recipe import Recipe, replace
+from tests.script import run
+from tools.course import NOTEBOOKS
+
+BASE = Recipe("deberta", profile="full", batch_size=16, length=256)
+LARGE = Recipe("deberta-large", profile="full", batch_size=4, length=128)
+LADDER = Recipe("deberta-large", profile="full", batch_size=16, length=512)
+TEXTS = "tokens, labels = torch.randint(5, 100, (16, 256)), torch.arange(16) % 2\n"
+ROWS = ("torch.randint(5, 100, (12,))", "torch.randint(5, 100, (256,))")
+ON_THE_GPU = "model.to('cuda')\ntokens, labels = tokens.to('cuda'), labels.to('cuda')\n"
+
+
+def own_code(number: str, wanted: tuple[str, ...]) -> str:
+    """The cells of the lesson that have one of the `wanted` words in them, in order."""
+    (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
+    cells = [
+        cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code" and any(word in cell.source for word in wanted)
+    ]
+    assert len(cells) >= len(wanted), f"a cell of {wanted} is gone from lesson {number}"
+    kept = [line for cell in cells for line in cell.splitlines() if not line.startswith("needs(")]
+    return "\n".join(kept) + "\n"
+
+
+def program(number: str, wanted: tuple[str, ...], recipe: Recipe, *changes: tuple[str, str]) -> str:
+    """A lesson's cells as a program of the size of `recipe`. Each change must be found."""
+    text = own_code(number, wanted)
+    for old, new in changes:
+        assert text.count(old) == 1, f"lesson {number} has {text.count(old)} times {old!r}"
+        text = text.replace(old, new)
+    config = json.dumps(models.config(recipe).to_dict())
+    head = "import json\nimport tempfile\nimport torch\nfrom torch import nn\n"
+    return f"{head}FULL = json.loads({config!r})\n{text}"
+
+
+def made(old: str, name: str = "model") -> tuple[str, str]:
+    """The line that makes the tiny model, with the full configuration, on the GPU."""
+    return old, f"{name} = DebertaV2ForSequenceClassification(DebertaV2Config(**FULL)).to('cuda')"
+
+
+TINY = "DebertaV2ForSequenceClassification(DebertaV2Config(vocab_size=100, **sizes))"
+CASES = {
+    "02": (
+        replace(BASE, accumulation=4, precision="fp16"),
+        ("vocab_size=100, hidden_size=32", "gradient_accumulation_steps=4"),
+        ("model = DebertaV2ForSequenceClassification(config)", made("")[1]),
+        ROWS,
+        ("max_steps=4,", "max_steps=4,\n    fp16=True,"),
+    ),
+    "03": (
+        replace(BASE, frozen=6),
+        ("def freeze(", "freeze(model.deberta.encoder.rel", "trained = [p for p"),
+        ("model = DebertaV2ForSequenceClassification(config)", f"{TEXTS}{made('')[1]}"),
+        ("encoder.layer[:2])", "encoder.layer[:6])"),
+        ('print("embeddings, layers 1 to 4:", backward_enters())\n', ""),
+        (
+            "start = {name: p.detach().clone() for name, p in model.named_parameters()}\n",
+            ON_THE_GPU,
+        ),
+        (
+            "for name, p in model.named_parameters():\n"
+            "    unchanged = torch.equal(p, start[name])\n"
+            "    assert unchanged == (not p.requires_grad)\n",
+            "",
+        ),
+    ),
+    "04": (
+        replace(BASE, precision="fp16"),
+        ("tiny = Deberta", "bf16=has_bf16"),
+        made(f"tiny = {TINY}", "gpu, has_bf16 = True, False\ntiny"),
+        ROWS,
+        ("max_steps=4,", "max_steps=4,\n    per_device_train_batch_size=16,"),
+    ),
+    "05": (
+        replace(LARGE, optimizer="adamw8bit_embed32"),
+        ("manager.register_module_override", "manager.initialize()"),
+        made(f"model = {TINY.replace('=100', '=1000')}"),
+        (
+            "tokens, labels = torch.randint(5, 1000, (16, 12)), torch.arange(16) % 2",
+            "tokens, labels = torch.randint(5, 1000, (4, 128)), torch.arange(4) % 2\n" + ON_THE_GPU,
+        ),
+    ),
+    "06": (
+        replace(BASE, checkpointing=True),
+        ("activation_checkpointing_enable", "missing = [name"),
+        made(f"model = {TINY}"),
+        ("torch.randint(5, 100, (4, 12))", "torch.randint(5, 100, (16, 256)).to('cuda')"),
+        ("torch.tensor([0, 1, 0, 1])", "(torch.arange(16) % 2).to('cuda')"),
+    ),
+    "07": (
+        replace(BASE, lora_rank=8, lora_targets="all-linear"),
+        ("from peft import LoraConfig", "settings = LoraConfig", "trained = [p for p"),
+        made("model = DebertaV2ForSequenceClassification(config)"),
+        ("pretrained = {name: p.clone() for name, p in model.state_dict().items()}\n", ""),
+        (
+            "tokens, labels = torch.randint(5, 100, (16, 12)), torch.arange(16) % 2\n",
+            TEXTS + ON_THE_GPU,
+        ),
+    ),
+    "19": (
+        replace(
+            LADDER,
+            accumulation=4,
+            precision="fp16",
+            checkpointing=True,
+            frozen=12,
+            optimizer="adamw8bit_embed32",
+        ),
+        (
+            "from transformers import Trainer",
+            "norm_rel_ebd=",
+            "gradient_checkpointing=True",
+            "frozen +=",
+        ),
+        ("model = DebertaV2ForSequenceClassification(config)", made("")[1]),
+        ("torch.randint(5, 100, (12,))", "torch.randint(5, 100, (512,))"),
+        ('optim="adamw_torch"', 'optim="adamw_bnb_8bit"'),
+    ),
+}
+
+
+VIT = Recipe("vit", profile="full")
+CASES["01"] = (
+    replace(VIT, batch_size=32),
+    ("digits = train.encoded(",),
+    (
+        'digits = train.encoded(Recipe("vit", train_size=100))\n',
+        "from transformers import ViTConfig, ViTForImageClassification\n"
+        "model = ViTForImageClassification(ViTConfig(**FULL)).to('cuda')\n",
+    ),
+    (
+        '    batch = digits["train"].batch(torch.randperm(100)[:16])\n',
+        "    batch = {'labels': torch.arange(32, device='cuda') % 10}\n"
+        "    batch['pixel_values'] = torch.randn(32, 3, 224, 224, device='cuda')\n",
+    ),
+    ("model.eval()\n", "raise SystemExit\n"),
+)
+CASES["11"] = (
+    replace(VIT, batch_size=64, accumulation=4, precision="bf16"),
+    ("from transformers import ViTConfig", "fabric.clip_gradients(model, optimizer"),
+    (
+        "model = ViTForImageClassification(config)",
+        "from lightning_fabric import Fabric\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "model = ViTForImageClassification(ViTConfig(**FULL))",
+    ),
+    (
+        "torch.randn(64, 1, 16, 16), torch.randint(3, (64,))",
+        "torch.randn(128, 3, 224, 224), torch.arange(128) % 10",
+    ),
+    ("batch_size=4)", "batch_size=16)"),
+)
+LONG = ("19",)  # 24 layers of 512 tokens, in four micro-batches
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=pytest.mark.night if n in LONG else ()) for n in CASES]
+)
+def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
+    if number in ("05", "19"):
+        pytest.importorskip("bitsandbytes")
+    needed = {"07": "peft", "11": "lightning_fabric"}
+    if number in needed:
+        pytest.importorskip(needed[number])
+    recipe, wanted, *changes = CASES[number]
+    path = tmp_path / "train.py"
+    path.write_text(program(number, wanted, recipe, *changes), encoding="utf8")
+    facts = run(str(path), gpu="A100-80GB", seconds=300)
+    assert facts["peak"] == pytest.approx(plan(recipe).peak, rel=0.01)
