@@ -47,7 +47,8 @@ def folder(tmp_path):
 def small(monkeypatch):
     """A GPU so small that a toy does not fit it with room for CUDA's context."""
     gpu = gpus.GPU("Small", gpus.CONTEXT + 2 * int(8.125 * 2**20) + 20 * 2**20, (7, 5))
-    monkeypatch.setitem(gpus.GPUS, gpu.name, gpu)
+    for table in (gpus.GPUS, gpus.KNOWN):
+        monkeypatch.setitem(table, gpu.name, gpu)
     return gpu
 
 
@@ -262,7 +263,7 @@ def test_without_a_gpu_the_gpus_that_hold_it(folder, capsys):
     assert code == 0 and "GPUs that hold it: GTX 1650" in text
     for option in ("--list-gpus", "--list-cards"):
         code, text = asked(capsys, option)
-        assert code == 0 and all(name in text for name in gpus.GPUS)
+        assert code == 0 and all(name in text for name in gpus.KNOWN)
 
 
 def test_every_option_of_the_step_is_a_field_of_it(folder):
@@ -402,3 +403,21 @@ def test_bad_input_ends_in_status_2_and_one_sentence(arguments, words, capsys):
         main(arguments)
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert ended.value.code == 2 and words in line and line.startswith("tight-fit: error: ")
+
+
+def test_a_size_alone_gives_the_seconds_of_the_gpus_that_are_sold_with_it(toy, capsys):
+    code, text = asked(capsys, toy, "--gpu", "48GB", "--batch", "8", "--json")
+    facts = json.loads(text)
+    by_gpu = facts["seconds_by_gpu"]
+    assert code == 0 and facts["seconds"] is None and set(by_gpu) >= {"L40S", "A40", "RTX A6000"}
+    for name, seconds in by_gpu.items():  # as it is for the GPU itself
+        named = json.loads(asked(capsys, toy, "--gpu", name, "--batch", "8", "--json")[1])
+        assert named["seconds"] == seconds
+    text = asked(capsys, toy, "--gpu", "48GB", "--batch", "8")[1]
+    assert "A step takes" in text and "of 48GB that run it" in text and "described" not in text
+
+
+def test_of_an_amd_gpu_the_memory_is_planned_and_one_sentence_says_so(toy, capsys):
+    code, text = asked(capsys, toy, "--gpu", "MI300X")
+    assert code == 0 and "YES, it fits on an MI300X" in text
+    assert "is not planned: time is not known for AMD" in text

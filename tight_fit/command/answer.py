@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tight_fit.command import question
 from tight_fit.command.question import Question
 from tight_fit.command.report import option
 from tight_fit.gpus import GPU, GPUS
-from tight_fit.gpus.specs import SPECS
+from tight_fit.gpus.names import of_size
+from tight_fit.gpus.specs import SPECS, no_speed
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
@@ -192,11 +193,12 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
     seconds_by_phase                    {phase: seconds}
     examples_per_second, tokens_per_second, mfu
     kernels_measured_on                 the GPU whose measured kernels stand for those of this one
-    no_time                             why there are no seconds; then only this and "seconds", None
+    no_time                             why there are no seconds; then "seconds" is None, and of a
+                                        GPU given by its size there is
+    seconds_by_gpu                      {GPU of that size: seconds} of those that can run the step
     """
     if gpu.name not in SPECS:
-        why = "a size says nothing of a GPU's speed: name the GPU (--list-gpus)."
-        return {"seconds": None, "no_time": why}
+        return {"seconds": None, "no_time": no_speed(gpu)} | _by_gpu(plan, gpu)
     try:
         took = plan.seconds(gpu)
         arithmetic = step.precision
@@ -216,6 +218,14 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
         "mfu": mfu,
         "kernels_measured_on": took.gpu.like,
     }
+
+
+def _by_gpu(plan: Plan, gpu: GPU) -> Facts:
+    found = {}
+    for likely in of_size(gpu):
+        with suppress(ValueError):  # it lacks an arithmetic of the step
+            found[likely.name] = plan.seconds(likely).total
+    return {"seconds_by_gpu": found} if found else {}
 
 
 def notes(step: ModelStep, gpu: GPU | None) -> list[str]:

@@ -23,7 +23,9 @@ from tight_fit.command import kept, question, report
 from tight_fit.command.arguments import OneLineParser, integer, price, whole_number
 from tight_fit.command.question import Question
 from tight_fit.command.wrapper import run, sentence
-from tight_fit.gpus import GPUS
+from tight_fit.gpus import KNOWN
+from tight_fit.gpus.specs import no_speed
+from tight_fit.gpus.table import AMD, SPECS
 from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
 from tight_fit.units import GIB
 
@@ -278,8 +280,9 @@ def main(
     if asked.list_gpus:
         if asked.name or asked.model:
             options.error("--list-gpus lists the GPUs and plans no model: ask for one of the two.")
-        for gpu in GPUS.values():
-            print(f"{gpu.name:16} {gpu.memory / GIB:6.2f} GiB{'' if gpu.bf16 else '   no bf16'}")
+        for gpu in KNOWN.values():
+            lacks = "no bf16" if not gpu.bf16 else "no time" if gpu.name in AMD else ""
+            print(f"{gpu.name:17} {gpu.memory / GIB:6.2f} GiB   {lacks}".rstrip())
         return 0
     if asked.name and asked.model:
         options.error("the model is named twice, as MODEL and with --model: name one.")
@@ -301,11 +304,8 @@ def main(
         wanted = question.of(asked)
         if layouts is not None and several:
             return layouts(wanted, asked)
-        if asked.fastest and wanted.gpu and wanted.gpu.name not in GPUS:
-            options.error(
-                "--fastest compares times, and a size says nothing of a GPU's speed: name the GPU "
-                "(--list-gpus)."
-            )
+        if asked.fastest and wanted.gpu and wanted.gpu.name not in SPECS:
+            options.error(f"--fastest compares times, and {no_speed(wanted.gpu)}")
         return _answer(wanted, asked)
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if isinstance(error, BrokenPipeError):

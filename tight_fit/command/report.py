@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
+from tight_fit.gpus import GPUS
 from tight_fit.units import duration, number, several, size
 
 Facts = Mapping[str, Any]
@@ -62,10 +63,11 @@ def verdict(facts: Facts, others: Sequence[str] = ()) -> list[str]:
             lines.append(f"(There is also the {' and the '.join(others)}: say which with --gpu.)")
     else:
         holding = [name for name, holds in facts["cards"].items() if holds]
+        most = max(gpu.memory for gpu in GPUS.values())
         lines.append(
-            f"GPUs that hold it: {', '.join(holding)}."
+            f"GPUs that hold it: {', '.join(holding)} (--list-gpus has others)."
             if holding
-            else "No GPU of the list holds it (--list-gpus)."
+            else f"None of the usual GPUs holds it, up to {size(most)} (--list-gpus has others)."
         )
     return lines
 
@@ -225,7 +227,7 @@ def _card(facts: Facts) -> str:
     name = facts["card"]
     if name[0].isdigit():
         return f"a GPU of {name}"
-    return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"  # as the letters are spoken
+    return f"{'an' if name[0] in 'AHLMR' else 'a'} {name}"  # as the letters are spoken
 
 
 def _line(name: str, count: int) -> str:
@@ -235,6 +237,8 @@ def _line(name: str, count: int) -> str:
 def _time(facts: Facts) -> list[str]:
     """The lines on time."""
     if facts["seconds"] is None:
+        if facts.get("seconds_by_gpu"):
+            return [_range(facts["seconds_by_gpu"], facts["card"])]
         return [f"The time of a step is not planned: {facts['no_time']}"]
     rates = [f"{three_figures(facts['examples_per_second'])} examples per second"]
     if facts["tokens_per_second"]:
@@ -255,6 +259,19 @@ def _time(facts: Facts) -> list[str]:
         hours = f"{three_figures(facts['epoch_hours'])} hours"
         lines.append(f"An epoch of {facts['examples']:,} examples takes {hours}{cost}.")
     return lines
+
+
+def _range(seconds: Mapping[str, float], size: str) -> str:
+    """The seconds on the GPUs of a size, from the fastest to the slowest."""
+    fast, slow = min(seconds, key=seconds.__getitem__), max(seconds, key=seconds.__getitem__)
+    least = duration(seconds[fast])
+    if fast == slow:
+        return f"A step takes {least} on the {fast}, the GPU of {size} that runs it."
+    return (
+        f"A step takes {least} (on the {fast}) to {duration(seconds[slow])} (on the {slow}): the "
+        f"fastest and the slowest of the {len(seconds)} GPUs of {size} that run it. Name the GPU "
+        "for its own time (--list-gpus)."
+    )
 
 
 def three_figures(count: float) -> str:

@@ -28,7 +28,7 @@ def data() -> dict[str, Any]:
     return {
         **kept,
         "models": models,
-        "gpus": [gpu._asdict() for gpu in gpus.GPUS.values()],
+        "gpus": [gpu._asdict() for gpu in gpus.KNOWN.values()],
         "constants": {
             "context": gpus.CONTEXT,
             "workspace": gpus.WORKSPACE,
