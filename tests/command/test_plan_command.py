@@ -68,7 +68,7 @@ def test_the_command_runs_by_itself_without_network_or_gpu(folder):
         [
             sys.executable,
             "-m",
-            "helpers.plan",
+            "tight_fit",
             "--model",
             folder,
             "--gpu",
@@ -240,7 +240,7 @@ def test_several_changes_together_where_none_suffices(folder, monkeypatch):
 
 
 def test_a_hopeless_case_ends_plainly(folder, capsys, monkeypatch):
-    monkeypatch.setitem(gpus.GPUS, "None", gpus.GPU("None", gpus.CONTEXT, (7, 5)))
+    monkeypatch.setitem(gpus.KNOWN, "None", gpus.GPU("None", gpus.CONTEXT, (7, 5)))
     code, text = asked(capsys, "--model", folder, "--gpu", "None", "--batch", 2, "--length", 16)
     assert code == 1 and "No technique planned here" in text and "not even one example" in text
     assert "or plan several with --gpus N." in text
@@ -355,7 +355,8 @@ def test_without_pytorch_a_new_plan_says_what_to_install():
         (["gpt2", "--gpus", "8"], "--layout and --gpus are answered by tight-fit"),
         (["gpt2", "--fastest", "--gpu", "8GB"], "a size says nothing of a GPU's speed"),
         (["rebarta-base"], "or FacebookAI/roberta-base?"),
-        (["gpt2", "--gpu", "RTX 4060"], "did you mean RTX 4060 Laptop?"),
+        (["gpt2", "--gpu", "RTX 9060"], "did you mean RTX 5060"),
+        (["gpt2", "--gpu", "MI300X", "--fastest"], "time is not known for AMD"),
         (["gpt2", "--gpu", "5000GB"], "no size of a GPU"),
         (["gpt2", "--classes", "1000000000000"], "no whole number from 1"),
         (["gpt2", "--weights", "fp16"], "weights='fp16' cannot be trained"),
@@ -405,19 +406,19 @@ def test_bad_input_ends_in_status_2_and_one_sentence(arguments, words, capsys):
     assert ended.value.code == 2 and words in line and line.startswith("tight-fit: error: ")
 
 
-def test_a_size_alone_gives_the_seconds_of_the_gpus_that_are_sold_with_it(toy, capsys):
-    code, text = asked(capsys, toy, "--gpu", "48GB", "--batch", "8", "--json")
+def test_a_size_alone_gives_the_seconds_of_the_gpus_that_are_sold_with_it(folder, capsys):
+    code, text = asked(capsys, folder, "--gpu", "48GB", "--batch", "8", "--json")
     facts = json.loads(text)
     by_gpu = facts["seconds_by_gpu"]
     assert code == 0 and facts["seconds"] is None and set(by_gpu) >= {"L40S", "A40", "RTX A6000"}
     for name, seconds in by_gpu.items():  # as it is for the GPU itself
-        named = json.loads(asked(capsys, toy, "--gpu", name, "--batch", "8", "--json")[1])
+        named = json.loads(asked(capsys, folder, "--gpu", name, "--batch", "8", "--json")[1])
         assert named["seconds"] == seconds
-    text = asked(capsys, toy, "--gpu", "48GB", "--batch", "8")[1]
+    text = asked(capsys, folder, "--gpu", "48GB", "--batch", "8")[1]
     assert "A step takes" in text and "of 48GB that run it" in text and "described" not in text
 
 
-def test_of_an_amd_gpu_the_memory_is_planned_and_one_sentence_says_so(toy, capsys):
-    code, text = asked(capsys, toy, "--gpu", "MI300X")
+def test_of_an_amd_gpu_the_memory_is_planned_and_one_sentence_says_so(folder, capsys):
+    code, text = asked(capsys, folder, "--gpu", "MI300X")
     assert code == 0 and "YES, it fits on an MI300X" in text
     assert "is not planned: time is not known for AMD" in text

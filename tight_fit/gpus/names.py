@@ -43,9 +43,7 @@ def find(name: str) -> GPU:
     close = difflib.get_close_matches(asked, plain, 2, 0.6)
     near = inside[:3] or [plain[key] for key in close]
     question = f"did you mean {' or '.join(near)}?" if near else "--list-gpus prints the names."
-    raise ValueError(
-        f"gpu={shown(name)} is not known: {question} A size such as 8GB does too."
-    )
+    raise ValueError(f"gpu={shown(name)} is not known: {question} A size such as 8GB does too.")
 
 
 def as_gpu(gpu: str | GPU) -> GPU:

@@ -13,6 +13,7 @@ from tight_fit.gpus import GPU, WORKSPACE
 from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.step import ModelStep
+from tight_fit.optimizer_kinds import ADAMW
 from tight_fit.plans.batch_line import BatchLines
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.trace.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
@@ -212,8 +213,9 @@ class Remedies:
             changes.append({"precision": "bf16" if self.gpu.bf16 else "fp16"})
         if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
             changes.append({"loss": "chunked"})
-        if step.optimizer == "adamw":
-            changes.append({"optimizer": "adamw8bit"})
+        if step.optimizer in ADAMW:
+            lighter = ("adamw", "adamw8bit")  # fused makes no copies
+            changes += [{"optimizer": name} for name in lighter if name != step.optimizer]
         if not step.checkpointing:
             changes.append({"checkpointing": True})
         if step.lora_rank is None:
