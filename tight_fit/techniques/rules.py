@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tight_fit.optimizer_kinds import KINDS, ON_HOST
 from tight_fit.checks import one_of, real, shown, true_or_false
+from tight_fit.optimizer_kinds import KINDS, ON_HOST
 from tight_fit.techniques.settings import StepSettings
 
 ATTENTIONS = ("eager", "sdpa")
