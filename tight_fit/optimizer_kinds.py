@@ -18,8 +18,9 @@ class Kind(NamedTuple):
     label       as people call it
     states      numbers that it keeps of each weight
     dtype       theirs: "fp32", "bf16", "8 bits", or "rows and columns" of second moments
-    by          how the update runs: "fused" (one kernel), "foreach" (a kernel for many tensors, with
-                a copy of all of them), "for-loop" (tensor by tensor), "" where a library decides
+    by          how the update runs: "fused" (one kernel), "foreach" (a kernel for many tensors,
+                with a copy of all of them), "for-loop" (tensor by tensor), "" where a library
+                decides
     package     that has to be installed: "" for PyTorch alone
     on_host     whether a CPU computes it well, so that it may wait in the host's memory
     paged       whether its states lie in memory that the driver moves between GPU and host

@@ -8,7 +8,7 @@ from helpers.strategy.show import how_sure, settings
 from helpers.tables import Table
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
-from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.units import size, span
 
@@ -48,6 +48,6 @@ def _change(difference: int) -> str:
 
 
 def _cell(planned: Plan, gpu: GPU) -> str:
-    if not has_arithmetic(planned.recipe.precision, gpu):
-        return f"no {planned.recipe.precision}"
+    if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
+        return f"no {lacking}"
     return span(planned.seconds(gpu).total) if planned.fits(gpu) else "does not fit"

@@ -16,8 +16,8 @@ from helpers.recipe import Recipe
 from helpers.tables import Table
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
-from tight_fit.gpus.specs import has_arithmetic
 from tight_fit.kernels.kernel_time import constants
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.optimizer_kinds import KINDS
 from tight_fit.plans.own_step import CustomStepPlan
@@ -109,8 +109,8 @@ def _planned(named: Mapping[str, Recipe | Plan]) -> dict[str, Plan]:
 
 def _cell(planned: Plan, gpu: GPU, first: dict[str, float]) -> str:
     """The time of a step on a GPU; `first` gets the time of the first row that has one there."""
-    if not has_arithmetic(planned.recipe.precision, gpu):
-        return f"no {planned.recipe.precision}"
+    if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
+        return f"no {lacking}"
     if not planned.fits(gpu):
         return "does not fit"
     took = planned.seconds(gpu)

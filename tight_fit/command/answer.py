@@ -5,10 +5,14 @@ This is the part that needs PyTorch and transformers. Sizes are in bytes, times 
 
 from __future__ import annotations
 
+import ast
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
 from typing import Any
 
 from tight_fit.command import question
@@ -19,14 +23,18 @@ from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import SPECS, no_speed
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
+from tight_fit.models.evaluation import BATCH, COPIES, logits_bytes
 from tight_fit.models.step import ModelStep
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.search.fastest import fastest
 from tight_fit.search.remedies import Change, Remedies
 from tight_fit.techniques import model_changes
+from tight_fit.units import size
 
 Facts = dict[str, Any]
 
 # What would help beyond the techniques that are planned, said where those do not suffice.
+LITTLE = 4096  # bytes per example that no evaluation fills a GPU with
 NOT_PLANNED = ("offloading weights to main memory",)
 
 
@@ -76,7 +84,10 @@ class Answers:
             "lora_rank": step.lora_rank,
             "lora_targets": step.lora_targets,
             "base": step.base,
+            "kbit": step.kbit,
             "attention": step.attention,
+            "attention_taken": _attention(step),
+            "trainer_optimizer": trainer_optimizer(),
             "loss": step.loss,
             "offload": step.offload,
             "optimizer_in_backward": step.optimizer_in_backward,
@@ -100,11 +111,16 @@ class Answers:
         return {
             **vars(plan.allocator_peaks(gpu)),
             "card": gpu.name,
+            "attention_fused": fused_on(self.step, gpu),
             "card_memory": gpu.memory,
             "terms": fit.terms,
             "need": fit.need,
             "fits": bool(fit),
-            "notes": notes(self.step, gpu),
+            "notes": [
+                *notes(self.step, gpu),
+                *_of_optimizer(self.step, plan),
+                *_of_evaluation(self.step, plan, gpu, fit.need),
+            ],
             **time_of(self.step, plan, gpu),
         }
 
@@ -126,7 +142,7 @@ class Answers:
         gpu = self.remedies.gpu
         timed = gpu.name in SPECS
         plan = self.remedies.plan(change, traced=timed)
-        took = time_of(self.step, plan, gpu) if timed else {"seconds": None}
+        took = time_of(replace(self.step, **change), plan, gpu) if timed else {"seconds": None}
         return {"need": plan.fits(gpu).need, "seconds": took["seconds"]}
 
     def fastest(self, gpu: GPU) -> Facts:
@@ -152,6 +168,38 @@ def answers(
         if search:
             facts |= maker.fastest(asked.gpu)
         yield facts
+
+
+def _attention(step: ModelStep) -> str | None:
+    """ "sdpa" or "eager": what is asked for, or what the library takes; None without attention."""
+    kind = hf_config.class_of(step.config, step.task or "")
+    text = hf_config.text_config(step.config)
+    if not hasattr(text, "num_attention_heads"):
+        return None
+    return step.attention or ("sdpa" if getattr(kind, "_supports_sdpa", False) else "eager")
+
+
+def fused_on(step: ModelStep, gpu: GPU) -> bool:
+    """Whether a GPU has a fused kernel for attention in the dtype of a step: before Ampere not for
+    bf16."""
+    computed = step.precision if step.precision in hf_config.WEIGHTS else step.weights
+    return gpu.bf16 or "bf16" not in (step.precision, computed)
+
+
+def trainer_optimizer() -> str:
+    """What `optim` of TrainingArguments is where nothing is said, in the installed transformers.
+
+    The lines of its source that decide it are run, as importing the module takes seconds.
+    """
+    found = util.find_spec("transformers.training_args")
+    text = Path(found.origin).read_text(encoding="utf8") if found and found.origin else ""
+    decided: list[ast.stmt] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
+            decided = [part for part in node.body if "default_optim =" in ast.unparse(part)]
+    names: dict[str, Any] = {"__package__": "transformers", "is_torch_available": lambda: True}
+    exec(compile(ast.Module(decided, []), "<transformers>", "exec"), names)
+    return names.get("default_optim", "")
 
 
 @contextmanager
@@ -228,6 +276,35 @@ def _by_gpu(plan: Plan, gpu: GPU) -> Facts:
     return {"seconds_by_gpu": found} if found else {}
 
 
+def _of_optimizer(step: ModelStep, plan: Plan) -> list[str]:
+    if step.optimizer != "adamw" or step.offload == "optimizer":
+        return []
+    copy = plan.highest["optimizer states"] // 2
+    return [
+        "AdamW is planned with fused=True; torch.optim.AdamW as it comes is foreach on a GPU, and "
+        f"holds {size(copy)} more in step(): --optimizer adamw_foreach plans that."
+    ]
+
+
+def _of_evaluation(step: ModelStep, plan: Plan, gpu: GPU, need: int) -> list[str]:
+    each = logits_bytes(step)
+    if each is None:
+        return []
+    if each <= LITTLE:
+        return [
+            "evaluation is not planned: a batch takes less than in training, and with "
+            f"compute_metrics Trainer keeps no more than {size(each)} of logits per example."
+        ]
+    held = plan.highest["parameters"] + plan.highest["optimizer states"] + need - plan.peak
+    room = max(0, gpu.memory - held) // (COPIES * each)
+    return [
+        f"evaluation is not planned: with compute_metrics Trainer keeps {size(each)} of logits per "
+        f"example on the GPU ({size(BATCH * each)} for its batch of {BATCH}), so that beside the "
+        f"weights at most {room:,} examples can be evaluated; with more, set "
+        "eval_accumulation_steps, or take what is needed by preprocess_logits_for_metrics."
+    ]
+
+
 def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
     """What to know about the plan of a step, one sentence each."""
     sentences = []
@@ -237,8 +314,9 @@ def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
             "attention kernel: where a model has one, bf16 takes more there than planned. "
             "Use fp16."
         )
-    if gpu and step.optimizer.startswith(("adamw8bit", "lion")) and gpu.capability < (6, 0):
+    if gpu and KINDS[step.optimizer].package and gpu.capability < (6, 0):
         sentences.append("bitsandbytes asks for compute capability 6.0.")
+    sentences.append("planned without torch.compile, which changes what a step keeps.")
     if step.reads in ("image", "pair"):
         sentences.append(
             "convolutions also take a workspace that cuDNN chooses when it runs; no plan knows it."

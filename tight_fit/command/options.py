@@ -18,14 +18,16 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from tight_fit.checks import OPTIMIZERS, PRECISIONS
+from tight_fit.checks import PRECISIONS
 from tight_fit.command import kept, question, report
 from tight_fit.command.arguments import OneLineParser, integer, price, whole_number
+from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
 from tight_fit.command.wrapper import run, sentence
 from tight_fit.gpus import KNOWN
 from tight_fit.gpus.specs import no_speed
 from tight_fit.gpus.table import AMD, SPECS
+from tight_fit.optimizer_kinds import ALSO, OPTIMIZERS
 from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
 from tight_fit.units import GIB
 
@@ -191,7 +193,13 @@ def _add_step(add: Callable[..., object]) -> None:
         choices=PRECISIONS,
         help="bf16 and fp16 are autocast, fp32 is none (the dtype of the weights)",
     )
-    add("--optimizer", choices=OPTIMIZERS, help="adamw where nothing is said")
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        type=lambda typed: ALSO.get(typed, typed),
+        help="adamw where nothing is said, which is fused; adamw_foreach is PyTorch's AdamW as it "
+        "comes; the names of Trainer's optim do too",
+    )
     add("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     add(
         "--optimizer-in-backward",
@@ -260,6 +268,12 @@ def _add_adapters(add: Callable[..., object]) -> None:
         choices=BASES,
         help="the frozen weights: nf4 is 4 bits with double quantization (QLoRA), with --weights "
         "for what is not quantized; fp32 and bf16 are --weights",
+    )
+    add(
+        "--kbit",
+        action="store_true",
+        help="with --base nf4: after peft's prepare_model_for_kbit_training (norms, embeddings and "
+        "head in fp32, checkpointing)",
     )
 
 
@@ -386,25 +400,6 @@ def _new(asked: Question, progress: Progress, search: bool) -> Iterable[kept.Fac
         yield facts
     if not search:
         kept.keep(asked, facts)
-
-
-class Progress:
-    """One line on stderr that says what is being done, where stderr is a terminal."""
-
-    def __init__(self):
-        self.shows, self.width = sys.stderr.isatty(), 0
-
-    def say(self, words: str) -> None:
-        """Replace the line."""
-        if self.shows:
-            print(f"\r{words + ' ...':{self.width}}", end="", file=sys.stderr, flush=True)
-            self.width = len(words) + 4
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.width:
-            print(f"\r{'':{self.width}}\r", end="", file=sys.stderr, flush=True)
-            self.width = 0
 
 
 def entry(prog: str = NAME) -> int:

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from tight_fit.gpus import GPUS
+from tight_fit.optimizer_kinds import FOREACH, KINDS
 from tight_fit.units import duration, number, several, size
 
 Facts = Mapping[str, Any]
@@ -118,13 +119,30 @@ def _recipe(facts: Facts) -> list[str]:
         for number, terms in enumerate(facts["would_take"])
         if terms["seconds"]
     ]
-    change = facts["would_fit"][min(timed)[1] if timed else 0]
+    same = [entry for entry in timed if not _trains_others(facts["would_fit"][entry[1]])]
+    change = facts["would_fit"][min(same or timed)[1] if timed else 0]
     given = {name: value for name, value in facts["asked"].items() if name not in change}
     typed = " ".join(option(*pair) for pair in (given | change).items() if pair[1] is not None)
-    best = "the fastest of them" if timed else "the first of them"
-    which = "" if len(facts["would_fit"]) == 1 else f" {best}"
+    which = "" if len(facts["would_fit"]) == 1 else f" {_which(facts, change, bool(timed))}"
     model = shlex.quote(facts["model"])
-    return [f'YES with{which}: tight-fit {model} --gpu "{facts["card"]}" {typed}']
+    lines = [f'YES with{which}: tight-fit {model} --gpu "{facts["card"]}" {typed}']
+    if timed and len(facts["would_fit"]) > 1:
+        lines.append("(--fastest also searches combinations of what trains the same weights.)")
+    return lines
+
+
+def _trains_others(change: Facts) -> bool:
+    """Whether a change trains adapters in place of the weights."""
+    return change.get("lora_rank") is not None
+
+
+def _which(facts: Facts, change: Facts, timed: bool) -> str:
+    """Which of several changes it is, and whether it trains the same weights."""
+    words = "the fastest of them" if timed else "the first of them"
+    if _trains_others(change):
+        return f"{words}, which trains adapters and not the weights"
+    others = any(map(_trains_others, facts["would_fit"]))
+    return f"{words} that trains the same weights" if timed and others else words
 
 
 def details(facts: Facts) -> list[str]:
@@ -160,7 +178,10 @@ def weights_in_words(facts: Mapping[str, Any], why: str = "") -> str:
     """
     words = f"{facts['weights']} weights{why}"
     if facts["base"] == "nf4":
-        words = f"weights in 4 bits (NF4), {facts['weights']} where they are not quantized"
+        rest = facts["weights"]
+        if facts.get("kbit"):
+            rest = "fp32 (by prepare_model_for_kbit_training)"
+        words = f"weights in 4 bits (NF4), {rest} where they are not quantized"
     if facts["lora_rank"] is not None:
         words += f", frozen; fp32 adapters of rank {facts['lora_rank']}"
         if facts["lora_targets"] != "query-value":
@@ -177,7 +198,7 @@ def _settings(facts: Facts) -> str:
     elif "weights" in assumed and facts["weights_stored"] != weights:
         why = f" (stored as {facts['weights_stored']}, in which they cannot be trained)"
     words = weights_in_words(facts, why)
-    words += f"; {AUTOCAST[precision]}; {facts['optimizer']}"
+    words += f"; {AUTOCAST[precision]}; {_optimizer(facts)}{_attention(facts)}"
     guesses = [
         f"{'batch ' if name == 'batch_size' else ''}{value}{' tokens' if name == 'length' else ''} "
         f"(--{OPTIONS.get(name, name)})"
@@ -193,6 +214,29 @@ def _settings(facts: Facts) -> str:
     if facts["stored_quantized"]:
         line += " It is stored quantized, which is not planned."
     return line
+
+
+def _optimizer(facts: Facts) -> str:
+    """Its name and implementation, with what PyTorch and Trainer call it."""
+    kind, usual = KINDS[facts["optimizer"]], facts["trainer_optimizer"]
+    called = []
+    if kind.by == FOREACH:
+        called.append("PyTorch's default on a GPU")
+    if kind.trainer:
+        default = "Trainer's default, " if kind.trainer == usual else "Trainer's "
+        called.append(f"{default}{kind.trainer}")
+    return kind.label + (f" ({'; '.join(called)})" if called else "")
+
+
+def _attention(facts: Facts) -> str:
+    """Whether the attention is one fused kernel, by the GPU and the dtype."""
+    if facts["attention_taken"] is None:
+        return ""
+    if facts["attention_taken"] == "eager":
+        return "; eager attention, written out"
+    if not facts.get("attention_fused", True):
+        return f"; sdpa attention, for which the {facts['card']} has no fused kernel in bf16"
+    return "; sdpa attention in a fused kernel"
 
 
 def _model(facts: Facts) -> str:
@@ -213,8 +257,6 @@ def _model(facts: Facts) -> str:
         settings.append(f"{facts['offload']} on the host")
     if facts["optimizer_in_backward"]:
         settings.append("optimizer in the backward pass")
-    if facts["attention"] is not None:
-        settings.append(f"{facts['attention']} attention")
     if facts["lora_rank"] is not None:
         settings.append(f"LoRA rank {facts['lora_rank']}")
     if facts["frozen"] is not None:

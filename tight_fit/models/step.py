@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from tight_fit.checks import check_step, make_plain, one_of, whole
+from tight_fit.checks import check_step, make_plain, one_of, true_or_false, whole
 from tight_fit.models import bounds as config_bounds
 from tight_fit.models import config as hf_config
 from tight_fit.models.config import TASKS, CannotPlan, Task
@@ -42,6 +42,8 @@ class ModelStep:
     base     "nf4" keeps the linear layers in 4 bits with double quantization, frozen beside
              adapters (`language.four_bits`), and the rest in the dtype of `weights`, by default
              bf16, or fp16 with fp16's autocast; "fp32" and "bf16" are another word for `weights`
+    kbit     with base="nf4": after peft's `prepare_model_for_kbit_training`, so that what is not
+             quantized is fp32, the embeddings' output has a gradient, and layers are checkpointed
     lora_targets  layers that get adapters: "query-value", "all-linear", or names with commas
     lora_alpha, lora_scale  adapters are scaled by α / r or, with "alpha/sqrt(r)", by α / √r; α is
              2 r where it is None
@@ -74,6 +76,7 @@ class ModelStep:
     side: int | None = None
     weights: str | None = None
     base: str | None = None
+    kbit: bool = False
     lora_targets: str = QUERY_VALUE
     lora_alpha: float | None = None
     lora_scale: str = "alpha/r"
@@ -88,6 +91,14 @@ class ModelStep:
 
     def __post_init__(self):
         make_plain(self)
+        true_or_false("kbit", self.kbit)
+        if self.kbit:
+            if self.base != "nf4":
+                raise ValueError(
+                    "kbit=True prepares weights in 4 bits for training: use base='nf4', or leave "
+                    "kbit out."
+                )
+            object.__setattr__(self, "checkpointing", True)
         check_step(self)
         check_techniques(self)
         for name in ("classes", "side"):
@@ -309,6 +320,9 @@ def prepare(
     if model_step.base == "nf4":
         compute = AUTOCAST.get(model_step.precision)
         four_bits.quantize(model, compute or hf_config.WEIGHTS[model_step.weights or "bf16"])
+    if model_step.kbit:
+        four_bits.rest_in_fp32(model)
+        model.enable_input_require_grads()
     if model_step.lora_rank is not None:
         layers = None
         if model_step.frozen is not None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tight_fit.gpus.specs import find_gpu, has_arithmetic
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ADAMW, ON_HOST
@@ -173,6 +174,8 @@ def _precisions(remedies: Remedies) -> Iterator[Change]:
             yield {"precision": "tf32"}
     if has_arithmetic(own, gpu):
         yield {}
+    elif instead := remedies.runnable({}):  # fp16 where bf16 was asked for and is not there
+        yield instead
 
 
 def _only_saves(saver: Change, fitting: Change) -> bool:
@@ -237,4 +240,5 @@ def _reasons(remedies: Remedies, best: Change, seconds: float) -> dict[str, str]
 
 
 def _can_run(remedies: Remedies, change: Change) -> bool:
-    return has_arithmetic(change.get("precision", remedies.step.precision), remedies.gpu)
+    operations = remedies.plan(change, traced=True).operations
+    return operations is not None and not lacks(operations, remedies.gpu)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tight_fit.gpus import GPU, WORKSPACE
+from tight_fit.gpus.specs import SPECS, has_arithmetic
 from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.step import ModelStep
@@ -121,9 +122,12 @@ class Remedies:
         self.plan()
         if self.fits({}):
             return []
-        single = [self._smallest_accumulation({})]
+        as_asked = self.runnable({})
+        single = [as_asked] if as_asked and self.fits(as_asked) else []
+        fewer = self._smallest_accumulation(as_asked)
+        single += [as_asked | fewer] if fewer else []
         single += [change for change in self._other_changes() if self.fits(change)]
-        return [change for change in single if change] or self._several_changes()
+        return single or self._several_changes()
 
     def largest_batch(self) -> int | None:
         """Examples per optimizer step of the largest batch that fits, with all else as it is.
@@ -209,8 +213,8 @@ class Remedies:
         """The changes of other fields than the accumulation, whether they fit or not."""
         step = self.step
         changes: list[Change] = []
-        if step.precision in ("fp32", "tf32") and self.target == "cuda":
-            changes.append({"precision": "bf16" if self.gpu.bf16 else "fp16"})
+        if step.precision in ("fp32", "tf32") and self.target == "cuda" and self._has(self.half):
+            changes.append({"precision": self.half})
         if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
             changes.append({"loss": "chunked"})
         if step.optimizer in ADAMW:
@@ -226,7 +230,33 @@ class Remedies:
         changes += self.four_bits()
         if step.offload is None and self.target == "cuda" and isinstance(step, ModelStep):
             changes += [{"offload": "optimizer"}, {"offload": "activations"}]
-        return changes
+        return [self.runnable(change) for change in changes]
+
+    @property
+    def half(self) -> str:
+        """The 16-bit precision of the GPU."""
+        return "bf16" if self.gpu.bf16 else "fp16"
+
+    def _has(self, precision: str) -> bool:
+        """Whether the GPU has an arithmetic, as far as that is known."""
+        return self.gpu.name not in SPECS or has_arithmetic(precision, self.gpu)
+
+    def runnable(self, change: Change) -> Change:
+        """A change with fp16 in place of bf16 where the GPU has no bf16.
+
+        Weights in fp16 cannot be trained: those that train become fp32.
+        """
+        step, asked = self.step, {"precision": self.step.precision}
+        if isinstance(step, ModelStep):
+            asked["weights"] = step.weights or "fp32"
+        after = asked | {name: value for name, value in change.items() if name in asked}
+        if self.gpu.bf16 or self.target != "cuda" or "bf16" not in after.values():
+            return change
+        trained = (change.get("lora_rank") or step.lora_rank) is None
+        instead: Change = {"precision": "fp16"}
+        if "weights" in asked:
+            instead["weights"] = "fp32" if trained else "fp16"
+        return change | instead
 
     def four_bits(self) -> list[Change]:
         """The change to weights in 4 bits with adapters beside them; [] where there is none."""
@@ -237,8 +267,7 @@ class Remedies:
         if step.lora_rank is None:
             change["lora_rank"] = RANK
         if step.weights == "fp32":  # what is not quantized, and the products
-            half = "bf16" if self.gpu.bf16 else "fp16"
-            change |= {"weights": half, "precision": half}
+            change |= {"weights": self.half, "precision": self.half}
         return [change]
 
     def _accumulations(self) -> list[int]:
@@ -259,8 +288,8 @@ class Remedies:
         most: list[Change] = [{"accumulation": number} for number in self._accumulations()[-1:]]
         together: Change = {}
         for change in most + self._other_changes():
-            if self._is_taken({**together, **change}):
-                together |= change
+            if self._is_taken(self.runnable({**together, **change})):
+                together = self.runnable(together | change)
                 if self.fits(together):
                     break
         else:
@@ -269,7 +298,8 @@ class Remedies:
             if name == "precision" and "weights" in together:
                 continue
             fewer = {other: value for other, value in together.items() if other != name}
-            if self.fits(fewer):
+            fewer = self.runnable(fewer)
+            if fewer != together and self.fits(fewer):
                 together = fewer
         if "accumulation" in together:
             others = {name: value for name, value in together.items() if name != "accumulation"}
