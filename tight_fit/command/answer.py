@@ -29,11 +29,14 @@ from tight_fit.optimizer_kinds import KINDS
 from tight_fit.search.fastest import fastest
 from tight_fit.search.remedies import Change, Remedies
 from tight_fit.techniques import model_changes
+from tight_fit.trace.cuda_kernels import GROUPED
 from tight_fit.units import size
 
 Facts = dict[str, Any]
 
 # What would help beyond the techniques that are planned, said where those do not suffice.
+# What the kernels of a GPU decide of a plan.
+OF_PLAN = ("peak", "peak_phase", "at_peak", "flops")
 LITTLE = 4096  # bytes per example that no evaluation fills a GPU with
 NOT_PLANNED = ("offloading weights to main memory",)
 
@@ -48,10 +51,19 @@ class Answers:
         self.asked, self.say = asked, say
         with quietly():
             self.step = step_of(asked)
-        self.remedies = self._remedies(asked.gpu or next(iter(GPUS.values())))
+        self.remedies = self._remedies(asked.gpu or GPUS["H100"])
 
     def _remedies(self, gpu: GPU) -> Remedies:
         return Remedies(self.step, gpu, lambda change: self.say(_words(change)))
+
+    def _turn_to(self, gpu: GPU) -> None:
+        if gpu != self.remedies.gpu:
+            self.remedies = self.remedies.for_gpu(gpu)
+
+    @property
+    def _step(self) -> ModelStep:
+        """The step with the kernels of the GPU that is being looked at."""
+        return self.remedies.step
 
     def planned(self) -> Plan:
         """The plan of the step itself. Raises what `hf_plan.plan_model` raises."""
@@ -103,15 +115,21 @@ class Answers:
 
     def on(self, gpu: GPU | None) -> Facts:
         """Whether a GPU holds the step and how long it takes there; without one, which hold it."""
-        plan = self.planned()
         if gpu is None:
-            holds = {other.name: bool(plan.fits(other)) for other in GPUS.values()}
+            holds = {}
+            for other in GPUS.values():
+                self._turn_to(other)
+                holds[other.name] = bool(self.planned().fits(other))
             return {"cards": holds, "notes": notes(self.step, None)}
+        self._turn_to(gpu)
+        plan = self.planned()
         fit = plan.fits(gpu)
+        own = {name: getattr(plan, name) for name in OF_PLAN} if not self._step.flash else {}
         return {
+            **own,
             **vars(plan.allocator_peaks(gpu)),
             "card": gpu.name,
-            "attention_fused": fused_on(self.step, gpu),
+            "attention_fused": self._step.flash or not _written_out(self._step),
             "card_memory": gpu.memory,
             "terms": fit.terms,
             "need": fit.need,
@@ -126,8 +144,7 @@ class Answers:
 
     def advice(self, gpu: GPU) -> Facts:
         """The changes of the step that fit a GPU, and its largest batch."""
-        if gpu != self.remedies.gpu:
-            self.remedies = self.remedies.for_gpu(gpu)
+        self._turn_to(gpu)
         with quietly():
             changes, largest = self.remedies.changes(), self.remedies.largest_batch()
             fits = self.remedies.fits({})
@@ -179,11 +196,9 @@ def _attention(step: ModelStep) -> str | None:
     return step.attention or ("sdpa" if getattr(kind, "_supports_sdpa", False) else "eager")
 
 
-def fused_on(step: ModelStep, gpu: GPU) -> bool:
-    """Whether a GPU has a fused kernel for attention in the dtype of a step: before Ampere not for
-    bf16."""
-    computed = step.precision if step.precision in hf_config.WEIGHTS else step.weights
-    return gpu.bf16 or "bf16" not in (step.precision, computed)
+def _written_out(step: ModelStep) -> bool:
+    """Whether a GPU without FlashAttention's kernel has none for the attention of a step."""
+    return not GROUPED or "bf16" in (step.precision, step.weights)
 
 
 def trainer_optimizer() -> str:
@@ -309,10 +324,11 @@ def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
     """What to know about the plan of a step, one sentence each."""
     sentences = []
     if gpu and "bf16" in (step.precision, step.weights) and not gpu.bf16:
+        instead = "--precision fp16"
+        if step.weights == "bf16":
+            instead += " --weights " + ("fp32" if step.lora_rank is None else "fp16")
         sentences.append(
-            f"the {gpu.name} has no bf16 arithmetic and only emulates it, without a fused "
-            "attention kernel: where a model has one, bf16 takes more there than planned. "
-            "Use fp16."
+            f"the {gpu.name} has no bf16 arithmetic and only emulates it, slowly: use {instead}."
         )
     if gpu and KINDS[step.optimizer].package and gpu.capability < (6, 0):
         sentences.append("bitsandbytes asks for compute capability 6.0.")

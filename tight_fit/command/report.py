@@ -235,7 +235,7 @@ def _attention(facts: Facts) -> str:
     if facts["attention_taken"] == "eager":
         return "; eager attention, written out"
     if not facts.get("attention_fused", True):
-        return f"; sdpa attention, for which the {facts['card']} has no fused kernel in bf16"
+        return f"; sdpa attention, written out, as the {facts['card']} has no fused kernel for it"
     return "; sdpa attention in a fused kernel"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -48,6 +48,8 @@ class ModelStep:
     lora_alpha, lora_scale  adapters are scaled by α / r or, with "alpha/sqrt(r)", by α / √r; α is
              2 r where it is None
     attention  "eager" or "sdpa"; None takes the library's own choice
+    flash    whether the GPU has FlashAttention's kernel (from Ampere on); without it attention in
+             bf16, and that of grouped queries before PyTorch 2.14, is written out
     loss     "chunked": cross entropy a chunk of tokens at a time (`language.chunked_loss`)
     compile  changes nothing here: the plan is that of the step without it
     offload, optimizer_in_backward, max_grad_norm  as in `Recipe`
@@ -81,6 +83,7 @@ class ModelStep:
     lora_alpha: float | None = None
     lora_scale: str = "alpha/r"
     attention: str | None = None
+    flash: bool = True
     loss: str = "full"
     compile: bool = False
     offload: str | None = None
@@ -167,6 +170,18 @@ class ModelStep:
                 "fp32 weights with precision fp16, bf16 weights, or LoRA beside fp16 weights."
             )
         return self.weights
+
+    def on(self, capability: tuple[int, int]) -> ModelStep:
+        """The step with the attention kernels of a GPU of that compute capability, (0, 0) for none.
+
+        It differs from this one only where that changes something.
+        """
+        text = hf_config.text_config(self.config)
+        heads = getattr(text, "num_attention_heads", None)
+        grouped = getattr(text, "num_key_value_heads", None) not in (None, heads)
+        older = (0, 0) < capability < (8, 0)
+        flash = not (older and (grouped or "bf16" in (self.precision, self.weights)))
+        return self if flash == self.flash else replace(self, flash=flash)
 
     @property
     def kind(self) -> Task:

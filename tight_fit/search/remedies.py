@@ -49,7 +49,8 @@ class Remedies:
         tracing: Callable[[Change], object] = lambda change: None,
         planning: Callable[[Any, str], Plan] | None = None,
     ):
-        self.step, self.gpu, self.target = step, gpu, target_of(gpu)
+        self.step: Any = step.on(gpu.capability) if isinstance(step, ModelStep) else step
+        self.gpu, self.target = gpu, target_of(gpu)
         self.planning = planning
         self.lines = BatchLines(self.target, lambda traced: tracing(self._difference(traced)))
         self._plans: dict[tuple, Plan] = {}
@@ -59,7 +60,9 @@ class Remedies:
         """The same for another GPU; plans are shared where they are for the same target."""
         other = Remedies(self.step, gpu, planning=self.planning)
         if other.target == self.target:
-            other.lines, other._plans, other._reserved = self.lines, self._plans, self._reserved
+            other.lines = self.lines
+            if other.step == self.step:  # else attention takes other kernels
+                other._plans, other._reserved = self._plans, self._reserved
         return other
 
     def _difference(self, step: ModelStep) -> Change:
