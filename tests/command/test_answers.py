@@ -178,3 +178,24 @@ def test_the_gpu_of_a_question_decides_nothing_of_its_step():
     """A question in bf16 for a T4 is planned as asked; the note says what to use."""
     asked = Question("m", "m", LLAMA.to_dict(), {"batch_size": 2}, find("T4"))
     assert step_of(asked).precision == "bf16"
+
+
+# -- sizes and other makers ------------------------------------------------------------------------
+
+
+def test_a_size_alone_gives_the_seconds_of_the_gpus_that_are_sold_with_it(folder, capsys):
+    arguments = ("--batch", "2", "--quick", "--gpu")
+    facts = json.loads(said(capsys, folder, "--json", *arguments, "48GB"))
+    by_gpu = facts["seconds_by_gpu"]
+    assert facts["seconds"] is None and set(by_gpu) >= {"L40S", "A40", "RTX A6000"}
+    for name, seconds in by_gpu.items():  # as it is for the GPU itself
+        named = json.loads(said(capsys, folder, "--json", *arguments, name))
+        assert named["seconds"] == seconds
+    text = said(capsys, folder, *arguments, "48GB")
+    assert "A step takes" in text and "of 48GB that run it" in text and "described" not in text
+
+
+def test_of_an_amd_gpu_the_memory_is_planned_and_one_sentence_says_so(folder, capsys):
+    text = said(capsys, folder, "--gpu", "MI300X", "--batch", "2", "--quick")
+    assert "YES, it fits on an MI300X" in text
+    assert "is not planned: time is not known for AMD" in text

@@ -405,21 +405,3 @@ def test_bad_input_ends_in_status_2_and_one_sentence(arguments, words, capsys):
         main(arguments)
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert ended.value.code == 2 and words in line and line.startswith("tight-fit: error: ")
-
-
-def test_a_size_alone_gives_the_seconds_of_the_gpus_that_are_sold_with_it(folder, capsys):
-    code, text = asked(capsys, folder, "--gpu", "48GB", "--batch", "8", "--json")
-    facts = json.loads(text)
-    by_gpu = facts["seconds_by_gpu"]
-    assert code == 0 and facts["seconds"] is None and set(by_gpu) >= {"L40S", "A40", "RTX A6000"}
-    for name, seconds in by_gpu.items():  # as it is for the GPU itself
-        named = json.loads(asked(capsys, folder, "--gpu", name, "--batch", "8", "--json")[1])
-        assert named["seconds"] == seconds
-    text = asked(capsys, folder, "--gpu", "48GB", "--batch", "8")[1]
-    assert "A step takes" in text and "of 48GB that run it" in text and "described" not in text
-
-
-def test_of_an_amd_gpu_the_memory_is_planned_and_one_sentence_says_so(folder, capsys):
-    code, text = asked(capsys, folder, "--gpu", "MI300X")
-    assert code == 0 and "YES, it fits on an MI300X" in text
-    assert "is not planned: time is not known for AMD" in text

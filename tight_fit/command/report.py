@@ -218,7 +218,7 @@ def _settings(facts: Facts) -> str:
 
 def _optimizer(facts: Facts) -> str:
     """Its name and implementation, with what PyTorch and Trainer call it."""
-    kind, usual = KINDS[facts["optimizer"]], facts["trainer_optimizer"]
+    kind, usual = KINDS[facts["optimizer"]], facts.get("trainer_optimizer")
     called = []
     if kind.by == FOREACH:
         called.append("PyTorch's default on a GPU")
@@ -230,7 +230,7 @@ def _optimizer(facts: Facts) -> str:
 
 def _attention(facts: Facts) -> str:
     """Whether the attention is one fused kernel, by the GPU and the dtype."""
-    if facts["attention_taken"] is None:
+    if facts.get("attention_taken") is None:
         return ""
     if facts["attention_taken"] == "eager":
         return "; eager attention, written out"

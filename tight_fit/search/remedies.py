@@ -216,7 +216,7 @@ class Remedies:
         """The changes of other fields than the accumulation, whether they fit or not."""
         step = self.step
         changes: list[Change] = []
-        if step.precision in ("fp32", "tf32") and self.target == "cuda" and self._has(self.half):
+        if step.precision in ("fp32", "tf32") and self.target == "cuda" and self.half != "fp32":
             changes.append({"precision": self.half})
         if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
             changes.append({"loss": "chunked"})
@@ -237,15 +237,15 @@ class Remedies:
 
     @property
     def half(self) -> str:
-        """The 16-bit precision of the GPU."""
-        return "bf16" if self.gpu.bf16 else "fp16"
+        """The 16-bit precision of the GPU; fp32 where it multiplies in no other."""
+        return "bf16" if self.gpu.bf16 else "fp16" if self._has("fp16") else "fp32"
 
     def _has(self, precision: str) -> bool:
         """Whether the GPU has an arithmetic, as far as that is known."""
         return self.gpu.name not in SPECS or has_arithmetic(precision, self.gpu)
 
     def runnable(self, change: Change) -> Change:
-        """A change with fp16 in place of bf16 where the GPU has no bf16.
+        """A change with fp16, or fp32, in place of bf16 where the GPU has no bf16.
 
         Weights in fp16 cannot be trained: those that train become fp32.
         """
@@ -256,9 +256,9 @@ class Remedies:
         if self.gpu.bf16 or self.target != "cuda" or "bf16" not in after.values():
             return change
         trained = (change.get("lora_rank") or step.lora_rank) is None
-        instead: Change = {"precision": "fp16"}
+        instead: Change = {"precision": self.half}
         if "weights" in asked:
-            instead["weights"] = "fp32" if trained else "fp16"
+            instead["weights"] = "fp32" if trained else self.half
         return change | instead
 
     def four_bits(self) -> list[Change]:
