@@ -35,6 +35,7 @@ from helpers.profile import environment
 from helpers.recipe import Recipe, difference
 from tight_fit import gpus
 from tight_fit.command.wrapper import run
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.packages import missing as not_installed
 
 SECONDS = 40.0  # that must be left for another step to begin
@@ -42,7 +43,6 @@ LIMIT = 300.0  # seconds of work of a step on one GPU; that of two GPUs is gpu_l
 TOO_LARGE = {"too_large": True}  # the answer of a step that is left out for good
 JOBS = 4  # processes side by side; more than half of the cores would disturb the one that measures
 # Optimizers that need no other package; those that are not named here are bitsandbytes'.
-OF_PYTORCH = ("adamw", "sgd", "adafactor", "adamw_stochastic")
 NO_BF16 = (
     "This GPU has no bf16 arithmetic, which PyTorch would only emulate: the steps in bf16 are left "
     "out, and the ladder is climbed in fp16."
@@ -85,7 +85,7 @@ def every_case(count: int, bf16: bool = True) -> list[Case]:
 
 def packages(recipe: Recipe) -> list[str]:
     """Packages that a step imports beside PyTorch and transformers."""
-    library = recipe.optimizer not in OF_PYTORCH or recipe.base == "nf4"
+    library = KINDS[recipe.optimizer].package or recipe.base == "nf4"
     return ["bitsandbytes"] * library + ["peft"] * (recipe.lora_rank is not None)
 
 

@@ -8,7 +8,8 @@ import random
 from itertools import combinations
 
 from helpers.recipe import Recipe
-from tight_fit.checks import OPTIMIZERS, PRECISIONS
+from tight_fit.checks import PRECISIONS
+from tight_fit.optimizer_kinds import OPTIMIZERS
 from tight_fit.techniques.rules import ATTENTIONS, BASES, LORA_TARGETS, LOSSES, OFFLOADS
 
 OLDER = {
@@ -81,19 +82,22 @@ def cover(candidates: list[dict]) -> list[dict]:
     return chosen
 
 
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # A digit for each field of VALUES: the number of its value.
 KEPT = """
-    1210011000000 2410101211121 0321100101010 2800010100111 0531011210020 2631100001100
-    0000011011001 1720001110021 2100101200020 1410111210010 2721101201100 2510101101101
-    2320000000121 2030101200110 2600111110021 2100101111101 2210101111121 0810110101000
-    2421010000100 0311111211000 0010001110021 2600101201120 2410011111100 0720011000020
-    2201001201100 0510111001000 2100010000121 0410101010010 2810010100121
+    0a10001210021 2a21001001100 1001110100010 2300111111111 0730110001020 2b31111210100
+    0210000101001 1520001010021 2411001201010 2621000101120 1101101210000 1900101000021
+    0310011000010 2521001201100 2821110100010 2710011110101 0600101010001 2b00010101021
+    2400101010101 2220111210120 2110010001121 2921011211100 2020011011121 2820010101101
+    0410111110021 0010011200001 0331011201010 0900000101000 2b31111011000 2120101110001
+    2200110000101 1321111010020 1721011210020 2301001010100 1520011110020 2a10001101021
+    2631011210000 0810010101020
 """.split()
 ALL = [
     {
-        key: values[int(digit)]
+        key: values[DIGITS.index(digit)]
         for (key, values), digit in zip(VALUES.items(), digits)
-        if values[int(digit)] != USUAL[key]
+        if values[DIGITS.index(digit)] != USUAL[key]
     }
     for digits in KEPT
 ]
@@ -101,4 +105,4 @@ ALL = [
 if __name__ == "__main__":
     for changes in cover(drawn(20_000)):
         fields = USUAL | changes
-        print("".join(str(values.index(fields[key])) for key, values in VALUES.items()))
+        print("".join(DIGITS[values.index(fields[key])] for key, values in VALUES.items()))

@@ -42,6 +42,7 @@ TESTED = {*SUBPACKAGES, *ROOMS, *PACKAGES} - {"tight_fit", "helpers", "gpus"} | 
 
 # Layers from the lowest up. A module imports only from layers below its own, or its own package.
 LAYERS = (
+    {"tight_fit/optimizer_kinds"},
     {f"tight_fit/{name}" for name in ("units", "checks", "files", "torch_private", "old_torchao")}
     | {"tight_fit/isolation"},
     {"tight_fit/packages"},

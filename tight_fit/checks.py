@@ -13,6 +13,8 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from tight_fit.optimizer_kinds import OPTIMIZERS
+
 T = TypeVar("T")
 
 
@@ -82,17 +84,6 @@ IGNORE = -100  # a label per token that no loss counts: torch's cross_entropy sk
 PROFILES = ("mini", "full")
 WEIGHTS = ("pretrained", "random")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-OPTIMIZERS = (
-    "adamw",
-    "adamw8bit",
-    "adamw8bit_embed32",
-    "sgd",
-    "adafactor",
-    "lion",
-    "lion8bit",
-    "paged_adamw8bit",
-    "adamw_stochastic",
-)
 PADDINGS = ("fixed", "dynamic", "uniform")
 LENGTH = {"mini": 64, "full": 256}
 

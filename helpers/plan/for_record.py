@@ -7,7 +7,7 @@ import torch
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
 from tight_fit import gpus
-from tight_fit.gpus.specs import has_arithmetic, of_device
+from tight_fit.gpus.specs import of_device
 from tight_fit.memory.plan import Plan
 
 
@@ -34,7 +34,7 @@ def seconds_on(planned: Plan, device: str) -> float | None:
     are multiplied in bf16 under precision="fp32", which a T4 does by other means.
     """
     gpu = of_device(device)
-    if gpu is None or not has_arithmetic(planned.recipe.precision, gpu):
+    if gpu is None:
         return None
     try:
         return planned.seconds(gpu).total

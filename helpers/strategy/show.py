@@ -16,9 +16,10 @@ from helpers.recipe import Recipe
 from helpers.tables import Table
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
-from tight_fit.gpus.specs import has_arithmetic
 from tight_fit.kernels.kernel_time import constants
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.plans.own_step import CustomStepPlan
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.units import size, span
@@ -31,17 +32,6 @@ PRECISIONS = {
     "tf32": "fp32 with TF32",
     "bf16": "bf16 autocast",
     "fp16": "fp16 autocast",
-}
-OPTIMIZERS = {
-    "adamw": "fused AdamW",
-    "adamw8bit": "8-bit AdamW",
-    "adamw8bit_embed32": "8-bit AdamW with embeddings in 32 bits",
-    "sgd": "fused SGD",
-    "adafactor": "Adafactor",
-    "lion": "Lion",
-    "lion8bit": "8-bit Lion",
-    "paged_adamw8bit": "paged 8-bit AdamW",
-    "adamw_stochastic": "AdamW with stochastic rounding",
 }
 
 
@@ -91,7 +81,7 @@ def settings(steps: Iterable[StepSettings]) -> str:
     """Precisions and optimizers of some steps, as the end of a sentence, each named once."""
     used = list(steps)
     precisions = dict.fromkeys(PRECISIONS[step.precision] for step in used)
-    optimizers = dict.fromkeys(OPTIMIZERS[step.optimizer] for step in used)
+    optimizers = dict.fromkeys(KINDS[step.optimizer].label for step in used)
     return f"in {' or '.join(precisions)}, with {' or '.join(optimizers)}"
 
 
@@ -110,8 +100,8 @@ def _planned(named: Mapping[str, Recipe | Plan]) -> dict[str, Plan]:
 
 def _cell(planned: Plan, gpu: GPU, first: dict[str, float]) -> str:
     """The time of a step on a GPU; `first` gets the time of the first row that has one there."""
-    if not has_arithmetic(planned.recipe.precision, gpu):
-        return f"no {planned.recipe.precision}"
+    if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
+        return f"no {lacking}"
     if not planned.fits(gpu):
         return "does not fit"
     took = planned.seconds(gpu)

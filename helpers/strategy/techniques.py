@@ -12,7 +12,7 @@ from helpers.strategy import plan_cache
 from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
 from tight_fit import gpus
-from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.units import size, span
 
@@ -58,8 +58,8 @@ def rows(
             row[model] = f"{size(planned.peak)}, {smallest_gpu(planned)}"
             row[f"step on {' / '.join(TIMED)}, {model.split(',')[0]}"] = " / ".join(
                 _time(planned, gpu, plain.setdefault((model, gpu), planned.seconds(gpu).total))
-                if has_arithmetic(planned.recipe.precision, gpu)
-                else f"no {planned.recipe.precision}"
+                if not (lacking := lacks(planned.operations, gpu))
+                else f"no {lacking}"
                 for gpu in TIMED
             )
         table.append(row)

@@ -16,7 +16,7 @@ from benchmarks.measured_steps import LARGE, cases
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 from tight_fit import gpus
-from tight_fit.checks import OPTIMIZERS
+from tight_fit.optimizer_kinds import OPTIMIZERS
 from tight_fit.techniques.optimizers import make_optimizer
 
 GPU = {"device": "cuda", "name": "Tesla T4", "torch": "2.13.0"}

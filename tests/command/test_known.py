@@ -243,6 +243,10 @@ def test_a_sample_of_the_shipped_answers_is_what_is_planned_today(shipped_today)
         assert different(shipped | {"peak": shipped["peak"] + 1}, today) == {"peak"}
 
 
+ADAMW = "fused AdamW (Trainer's default, adamw_torch_fused)"
+FUSED = "sdpa attention in a fused kernel"
+
+
 def test_the_first_line_says_what_is_planned(capsys):
     def first(*typed):
         main([*typed, "--quick"])
@@ -253,17 +257,17 @@ def test_the_first_line_says_what_is_planned(capsys):
     )
     assert adapters.startswith(
         "Planned: bf16 weights, as its configuration says, frozen; fp32 adapters of rank 8; "
-        "bf16 autocast; adamw. Assumed: 512 tokens (--length), causal-lm (--task)"
+        f"bf16 autocast; {ADAMW}; {FUSED}. Assumed: 512 tokens (--length), causal-lm (--task)"
     )
     plain = first("distilbert", "--gpu", "T4")
     assert plain == (
-        "Planned: fp32 weights; no autocast; adamw. Assumed: batch 16 (--batch), 512 tokens "
-        "(--length), sequence-classification (--task). Its configuration names masked-lm."
+        f"Planned: fp32 weights; no autocast; {ADAMW}; {FUSED}. Assumed: batch 16 (--batch), "
+        "512 tokens (--length), sequence-classification (--task). Its configuration names masked-lm."
     )
     said = first(
         "distilbert", "--gpu", "T4", "--task", "masked-lm", "--batch", "2", "--length", "9"
     )
-    assert said == "Planned: fp32 weights; no autocast; adamw."
+    assert said == f"Planned: fp32 weights; no autocast; {ADAMW}; {FUSED}."
 
 
 def test_an_ambiguous_gpu_is_said(capsys):

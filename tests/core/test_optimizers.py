@@ -12,7 +12,7 @@ from torch import nn
 from helpers import checkpoint, models, train
 from helpers.recipe import Recipe, replace
 from tight_fit import packages as here
-from tight_fit.checks import OPTIMIZERS
+from tight_fit.optimizer_kinds import ADAMW, KINDS, OPTIMIZERS
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler, states
 from tight_fit.techniques.step import loss_sum, train_step
 
@@ -21,7 +21,7 @@ BLOCK = 256
 MAPS = (
     2 * 256 * 4
 )  # bytes of the two maps, signed and unsigned, that all 8-bit states of an AdamW8bit share
-LIBRARY = [name for name in OPTIMIZERS if "8bit" in name or "lion" in name]
+LIBRARY = [name for name, kind in KINDS.items() if kind.package]
 
 
 def recipe(model="vit", **fields):
@@ -88,7 +88,7 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
     counts = [shape.numel() for shape in shapes]
     everything, fp32 = sum(counts), torch.float32
     expected = {
-        "adamw": {fp32: 8 * everything + 4 * len(counts)},  # and a step counter each
+        **{name: {fp32: 8 * everything + 4 * len(counts)} for name in ADAMW},  # and step counters
         "sgd": {fp32: 4 * everything},
         "lion": {fp32: 4 * everything},
         "lion8bit": quantised(counts, 1),
@@ -107,6 +107,12 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
         held = sum(p.numel() for p in net.parameters() if id(p) in embeddings(net))
         rest = quantised([p.numel() for p in net.parameters() if id(p) not in embeddings(net)], 2)
         expected[name] = {**rest, fp32: rest[fp32] + 8 * held}
+    if name == "muon":
+        base = getattr(net, net.base_model_prefix)
+        held = embeddings(net)
+        matrices = [p.numel() for p in base.parameters() if p.ndim == 2 and id(p) not in held]
+        rest = everything - sum(matrices)
+        expected[name] = {fp32: 4 * everything + 4 * rest + 4 * (len(counts) - len(matrices))}
     assert by_dtype(optimizer) == expected[name]
 
 

@@ -4,9 +4,14 @@ import pytest
 
 from helpers.plan import plan
 from helpers.recipe import Recipe
-from tight_fit.gpus import GPUS, find
+from tight_fit.gpus import KNOWN, find, matches
+from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import MEASURED, SPECS, described, find_gpu, has_arithmetic, of_device
+from tight_fit.gpus.table import AMD
 from tight_fit.kernels.step_seconds import seconds
+from tight_fit.units import GIB
+
+FIELDS = "sms lanes clock bandwidth l2 tf32 fp16 bf16".split()
 
 SHEETS = {
     "T4": 8.1,
@@ -22,6 +27,27 @@ SHEETS = {
     "H100": 67.0,
     "H200": 67.0,
     "H100-PCIe": 51.2,
+    "H100 NVL": 60.0,
+    "GH200": 67.0,
+    "B200": 75.0,
+    "RTX 2080 Ti": 13.4,
+    "RTX 3070": 20.3,
+    "RTX 3080": 29.8,
+    "RTX 3080 Ti": 34.1,
+    "RTX 4080": 48.7,
+    "RTX 5070": 30.9,
+    "RTX 5080": 56.3,
+    "RTX 5090": 104.8,
+    "RTX PRO 6000": 125.0,
+    "A10": 31.2,
+    "A10G": 31.5,
+    "A40": 37.4,
+    "RTX A4000": 19.2,
+    "RTX A5000": 27.8,
+    "RTX A6000": 38.7,
+    "RTX 6000 Ada": 91.1,
+    "L40": 90.5,
+    "L40S": 91.6,
 }  # TFLOP/s of fp32
 
 
@@ -35,14 +61,88 @@ def test_every_gpu_has_a_source_and_measurements_to_stand_on():
         assert gpu.source and gpu.like in MEASURED and SPECS[gpu.like].measured
 
 
-@pytest.mark.parametrize(
-    "name, nearest",
-    (("a100", "A100"), ("RTX3090", "RTX 3090"), ("v100 32gb", "V100-32GB"), ("H-100", "H100")),
+def test_the_rows_are_gpus_that_can_be():
+    """Within what `described` takes, and with the peaks that a compute capability has."""
+    for name, gpu in KNOWN.items():
+        assert 3 * GIB < gpu.memory < 200 * GIB, name
+        if name in AMD:
+            assert name not in SPECS
+            continue
+        specs = SPECS[name]
+        figures = {field: getattr(specs, field) for field in FIELDS}
+        assert described(name, **figures, like=specs.like) == specs._replace(
+            source="described by its user"
+        )
+        assert gpu.bf16 == (specs.bf16 > 0) == (specs.tf32 > 0), name
+        if specs.bf16:
+            assert specs.bf16 == specs.fp16 == pytest.approx(2 * specs.tf32, rel=0.02), name
+        assert specs.lanes == (64 if gpu.capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128)
+
+
+SPOKEN = (
+    ("4090", "RTX 4090"),
+    ("rtx4090", "RTX 4090"),
+    ("RTX 3080 Ti", "RTX 3080 Ti"),
+    ("3080ti", "RTX 3080 Ti"),
+    ("RTX 3080 10GB", "RTX 3080"),
+    ("2080 Ti", "RTX 2080 Ti"),
+    ("4060 Ti 16GB", "RTX 4060 Ti 16GB"),
+    ("RTX 4070 Mobile", "RTX 4070 Laptop"),
+    ("4070 Ti Super", "RTX 4070 Ti Super"),
+    ("5090", "RTX 5090"),
+    ("a6000", "RTX A6000"),
+    ("6000 Ada", "RTX 6000 Ada"),
+    ("rtx pro 6000 blackwell", "RTX PRO 6000"),
+    ("l40s", "L40S"),
+    ("A10", "A10"),
+    ("a10g", "A10G"),
+    ("a100", "A100-40GB"),
+    ("A100 80GB", "A100-80GB"),
+    ("A100 PCIe", "A100-80GB-PCIe"),
+    ("v100 32gb", "V100-32GB"),
+    ("H-100", "H100"),
+    ("H100 PCIe", "H100-PCIe"),
+    ("h100 nvl", "H100 NVL"),
+    ("gh200", "GH200"),
+    ("B200", "B200"),
+    ("AMD Instinct MI300X", "MI300X"),
 )
-def test_an_unknown_gpu_is_told_the_nearest_and_how_to_describe_its_own(name, nearest):
-    with pytest.raises(ValueError, match=rf"nearest is '{nearest}.*described\(") as error:
-        find_gpu(name)
-    assert str(error.value).count(". ") == 0
+
+
+@pytest.mark.parametrize("spoken, meant", SPOKEN)
+def test_a_gpu_is_found_however_people_write_it(spoken, meant):
+    assert find(spoken).name == meant
+    assert matches(spoken)[0] is KNOWN[meant]
+
+
+def test_a_name_that_means_several_means_the_one_with_the_least_memory():
+    assert [gpu.name for gpu in matches("A100")] == ["A100-40GB", "A100-80GB"]
+    assert [gpu.name for gpu in matches("4060 Ti")] == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]
+
+
+@pytest.mark.parametrize(
+    "name, nearest", (("RTX 6000", "RTX 6000 Ada"), ("L40X", "L40"), ("RTX 9090", "RTX 5090"))
+)
+def test_an_unknown_gpu_is_told_the_nearest(name, nearest):
+    for look in (find, find_gpu):
+        with pytest.raises(ValueError, match=f"did you mean {nearest}.*size such as 8GB") as error:
+            look(name)
+        assert "described" not in str(error.value)  # Python, which a shell does not speak
+
+
+@pytest.mark.parametrize(
+    "gpu, said", (("48GB", "a size says nothing"), ("MI300X", "time is not known for AMD"))
+)
+def test_why_there_is_no_time_is_one_sentence(gpu, said):
+    assert find(gpu).memory > 40 * GIB
+    with pytest.raises(ValueError, match=said):
+        find_gpu(gpu)
+
+
+def test_the_gpus_of_a_size():
+    of_48 = {gpu.name for gpu in of_size(find("48GB"))}
+    assert of_48 == {"A40", "RTX A6000", "RTX 6000 Ada", "L40", "L40S"}
+    assert not of_size(find("T4")) and not of_size(find("5GB"))
 
 
 @pytest.mark.parametrize("gpu", (None, 3, 1.5, ["T4"]))
@@ -53,15 +153,6 @@ def test_what_is_no_gpu_is_refused(gpu):
 
 def test_a_gpu_that_memory_is_planned_for():
     assert find_gpu(find("T4")) is SPECS["T4"]
-
-
-def test_the_two_tables_of_gpus_agree():
-    """Memory (tight_fit.gpus) and speed (timing.specs): the same GPUs with the same arithmetic."""
-    assert set(GPUS) <= set(SPECS)
-    # Only measured on, or variants with the memory of another: nobody is told of them by name.
-    assert set(SPECS) - set(GPUS) == {"P4", "A100-80GB-PCIe", "H100-PCIe"}
-    for name, gpu in GPUS.items():
-        assert gpu.bf16 == (SPECS[name].bf16 > 0) == (SPECS[name].tf32 > 0), name
 
 
 def test_a_gpu_of_ones_own():
@@ -128,14 +219,25 @@ def test_gpus_are_known_by_the_names_of_their_driver():
         "NVIDIA GeForce RTX 3060": "RTX 3060",
         "NVIDIA GeForce RTX 4060 Laptop GPU": "RTX 4060 Laptop",
         "NVIDIA GeForce GTX 1650": "GTX 1650",
+        "NVIDIA GeForce RTX 3060 Ti": "RTX 3060 Ti",
+        "NVIDIA GeForce RTX 4090 Laptop GPU": "RTX 4090 Laptop",
+        "NVIDIA GeForce RTX 4070 Ti SUPER": "RTX 4070 Ti Super",
+        "NVIDIA L40S": "L40S",
+        "NVIDIA A10G": "A10G",
+        "NVIDIA RTX A6000": "RTX A6000",
+        "NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX PRO 6000",
+        "NVIDIA H100 NVL": "H100 NVL",
+        "NVIDIA GH200 480GB": "GH200",
+        "NVIDIA B200": "B200",
     }
     assert {device: of_device(device).name for device in names} == names
-    for other in ("NVIDIA L40S", "NVIDIA T400", "NVIDIA GeForce RTX 3060 Ti", "AMD MI250", ""):
+    for other in ("NVIDIA T400", "NVIDIA GeForce GTX 1080 Ti", "AMD Instinct MI250", ""):
         assert of_device(other) is None, other
 
 
 def test_which_arithmetic_a_gpu_has():
     assert has_arithmetic("bf16", "A100-40GB") and not has_arithmetic("bf16", "T4")
     assert has_arithmetic("tf32", "T4") and has_arithmetic("fp32", "P4")
-    with pytest.raises(ValueError, match="the nearest is"):
+    with pytest.raises(ValueError, match="is not known"):
         has_arithmetic("fp32", "K80")

@@ -18,7 +18,7 @@ from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
 from helpers.recipe import Recipe, replace
 from tests import combinations, newer_combinations
 from tight_fit import gpus
-from tight_fit.checks import OPTIMIZERS
+from tight_fit.optimizer_kinds import OPTIMIZERS
 from tight_fit.plans.model import plan_model
 from tight_fit.search.remedies import least_peak
 from tight_fit.techniques.optimizers import make_optimizer

@@ -8,6 +8,7 @@ from helpers.strategy import show
 from helpers.strategy.show import show_phases, show_plans
 from tight_fit import checks as values
 from tight_fit.kernels.kernel_time import constants
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.units import size
 
 VIT = Recipe("vit", profile="full", batch_size=32)
@@ -47,7 +48,7 @@ def test_the_caption_names_each_precision_and_optimizer_once():
 
 
 def test_every_precision_and_optimizer_has_a_name():
-    assert (*show.PRECISIONS,) == values.PRECISIONS and (*show.OPTIMIZERS,) == values.OPTIMIZERS
+    assert (*show.PRECISIONS,) == values.PRECISIONS and (*KINDS,) == values.OPTIMIZERS
 
 
 def test_the_phases_are_shares_of_the_step():

@@ -5,27 +5,39 @@ This is the part that needs PyTorch and transformers. Sizes are in bytes, times 
 
 from __future__ import annotations
 
+import ast
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
 from typing import Any
 
 from tight_fit.command import question
 from tight_fit.command.question import Question
 from tight_fit.command.report import option
 from tight_fit.gpus import GPU, GPUS
-from tight_fit.gpus.specs import SPECS
+from tight_fit.gpus.names import of_size
+from tight_fit.gpus.specs import SPECS, no_speed
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
+from tight_fit.models.evaluation import BATCH, COPIES, logits_bytes
 from tight_fit.models.step import ModelStep
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.search.fastest import fastest
 from tight_fit.search.remedies import Change, Remedies
 from tight_fit.techniques import model_changes
+from tight_fit.trace.cuda_kernels import GROUPED
+from tight_fit.units import size
 
 Facts = dict[str, Any]
 
 # What would help beyond the techniques that are planned, said where those do not suffice.
+# What the kernels of a GPU decide of a plan.
+OF_PLAN = ("peak", "peak_phase", "at_peak", "flops")
+LITTLE = 4096  # bytes per example that no evaluation fills a GPU with
 NOT_PLANNED = ("offloading weights to main memory",)
 
 
@@ -39,10 +51,19 @@ class Answers:
         self.asked, self.say = asked, say
         with quietly():
             self.step = step_of(asked)
-        self.remedies = self._remedies(asked.gpu or next(iter(GPUS.values())))
+        self.remedies = self._remedies(asked.gpu or GPUS["H100"])
 
     def _remedies(self, gpu: GPU) -> Remedies:
         return Remedies(self.step, gpu, lambda change: self.say(_words(change)))
+
+    def _turn_to(self, gpu: GPU) -> None:
+        if gpu != self.remedies.gpu:
+            self.remedies = self.remedies.for_gpu(gpu)
+
+    @property
+    def _step(self) -> ModelStep:
+        """The step with the kernels of the GPU that is being looked at."""
+        return self.remedies.step
 
     def planned(self) -> Plan:
         """The plan of the step itself. Raises what `hf_plan.plan_model` raises."""
@@ -75,7 +96,10 @@ class Answers:
             "lora_rank": step.lora_rank,
             "lora_targets": step.lora_targets,
             "base": step.base,
+            "kbit": step.kbit,
             "attention": step.attention,
+            "attention_taken": _attention(step),
+            "trainer_optimizer": trainer_optimizer(),
             "loss": step.loss,
             "offload": step.offload,
             "optimizer_in_backward": step.optimizer_in_backward,
@@ -91,26 +115,36 @@ class Answers:
 
     def on(self, gpu: GPU | None) -> Facts:
         """Whether a GPU holds the step and how long it takes there; without one, which hold it."""
-        plan = self.planned()
         if gpu is None:
-            holds = {other.name: bool(plan.fits(other)) for other in GPUS.values()}
+            holds = {}
+            for other in GPUS.values():
+                self._turn_to(other)
+                holds[other.name] = bool(self.planned().fits(other))
             return {"cards": holds, "notes": notes(self.step, None)}
+        self._turn_to(gpu)
+        plan = self.planned()
         fit = plan.fits(gpu)
+        own = {name: getattr(plan, name) for name in OF_PLAN} if not self._step.flash else {}
         return {
+            **own,
             **vars(plan.allocator_peaks(gpu)),
             "card": gpu.name,
+            "attention_fused": self._step.flash or not _written_out(self._step),
             "card_memory": gpu.memory,
             "terms": fit.terms,
             "need": fit.need,
             "fits": bool(fit),
-            "notes": notes(self.step, gpu),
+            "notes": [
+                *notes(self.step, gpu),
+                *_of_optimizer(self.step, plan),
+                *_of_evaluation(self.step, plan, gpu, fit.need),
+            ],
             **time_of(self.step, plan, gpu),
         }
 
     def advice(self, gpu: GPU) -> Facts:
         """The changes of the step that fit a GPU, and its largest batch."""
-        if gpu != self.remedies.gpu:
-            self.remedies = self.remedies.for_gpu(gpu)
+        self._turn_to(gpu)
         with quietly():
             changes, largest = self.remedies.changes(), self.remedies.largest_batch()
             fits = self.remedies.fits({})
@@ -125,7 +159,7 @@ class Answers:
         gpu = self.remedies.gpu
         timed = gpu.name in SPECS
         plan = self.remedies.plan(change, traced=timed)
-        took = time_of(self.step, plan, gpu) if timed else {"seconds": None}
+        took = time_of(replace(self.step, **change), plan, gpu) if timed else {"seconds": None}
         return {"need": plan.fits(gpu).need, "seconds": took["seconds"]}
 
     def fastest(self, gpu: GPU) -> Facts:
@@ -151,6 +185,36 @@ def answers(
         if search:
             facts |= maker.fastest(asked.gpu)
         yield facts
+
+
+def _attention(step: ModelStep) -> str | None:
+    """ "sdpa" or "eager": what is asked for, or what the library takes; None without attention."""
+    kind = hf_config.class_of(step.config, step.task or "")
+    text = hf_config.text_config(step.config)
+    if not hasattr(text, "num_attention_heads"):
+        return None
+    return step.attention or ("sdpa" if getattr(kind, "_supports_sdpa", False) else "eager")
+
+
+def _written_out(step: ModelStep) -> bool:
+    """Whether a GPU without FlashAttention's kernel has none for the attention of a step."""
+    return not GROUPED or "bf16" in (step.precision, step.weights)
+
+
+def trainer_optimizer() -> str:
+    """What `optim` of TrainingArguments is where nothing is said, in the installed transformers.
+
+    The lines of its source that decide it are run, as importing the module takes seconds.
+    """
+    found = util.find_spec("transformers.training_args")
+    text = Path(found.origin).read_text(encoding="utf8") if found and found.origin else ""
+    decided: list[ast.stmt] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
+            decided = [part for part in node.body if "default_optim =" in ast.unparse(part)]
+    names: dict[str, Any] = {"__package__": "transformers", "is_torch_available": lambda: True}
+    exec(compile(ast.Module(decided, []), "<transformers>", "exec"), names)
+    return names.get("default_optim", "")
 
 
 @contextmanager
@@ -192,11 +256,12 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
     seconds_by_phase                    {phase: seconds}
     examples_per_second, tokens_per_second, mfu
     kernels_measured_on                 the GPU whose measured kernels stand for those of this one
-    no_time                             why there are no seconds; then only this and "seconds", None
+    no_time                             why there are no seconds; then "seconds" is None, and of a
+                                        GPU given by its size there is
+    seconds_by_gpu                      {GPU of that size: seconds} of those that can run the step
     """
     if gpu.name not in SPECS:
-        why = "a size says nothing of a GPU's speed: name the GPU (--list-gpus)."
-        return {"seconds": None, "no_time": why}
+        return {"seconds": None, "no_time": no_speed(gpu)} | _by_gpu(plan, gpu)
     try:
         took = plan.seconds(gpu)
         arithmetic = step.precision
@@ -218,17 +283,56 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
     }
 
 
+def _by_gpu(plan: Plan, gpu: GPU) -> Facts:
+    found = {}
+    for likely in of_size(gpu):
+        with suppress(ValueError):  # it lacks an arithmetic of the step
+            found[likely.name] = plan.seconds(likely).total
+    return {"seconds_by_gpu": found} if found else {}
+
+
+def _of_optimizer(step: ModelStep, plan: Plan) -> list[str]:
+    if step.optimizer != "adamw" or step.offload == "optimizer":
+        return []
+    copy = plan.highest["optimizer states"] // 2
+    return [
+        "AdamW is planned with fused=True; torch.optim.AdamW as it comes is foreach on a GPU, and "
+        f"holds {size(copy)} more in step(): --optimizer adamw_foreach plans that."
+    ]
+
+
+def _of_evaluation(step: ModelStep, plan: Plan, gpu: GPU, need: int) -> list[str]:
+    each = logits_bytes(step)
+    if each is None:
+        return []
+    if each <= LITTLE:
+        return [
+            "evaluation is not planned: a batch takes less than in training, and with "
+            f"compute_metrics Trainer keeps no more than {size(each)} of logits per example."
+        ]
+    held = plan.highest["parameters"] + plan.highest["optimizer states"] + need - plan.peak
+    room = max(0, gpu.memory - held) // (COPIES * each)
+    return [
+        f"evaluation is not planned: with compute_metrics Trainer keeps {size(each)} of logits per "
+        f"example on the GPU ({size(BATCH * each)} for its batch of {BATCH}), so that beside the "
+        f"weights at most {room:,} examples can be evaluated; with more, set "
+        "eval_accumulation_steps, or take what is needed by preprocess_logits_for_metrics."
+    ]
+
+
 def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
     """What to know about the plan of a step, one sentence each."""
     sentences = []
     if gpu and "bf16" in (step.precision, step.weights) and not gpu.bf16:
+        instead = "--precision fp16"
+        if step.weights == "bf16":
+            instead += " --weights " + ("fp32" if step.lora_rank is None else "fp16")
         sentences.append(
-            f"the {gpu.name} has no bf16 arithmetic and only emulates it, without a fused "
-            "attention kernel: where a model has one, bf16 takes more there than planned. "
-            "Use fp16."
+            f"the {gpu.name} has no bf16 arithmetic and only emulates it, slowly: use {instead}."
         )
-    if gpu and step.optimizer.startswith(("adamw8bit", "lion")) and gpu.capability < (6, 0):
+    if gpu and KINDS[step.optimizer].package and gpu.capability < (6, 0):
         sentences.append("bitsandbytes asks for compute capability 6.0.")
+    sentences.append("planned without torch.compile, which changes what a step keeps.")
     if step.reads in ("image", "pair"):
         sentences.append(
             "convolutions also take a workspace that cuDNN chooses when it runs; no plan knows it."

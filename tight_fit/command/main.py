@@ -117,7 +117,7 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     try:
         from tight_fit.command import search_report
         from tight_fit.command.answer import quietly
-        from tight_fit.gpus.specs import SPECS
+        from tight_fit.gpus.specs import SPECS, no_speed
         from tight_fit.models import config as hf_config
         from tight_fit.models.step import ModelStep
         from tight_fit.search.layouts import search
@@ -125,10 +125,7 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     finally:
         gc.enable()
     if cluster.gpu.name not in SPECS:
-        raise ValueError(
-            "Layouts are compared by their time, and a size says nothing of a GPU's speed: name "
-            "the GPU (--list-gpus)."
-        )
+        raise ValueError(f"Layouts are compared by their time, and {no_speed(cluster.gpu)}")
     usual: dict[str, Any] = {
         "batch_size": -(-max(question.BATCH, 2 * cluster.gpus) // cluster.gpus) * cluster.gpus,
         "weights": "fp32",

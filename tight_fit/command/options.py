@@ -18,12 +18,16 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from tight_fit.checks import OPTIMIZERS, PRECISIONS
+from tight_fit.checks import PRECISIONS
 from tight_fit.command import kept, question, report
 from tight_fit.command.arguments import OneLineParser, integer, price, whole_number
+from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
 from tight_fit.command.wrapper import run, sentence
-from tight_fit.gpus import GPUS
+from tight_fit.gpus import KNOWN
+from tight_fit.gpus.specs import no_speed
+from tight_fit.gpus.table import AMD, SPECS
+from tight_fit.optimizer_kinds import ALSO, OPTIMIZERS
 from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
 from tight_fit.units import GIB
 
@@ -189,7 +193,13 @@ def _add_step(add: Callable[..., object]) -> None:
         choices=PRECISIONS,
         help="bf16 and fp16 are autocast, fp32 is none (the dtype of the weights)",
     )
-    add("--optimizer", choices=OPTIMIZERS, help="adamw where nothing is said")
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        type=lambda typed: ALSO.get(typed, typed),
+        help="adamw where nothing is said, which is fused; adamw_foreach is PyTorch's AdamW as it "
+        "comes; the names of Trainer's optim do too",
+    )
     add("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     add(
         "--optimizer-in-backward",
@@ -259,6 +269,12 @@ def _add_adapters(add: Callable[..., object]) -> None:
         help="the frozen weights: nf4 is 4 bits with double quantization (QLoRA), with --weights "
         "for what is not quantized; fp32 and bf16 are --weights",
     )
+    add(
+        "--kbit",
+        action="store_true",
+        help="with --base nf4: after peft's prepare_model_for_kbit_training (norms, embeddings and "
+        "head in fp32, checkpointing)",
+    )
 
 
 def main(
@@ -278,8 +294,9 @@ def main(
     if asked.list_gpus:
         if asked.name or asked.model:
             options.error("--list-gpus lists the GPUs and plans no model: ask for one of the two.")
-        for gpu in GPUS.values():
-            print(f"{gpu.name:16} {gpu.memory / GIB:6.2f} GiB{'' if gpu.bf16 else '   no bf16'}")
+        for gpu in KNOWN.values():
+            lacks = "no bf16" if not gpu.bf16 else "no time" if gpu.name in AMD else ""
+            print(f"{gpu.name:17} {gpu.memory / GIB:6.2f} GiB   {lacks}".rstrip())
         return 0
     if asked.name and asked.model:
         options.error("the model is named twice, as MODEL and with --model: name one.")
@@ -301,11 +318,8 @@ def main(
         wanted = question.of(asked)
         if layouts is not None and several:
             return layouts(wanted, asked)
-        if asked.fastest and wanted.gpu and wanted.gpu.name not in GPUS:
-            options.error(
-                "--fastest compares times, and a size says nothing of a GPU's speed: name the GPU "
-                "(--list-gpus)."
-            )
+        if asked.fastest and wanted.gpu and wanted.gpu.name not in SPECS:
+            options.error(f"--fastest compares times, and {no_speed(wanted.gpu)}")
         return _answer(wanted, asked)
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if isinstance(error, BrokenPipeError):
@@ -386,25 +400,6 @@ def _new(asked: Question, progress: Progress, search: bool) -> Iterable[kept.Fac
         yield facts
     if not search:
         kept.keep(asked, facts)
-
-
-class Progress:
-    """One line on stderr that says what is being done, where stderr is a terminal."""
-
-    def __init__(self):
-        self.shows, self.width = sys.stderr.isatty(), 0
-
-    def say(self, words: str) -> None:
-        """Replace the line."""
-        if self.shows:
-            print(f"\r{words + ' ...':{self.width}}", end="", file=sys.stderr, flush=True)
-            self.width = len(words) + 4
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.width:
-            print(f"\r{'':{self.width}}\r", end="", file=sys.stderr, flush=True)
-            self.width = 0
 
 
 def entry(prog: str = NAME) -> int:

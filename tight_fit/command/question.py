@@ -22,7 +22,7 @@ from tight_fit.models import names as model_names
 # The options that set the field of the same name of `hf_model.ModelStep`.
 STEP = (
     "batch_size length side precision optimizer checkpointing accumulation lora_rank frozen task "
-    "classes weights base lora_targets lora_alpha lora_scale attention loss "
+    "classes weights base kbit lora_targets lora_alpha lora_scale attention loss "
     "offload optimizer_in_backward"
 ).split()
 BATCH = 16  # examples per optimizer step where nothing is said

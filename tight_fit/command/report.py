@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
+from tight_fit.gpus import GPUS
+from tight_fit.optimizer_kinds import FOREACH, KINDS
 from tight_fit.units import duration, number, several, size
 
 Facts = Mapping[str, Any]
@@ -62,10 +64,11 @@ def verdict(facts: Facts, others: Sequence[str] = ()) -> list[str]:
             lines.append(f"(There is also the {' and the '.join(others)}: say which with --gpu.)")
     else:
         holding = [name for name, holds in facts["cards"].items() if holds]
+        most = max(gpu.memory for gpu in GPUS.values())
         lines.append(
-            f"GPUs that hold it: {', '.join(holding)}."
+            f"GPUs that hold it: {', '.join(holding)} (--list-gpus has others)."
             if holding
-            else "No GPU of the list holds it (--list-gpus)."
+            else f"None of the usual GPUs holds it, up to {size(most)} (--list-gpus has others)."
         )
     return lines
 
@@ -116,13 +119,30 @@ def _recipe(facts: Facts) -> list[str]:
         for number, terms in enumerate(facts["would_take"])
         if terms["seconds"]
     ]
-    change = facts["would_fit"][min(timed)[1] if timed else 0]
+    same = [entry for entry in timed if not _trains_others(facts["would_fit"][entry[1]])]
+    change = facts["would_fit"][min(same or timed)[1] if timed else 0]
     given = {name: value for name, value in facts["asked"].items() if name not in change}
     typed = " ".join(option(*pair) for pair in (given | change).items() if pair[1] is not None)
-    best = "the fastest of them" if timed else "the first of them"
-    which = "" if len(facts["would_fit"]) == 1 else f" {best}"
+    which = "" if len(facts["would_fit"]) == 1 else f" {_which(facts, change, bool(timed))}"
     model = shlex.quote(facts["model"])
-    return [f'YES with{which}: tight-fit {model} --gpu "{facts["card"]}" {typed}']
+    lines = [f'YES with{which}: tight-fit {model} --gpu "{facts["card"]}" {typed}']
+    if timed and len(facts["would_fit"]) > 1:
+        lines.append("(--fastest also searches combinations of what trains the same weights.)")
+    return lines
+
+
+def _trains_others(change: Facts) -> bool:
+    """Whether a change trains adapters in place of the weights."""
+    return change.get("lora_rank") is not None
+
+
+def _which(facts: Facts, change: Facts, timed: bool) -> str:
+    """Which of several changes it is, and whether it trains the same weights."""
+    words = "the fastest of them" if timed else "the first of them"
+    if _trains_others(change):
+        return f"{words}, which trains adapters and not the weights"
+    others = any(map(_trains_others, facts["would_fit"]))
+    return f"{words} that trains the same weights" if timed and others else words
 
 
 def details(facts: Facts) -> list[str]:
@@ -158,7 +178,10 @@ def weights_in_words(facts: Mapping[str, Any], why: str = "") -> str:
     """
     words = f"{facts['weights']} weights{why}"
     if facts["base"] == "nf4":
-        words = f"weights in 4 bits (NF4), {facts['weights']} where they are not quantized"
+        rest = facts["weights"]
+        if facts.get("kbit"):
+            rest = "fp32 (by prepare_model_for_kbit_training)"
+        words = f"weights in 4 bits (NF4), {rest} where they are not quantized"
     if facts["lora_rank"] is not None:
         words += f", frozen; fp32 adapters of rank {facts['lora_rank']}"
         if facts["lora_targets"] != "query-value":
@@ -175,7 +198,7 @@ def _settings(facts: Facts) -> str:
     elif "weights" in assumed and facts["weights_stored"] != weights:
         why = f" (stored as {facts['weights_stored']}, in which they cannot be trained)"
     words = weights_in_words(facts, why)
-    words += f"; {AUTOCAST[precision]}; {facts['optimizer']}"
+    words += f"; {AUTOCAST[precision]}; {_optimizer(facts)}{_attention(facts)}"
     guesses = [
         f"{'batch ' if name == 'batch_size' else ''}{value}{' tokens' if name == 'length' else ''} "
         f"(--{OPTIONS.get(name, name)})"
@@ -191,6 +214,29 @@ def _settings(facts: Facts) -> str:
     if facts["stored_quantized"]:
         line += " It is stored quantized, which is not planned."
     return line
+
+
+def _optimizer(facts: Facts) -> str:
+    """Its name and implementation, with what PyTorch and Trainer call it."""
+    kind, usual = KINDS[facts["optimizer"]], facts.get("trainer_optimizer")
+    called = []
+    if kind.by == FOREACH:
+        called.append("PyTorch's default on a GPU")
+    if kind.trainer:
+        default = "Trainer's default, " if kind.trainer == usual else "Trainer's "
+        called.append(f"{default}{kind.trainer}")
+    return kind.label + (f" ({'; '.join(called)})" if called else "")
+
+
+def _attention(facts: Facts) -> str:
+    """Whether the attention is one fused kernel, by the GPU and the dtype."""
+    if facts.get("attention_taken") is None:
+        return ""
+    if facts["attention_taken"] == "eager":
+        return "; eager attention, written out"
+    if not facts.get("attention_fused", True):
+        return f"; sdpa attention, written out, as the {facts['card']} has no fused kernel for it"
+    return "; sdpa attention in a fused kernel"
 
 
 def _model(facts: Facts) -> str:
@@ -211,8 +257,6 @@ def _model(facts: Facts) -> str:
         settings.append(f"{facts['offload']} on the host")
     if facts["optimizer_in_backward"]:
         settings.append("optimizer in the backward pass")
-    if facts["attention"] is not None:
-        settings.append(f"{facts['attention']} attention")
     if facts["lora_rank"] is not None:
         settings.append(f"LoRA rank {facts['lora_rank']}")
     if facts["frozen"] is not None:
@@ -225,7 +269,7 @@ def _card(facts: Facts) -> str:
     name = facts["card"]
     if name[0].isdigit():
         return f"a GPU of {name}"
-    return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"  # as the letters are spoken
+    return f"{'an' if name[0] in 'AHLMR' else 'a'} {name}"  # as the letters are spoken
 
 
 def _line(name: str, count: int) -> str:
@@ -235,6 +279,8 @@ def _line(name: str, count: int) -> str:
 def _time(facts: Facts) -> list[str]:
     """The lines on time."""
     if facts["seconds"] is None:
+        if facts.get("seconds_by_gpu"):
+            return [_range(facts["seconds_by_gpu"], facts["card"])]
         return [f"The time of a step is not planned: {facts['no_time']}"]
     rates = [f"{three_figures(facts['examples_per_second'])} examples per second"]
     if facts["tokens_per_second"]:
@@ -255,6 +301,19 @@ def _time(facts: Facts) -> list[str]:
         hours = f"{three_figures(facts['epoch_hours'])} hours"
         lines.append(f"An epoch of {facts['examples']:,} examples takes {hours}{cost}.")
     return lines
+
+
+def _range(seconds: Mapping[str, float], size: str) -> str:
+    """The seconds on the GPUs of a size, from the fastest to the slowest."""
+    fast, slow = min(seconds, key=seconds.__getitem__), max(seconds, key=seconds.__getitem__)
+    least = duration(seconds[fast])
+    if fast == slow:
+        return f"A step takes {least} on the {fast}, the GPU of {size} that runs it."
+    return (
+        f"A step takes {least} (on the {fast}) to {duration(seconds[slow])} (on the {slow}): the "
+        f"fastest and the slowest of the {len(seconds)} GPUs of {size} that run it. Name the GPU "
+        "for its own time (--list-gpus)."
+    )
 
 
 def three_figures(count: float) -> str:

@@ -6,64 +6,24 @@ starts.
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from tight_fit.checks import shown, whole
-from tight_fit.units import GIB, MIB
+from tight_fit.checks import shown
+from tight_fit.gpus.names import ANY, SEEN, as_gpu, find, matches
+from tight_fit.gpus.table import GPU, GPUS, KNOWN
+from tight_fit.units import MIB
 
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["ANY", "GPU", "GPUS", "KNOWN", "SEEN", "as_gpu", "find", "matches"]
 
-class GPU(NamedTuple):
-    """One kind of GPU.
-
-    memory      bytes as PyTorch sees them (`torch.cuda.get_device_properties(0).total_memory`):
-                less than the label says, because ECC and the driver take a part
-    capability  compute capability, (major, minor); (0, 0) for a machine without a GPU
-    """
-
-    name: str
-    memory: int
-    capability: tuple[int, int]
-
-    @property
-    def bf16(self) -> bool:
-        """Whether matrix products in bf16 run in hardware."""
-        return self.capability >= (8, 0)
-
-
-# Memory as PyTorch's own out-of-memory messages report it ("total capacity of X GiB"), capabilities
-# from NVIDIA's list of CUDA GPUs. Drivers differ by some tens of MiB. The numbers of the T4, the
-# RTX 4060 and the H200 were looked up in several public reports, the others are stated from memory,
-# and none was read from a GPU.
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        GPU("GTX 1650", int(3.81 * GIB), (7, 5)),
-        GPU("RTX 4060 Laptop", int(7.75 * GIB), (8, 9)),
-        GPU("RTX 3060", int(11.76 * GIB), (8, 6)),
-        GPU("T4", int(14.56 * GIB), (7, 5)),
-        GPU("P100", int(15.89 * GIB), (6, 0)),
-        GPU("V100-16GB", int(15.77 * GIB), (7, 0)),
-        GPU("L4", int(22.03 * GIB), (8, 9)),
-        GPU("RTX 3090", int(23.69 * GIB), (8, 6)),
-        GPU("RTX 4090", int(23.64 * GIB), (8, 9)),
-        GPU("V100-32GB", int(31.74 * GIB), (7, 0)),
-        GPU("A100-40GB", int(39.39 * GIB), (8, 0)),
-        GPU("A100-80GB", int(79.14 * GIB), (8, 0)),
-        GPU("H100", int(79.10 * GIB), (9, 0)),
-        GPU("H200", int(139.80 * GIB), (9, 0)),
-    )
-}
 
 # What takes memory beside tensors. Each is a stated assumption, and a term of its own in `Fit`.
 
@@ -79,7 +39,6 @@ HOPPER_WORKSPACE = 32 * MIB
 # Fraction of the tensors' peak: enough for 95 % of the reserved peaks that others measured with
 # PyTorch 2.2 or later (docs/accuracy.md, where benchmarks/peaks/page.py derives it).
 MARGIN = 0.02
-MOST_CAPABLE = 20  # above every compute capability that there is
 # Fraction of the tensors' peak that malloc keeps beside them on a CPU. On a GPU the allocator is
 # simulated instead (memory/allocator.py).
 MALLOC = 0.05
@@ -94,105 +53,6 @@ def cublas_workspace(gpu: GPU) -> int:
     if gpu.capability < (1, 0):
         return 0
     return 2 * (HOPPER_WORKSPACE if gpu.capability >= (9, 0) else WORKSPACE)
-
-
-# A GPU given by its size alone, such as "8GB": which arithmetic it has is not known. Of a card sold
-# with 8 GB PyTorch sees about 7.75 GiB, and less where ECC is on; 0.95 is below most of the table.
-SEEN = 0.95
-ANY = (8, 6)  # the compute capability assumed for it
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)")
-MAKERS = re.compile(r"nvidia|geforce|tesla|quadro|gpu|sxm\d?|[^a-z0-9]")
-
-
-def find(name: str) -> GPU:
-    """The GPU of that name in any spelling, or of a size such as "8GB" (as sold) or "7.75GiB".
-
-    Where a name fits several ("A100"), it is the one with the least memory (`matches`). Raises
-    ValueError for another name, and asks whether a near one was meant.
-    """
-    found = matches(name)
-    if found:
-        return found[0]
-    plain = {_plain(known): known for known in GPUS}
-    asked = _plain(name) if isinstance(name, str) else ""
-    inside = [known for key, known in plain.items() if asked and (asked in key or key in asked)]
-    if asked.isdigit() and len(asked) < 4:
-        inside = [f"{asked}GB", *inside[:3]]
-    close = difflib.get_close_matches(asked, plain, 2, 0.6)
-    near = inside or [plain[key] for key in close]
-    question = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(GPUS)}."
-    raise ValueError(
-        f"gpu={shown(name)} is not known: {question} A size such as 8GB, or a GPU of your own, "
-        "does too."
-    )
-
-
-def as_gpu(gpu: str | GPU) -> GPU:
-    """The GPU itself, or the one of that name.
-
-    Raises ValueError for an unknown name and for a `GPU` without memory, TypeError for anything
-    else.
-    """
-    if isinstance(gpu, str):
-        return find(gpu)
-    if not isinstance(gpu, GPU):
-        raise TypeError(f"gpu={shown(gpu)} must be a name, such as 'T4', or a GPU.")
-    if not isinstance(gpu.name, str) or not gpu.name.strip() or not gpu.name.isprintable():
-        raise TypeError(f"name={shown(gpu.name)} of a GPU must be a text of one line.")
-    whole(f"memory of {shown(gpu.name)}", gpu.memory, MIB, 2**50)
-    capability = gpu.capability
-    if not isinstance(capability, tuple) or [type(part) for part in capability] != [int, int]:
-        raise TypeError(
-            f"capability={shown(capability)} must be two whole numbers, such as (8, 6)."
-        )
-    if not (0 <= capability[0] <= MOST_CAPABLE and 0 <= capability[1] <= 9):
-        raise ValueError(
-            f"capability={shown(capability)} is that of no GPU: the first number is from 0 to "
-            f"{MOST_CAPABLE}, and the second from 0 to 9."
-        )
-    return gpu
-
-
-def matches(name: str) -> list[GPU]:
-    """The GPUs that a name means, the one with the least memory first; empty where it means none.
-
-    Raises ValueError for a size that no GPU has.
-    """
-    if not isinstance(name, str):
-        return []
-    if name in GPUS:
-        return [GPUS[name]]
-    size = SIZE.fullmatch(name.strip().lower())
-    if size:
-        return [_of_size(float(size[1]), size[2])]
-    asked = _plain(name)
-    equal = [gpu for gpu in GPUS.values() if _plain(gpu.name) == asked]
-    found = equal or [gpu for gpu in GPUS.values() if asked and _means(asked, gpu)]
-    return sorted(found, key=lambda gpu: gpu.memory)
-
-
-def _of_size(size: float, unit: str) -> GPU:
-    name = f"{size:g}{'GiB' if unit == 'gib' else 'GB'}"
-    if not 0.5 <= size <= 1024:
-        raise ValueError(f"gpu={name!r} is no size of a GPU: give 0.5 to 1024 GB.")
-    return GPU(name, int(size * GIB * (1 if unit == "gib" else SEEN)), ANY)
-
-
-def _plain(name: str) -> str:
-    """A name without makers, spaces and case."""
-    return MAKERS.sub("", name.lower())
-
-
-def _means(asked: str, gpu: GPU) -> bool:
-    """Whether a name without makers is the GPU's but for its memory, or for the letters before."""
-    plain, base = _plain(gpu.name), _plain(gpu.name.split("-")[0])
-    label = re.fullmatch(r"(\d+)gi?b", asked.removeprefix(plain))
-    if asked.startswith(plain) and label:  # "RTX 3060 12GB"
-        return 0.85 < gpu.memory / (int(label[1]) * GIB) <= 1
-    if asked == base or asked + "gb" == plain:  # "A100", "A100-40"
-        return True
-    number = len(asked) > 2 and asked[0].isdigit()  # "3060"; of "16" nobody knows what is meant
-    return number and plain.endswith(asked) and plain[: -len(asked)].isalpha()
 
 
 def here() -> GPU:

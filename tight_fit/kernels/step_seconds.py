@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tight_fit.gpus import GPU
-from tight_fit.gpus.specs import GpuSpecs, find_gpu
+from tight_fit.gpus.specs import ARITHMETICS, GpuSpecs, find_gpu
 from tight_fit.kernels.host_memory import KINDS, ends_with_host
-from tight_fit.kernels.kernel_time import constants, kernel_seconds
+from tight_fit.kernels.kernel_time import PRODUCTS, constants, kernel_seconds
 from tight_fit.kernels.op import PHASES, Op
 from tight_fit.kernels.trace_ops import TracedOps
 
@@ -80,10 +80,14 @@ class Seconds:
     def mfu(self, arithmetic: str) -> float:
         """Model FLOPs utilization: the share of the GPU's peak in `arithmetic` that the step uses.
 
-        What is recomputed does not count (Chowdhery et al. 2022, PaLM, appendix B). Raises
-        ValueError where the GPU has no such arithmetic.
+        What is recomputed does not count (Chowdhery et al. 2022, PaLM, appendix B), and no product
+        of an optimizer, which may run in another arithmetic. Raises ValueError where the GPU has no
+        such arithmetic.
         """
-        return (self.flops - self.again) / self.total / self.gpu.peak(arithmetic)
+        updates = sum(
+            share.op.flops * share.times for share in self.kernels if share.phase == "optimizer"
+        )
+        return (self.flops - self.again - updates) / self.total / self.gpu.peak(arithmetic)
 
     def __str__(self) -> str:
         parts = " + ".join(
@@ -185,6 +189,18 @@ def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
         error,
         specs.measured,
     )
+
+
+def lacks(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> str:
+    """The first arithmetic of a step's products that a GPU has not, "" where it has all.
+
+    It is asked of the operations: weights in bf16 are multiplied in bf16 without autocast as well.
+    Raises ValueError for a GPU whose speed is not known.
+    """
+    specs = find_gpu(gpu)
+    used = {op.arithmetic for ops in traced.ops for op in ops if op.kind in PRODUCTS}
+    without = sorted(kind for kind in used & set(ARITHMETICS) if not getattr(specs, kind))
+    return without[0] if without else ""
 
 
 def _two_clocks(on_cpu: np.ndarray, on_gpu: np.ndarray, waits: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tight_fit.gpus.specs import SPECS
+from tight_fit.gpus.specs import SPECS, no_speed
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.plan import LayoutPlan
 
@@ -67,8 +67,7 @@ def _recompute(planned: LayoutPlan) -> str | None:
 
 def _time(planned: LayoutPlan, cluster: Cluster, tokens: int | None) -> Facts:
     if cluster.gpu.name not in SPECS:
-        why = "a size says nothing of a GPU's speed: name the GPU (--list-gpus)."
-        return {"seconds": None, "no_time": why}
+        return {"seconds": None, "no_time": no_speed(cluster.gpu)}
     try:
         took = planned.step_seconds(cluster.gpu, cluster.links_of_axes(axes_of(planned.layout)))
     except ValueError as error:

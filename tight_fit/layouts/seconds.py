@@ -63,7 +63,7 @@ LINKS = {
 BEGIN = 8e-6  # seconds that NCCL's kernel takes to begin and to end
 
 # FLOPs per second by arithmetic, {GPU: {arithmetic: peak}}: those of the data sheets that
-# timing/specs.py names; 0 where the GPU has no such arithmetic.
+# gpus/table.py names; 0 where the GPU has no such arithmetic.
 PEAKS = {
     name: {arithmetic: getattr(specs, arithmetic) for arithmetic in ARITHMETICS}
     for name, specs in SPECS.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from tight_fit.checks import check_step, make_plain, one_of, whole
+from tight_fit.checks import check_step, make_plain, one_of, true_or_false, whole
 from tight_fit.models import bounds as config_bounds
 from tight_fit.models import config as hf_config
 from tight_fit.models.config import TASKS, CannotPlan, Task
@@ -42,10 +42,14 @@ class ModelStep:
     base     "nf4" keeps the linear layers in 4 bits with double quantization, frozen beside
              adapters (`language.four_bits`), and the rest in the dtype of `weights`, by default
              bf16, or fp16 with fp16's autocast; "fp32" and "bf16" are another word for `weights`
+    kbit     with base="nf4": after peft's `prepare_model_for_kbit_training`, so that what is not
+             quantized is fp32, the embeddings' output has a gradient, and layers are checkpointed
     lora_targets  layers that get adapters: "query-value", "all-linear", or names with commas
     lora_alpha, lora_scale  adapters are scaled by α / r or, with "alpha/sqrt(r)", by α / √r; α is
              2 r where it is None
     attention  "eager" or "sdpa"; None takes the library's own choice
+    flash    whether the GPU has FlashAttention's kernel (from Ampere on); without it attention in
+             bf16, and that of grouped queries before PyTorch 2.14, is written out
     loss     "chunked": cross entropy a chunk of tokens at a time (`language.chunked_loss`)
     compile  changes nothing here: the plan is that of the step without it
     offload, optimizer_in_backward, max_grad_norm  as in `Recipe`
@@ -74,10 +78,12 @@ class ModelStep:
     side: int | None = None
     weights: str | None = None
     base: str | None = None
+    kbit: bool = False
     lora_targets: str = QUERY_VALUE
     lora_alpha: float | None = None
     lora_scale: str = "alpha/r"
     attention: str | None = None
+    flash: bool = True
     loss: str = "full"
     compile: bool = False
     offload: str | None = None
@@ -88,6 +94,14 @@ class ModelStep:
 
     def __post_init__(self):
         make_plain(self)
+        true_or_false("kbit", self.kbit)
+        if self.kbit:
+            if self.base != "nf4":
+                raise ValueError(
+                    "kbit=True prepares weights in 4 bits for training: use base='nf4', or leave "
+                    "kbit out."
+                )
+            object.__setattr__(self, "checkpointing", True)
         check_step(self)
         check_techniques(self)
         for name in ("classes", "side"):
@@ -156,6 +170,18 @@ class ModelStep:
                 "fp32 weights with precision fp16, bf16 weights, or LoRA beside fp16 weights."
             )
         return self.weights
+
+    def on(self, capability: tuple[int, int]) -> ModelStep:
+        """The step with the attention kernels of a GPU of that compute capability, (0, 0) for none.
+
+        It differs from this one only where that changes something.
+        """
+        text = hf_config.text_config(self.config)
+        heads = getattr(text, "num_attention_heads", None)
+        grouped = getattr(text, "num_key_value_heads", None) not in (None, heads)
+        older = (0, 0) < capability < (8, 0)
+        flash = not (older and (grouped or "bf16" in (self.precision, self.weights)))
+        return self if flash == self.flash else replace(self, flash=flash)
 
     @property
     def kind(self) -> Task:
@@ -309,6 +335,9 @@ def prepare(
     if model_step.base == "nf4":
         compute = AUTOCAST.get(model_step.precision)
         four_bits.quantize(model, compute or hf_config.WEIGHTS[model_step.weights or "bf16"])
+    if model_step.kbit:
+        four_bits.rest_in_fp32(model)
+        model.enable_input_require_grads()
     if model_step.lora_rank is not None:
         layers = None
         if model_step.frozen is not None:

@@ -126,7 +126,7 @@ def trace_steady(
     check_target(target)
 
     def kernels():
-        return CudaKernels(settings, active=target == "cuda")
+        return CudaKernels(settings, target == "cuda", getattr(settings, "flash", True))
 
     def traced(all_layers: bool) -> tuple[StorageTrace, int]:
         with as_if_real(), FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():

@@ -23,10 +23,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tight_fit.gpus.specs import find_gpu, has_arithmetic
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
+from tight_fit.optimizer_kinds import ADAMW, ON_HOST
 from tight_fit.search.remedies import Change, Remedies
-from tight_fit.techniques.rules import ON_HOST
 from tight_fit.units import duration, size
 
 SAVES = {"loss", "checkpointing", "base"}  # fields whose changes save memory and never time
@@ -173,6 +174,8 @@ def _precisions(remedies: Remedies) -> Iterator[Change]:
             yield {"precision": "tf32"}
     if has_arithmetic(own, gpu):
         yield {}
+    elif instead := remedies.runnable({}):  # fp16 where bf16 was asked for and is not there
+        yield instead
 
 
 def _only_saves(saver: Change, fitting: Change) -> bool:
@@ -184,7 +187,7 @@ def _only_saves(saver: Change, fitting: Change) -> bool:
 def _applied(remedies: Remedies, change: Change) -> Change | None:
     """The change without what the step has already; None where that is the same as without it."""
     step = remedies.step
-    if "optimizer" in change and (step.optimizer != "adamw" or step.lora_rank is not None):
+    if "optimizer" in change and (step.optimizer not in ADAMW or step.lora_rank is not None):
         return None  # states of adapters are small
     if change.get("offload") == "optimizer" and (
         change.get("optimizer", step.optimizer) not in ON_HOST or step.lora_rank is not None
@@ -237,4 +240,5 @@ def _reasons(remedies: Remedies, best: Change, seconds: float) -> dict[str, str]
 
 
 def _can_run(remedies: Remedies, change: Change) -> bool:
-    return has_arithmetic(change.get("precision", remedies.step.precision), remedies.gpu)
+    operations = remedies.plan(change, traced=True).operations
+    return operations is not None and not lacks(operations, remedies.gpu)

@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from tight_fit.gpus import GPU, WORKSPACE
+from tight_fit.gpus.specs import SPECS, has_arithmetic
 from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.step import ModelStep
+from tight_fit.optimizer_kinds import ADAMW
 from tight_fit.plans.batch_line import BatchLines
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.trace.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
@@ -47,7 +49,8 @@ class Remedies:
         tracing: Callable[[Change], object] = lambda change: None,
         planning: Callable[[Any, str], Plan] | None = None,
     ):
-        self.step, self.gpu, self.target = step, gpu, target_of(gpu)
+        self.step: Any = step.on(gpu.capability) if isinstance(step, ModelStep) else step
+        self.gpu, self.target = gpu, target_of(gpu)
         self.planning = planning
         self.lines = BatchLines(self.target, lambda traced: tracing(self._difference(traced)))
         self._plans: dict[tuple, Plan] = {}
@@ -57,7 +60,9 @@ class Remedies:
         """The same for another GPU; plans are shared where they are for the same target."""
         other = Remedies(self.step, gpu, planning=self.planning)
         if other.target == self.target:
-            other.lines, other._plans, other._reserved = self.lines, self._plans, self._reserved
+            other.lines = self.lines
+            if other.step == self.step:  # else attention takes other kernels
+                other._plans, other._reserved = self._plans, self._reserved
         return other
 
     def _difference(self, step: ModelStep) -> Change:
@@ -120,9 +125,12 @@ class Remedies:
         self.plan()
         if self.fits({}):
             return []
-        single = [self._smallest_accumulation({})]
+        as_asked = self.runnable({})
+        single = [as_asked] if as_asked and self.fits(as_asked) else []
+        fewer = self._smallest_accumulation(as_asked)
+        single += [as_asked | fewer] if fewer else []
         single += [change for change in self._other_changes() if self.fits(change)]
-        return [change for change in single if change] or self._several_changes()
+        return single or self._several_changes()
 
     def largest_batch(self) -> int | None:
         """Examples per optimizer step of the largest batch that fits, with all else as it is.
@@ -208,12 +216,13 @@ class Remedies:
         """The changes of other fields than the accumulation, whether they fit or not."""
         step = self.step
         changes: list[Change] = []
-        if step.precision in ("fp32", "tf32") and self.target == "cuda":
-            changes.append({"precision": "bf16" if self.gpu.bf16 else "fp16"})
+        if step.precision in ("fp32", "tf32") and self.target == "cuda" and self.half != "fp32":
+            changes.append({"precision": self.half})
         if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
             changes.append({"loss": "chunked"})
-        if step.optimizer == "adamw":
-            changes.append({"optimizer": "adamw8bit"})
+        if step.optimizer in ADAMW:
+            lighter = ("adamw", "adamw8bit")  # fused makes no copies
+            changes += [{"optimizer": name} for name in lighter if name != step.optimizer]
         if not step.checkpointing:
             changes.append({"checkpointing": True})
         if step.lora_rank is None:
@@ -224,7 +233,33 @@ class Remedies:
         changes += self.four_bits()
         if step.offload is None and self.target == "cuda" and isinstance(step, ModelStep):
             changes += [{"offload": "optimizer"}, {"offload": "activations"}]
-        return changes
+        return [self.runnable(change) for change in changes]
+
+    @property
+    def half(self) -> str:
+        """The 16-bit precision of the GPU; fp32 where it multiplies in no other."""
+        return "bf16" if self.gpu.bf16 else "fp16" if self._has("fp16") else "fp32"
+
+    def _has(self, precision: str) -> bool:
+        """Whether the GPU has an arithmetic, as far as that is known."""
+        return self.gpu.name not in SPECS or has_arithmetic(precision, self.gpu)
+
+    def runnable(self, change: Change) -> Change:
+        """A change with fp16, or fp32, in place of bf16 where the GPU has no bf16.
+
+        Weights in fp16 cannot be trained: those that train become fp32.
+        """
+        step, asked = self.step, {"precision": self.step.precision}
+        if isinstance(step, ModelStep):
+            asked["weights"] = step.weights or "fp32"
+        after = asked | {name: value for name, value in change.items() if name in asked}
+        if self.gpu.bf16 or self.target != "cuda" or "bf16" not in after.values():
+            return change
+        trained = (change.get("lora_rank") or step.lora_rank) is None
+        instead: Change = {"precision": self.half}
+        if "weights" in asked:
+            instead["weights"] = "fp32" if trained else self.half
+        return change | instead
 
     def four_bits(self) -> list[Change]:
         """The change to weights in 4 bits with adapters beside them; [] where there is none."""
@@ -235,8 +270,7 @@ class Remedies:
         if step.lora_rank is None:
             change["lora_rank"] = RANK
         if step.weights == "fp32":  # what is not quantized, and the products
-            half = "bf16" if self.gpu.bf16 else "fp16"
-            change |= {"weights": half, "precision": half}
+            change |= {"weights": self.half, "precision": self.half}
         return [change]
 
     def _accumulations(self) -> list[int]:
@@ -257,8 +291,8 @@ class Remedies:
         most: list[Change] = [{"accumulation": number} for number in self._accumulations()[-1:]]
         together: Change = {}
         for change in most + self._other_changes():
-            if self._is_taken({**together, **change}):
-                together |= change
+            if self._is_taken(self.runnable({**together, **change})):
+                together = self.runnable(together | change)
                 if self.fits(together):
                     break
         else:
@@ -267,7 +301,8 @@ class Remedies:
             if name == "precision" and "weights" in together:
                 continue
             fewer = {other: value for other, value in together.items() if other != name}
-            if self.fits(fewer):
+            fewer = self.runnable(fewer)
+            if fewer != together and self.fits(fewer):
                 together = fewer
         if "accumulation" in together:
             others = {name: value for name, value in together.items() if name != "accumulation"}

@@ -92,6 +92,22 @@ def quantize(model: PreTrainedModel, compute: torch.dtype | None = None) -> None
     vars(model)["is_loaded_in_4bit"] = True
 
 
+def rest_in_fp32(model: nn.Module) -> None:
+    """Make what is not quantized fp32, in place, as peft's `prepare_model_for_kbit_training` does.
+
+    The bias of a quantized layer stays as it is: its first forward pass would undo the change.
+    """
+    quantized = {
+        id(parameter)
+        for module in model.modules()
+        if hasattr(module, "quant_state")
+        for parameter in module.parameters(recurse=False)
+    }
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and id(parameter) not in quantized:
+            parameter.data = parameter.data.float()
+
+
 def state_tensors(state: Any) -> list[torch.Tensor]:
     """What a quantized weight holds beside its bytes: scales, tables, the mean of the scales."""
     second = state.state2

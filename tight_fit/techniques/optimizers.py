@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tight_fit.optimizer_kinds import ADAMW, FOREACH, FUSED, KINDS
 from tight_fit.techniques import library_optimizers
 from tight_fit.techniques.host_optimizer import HostOptimizer
+from tight_fit.techniques.muon import MuonWithAdamW, hidden_matrices
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.techniques.stochastic_rounding import StochasticAdamW
 
@@ -19,7 +21,9 @@ def make_optimizer(model: nn.Module, recipe: StepSettings) -> torch.optim.Optimi
     With offload="optimizer" it is one over copies of them on the host (`HostOptimizer`).
 
     adamw      AdamW (Loshchilov and Hutter 2017), fused: one kernel, no temporaries; two fp32
-               states per weight
+               states per weight; adamw_foreach is PyTorch's default on a GPU, which makes a copy of
+               the second moments of all weights in `step()`, and adamw_forloop takes one weight
+               after another
     adamw8bit  AdamW with 8-bit states and one fp32 maximum per block of 256 (Dettmers et al. 2021,
                bitsandbytes); tensors under 4,096 elements keep fp32 states; with _embed32 all
                embeddings do
@@ -30,6 +34,7 @@ def make_optimizer(model: nn.Module, recipe: StepSettings) -> torch.optim.Optimi
                mixture with the gradient; lion8bit keeps the state in 8 bits
     paged_adamw8bit   the states of adamw8bit in memory that the driver moves between GPU and host
                (`library_optimizers`); adamw_stochastic   `stochastic_rounding.StochasticAdamW`
+    muon       `muon.MuonWithAdamW`: one fp32 state per weight of hidden matrices
     Raises ModuleNotFoundError, in one sentence, where bitsandbytes is needed and missing.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -42,8 +47,15 @@ def _make(
     model: nn.Module, trained: list[nn.Parameter], recipe: StepSettings
 ) -> torch.optim.Optimizer:
     lr, weight_decay = recipe.peak_learning_rate, recipe.weight_decay
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
+    if recipe.optimizer in ADAMW:
+        by = KINDS[recipe.optimizer].by
+        how = {"fused": True} if by == FUSED else {"foreach": by == FOREACH}
+        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, **how)
+    if recipe.optimizer == "muon":
+        hidden = hidden_matrices(model, trained)
+        kept = {id(parameter) for parameter in hidden}
+        rest = [parameter for parameter in trained if id(parameter) not in kept]
+        return MuonWithAdamW(hidden, rest, lr=lr, weight_decay=weight_decay)
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(
             trained, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, fused=True

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tight_fit.checks import one_of, real, shown, true_or_false
+from tight_fit.optimizer_kinds import KINDS, ON_HOST
 from tight_fit.techniques.settings import StepSettings
 
-ON_HOST = ("adamw", "sgd", "adafactor", "adamw_stochastic")  # those that a CPU computes well
 ATTENTIONS = ("eager", "sdpa")
 ONLY_EAGER = ("deberta", "deberta-large")  # their relative positions enter the attention's scores
 BASES = ("fp32", "bf16", "nf4")
@@ -81,12 +81,11 @@ def _check_memory(settings: StepSettings) -> None:
     if settings.offload is not None:
         one_of("offload", settings.offload, OFFLOADS)
     stored = settings.base, getattr(settings, "weights", None)
-    if settings.optimizer == "adamw_stochastic" and (
-        "bf16" not in stored or settings.lora_rank is not None
-    ):
+    needed = KINDS[settings.optimizer].base
+    if needed and (needed not in stored or settings.lora_rank is not None):
         raise ValueError(
-            "optimizer='adamw_stochastic' rounds bf16 weights, and those that train here are fp32: "
-            "use base='bf16' without adapters, or optimizer='adamw'."
+            f"optimizer={settings.optimizer!r} rounds bf16 weights, and those that train here are "
+            "fp32: use base='bf16' without adapters, or optimizer='adamw'."
         )
     if settings.offload == "optimizer" and settings.optimizer not in ON_HOST:
         raise ValueError(

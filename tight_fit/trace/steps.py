@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import torch
 
 from tight_fit.kernels.trace_ops import Recorder
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.techniques.compiled import not_compiled
 from tight_fit.techniques.host_optimizer import HostOptimizer
 from tight_fit.techniques.library_optimizers import paged_states
@@ -75,11 +76,16 @@ def trace_step(
 
     with steady_memory(), not_compiled(model), tracker, ExitStack() as shortened:
         tracker.adopt([list(model.parameters()), list(model.buffers())], PARAMETERS)
-        paged = recipe.optimizer == "paged_adamw8bit" and recorder is not None
+        kind = KINDS[recipe.optimizer]
+        paged = kind.paged and recorder is not None
         on_host = _on_host(optimizer, paged)
         tracker.adopt(on_host, HOST)
         there = {id(tensor) for tensor in on_host}
         kept = states(optimizer, scaler)
+        if kind.counts_on_host and recorder is not None:
+            counters = [state["step"] for state in optimizer.state.values()]
+            tracker.leave_out(counters)
+            there |= {id(tensor) for tensor in counters}
         tracker.adopt([tensor for tensor in kept if id(tensor) not in there], OPTIMIZER)
         tracker.storage_trace.begin = len(tracker.storage_trace.events)
         tracker.watch_gradients(model)

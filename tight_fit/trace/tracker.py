@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
@@ -98,6 +98,7 @@ class Tracker(PlainDispatchMode):
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._resizes: AbstractContextManager[None] | None = None
         self._paused = False
+        self._elsewhere: set[int] = set()  # addresses of storages that are not on the GPU
         # The storages that each operation of `JOINS` read; None where nobody asks.
         self.joined: list[list[int]] | None = None
 
@@ -128,6 +129,17 @@ class Tracker(PlainDispatchMode):
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, category, "given")
+
+    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count neither these tensors, which lie in the host's memory, nor what is done to them.
+
+        So are the counters of steps that PyTorch's unfused optimizers keep and read on a CPU.
+        """
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = storage_key(storage)
+            self._elsewhere.add(key)
+            weakref.finalize(storage, self._elsewhere.discard, key).atexit = False
 
     def watch_gradients(self, model: torch.nn.Module) -> None:
         """Move each trained parameter's gradient to its category once it is complete."""
@@ -167,6 +179,9 @@ class Tracker(PlainDispatchMode):
         if self._paused:
             return out
         name, on_host = function.overloadpacket.__name__, host.is_active()
+        if self._elsewhere and self._phase == 2 and self._is_elsewhere(name, args):
+            self.leave_out(part for part in tree_leaves(out) if isinstance(part, torch.Tensor))
+            return out
         if self.recorder is not None:
             way = self._way(args) if name == "copy_" else None
             self.recorder.see(function, args, kwargs, out, way or ("host" if on_host else ""))
@@ -196,6 +211,15 @@ class Tracker(PlainDispatchMode):
         elif name == COPY_IN:
             self._named(args[:2], "all_gather")
         return out
+
+    def _is_elsewhere(self, name: str, args: tuple) -> bool:
+        """Whether all that an operation reads is left out, or it makes a tensor of a number."""
+        read = [part for part in tree_leaves(args) if isinstance(part, torch.Tensor)]
+        if name == "lift_fresh":
+            return True
+        return bool(read) and all(
+            storage_key(part.untyped_storage()) in self._elsewhere for part in read
+        )
 
     def _named(self, tensors, made_by: str) -> None:
         """Note what buffers are for: FSDP allocates those of its messages on streams of their own.

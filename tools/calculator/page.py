@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tight_fit import gpus
+from tight_fit.models import names as model_names
+from tight_fit.optimizer_kinds import KINDS
+from tools.calculator.families import OPTIMIZERS
 from tools.calculator.make import read_file, times
 
 PAGE = Path(__file__).with_name("page")
@@ -22,13 +25,14 @@ def data() -> dict[str, Any]:
     """
     kept = read_file()
     models = {
-        name: facts | {"seconds": times(name) or facts["seconds"]}
+        name: facts | {"seconds": times(name) or facts["seconds"], "grouped": _grouped(name)}
         for name, facts in kept["models"].items()
     }
     return {
         **kept,
         "models": models,
-        "gpus": [gpu._asdict() for gpu in gpus.GPUS.values()],
+        "optimizers": {name: KINDS[name].label for name in OPTIMIZERS},
+        "gpus": [gpu._asdict() for gpu in gpus.KNOWN.values()],
         "constants": {
             "context": gpus.CONTEXT,
             "workspace": gpus.WORKSPACE,
@@ -38,6 +42,12 @@ def data() -> dict[str, Any]:
             "any": gpus.ANY,
         },
     }
+
+
+def _grouped(name: str) -> bool:
+    """Whether several heads of queries share one of keys, which older GPUs have no kernel for."""
+    values = model_names.known()[name]
+    return values.get("num_key_value_heads") not in (None, values.get("num_attention_heads"))
 
 
 def write(folder: Path) -> None:

@@ -21,7 +21,7 @@ from helpers.tables import Table
 from tight_fit.command import kept, report
 from tight_fit.command.ship import asked_of
 from tight_fit.gpus import find
-from tight_fit.gpus.specs import has_arithmetic
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.models import names as model_names
 from tight_fit.units import duration, size, span
@@ -129,11 +129,11 @@ def epochs() -> str:
         row = {"technique": name}
         for model, base in planned.MODELS.items():
             recipe = replace(base, **change)
+            operations = plan(recipe).operations
             for gpu, price in PRICES.items():
                 column = f"{model.split(',')[0]}, {gpu} at {price:.2f} an hour"
-                row[column] = f"no {recipe.precision}"
-                if has_arithmetic(recipe.precision, gpu):
-                    row[column] = _epoch(recipe, gpu, price)
+                lacking = lacks(operations, gpu)
+                row[column] = f"no {lacking}" if lacking else _epoch(recipe, gpu, price)
         rows.append(row)
     return Table(rows).to_markdown()
 

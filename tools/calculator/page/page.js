@@ -9,9 +9,7 @@ const NAMES = {
   precision: {
     fp32: "fp32", tf32: "TF32 products", bf16: "bf16 autocast", fp16: "fp16 autocast, loss scaling",
   },
-  optimizer: {
-    adamw: "AdamW", adamw8bit: "8-bit AdamW", sgd: "SGD with momentum", adafactor: "Adafactor",
-  },
+  optimizer: {}, // {name: label}, of the kept plans
   trained: { all: "all weights", half: "the upper half of the layers", lora: "LoRA adapters" },
 };
 const WORDS = {
@@ -102,6 +100,12 @@ function restrict() {
   form.querySelector(".size").hidden = form.elements.gpu.value !== MINE;
 }
 
+/* Whether a GPU before Ampere computes this step's attention without a fused kernel. */
+function writtenOut({ gpu, step, facts }) {
+  const bf16 = step.weights === "bf16" || step.precision === "bf16";
+  return gpu.capability[0] < 8 && (facts.grouped || bf16);
+}
+
 function typed({ model, gpu, step, facts }) {
   const words = ["tight-fit", model, "--gpu", JSON.stringify(gpu.typed || gpu.name)];
   words.push("--batch", step.batch_size, "--weights", step.weights, "--precision", step.precision);
@@ -161,8 +165,8 @@ function advice(around, fit) {
     lines.push(head, list);
   } else if (fit.over > 0) {
     const head = document.createElement("p");
-    head.textContent = "No technique planned here makes it fit: take a smaller model, shorter "
-      + "examples or a larger GPU.";
+    head.textContent = "No change that this page plans makes it fit. The command below also plans "
+      + "weights in 4 bits beside LoRA, a loss in chunks and offloading.";
     lines.push(head);
   }
   const last = document.createElement("p");
@@ -199,10 +203,12 @@ function answer() {
   const question = asked(), mine = ++number;
   history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
   const show = at("answer");
-  const planned = question.problem ? null : Planner.plan(question.model, question.step);
+  const older = writtenOut(question);
+  const planned = question.problem || older ? null : Planner.plan(question.model, question.step);
   if (!planned) {
-    at("verdict").textContent = question.problem || "This combination is not among the kept plans: "
-      + "the command plans it.";
+    at("verdict").textContent = question.problem || (older ? `The ${question.gpu.name} has no fused `
+      + "kernel for the attention of this step, and this page plans none that is written out: the "
+      + "command below does." : "This combination is not among the kept plans: the command plans it.");
     at("bar").replaceChildren(); at("legend").replaceChildren(); at("advice").replaceChildren();
     at("time").textContent = ""; at("terms").replaceChildren();
   } else {
@@ -305,6 +311,7 @@ function fromAddress() {
 }
 
 Planner.load(window.TIGHT_FIT_PLANS).then((data) => {
+  Object.assign(NAMES.optimizer, data.optimizers);
   options("model", Object.keys(data.models));
   options("gpu", [...data.gpus.map((gpu) => gpu.name), MINE]);
   options("optimizer", Object.keys(NAMES.optimizer), NAMES.optimizer);

@@ -1,0 +1,250 @@
+"""The GPUs that readers have: one row says what a GPU holds and how fast it is, and where from.
+
+Memory is what PyTorch sees (`torch.cuda.get_device_properties(0).total_memory`, the "total
+capacity" of its out-of-memory messages): less than the label, as ECC and the driver take a part.
+Drivers differ by some tens of MiB. The figures are stated from public reports of such messages, and
+none was read from a GPU.
+
+Peaks are dense, without sparsity, with sums kept in fp32: what PyTorch's products use. GeForce GPUs
+halve their tensor cores' rate for such sums, to 512 operations a clock of a multiprocessor. fp32 is
+lanes × 2 × boost clock, which the tests check. Which arithmetic a GPU has follows from its compute
+capability (NVIDIA's list of CUDA GPUs): bf16 and TF32 from 8.0 on.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tight_fit.units import GIB
+
+ARITHMETICS = ("fp32", "tf32", "fp16", "bf16")
+# The GPUs whose kernel times are fitted (constants.json).
+MEASURED = ("T4", "P4", "P100", "V100-32GB", "A100-40GB")
+
+
+class GPU(NamedTuple):
+    """One kind of GPU.
+
+    memory      bytes as PyTorch sees them (`torch.cuda.get_device_properties(0).total_memory`):
+                less than the label says, because ECC and the driver take a part
+    capability  compute capability, (major, minor); (0, 0) for a machine without a GPU
+    """
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+
+    @property
+    def bf16(self) -> bool:
+        """Whether matrix products in bf16 run in hardware."""
+        return self.capability >= (8, 0)
+
+
+class GpuSpecs(NamedTuple):
+    """A GPU for timing.
+
+    name       as `tight_fit.gpus` names it, where it does
+    sms        streaming multiprocessors
+    lanes      fp32 multiply-adds a clock of one multiprocessor
+    clock      boost clock, Hz
+    bandwidth  of its memory, bytes/s
+    l2         bytes of level-2 cache
+    tf32, fp16, bf16  peak of matrix products with fp32 sums, FLOP/s; 0 where the GPU has no such
+                      arithmetic
+    like       the measured GPU whose efficiencies it takes; its own name where it was measured
+               itself
+    source     the data sheet
+    Raises ValueError or TypeError, in one sentence, where a figure makes no GPU (`described`).
+    """
+
+    name: str
+    sms: int
+    lanes: int
+    clock: float
+    bandwidth: float
+    l2: int
+    tf32: float
+    fp16: float
+    bf16: float
+    like: str
+    source: str
+
+    @property
+    def fp32(self) -> float:
+        """Peak of fp32 arithmetic outside tensor cores, FLOP/s."""
+        return self.sms * self.lanes * 2 * self.clock
+
+    def peak(self, arithmetic: str) -> float:
+        """Peak rate, FLOP/s. Raises ValueError where the GPU has no such arithmetic."""
+        if arithmetic not in ARITHMETICS:
+            raise ValueError(
+                f"arithmetic={arithmetic!r} is not known: use one of {', '.join(ARITHMETICS)}."
+            )
+        rate = getattr(self, arithmetic)
+        if not rate:
+            able = [kind for kind in ARITHMETICS if getattr(self, kind)]
+            raise ValueError(
+                f"The {self.name} has no {arithmetic} arithmetic: use {' or '.join(able)}."
+            )
+        return rate
+
+    @property
+    def measured(self) -> bool:
+        """Whether kernels of this very GPU were fitted."""
+        return self.like == self.name
+
+
+class _Row(NamedTuple):
+    gpu: GPU
+    specs: GpuSpecs | None
+
+
+GEFORCE, FULL = 512, 1024  # operations a clock of a multiprocessor's tensor cores, sums in fp32
+
+
+def _row(
+    name: str,
+    memory: float,
+    capability: tuple[int, int],
+    sms: int,
+    lanes: int,
+    clock: float,
+    bandwidth: float,
+    l2: float,
+    fp16: float,
+    like: str,
+    source: str,
+    tf32: float | None = None,
+) -> _Row:
+    """A row in the units of data sheets: GiB, GHz, GB/s, MiB, and TFLOP/s of fp16 products.
+
+    fp16  up to 2048 it is instead what a multiprocessor does a clock where it is `GEFORCE` or
+          `FULL`
+    tf32  TFLOP/s; half of fp16 where the data sheet does not round it otherwise
+    """
+    gpu = GPU(name, int(memory * GIB), capability)
+    rate = sms * fp16 * clock * 1e9 if fp16 in (GEFORCE, FULL) else fp16 * 1e12
+    bf16 = rate if gpu.bf16 else 0
+    by_sheet = rate / 2 if tf32 is None else tf32 * 1e12
+    figures = sms, lanes, clock * 1e9, bandwidth * 1e9, int(l2 * 2**20)
+    specs = GpuSpecs(name, *figures, by_sheet if bf16 else 0, rate, bf16, like, source)
+    return _Row(gpu, specs)
+
+
+def _amd(name: str, memory: float) -> _Row:
+    """A GPU of AMD: its memory alone. The second number of its capability is PyTorch's."""
+    return _Row(GPU(name, int(memory * GIB), (9, 4 if name.startswith("MI3") else 0)), None)
+
+
+_TURING = "NVIDIA Turing GPU Architecture, WP-09183-001"
+_PASCAL = "NVIDIA Tesla P100, WP-08019-001"
+_VOLTA = "NVIDIA V100 data sheet (January 2020) and NVIDIA Tesla V100, WP-08608-001"
+_AMPERE = "NVIDIA A100 data sheet (June 2021) and NVIDIA A100 Tensor Core GPU Architecture"
+_GA102 = "NVIDIA Ampere GA102 GPU Architecture V2, appendix A"
+_ADA = "NVIDIA Ada GPU Architecture V2, appendix A"
+_HOPPER = "NVIDIA H100 Tensor Core GPU data sheet and NVIDIA H100 Tensor Core GPU Architecture"
+_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture, appendix A"
+_GEFORCE = "NVIDIA's specifications of GeForce GPUs"
+_LAPTOP = "NVIDIA's specifications of GeForce laptops: the highest boost clock"
+T4, P100, V100, A100 = "T4", "P100", "V100-32GB", "A100-40GB"
+
+# fmt: off
+_TABLE = (
+    # name, GiB, capability, multiprocessors, lanes, GHz, GB/s, MiB of level-2 cache, fp16 products,
+    #     the measured GPU that it is like, source
+    _row("GTX 1650", 3.81, (7, 5), 14, 64, 1.665, 128, 1, 2 * 14 * 64 * 2 * 1.665e-3,
+        T4, "GeForce GTX 1650 specifications"),
+    _row("RTX 2060", 5.79, (7, 5), 30, 64, 1.68, 336, 3, GEFORCE, T4, _GEFORCE),
+    _row("RTX 2060 Super", 7.79, (7, 5), 34, 64, 1.65, 448, 4, GEFORCE, T4, _GEFORCE),
+    _row("RTX 2070", 7.79, (7, 5), 36, 64, 1.62, 448, 4, GEFORCE, T4, _TURING),
+    _row("RTX 2070 Super", 7.79, (7, 5), 40, 64, 1.77, 448, 4, GEFORCE, T4, _GEFORCE),
+    _row("RTX 2080", 7.79, (7, 5), 46, 64, 1.71, 448, 4, GEFORCE, T4, _TURING),
+    _row("RTX 2080 Super", 7.79, (7, 5), 48, 64, 1.815, 496, 4, GEFORCE, T4, _GEFORCE),
+    _row("RTX 2080 Ti", 10.76, (7, 5), 68, 64, 1.545, 616, 5.5, GEFORCE, T4, _TURING),
+    _row("RTX 3050 Laptop", 3.81, (8, 6), 16, 128, 1.74, 192, 2, GEFORCE, A100, _LAPTOP),
+    _row("RTX 3060 Laptop", 5.80, (8, 6), 30, 128, 1.703, 336, 3, GEFORCE, A100, _LAPTOP),
+    _row("RTX 3070 Laptop", 7.79, (8, 6), 40, 128, 1.62, 448, 4, GEFORCE, A100, _LAPTOP),
+    _row("RTX 3080 Laptop", 15.74, (8, 6), 48, 128, 1.71, 448, 4, GEFORCE, A100, _LAPTOP),
+    _row("RTX 3050", 7.79, (8, 6), 20, 128, 1.777, 224, 2, GEFORCE, A100, _GEFORCE),
+    _row("RTX 3060", 11.76, (8, 6), 28, 128, 1.777, 360, 3, 25.5, A100, _GA102, tf32=12.7),
+    _row("RTX 3060 Ti", 7.79, (8, 6), 38, 128, 1.665, 448, 4, GEFORCE, A100, _GEFORCE),
+    _row("RTX 3070", 7.79, (8, 6), 46, 128, 1.725, 448, 4, GEFORCE, A100, _GA102),
+    _row("RTX 3070 Ti", 7.79, (8, 6), 48, 128, 1.77, 608, 4, GEFORCE, A100, _GEFORCE),
+    _row("RTX 3080", 9.78, (8, 6), 68, 128, 1.71, 760, 5, GEFORCE, A100, _GA102),
+    _row("RTX 3080 12GB", 11.77, (8, 6), 70, 128, 1.71, 912, 6, GEFORCE, A100, _GEFORCE),
+    _row("RTX 3080 Ti", 11.77, (8, 6), 80, 128, 1.665, 912, 6, GEFORCE, A100, _GEFORCE),
+    _row("RTX 3090", 23.69, (8, 6), 82, 128, 1.695, 936, 6, 71, A100, _GA102, tf32=35.6),
+    _row("RTX 3090 Ti", 23.69, (8, 6), 84, 128, 1.86, 1008, 6, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4060 Laptop", 7.75, (8, 9), 24, 128, 1.89, 256, 32, 23.2, A100, _ADA),
+    _row("RTX 4070 Laptop", 7.75, (8, 9), 36, 128, 2.175, 256, 32, GEFORCE, A100, _LAPTOP),
+    _row("RTX 4080 Laptop", 11.72, (8, 9), 58, 128, 2.28, 432, 48, GEFORCE, A100, _LAPTOP),
+    _row("RTX 4090 Laptop", 15.70, (8, 9), 76, 128, 2.04, 576, 64, GEFORCE, A100, _LAPTOP),
+    _row("RTX 4060", 7.62, (8, 9), 24, 128, 2.46, 272, 24, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4060 Ti 8GB", 7.62, (8, 9), 34, 128, 2.535, 288, 32, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4060 Ti 16GB", 15.60, (8, 9), 34, 128, 2.535, 288, 32, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4070", 11.72, (8, 9), 46, 128, 2.475, 504, 36, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4070 Super", 11.72, (8, 9), 56, 128, 2.475, 504, 48, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4070 Ti", 11.72, (8, 9), 60, 128, 2.61, 504, 48, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4070 Ti Super", 15.70, (8, 9), 66, 128, 2.61, 672, 48, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4080", 15.70, (8, 9), 76, 128, 2.505, 716.8, 64, GEFORCE, A100, _ADA),
+    _row("RTX 4080 Super", 15.70, (8, 9), 80, 128, 2.55, 736, 64, GEFORCE, A100, _GEFORCE),
+    _row("RTX 4090", 23.64, (8, 9), 128, 128, 2.52, 1008, 72, 165.2, A100, _ADA),
+    _row("RTX 5090 Laptop", 23.46, (12, 0), 82, 128, 2.16, 896, 64, GEFORCE, A100, _LAPTOP),
+    _row("RTX 5060", 7.53, (12, 0), 30, 128, 2.497, 448, 32, GEFORCE, A100, _GEFORCE),
+    _row("RTX 5060 Ti 8GB", 7.53, (12, 0), 36, 128, 2.572, 448, 32, GEFORCE, A100, _GEFORCE),
+    _row("RTX 5060 Ti 16GB", 15.47, (12, 0), 36, 128, 2.572, 448, 32, GEFORCE, A100, _GEFORCE),
+    _row("RTX 5070", 11.49, (12, 0), 48, 128, 2.512, 672, 48, GEFORCE, A100, _BLACKWELL),
+    _row("RTX 5070 Ti", 15.47, (12, 0), 70, 128, 2.452, 896, 48, GEFORCE, A100, _BLACKWELL),
+    _row("RTX 5080", 15.47, (12, 0), 84, 128, 2.617, 960, 64, GEFORCE, A100, _BLACKWELL),
+    _row("RTX 5090", 31.36, (12, 0), 170, 128, 2.407, 1792, 96, GEFORCE, A100, _BLACKWELL),
+    _row("P4", 7.43, (6, 1), 20, 128, 1.063, 192, 2, 0, "P4", "NVIDIA Tesla P4 data sheet"),
+    _row("T4", 14.56, (7, 5), 40, 64, 1.59, 320, 4, 65, T4, "NVIDIA T4 data sheet; " + _TURING),
+    _row("P100", 15.89, (6, 0), 56, 64, 1.303, 732, 4, 18.7,
+        P100, "NVIDIA Tesla P100 PCIe data sheet; " + _PASCAL),
+    _row("V100-16GB", 15.77, (7, 0), 80, 64, 1.38, 900, 6, 112, V100, _VOLTA),
+    _row("V100-32GB", 31.74, (7, 0), 80, 64, 1.38, 900, 6, 112, V100, _VOLTA),
+    _row("A10", 21.99, (8, 6), 72, 128, 1.695, 600, 6, 125, A100, "NVIDIA A10 data sheet"),
+    _row("A10G", 22.04, (8, 6), 72, 128, 1.71, 600, 6, 70,
+        A100, "NVIDIA A10G data sheet (as Amazon publishes it)"),
+    _row("A40", 44.35, (8, 6), 84, 128, 1.74, 696, 6, 149.7, A100, "NVIDIA A40 data sheet"),
+    _row("RTX A4000", 15.74, (8, 6), 48, 128, 1.56, 448, 4, FULL,
+        A100, "NVIDIA RTX A4000 data sheet"),
+    _row("RTX A5000", 23.69, (8, 6), 64, 128, 1.695, 768, 6, FULL,
+        A100, "NVIDIA RTX A5000 data sheet"),
+    _row("RTX A6000", 47.54, (8, 6), 84, 128, 1.80, 768, 6, FULL,
+        A100, "NVIDIA RTX A6000 data sheet; " + _GA102),
+    _row("RTX 6000 Ada", 47.50, (8, 9), 142, 128, 2.505, 960, 96, FULL,
+        A100, "NVIDIA RTX 6000 Ada Generation data sheet; " + _ADA),
+    _row("L4", 22.03, (8, 9), 58, 128, 2.04, 300, 48, 121,
+        T4, "NVIDIA L4 data sheet; " + _ADA, tf32=60),
+    _row("L40", 44.39, (8, 9), 142, 128, 2.49, 864, 96, 181.05, A100, "NVIDIA L40 data sheet"),
+    _row("L40S", 44.39, (8, 9), 142, 128, 2.52, 864, 96, 362.05, A100, "NVIDIA L40S data sheet"),
+    _row("A100-40GB", 39.39, (8, 0), 108, 64, 1.41, 1555, 40, 312, A100, _AMPERE),
+    _row("A100-80GB", 79.14, (8, 0), 108, 64, 1.41, 2039, 40, 312, A100, _AMPERE),
+    _row("A100-80GB-PCIe", 79.14, (8, 0), 108, 64, 1.41, 1935, 40, 312, A100, _AMPERE),
+    _row("H100", 79.10, (9, 0), 132, 128, 1.98, 3352, 50, 989.4, A100, _HOPPER),
+    _row("H100-PCIe", 79.10, (9, 0), 114, 128, 1.755, 2039, 50, 756, A100, _HOPPER),
+    _row("H100 NVL", 93.00, (9, 0), 132, 128, 1.785, 3900, 50, 835.5, A100, _HOPPER),
+    _row("H200", 139.80, (9, 0), 132, 128, 1.98, 4800, 50, 989.4,
+        A100, "NVIDIA H200 Tensor Core GPU data sheet"),
+    _row("GH200", 94.50, (9, 0), 132, 128, 1.98, 4000, 50, 989.4,
+        A100, "NVIDIA GH200 Grace Hopper Superchip data sheet, 96 GB of HBM3"),
+    _row("B200", 178.35, (10, 0), 148, 128, 1.965, 7700, 126, 2250,
+        A100, "NVIDIA HGX B200 data sheet"),
+    _row("RTX PRO 6000", 94.97, (12, 0), 188, 128, 2.617, 1792, 128, FULL,
+        A100, "NVIDIA RTX PRO Blackwell GPU Architecture, appendix A"),
+    _amd("MI250", 63.98),  # PyTorch sees each of its two halves as a GPU
+    _amd("MI300X", 191.69),
+)
+# fmt: on
+KNOWN = {row.gpu.name: row.gpu for row in _TABLE}
+SPECS = MappingProxyType({row.specs.name: row.specs for row in _TABLE if row.specs})
+AMD = frozenset(row.gpu.name for row in _TABLE if not row.specs)
+# Those that tables and answers go through: one of each size that is common. All others are planned
+# for by name.
+_COMMON = (
+    "GTX 1650, RTX 4060 Laptop, RTX 3060, T4, P100, V100-16GB, L4, RTX 3090, RTX 4090, V100-32GB, "
+    "A100-40GB, A100-80GB, H100, H200"
+)
+GPUS = {name: KNOWN[name] for name in _COMMON.split(", ")}
