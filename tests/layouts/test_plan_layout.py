@@ -38,6 +38,7 @@ CASES = {
         (BF16, Layout(2), "bert", False),
         (FP32 | TWICE, Layout(2, "ddp"), "llama", False),
         (BF16, Layout(2, "ddp"), "qwen3", False),
+        (BF16 | TWICE, Layout(2, "ddp", gradient_as_bucket_view=True), "qwen3", False),
         (FP32, Layout(1, tensor=2), "qwen3", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
     ],
@@ -174,6 +175,21 @@ def test_what_zero_shards_is_a_part_and_the_rest_is_whole():
     assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
     sent = {name: sum(message.bytes for message in plan.sent) for name, plan in plans.items()}
     assert sent["zero1"] < sent["zero2"] < sent["fsdp"], "gradients once, twice, weights twice too"
+
+
+def test_ddp_holds_gradients_twice_unless_they_are_views_of_its_buckets():
+    """PyTorch's documentation of gradient_as_bucket_view: "peak memory usage reduces by the size of
+    the total gradients"."""
+    twice, once = (
+        plan_layout(
+            deep(), Layout(4, "ddp", gradient_as_bucket_view=views), "cpu", batch_size=4, length=16
+        )
+        for views in (False, True)
+    )
+    gradients = 4 * once.parameters
+    assert once.highest["gradients"] == gradients and twice.highest["gradients"] == 2 * gradients
+    with pytest.raises(ValueError, match="how DDP works"):
+        Layout(4, gradient_as_bucket_view=True)
 
 
 def test_replicas_sum_their_shards():

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tight_fit.layouts.clipping import clip_
 from tight_fit.layouts.context import cut, is_causal, places, split_tokens
-from tight_fit.layouts.ddp import with_ddp
+from tight_fit.layouts.ddp import Buckets, with_ddp
 from tight_fit.layouts.experts import experts_of, split_experts
 from tight_fit.layouts.layout import AXES, Layout
 from tight_fit.layouts.stages import check_pipeline
@@ -96,6 +96,7 @@ class ModelRank:
         self.local = local_step(model_step, layout)
         self.module = model
         self.ddp: DistributedDataParallel | None = None
+        self.buckets: Buckets | None = None
         self.undivided = replace(self.local, length=model_step.length)
         self.context_rank = mesh["context"].get_local_rank()
         self.causal = layout.context > 1 and is_causal(model.model)
@@ -116,7 +117,9 @@ class ModelRank:
             )
             prefetch(layers(model), layout.prefetch)
         elif layout.data > 1:
-            self.ddp = with_ddp(model, mesh["data"].get_group())
+            self.ddp, self.buckets = with_ddp(
+                model, mesh["data"].get_group(), layout.gradient_as_bucket_view
+            )
         self.model = model if self.ddp is None else self.ddp
         self.optimizer = make_optimizer(model, model_step)
         if layout.expert > 1:
@@ -192,8 +195,8 @@ class ModelRank:
                 expert_ranks=group,
             )
         self.optimizer.step()
-        # DDP's gradients are views of its buckets, which stay.
-        self.module.zero_grad(set_to_none=self.ddp is None)
+        # Gradients that are views of DDP's buckets stay with them.
+        self.module.zero_grad(set_to_none=not self.layout.gradient_as_bucket_view)
         assert isinstance(total, torch.Tensor), "a step needs at least one micro-batch"
         return total / self.divided
 
