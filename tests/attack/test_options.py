@@ -236,7 +236,6 @@ NOT_DIVIDED = [
     (["ddp=2", "--no-reshard"], "leave them out with 'ddp'"),
     (["ddp=2", "--wrap", "layers+embeddings"], "leave them out with 'ddp'"),
     (["ddp=2", "--reduce", "bf16"], "leave it out with ddp"),
-    (["ddp=2", "--chunked-loss"], "not planned with ddp"),
     *(
         ([layout, "--offload", what], "planned for one GPU")
         for layout in ("ddp=2", "zero1=2", "zero2=2", "fsdp=2")

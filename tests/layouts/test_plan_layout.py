@@ -24,6 +24,7 @@ BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
 TWICE = {"accumulation": 2}
 FOUR = {"length": 16}
+CHUNKED = {"loss": "chunked"}
 # {(ranks, which): (fields of the step, layout, model, selective recomputation)}. Context ranks have
 # processes of their own: DTensor would take the equal mesh of another case for theirs.
 CASES = {
@@ -39,6 +40,8 @@ CASES = {
         (FP32 | TWICE, Layout(2, "ddp"), "llama", False),
         (BF16, Layout(2, "ddp"), "qwen3", False),
         (BF16 | TWICE, Layout(2, "ddp", gradient_as_bucket_view=True), "qwen3", False),
+        (FP32 | TWICE | CHUNKED, Layout(2, "ddp"), "llama", False),
+        (BF16 | CHUNKED, Layout(2, "ddp", gradient_as_bucket_view=True), "llama", False),
         (FP32, Layout(1, tensor=2), "qwen3", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
     ],

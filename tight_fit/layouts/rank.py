@@ -235,10 +235,6 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
                 f"{name}={getattr(model_step, name)!r} is planned for one GPU, and not with a "
                 "layout: leave it out."
             )
-    if model_step.loss == "chunked" and layout.strategy == "ddp":
-        raise ValueError(
-            "loss='chunked' is not planned with ddp: use fsdp, zero1 or zero2, or loss='full'."
-        )
     if layout.context > 1 and model_step.attention not in (None, "sdpa"):
         raise ValueError(
             f"attention={model_step.attention!r} is not planned with context ranks: leave it out."
