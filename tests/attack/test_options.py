@@ -243,7 +243,6 @@ NOT_DIVIDED = [
     ),
     (["fsdp=2", "--optimizer-in-backward"], "planned for one GPU"),
     (["ddp=2", "--optimizer-in-backward"], "planned for one GPU"),
-    (["fsdp=2", "--precision", "fp16"], "use bf16 or fp32"),
     (["fsdp=2", "--lora", "8"], "strategy='ddp' only"),
     (["fsdp=2", "--base", "nf4", "--lora", "8"], "strategy='ddp' only"),
     (["fsdp=2", "--frozen", "4"], "strategy='ddp' only"),

@@ -24,6 +24,7 @@ BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
 TWICE = {"accumulation": 2}
 FOUR = {"length": 16}
+FP16 = BF16 | {"precision": "fp16"}
 CHUNKED = {"loss": "chunked"}
 # {(ranks, which): (fields of the step, layout, model, selective recomputation)}. Context ranks have
 # processes of their own: DTensor would take the equal mesh of another case for theirs.
@@ -42,7 +43,11 @@ CASES = {
         (BF16 | TWICE, Layout(2, "ddp", gradient_as_bucket_view=True), "qwen3", False),
         (FP32 | TWICE | CHUNKED, Layout(2, "ddp"), "llama", False),
         (BF16 | CHUNKED, Layout(2, "ddp", gradient_as_bucket_view=True), "llama", False),
+        (FP16 | TWICE, Layout(2, "ddp"), "llama", False),
+        (FP16, Layout(2), "qwen3", False),
+        (FP16 | TWICE, Layout(2, "zero2"), "llama", True),
         (FP32, Layout(1, tensor=2), "qwen3", False),
+        (FP16, Layout(1, tensor=2), "llama", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
     ],
     (2, "context"): [
@@ -55,6 +60,7 @@ CASES = {
     (4, "context"): [
         (BF16, Layout(2, context=2), "llama", False),
         (FP32, Layout(2, replicate=2, context=2), "llama", False),
+        (FP16, Layout(2, context=2), "llama", False),
         (BF16, Layout(1, context=2, tensor=2), "llama", False),
     ],
     (4, "context alone"): [
@@ -65,6 +71,7 @@ CASES = {
         (BF16 | TWICE, Layout(4, replicate=2), "llama", False),
         (FP32, Layout(4, replicate=2), "qwen3", False),
         (BF16, Layout(4), "qwen3", True),
+        (FP16, Layout(4, replicate=2), "llama", False),
         (FP32 | TWICE, Layout(2, tensor=2), "llama", False),
         (BF16 | {"checkpointing": True}, Layout(2, tensor=2), "qwen3", False),
     ],
@@ -104,6 +111,7 @@ def test_a_planned_rank_is_a_real_one(ranks, which):
         planned = plans[key]
         at = f"{kind}, {layout}, rank {real['rank']}"
         assert real["distance"] < (1e-5 if step.precision == "fp32" else 1e-4), at
+        assert real["skipped"] in (None, True), at
         sent = tuple(SentMessage(**message) for message in real["sent"])
         assert sent == planned.sent, at
         assert real["flops"] == planned.flops, at
@@ -407,7 +415,7 @@ def test_layouts_that_are_none(text, says):
     [
         (Layout(3), {"batch_size": 8}, "use a multiple of 3"),
         (Layout(2), {"batch_size": 8, "accumulation": 8}, "use a multiple of 16"),
-        (Layout(2), {"precision": "fp16"}, "use bf16 or fp32"),
+        (Layout(2, expert=2), {"precision": "fp16"}, "use bf16 or fp32"),
         (Layout(2), {"optimizer": "lion"}, "does not work on parts of tensors"),
         (Layout(2), {"lora_rank": 4}, "leave lora_rank"),
     ],

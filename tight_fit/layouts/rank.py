@@ -27,7 +27,7 @@ from tight_fit.layouts.stages import check_pipeline
 from tight_fit.layouts.tensor import split_decoder
 from tight_fit.layouts.wrapping import apply_fsdp2, layers, prefetch
 from tight_fit.models.step import FlatLogits, ModelStep
-from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import Batch, loss_sum
 
 
@@ -76,7 +76,7 @@ class ModelRank:
 
     model_step  the step of all ranks together: `batch_size` counts the examples of all. With FSDP2
                 its precision is the dtype in which weights are gathered and the model computes
-                (MixedPrecisionPolicy); with DDP it is autocast
+                (MixedPrecisionPolicy); with DDP it is autocast. With fp16 the loss is scaled
     layout      how the step is laid over the ranks
     model       what the step asks for, with the same weights on every rank; it is taken over
     mesh        what `grid_of` returns
@@ -121,6 +121,7 @@ class ModelRank:
                 model, mesh["data"].get_group(), layout.gradient_as_bucket_view
             )
         self.model = model if self.ddp is None else self.ddp
+        self.scaler = make_scaler(model_step, next(model.parameters()).device)
         self.optimizer = make_optimizer(model, model_step)
         if layout.expert > 1:
             self._update_experts_apart()
@@ -182,10 +183,11 @@ class ModelRank:
             with self._sending(number == last), self._loss():
                 loss = loss_sum(self.model, batch, self.local) / (examples / self.divided)
                 phase("backward")
-                loss.backward()
+                self.scaler.scale(loss).backward()
             total = total + loss.detach()
             del loss
         phase("optimizer")
+        self.scaler.unscale_(self.optimizer)
         if self.model_step.max_grad_norm is not None:
             group = self.mesh["expert"].get_group() if self.of_experts else None
             clip_(
@@ -194,7 +196,9 @@ class ModelRank:
                 experts=self.of_experts,
                 expert_ranks=group,
             )
-        self.optimizer.step()
+        # Whether a gradient overflowed is the same on all ranks: of parts DTensor asks each.
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         # Gradients that are views of DDP's buckets stay with them.
         self.module.zero_grad(set_to_none=not self.layout.gradient_as_bucket_view)
         assert isinstance(total, torch.Tensor), "a step needs at least one micro-batch"
@@ -239,10 +243,10 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
         raise ValueError(
             f"attention={model_step.attention!r} is not planned with context ranks: leave it out."
         )
-    if model_step.precision == "fp16":
+    if model_step.precision == "fp16" and max(layout.pipeline, layout.expert) > 1:
         raise ValueError(
-            "precision='fp16' skips steps whose gradients overflow, and ranks would have to agree: "
-            "use bf16 or fp32 with a layout."
+            "precision='fp16' skips steps whose gradients overflow, and stages or expert ranks "
+            "would have to agree: use bf16 or fp32 with pipeline and expert."
         )
     if layout.strategy != "ddp":
         if model_step.optimizer != "adamw":

@@ -83,7 +83,7 @@ def trace_model_rank(
     with steady_memory(), shapes_unseen(tracker), tracker, meter:
         parameters = list(rank.module.parameters())
         tracker.adopt([parameters, list(rank.module.buffers())], PARAMETERS)
-        tracker.adopt(states(rank.optimizer), OPTIMIZER)
+        tracker.adopt(states(rank.optimizer, rank.scaler), OPTIMIZER)
         # DDP's buckets stay, and so do gradients that are views of them.
         tracker.adopt(rank.buckets.buffers if rank.buckets else [], GRADIENTS)
         tracker.storage_trace.begin = len(tracker.storage_trace.events)
