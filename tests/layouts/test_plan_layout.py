@@ -25,6 +25,7 @@ FP32 = BF16 | {"precision": "fp32"}
 TWICE = {"accumulation": 2}
 FOUR = {"length": 16}
 FP16 = BF16 | {"precision": "fp16"}
+LORA, ALL_LINEAR = {"lora_rank": 4}, {"lora_targets": "all-linear"}
 CHUNKED = {"loss": "chunked"}
 # {(ranks, which): (fields of the step, layout, model, selective recomputation)}. Context ranks have
 # processes of their own: DTensor would take the equal mesh of another case for theirs.
@@ -46,6 +47,15 @@ CASES = {
         (FP16 | TWICE, Layout(2, "ddp"), "llama", False),
         (FP16, Layout(2), "qwen3", False),
         (FP16 | TWICE, Layout(2, "zero2"), "llama", True),
+        (BF16 | LORA, Layout(2, "ddp"), "llama", False),
+        (BF16 | LORA, Layout(2), "llama", False),
+        (FP16 | LORA | TWICE, Layout(2), "qwen3", False),
+        (BF16 | LORA | {"base": "bf16", "weights": None}, Layout(2), "qwen3", True),
+        (FP32 | LORA | {"base": "bf16", "weights": None}, Layout(2, "zero2"), "llama", False),
+        (FP32 | LORA | ALL_LINEAR | TWICE, Layout(2, "zero1"), "llama", False),
+        (BF16 | LORA | {"task": "sequence-classification"}, Layout(2), "llama", False),
+        (BF16 | {"frozen": 2}, Layout(2), "qwen3", False),
+        (FP32 | {"frozen": 1, "checkpointing": True}, Layout(2), "bert", False),
         (FP32, Layout(1, tensor=2), "qwen3", False),
         (FP16, Layout(1, tensor=2), "llama", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
@@ -140,6 +150,8 @@ def deep(layers: int = 7) -> LlamaConfig:
         (Layout(4, reshard=False), True, {"accumulation": 2}),
         (Layout(8, replicate=2, prefetch=2), False, {"checkpointing": True}),
         (Layout(4, tensor=2), True, {}),
+        (Layout(4), False, {"lora_rank": 4, "base": "bf16"}),
+        (Layout(4), False, {"precision": "fp16"}),
     ],
     ids=str,
 )
@@ -417,7 +429,12 @@ def test_layouts_that_are_none(text, says):
         (Layout(2), {"batch_size": 8, "accumulation": 8}, "use a multiple of 16"),
         (Layout(2, expert=2), {"precision": "fp16"}, "use bf16 or fp32"),
         (Layout(2), {"optimizer": "lion"}, "does not work on parts of tensors"),
-        (Layout(2), {"lora_rank": 4}, "leave lora_rank"),
+        (Layout(2, tensor=2), {"lora_rank": 4}, "data ranks only: leave tensor out"),
+        (
+            Layout(2),
+            {"lora_rank": 4, "base": "nf4", "weights": None},
+            "cannot divide them: use ddp",
+        ),
     ],
 )
 def test_layouts_and_steps_that_do_not_go_together(layout, fields, says):

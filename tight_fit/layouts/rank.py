@@ -254,15 +254,27 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
                 f"optimizer={model_step.optimizer!r} does not work on parts of tensors: use "
                 "optimizer='adamw', or strategy='ddp'."
             )
-        if model_step.lora_rank is not None or model_step.frozen is not None:
-            raise ValueError(
-                "Adapters and frozen layers are planned with strategy='ddp' only: leave lora_rank "
-                "and frozen out."
-            )
+        _check_adapters(model_step, layout)
         changes["precision"] = "tf32" if model_step.precision == "tf32" else "fp32"
     if layout.context > 1:
         changes["length"] = _tokens_of_rank(model_step, layout)
     return replace(model_step, **changes)
+
+
+def _check_adapters(model_step: ModelStep, layout: Layout) -> None:
+    """Raises ValueError for adapters and frozen weights that FSDP2 cannot divide, or the others."""
+    if model_step.base == "nf4":
+        raise ValueError(
+            "base='nf4' packs weights as FSDP2 cannot divide them: use ddp, or bf16 weights beside "
+            "the adapters."
+        )
+    for name in ("lora_rank", "frozen"):
+        for axis in ("tensor", "context", "expert"):
+            if getattr(model_step, name) is not None and getattr(layout, axis) > 1:
+                raise ValueError(
+                    f"{name}={getattr(model_step, name)} is planned with data ranks only: leave "
+                    f"{axis} out."
+                )
 
 
 def _tokens_of_rank(model_step: ModelStep, layout: Layout) -> int:
