@@ -58,6 +58,7 @@ CASES = {
         (FP32 | {"frozen": 1, "checkpointing": True}, Layout(2), "bert", False),
         (FP32, Layout(1, tensor=2), "qwen3", False),
         (FP16, Layout(1, tensor=2), "llama", False),
+        (FP32 | TWICE, Layout(1, tensor=2), "tied", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
     ],
     (2, "context"): [
@@ -84,6 +85,7 @@ CASES = {
         (FP16, Layout(4, replicate=2), "llama", False),
         (FP32 | TWICE, Layout(2, tensor=2), "llama", False),
         (BF16 | {"checkpointing": True}, Layout(2, tensor=2), "qwen3", False),
+        (BF16, Layout(2, tensor=2), "tied", False),
     ],
 }
 
@@ -429,6 +431,7 @@ def test_layouts_that_are_none(text, says):
         (Layout(2), {"batch_size": 8, "accumulation": 8}, "use a multiple of 16"),
         (Layout(2, expert=2), {"precision": "fp16"}, "use bf16 or fp32"),
         (Layout(2), {"optimizer": "lion"}, "does not work on parts of tensors"),
+        (Layout(2, tensor=2), {"loss": "chunked"}, "words only: use loss='full'"),
         (Layout(2, tensor=2), {"lora_rank": 4}, "data ranks only: leave tensor out"),
         (
             Layout(2),

@@ -40,6 +40,7 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(
         **TINY, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8
     ),
+    "tied": Qwen3Config(**TINY | HEADS, head_dim=8, tie_word_embeddings=True),
     "bert": BertConfig(
         **TINY,
         num_hidden_layers=2,

@@ -239,6 +239,11 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
                 f"{name}={getattr(model_step, name)!r} is planned for one GPU, and not with a "
                 "layout: leave it out."
             )
+    if model_step.loss == "chunked" and layout.tensor > 1:
+        raise ValueError(
+            "loss='chunked' is not planned with tensor ranks, each of which has logits of its own "
+            "words only: use loss='full'."
+        )
     if layout.context > 1 and model_step.attention not in (None, "sdpa"):
         raise ValueError(
             f"attention={model_step.attention!r} is not planned with context ranks: leave it out."
