@@ -89,7 +89,7 @@ class Rank:
             apply_fsdp(model, mesh["data"], parallel.zero_stage == 3)
         elif parallel.data > 1 and parallel.pipeline == parallel.tensor == 1:
             # Only here: DDP knows neither stages nor split tensors.
-            self.ddp = with_ddp(model, mesh["data"].get_group())
+            self.ddp, _ = with_ddp(model, mesh["data"].get_group(), views=True)
         self.model = model if self.ddp is None else self.ddp
         self.optimizer, self.slices = optimizer_of(self.module, recipe, parallel, mesh)
 

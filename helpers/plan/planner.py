@@ -2,7 +2,8 @@
 
 `plan(recipe)` runs the real training step on fake tensors, which have shapes and no values
 (`FakeTensorMode`), and follows every storage. It needs no GPU, no weights and no data, and gives
-the same answer on every machine.
+the same answer on every machine. It is the plan of the step of any model (`plans.model`), with the
+course's batch; tests compare it with the course's own models, optimizers and loop.
 
 The target "cuda" plans for a GPU: sizes are rounded up to the 512 bytes of PyTorch's CUDA
 allocator, and operations that differ there (dropout, autocast's list of fp32 operations) are
@@ -12,6 +13,7 @@ compare it with real tensors, to the byte.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -24,8 +26,10 @@ from helpers.recipe import Recipe
 from tight_fit.checks import function, of_type
 from tight_fit.gpus import GPU
 from tight_fit.memory.plan import Plan, check_target, to_plan
-from tight_fit.plans.model import trace_steady
+from tight_fit.models.step import FlatLogits, ModelStep
+from tight_fit.plans.model import trace_model_step
 from tight_fit.search.remedies import Remedies
+from tight_fit.techniques.base_weights import widen_heads
 from tight_fit.techniques.step import Batch
 from tight_fit.trace.tracker import StorageTrace
 
@@ -87,6 +91,20 @@ def plan_key(recipe: Recipe) -> Recipe:
     )
 
 
+TASKS = {"text": "sequence-classification", "image": "image-classification", "chat": "causal-lm"}
+
+
+def step_of(recipe: Recipe) -> ModelStep:
+    """The step of a recipe as the planner of any model takes it."""
+    fields = {field.name for field in dataclasses.fields(ModelStep)} - {"config", "weights"}
+    given = {name: getattr(recipe, name) for name in fields if hasattr(recipe, name)}
+    # The configuration has the classes. Without `frozen` peft would put adapters beside the linear
+    # layers of a new head as well.
+    given |= {"task": TASKS[recipe.task], "classes": None, "length": recipe.tokens}
+    given |= {"frozen": recipe.frozen or 0} if recipe.lora_rank is not None else {}
+    return ModelStep(models.config(recipe), **given)
+
+
 def fake_batch(model: torch.nn.Module, recipe: Recipe) -> Batch:
     """One micro-batch without values, as `data.Encoded.batch` makes it; inside FakeTensorMode.
 
@@ -110,10 +128,20 @@ def trace_recipe(
     recipe: Recipe,
     target: str,
     change: Callable[[torch.nn.Module], object] | None = None,
-    all_layers: bool = False,
 ) -> tuple[StorageTrace, int]:
     """The trace of which a plan is made, and the number of the model's parameters.
 
-    The arguments are those of `hf_plan.trace_steady`.
+    It is the planner's of any model, with the course's batch: text has padding, and the labels of a
+    language model are its tokens. A new head stays in fp32 beside frozen weights in fewer bits.
     """
-    return trace_steady(recipe, target, models.empty, fake_batch, change, all_layers)
+
+    def changed(flat: FlatLogits) -> None:
+        if recipe.base != "fp32" and recipe.lora_rank is not None:
+            widen_heads(flat.model, models.NEW_HEADS)
+        if change is not None:
+            change(flat.model)
+
+    def make_batch(flat: FlatLogits, step: ModelStep) -> Batch:
+        return fake_batch(flat.model, recipe)
+
+    return trace_model_step(step_of(recipe), target, make_batch=make_batch, change=changed)

@@ -236,7 +236,6 @@ NOT_DIVIDED = [
     (["ddp=2", "--no-reshard"], "leave them out with 'ddp'"),
     (["ddp=2", "--wrap", "layers+embeddings"], "leave them out with 'ddp'"),
     (["ddp=2", "--reduce", "bf16"], "leave it out with ddp"),
-    (["ddp=2", "--chunked-loss"], "not planned with ddp"),
     *(
         ([layout, "--offload", what], "planned for one GPU")
         for layout in ("ddp=2", "zero1=2", "zero2=2", "fsdp=2")
@@ -244,10 +243,7 @@ NOT_DIVIDED = [
     ),
     (["fsdp=2", "--optimizer-in-backward"], "planned for one GPU"),
     (["ddp=2", "--optimizer-in-backward"], "planned for one GPU"),
-    (["fsdp=2", "--precision", "fp16"], "use bf16 or fp32"),
-    (["fsdp=2", "--lora", "8"], "strategy='ddp' only"),
-    (["fsdp=2", "--base", "nf4", "--lora", "8"], "strategy='ddp' only"),
-    (["fsdp=2", "--frozen", "4"], "strategy='ddp' only"),
+    (["fsdp=2", "--base", "nf4", "--lora", "8"], "cannot divide them"),
     *(
         (["fsdp=2", "--optimizer", name], "does not work on parts")
         for name in ("adamw8bit", "paged_adamw8bit", "adafactor", "lion", "sgd")

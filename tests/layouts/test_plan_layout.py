@@ -24,6 +24,9 @@ BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
 TWICE = {"accumulation": 2}
 FOUR = {"length": 16}
+FP16 = BF16 | {"precision": "fp16"}
+LORA, ALL_LINEAR = {"lora_rank": 4}, {"lora_targets": "all-linear"}
+CHUNKED = {"loss": "chunked"}
 # {(ranks, which): (fields of the step, layout, model, selective recomputation)}. Context ranks have
 # processes of their own: DTensor would take the equal mesh of another case for theirs.
 CASES = {
@@ -38,7 +41,24 @@ CASES = {
         (BF16, Layout(2), "bert", False),
         (FP32 | TWICE, Layout(2, "ddp"), "llama", False),
         (BF16, Layout(2, "ddp"), "qwen3", False),
+        (BF16 | TWICE, Layout(2, "ddp", gradient_as_bucket_view=True), "qwen3", False),
+        (FP32 | TWICE | CHUNKED, Layout(2, "ddp"), "llama", False),
+        (BF16 | CHUNKED, Layout(2, "ddp", gradient_as_bucket_view=True), "llama", False),
+        (FP16 | TWICE, Layout(2, "ddp"), "llama", False),
+        (FP16, Layout(2), "qwen3", False),
+        (FP16 | TWICE, Layout(2, "zero2"), "llama", True),
+        (BF16 | LORA, Layout(2, "ddp"), "llama", False),
+        (BF16 | LORA, Layout(2), "llama", False),
+        (FP16 | LORA | TWICE, Layout(2), "qwen3", False),
+        (BF16 | LORA | {"base": "bf16", "weights": None}, Layout(2), "qwen3", True),
+        (FP32 | LORA | {"base": "bf16", "weights": None}, Layout(2, "zero2"), "llama", False),
+        (FP32 | LORA | ALL_LINEAR | TWICE, Layout(2, "zero1"), "llama", False),
+        (BF16 | LORA | {"task": "sequence-classification"}, Layout(2), "llama", False),
+        (BF16 | {"frozen": 2}, Layout(2), "qwen3", False),
+        (FP32 | {"frozen": 1, "checkpointing": True}, Layout(2), "bert", False),
         (FP32, Layout(1, tensor=2), "qwen3", False),
+        (FP16, Layout(1, tensor=2), "llama", False),
+        (FP32 | TWICE, Layout(1, tensor=2), "tied", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
     ],
     (2, "context"): [
@@ -51,6 +71,7 @@ CASES = {
     (4, "context"): [
         (BF16, Layout(2, context=2), "llama", False),
         (FP32, Layout(2, replicate=2, context=2), "llama", False),
+        (FP16, Layout(2, context=2), "llama", False),
         (BF16, Layout(1, context=2, tensor=2), "llama", False),
     ],
     (4, "context alone"): [
@@ -61,8 +82,10 @@ CASES = {
         (BF16 | TWICE, Layout(4, replicate=2), "llama", False),
         (FP32, Layout(4, replicate=2), "qwen3", False),
         (BF16, Layout(4), "qwen3", True),
+        (FP16, Layout(4, replicate=2), "llama", False),
         (FP32 | TWICE, Layout(2, tensor=2), "llama", False),
         (BF16 | {"checkpointing": True}, Layout(2, tensor=2), "qwen3", False),
+        (BF16, Layout(2, tensor=2), "tied", False),
     ],
 }
 
@@ -100,6 +123,7 @@ def test_a_planned_rank_is_a_real_one(ranks, which):
         planned = plans[key]
         at = f"{kind}, {layout}, rank {real['rank']}"
         assert real["distance"] < (1e-5 if step.precision == "fp32" else 1e-4), at
+        assert real["skipped"] in (None, True), at
         sent = tuple(SentMessage(**message) for message in real["sent"])
         assert sent == planned.sent, at
         assert real["flops"] == planned.flops, at
@@ -128,6 +152,8 @@ def deep(layers: int = 7) -> LlamaConfig:
         (Layout(4, reshard=False), True, {"accumulation": 2}),
         (Layout(8, replicate=2, prefetch=2), False, {"checkpointing": True}),
         (Layout(4, tensor=2), True, {}),
+        (Layout(4), False, {"lora_rank": 4, "base": "bf16"}),
+        (Layout(4), False, {"precision": "fp16"}),
     ],
     ids=str,
 )
@@ -174,6 +200,21 @@ def test_what_zero_shards_is_a_part_and_the_rest_is_whole():
     assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
     sent = {name: sum(message.bytes for message in plan.sent) for name, plan in plans.items()}
     assert sent["zero1"] < sent["zero2"] < sent["fsdp"], "gradients once, twice, weights twice too"
+
+
+def test_ddp_holds_gradients_twice_unless_they_are_views_of_its_buckets():
+    """PyTorch's documentation of gradient_as_bucket_view: "peak memory usage reduces by the size of
+    the total gradients"."""
+    twice, once = (
+        plan_layout(
+            deep(), Layout(4, "ddp", gradient_as_bucket_view=views), "cpu", batch_size=4, length=16
+        )
+        for views in (False, True)
+    )
+    gradients = 4 * once.parameters
+    assert once.highest["gradients"] == gradients and twice.highest["gradients"] == 2 * gradients
+    with pytest.raises(ValueError, match="how DDP works"):
+        Layout(4, gradient_as_bucket_view=True)
 
 
 def test_replicas_sum_their_shards():
@@ -388,9 +429,15 @@ def test_layouts_that_are_none(text, says):
     [
         (Layout(3), {"batch_size": 8}, "use a multiple of 3"),
         (Layout(2), {"batch_size": 8, "accumulation": 8}, "use a multiple of 16"),
-        (Layout(2), {"precision": "fp16"}, "use bf16 or fp32"),
+        (Layout(2, expert=2), {"precision": "fp16"}, "use bf16 or fp32"),
         (Layout(2), {"optimizer": "lion"}, "does not work on parts of tensors"),
-        (Layout(2), {"lora_rank": 4}, "leave lora_rank"),
+        (Layout(2, tensor=2), {"loss": "chunked"}, "words only: use loss='full'"),
+        (Layout(2, tensor=2), {"lora_rank": 4}, "data ranks only: leave tensor out"),
+        (
+            Layout(2),
+            {"lora_rank": 4, "base": "nf4", "weights": None},
+            "cannot divide them: use ddp",
+        ),
     ],
 )
 def test_layouts_and_steps_that_do_not_go_together(layout, fields, says):

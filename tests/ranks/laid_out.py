@@ -28,7 +28,7 @@ from tight_fit.memory.plan import to_plan
 from tight_fit.models.step import ModelStep, make, prepare
 from tight_fit.plans.model import batch
 from tight_fit.techniques import model_changes
-from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import train_step
 
 STEPS = 2
@@ -40,6 +40,7 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(
         **TINY, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8
     ),
+    "tied": Qwen3Config(**TINY | HEADS, head_dim=8, tie_word_embeddings=True),
     "bert": BertConfig(
         **TINY,
         num_hidden_layers=2,
@@ -79,10 +80,12 @@ def reference(step: ModelStep) -> tuple[dict[str, torch.Tensor], dict[str, torch
     """The weights of a single process after two steps, and its last gradients as they were clipped,
     in fp32 throughout."""
     model = build(step, False)
-    optimizer = make_optimizer(model, step)
+    optimizer, scaler = make_optimizer(model, step), make_scaler(step, "cpu")
     gradients = kept(optimizer, model)
     for number in range(STEPS):
-        train_step(model, optimizer, batches(step, model, number), step.batch_size, step)
+        train_step(
+            model, optimizer, batches(step, model, number), step.batch_size, step, scaler=scaler
+        )
     return {name: value.detach() for name, value in model.named_parameters()}, gradients
 
 
@@ -125,6 +128,9 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
             largest = gradients[name].abs().max().item()
             far = furthest(own_gradients[name], gradients[name], mesh, experts)
             apart = max(apart, far / largest)
+    skipped = None
+    if step.precision == "fp16" and layout.strategy != "ddp":
+        skipped = overflow_on_one_rank(rank, part(every[0], mine, ranks))
     del rank, own_gradients, divided, parameter
     rank = wrapped(step, layout, mesh, selective)
     if layout.expert > 1:
@@ -138,11 +144,29 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     return {
         "distance": distance,
         "gradients": apart,
+        "skipped": skipped,
         "peak": followed.peak,
         "at_peak": followed.at_peak,
         "flops": followed.flops,
         "sent": [vars(message) for message in sent],
     }
+
+
+def overflow_on_one_rank(rank: ModelRank, micro_batch: dict[str, torch.Tensor]) -> bool:
+    """Whether a step in which a gradient of the first rank alone overflows changes no weight here,
+    and halves the scale."""
+
+    def overflow(phase: str) -> None:
+        if phase == "optimizer" and dist.get_rank() == 0:
+            next(one for one in rank.module.parameters() if one.grad is not None).grad.to_local()[
+                0
+            ] = torch.inf
+
+    before = [parameter.to_local().clone() for parameter in rank.module.parameters()]
+    scale = rank.scaler.get_scale()
+    rank.step([rank.part(micro_batch)] * rank.local.accumulation, overflow)
+    after = [parameter.to_local() for parameter in rank.module.parameters()]
+    return all(map(torch.equal, before, after)) and rank.scaler.get_scale() == scale / 2
 
 
 def furthest(own: torch.Tensor, expected: torch.Tensor, mesh: dict, experts: bool) -> float:

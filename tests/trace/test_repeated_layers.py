@@ -12,7 +12,6 @@ from tests.plans.test_hf_model import CONFIGS
 from tight_fit.models.step import Logits, ModelStep
 from tight_fit.plans import model as hf_plan
 from tight_fit.plans.model import trace_model_step
-from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.trace import repeated_layers, splice
 from tight_fit.trace.repeated_layers import stacks_of
 from tight_fit.trace.splice import NotAlike
@@ -121,7 +120,7 @@ class Uneven(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["joins", "half", "indexed", "twice"])
-def test_layers_that_differ_in_what_they_do_are_all_traced(kind):
+def test_layers_that_differ_in_what_they_do_are_all_traced(kind, monkeypatch):
     """The planner falls back to the whole trace; the error would be silent."""
 
     class Model(nn.Module):
@@ -146,11 +145,10 @@ def test_layers_that_differ_in_what_they_do_are_all_traced(kind):
     def batch(model, step):
         return {"x": torch.zeros(4, 8), "labels": torch.zeros(4, dtype=torch.long)}
 
+    monkeypatch.setattr(hf_plan, "empty", lambda step, recompute: Model())
+
     def trace(whole):
-        with as_if_real():
-            return hf_plan.trace_steady(
-                step, "cuda", lambda step, recompute: Model(), batch, all_layers=whole
-            )
+        return hf_plan.trace_model_step(step, "cuda", all_layers=whole, make_batch=batch)
 
     assert stacks_of(Model()), "the layers look alike"
     assert trace(False) == trace(True)

@@ -88,11 +88,12 @@ def _settings(facts: Mapping[str, Any]) -> str:
         engine = f"{weights_in_words(facts)}, {AUTOCAST[precision]}"
     else:
         engine = (
-            f"{facts['weights']} shards, gathered and computed in {precision}, gradients summed in "
-            f"{facts['reduce']} (FSDP2, MixedPrecisionPolicy)"
+            f"{weights_in_words(facts, held='shards')}, gathered and computed in {precision}, "
+            f"gradients summed in {facts['reduce']} (FSDP2, MixedPrecisionPolicy)"
         )
     recompute = f"; {facts['recompute']} recomputation" if facts["recompute"] else ""
-    return f"Planned: {engine}; {facts['optimizer']}{recompute}."
+    scaler = ", loss scaling" if facts["reduce"] and precision == "fp16" else ""
+    return f"Planned: {engine}{scaler}; {facts['optimizer']}{recompute}."
 
 
 def _line(name: str, count: int) -> str:

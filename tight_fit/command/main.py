@@ -154,8 +154,8 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
 
 
 def _precision(cluster: Cluster) -> str:
-    """What is computed in where nothing is said: bf16, or fp32 where the GPU has no bf16."""
-    return "bf16" if cluster.gpu.bf16 else "fp32"
+    """What is computed in where nothing is said: bf16, or fp16 where the GPU has no bf16."""
+    return "bf16" if cluster.gpu.bf16 else "fp16"
 
 
 def _typed(cluster: Cluster, fields: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

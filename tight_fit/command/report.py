@@ -170,13 +170,14 @@ def details(facts: Facts) -> list[str]:
     return lines
 
 
-def weights_in_words(facts: Mapping[str, Any], why: str = "") -> str:
+def weights_in_words(facts: Mapping[str, Any], why: str = "", held: str = "weights") -> str:
     """How a step holds its weights, and what is trained in their place.
 
     facts  "weights", "base", "lora_rank" and "lora_targets", as the fields of a `ModelStep`
     why    what is said after the dtype of weights that are not in 4 bits
+    held   what a rank has of them: "weights", or "shards"
     """
-    words = f"{facts['weights']} weights{why}"
+    words = f"{facts['weights']} {held}{why}"
     if facts["base"] == "nf4":
         rest = facts["weights"]
         if facts.get("kbit"):

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tight_fit.command.report import option, three_figures, weights_in_words
-from tight_fit.gpus.specs import has_arithmetic
 from tight_fit.layouts.cluster import LIMITS
 from tight_fit.layouts.facts import Facts
 from tight_fit.models.step import ModelStep
@@ -99,9 +98,8 @@ def _nothing_fits(found: Searched, what: str) -> str:
 
 def _what_saves(job: ModelStep) -> str:
     """What makes a step smaller that no search tries."""
-    adapters = job.lora_rank is not None
-    ways = ["larger GPUs" if adapters else "more or larger GPUs", "shorter examples"]
-    if adapters and job.base != "nf4":
+    ways = ["larger GPUs" if job.base == "nf4" else "more or larger GPUs", "shorter examples"]
+    if job.lora_rank is not None and job.base != "nf4":
         ways.append("a base in 4 bits (--base nf4)")
     elif job.weights == "fp32":
         ways.append("weights of 16 bits (--weights bf16)")
@@ -210,11 +208,8 @@ def command_of(trial: Trial, model: str, typed: Mapping[str, Any]) -> str:
 def lines_of(facts: Facts, found: Searched) -> list[str]:
     """The text of the answer."""
     job = found.job
-    gpu = found.cluster.gpu
-    slow = job.precision == "fp32" and not has_arithmetic("bf16", gpu)
-    why = f" (the {gpu.name} has no bf16, and fp16 is not planned over ranks)" if slow else ""
     lines = [
-        f"{facts['model']}: {weights_in_words(vars(job))}, computed in {job.precision}{why}, "
+        f"{facts['model']}: {weights_in_words(vars(job))}, computed in {job.precision}, "
         f"{job.optimizer}, on {facts['cluster']}",
         "",
         facts["answer"],

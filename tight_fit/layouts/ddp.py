@@ -19,20 +19,41 @@ KEEP_BUFFERS: dict[str, Any] = {
 }
 
 
-def with_ddp(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
-    """The model under DDP, whose gradients are added up over the ranks of `group`."""
+class Buckets:
+    """The sum of DDP's buckets over the ranks of a group, and the buckets, which stay allocated.
+
+    buffers  those of the last backward pass that sent them
+    """
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.buffers: list[torch.Tensor] = []
+
+
+def with_ddp(
+    model: nn.Module, group: dist.ProcessGroup, views: bool = False
+) -> tuple[DistributedDataParallel, Buckets]:
+    """The model under DDP, whose gradients are added up over the ranks of `group`; its buckets.
+
+    views  DDP's gradient_as_bucket_view: gradients lie in the buckets. By default, as PyTorch's,
+           they are copied there, so that each gradient is held twice
+    """
     ddp = DistributedDataParallel(
-        model, process_group=group, gradient_as_bucket_view=True, init_sync=False, **KEEP_BUFFERS
+        model, process_group=group, gradient_as_bucket_view=views, init_sync=False, **KEEP_BUFFERS
     )
-    ddp.register_comm_hook(group, add_up)
-    return ddp
+    buckets = Buckets(group)
+    ddp.register_comm_hook(buckets, add_up)
+    return ddp, buckets
 
 
-def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def add_up(buckets: Buckets, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook for DDP: the sum over the ranks, where DDP by itself takes the mean.
 
     DDP compares these annotations with its types, so this module must not make them strings by
     `from __future__ import annotations`.
     """
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    if bucket.index() == 0:
+        buckets.buffers.clear()
+    buckets.buffers.append(bucket.buffer())
+    work = dist.all_reduce(bucket.buffer(), group=buckets.group, async_op=True)
     return work.get_future().then(lambda future: bucket.buffer())

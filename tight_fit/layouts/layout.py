@@ -62,6 +62,8 @@ class Layout:
     prefetch   layers whose weights are gathered ahead of time in the forward pass
                (`set_modules_to_forward_prefetch`); with 0 a layer is gathered while the layer
                before it computes, as far as the CPU runs ahead of the GPU
+    gradient_as_bucket_view  of "ddp" only: gradients lie in the buckets that DDP sends. PyTorch's
+               default is False: they are copied there, and each is held twice
     Raises TypeError where a number is no int, ValueError for values that are not known or do not go
     together; the message says what to do.
     """
@@ -78,6 +80,7 @@ class Layout:
     pipeline: int = 1
     schedule: str = "1f1b"
     expert: int = 1
+    gradient_as_bucket_view: bool = False
 
     def __post_init__(self) -> None:
         for axis in (*AXES, "expert"):
@@ -86,7 +89,7 @@ class Layout:
                     f"{axis} is above {MOST_RANKS:,} ranks, more than any cluster has: give fewer."
                 )
         whole("prefetch", self.prefetch, 0)
-        for flag in ("reshard", "reshard_root"):
+        for flag in ("reshard", "reshard_root", "gradient_as_bucket_view"):
             true_or_false(flag, getattr(self, flag))
         one_of("strategy", self.strategy, STRATEGIES)
         one_of("wrap", self.wrap, WRAPPINGS)
@@ -102,6 +105,10 @@ class Layout:
             self._check_pipeline()
         if self.strategy == "ddp":
             self._check_ddp()
+        elif self.gradient_as_bucket_view:
+            raise ValueError(
+                "gradient_as_bucket_view says how DDP works: leave it out, or use strategy='ddp'."
+            )
 
     def _check_expert(self) -> None:
         alone = self.pipeline == self.replicate == self.context == self.tensor == 1

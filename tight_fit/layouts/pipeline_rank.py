@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tight_fit.layouts.clipping import clip_
-from tight_fit.layouts.ddp import with_ddp
+from tight_fit.layouts.ddp import Buckets, with_ddp
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.stages import cut_decoder, like_of_stage
@@ -95,12 +95,16 @@ class PipelineRank:
         self.module = nn.ModuleList(parts.values())
         device = next(self.module.parameters()).device
         self.stages = []
+        self.buckets: list[Buckets] = []
         for index, part in parts.items():
             runs: nn.Module = part
             if layout.strategy != "ddp":
                 apply_fsdp2(part, layout, mesh["fsdp"], model_step.precision, reduce)
             elif layout.data > 1:
-                runs = with_ddp(part, mesh["data"].get_group())
+                runs, buckets = with_ddp(
+                    part, mesh["data"].get_group(), layout.gradient_as_bucket_view
+                )
+                self.buckets.append(buckets)
             taken, given = like_of_stage(index, stages, model_step, self.local, layout)
             self.stages.append(
                 WatchedStage(runs, index, stages, device, taken, given, group=self.group)
@@ -162,7 +166,7 @@ class PipelineRank:
         if self.model_step.max_grad_norm is not None:
             clip_(self.module.parameters(), self.model_step.max_grad_norm, others=self.group)
         self.optimizer.step()
-        self.module.zero_grad(set_to_none=not self.wrapped)
+        self.module.zero_grad(set_to_none=not self.layout.gradient_as_bucket_view)
         return total / (1 if self.layout.strategy == "ddp" else self.layout.data)
 
     def settle(self, batch: Batch) -> None:
@@ -181,7 +185,7 @@ class PipelineRank:
                 for wrapped in ddp:
                     rebuild_buckets(wrapped)
             self._pass(batch)
-        self.module.zero_grad(set_to_none=not ddp)
+        self.module.zero_grad(set_to_none=not self.layout.gradient_as_bucket_view)
         inputs = (batch["input_ids"][: self.local.micro_batch],) if self.first else ()
         labels = batch["labels"] if self.last else None
         lay_out_messages(self.schedule, self.stages, inputs, labels)

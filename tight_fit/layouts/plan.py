@@ -44,7 +44,7 @@ from tight_fit.plans.model import as_cannot_plan, batch
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
-from tight_fit.trace.fake_tensors import FakeValues
+from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
 from tight_fit.trace.repeated_layers import RepeatedLayers
 from tight_fit.trace.splice import NotAlike
 from tight_fit.trace.tracker import StorageTrace
@@ -251,6 +251,7 @@ def _traced(
             rank, shape, parameters = fake_rank(
                 ModelRank, model_step, layout, mesh, kernels, selective, reduce
             )
+            rank.scaler = NeverSkipScaler("cpu", enabled=model_step.precision == "fp16")
             repeated = RepeatedLayers(rank.module, after=2) if repeats else None
             if repeated is not None and not repeated.stacks:
                 repeated = None

@@ -20,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tight_fit.layouts.clipping import clip_
 from tight_fit.layouts.context import cut, is_causal, places, split_tokens
-from tight_fit.layouts.ddp import with_ddp
+from tight_fit.layouts.ddp import Buckets, with_ddp
 from tight_fit.layouts.experts import experts_of, split_experts
 from tight_fit.layouts.layout import AXES, Layout
 from tight_fit.layouts.stages import check_pipeline
 from tight_fit.layouts.tensor import split_decoder
 from tight_fit.layouts.wrapping import apply_fsdp2, layers, prefetch
 from tight_fit.models.step import FlatLogits, ModelStep
-from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import Batch, loss_sum
 
 
@@ -76,7 +76,7 @@ class ModelRank:
 
     model_step  the step of all ranks together: `batch_size` counts the examples of all. With FSDP2
                 its precision is the dtype in which weights are gathered and the model computes
-                (MixedPrecisionPolicy); with DDP it is autocast
+                (MixedPrecisionPolicy); with DDP it is autocast. With fp16 the loss is scaled
     layout      how the step is laid over the ranks
     model       what the step asks for, with the same weights on every rank; it is taken over
     mesh        what `grid_of` returns
@@ -96,6 +96,7 @@ class ModelRank:
         self.local = local_step(model_step, layout)
         self.module = model
         self.ddp: DistributedDataParallel | None = None
+        self.buckets: Buckets | None = None
         self.undivided = replace(self.local, length=model_step.length)
         self.context_rank = mesh["context"].get_local_rank()
         self.causal = layout.context > 1 and is_causal(model.model)
@@ -116,8 +117,11 @@ class ModelRank:
             )
             prefetch(layers(model), layout.prefetch)
         elif layout.data > 1:
-            self.ddp = with_ddp(model, mesh["data"].get_group())
+            self.ddp, self.buckets = with_ddp(
+                model, mesh["data"].get_group(), layout.gradient_as_bucket_view
+            )
         self.model = model if self.ddp is None else self.ddp
+        self.scaler = make_scaler(model_step, next(model.parameters()).device)
         self.optimizer = make_optimizer(model, model_step)
         if layout.expert > 1:
             self._update_experts_apart()
@@ -179,10 +183,11 @@ class ModelRank:
             with self._sending(number == last), self._loss():
                 loss = loss_sum(self.model, batch, self.local) / (examples / self.divided)
                 phase("backward")
-                loss.backward()
+                self.scaler.scale(loss).backward()
             total = total + loss.detach()
             del loss
         phase("optimizer")
+        self.scaler.unscale_(self.optimizer)
         if self.model_step.max_grad_norm is not None:
             group = self.mesh["expert"].get_group() if self.of_experts else None
             clip_(
@@ -191,9 +196,11 @@ class ModelRank:
                 experts=self.of_experts,
                 expert_ranks=group,
             )
-        self.optimizer.step()
-        # DDP's gradients are views of its buckets, which stay.
-        self.module.zero_grad(set_to_none=self.ddp is None)
+        # Whether a gradient overflowed is the same on all ranks: of parts DTensor asks each.
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        # Gradients that are views of DDP's buckets stay with them.
+        self.module.zero_grad(set_to_none=not self.layout.gradient_as_bucket_view)
         assert isinstance(total, torch.Tensor), "a step needs at least one micro-batch"
         return total / self.divided
 
@@ -232,18 +239,19 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
                 f"{name}={getattr(model_step, name)!r} is planned for one GPU, and not with a "
                 "layout: leave it out."
             )
-    if model_step.loss == "chunked" and layout.strategy == "ddp":
+    if model_step.loss == "chunked" and layout.tensor > 1:
         raise ValueError(
-            "loss='chunked' is not planned with ddp: use fsdp, zero1 or zero2, or loss='full'."
+            "loss='chunked' is not planned with tensor ranks, each of which has logits of its own "
+            "words only: use loss='full'."
         )
     if layout.context > 1 and model_step.attention not in (None, "sdpa"):
         raise ValueError(
             f"attention={model_step.attention!r} is not planned with context ranks: leave it out."
         )
-    if model_step.precision == "fp16":
+    if model_step.precision == "fp16" and max(layout.pipeline, layout.expert) > 1:
         raise ValueError(
-            "precision='fp16' skips steps whose gradients overflow, and ranks would have to agree: "
-            "use bf16 or fp32 with a layout."
+            "precision='fp16' skips steps whose gradients overflow, and stages or expert ranks "
+            "would have to agree: use bf16 or fp32 with pipeline and expert."
         )
     if layout.strategy != "ddp":
         if model_step.optimizer != "adamw":
@@ -251,15 +259,27 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
                 f"optimizer={model_step.optimizer!r} does not work on parts of tensors: use "
                 "optimizer='adamw', or strategy='ddp'."
             )
-        if model_step.lora_rank is not None or model_step.frozen is not None:
-            raise ValueError(
-                "Adapters and frozen layers are planned with strategy='ddp' only: leave lora_rank "
-                "and frozen out."
-            )
+        _check_adapters(model_step, layout)
         changes["precision"] = "tf32" if model_step.precision == "tf32" else "fp32"
     if layout.context > 1:
         changes["length"] = _tokens_of_rank(model_step, layout)
     return replace(model_step, **changes)
+
+
+def _check_adapters(model_step: ModelStep, layout: Layout) -> None:
+    """Raises ValueError for adapters and frozen weights that FSDP2 cannot divide, or the others."""
+    if model_step.base == "nf4":
+        raise ValueError(
+            "base='nf4' packs weights as FSDP2 cannot divide them: use ddp, or bf16 weights beside "
+            "the adapters."
+        )
+    for name in ("lora_rank", "frozen"):
+        for axis in ("tensor", "context", "expert"):
+            if getattr(model_step, name) is not None and getattr(layout, axis) > 1:
+                raise ValueError(
+                    f"{name}={getattr(model_step, name)} is planned with data ranks only: leave "
+                    f"{axis} out."
+                )
 
 
 def _tokens_of_rank(model_step: ModelStep, layout: Layout) -> int:

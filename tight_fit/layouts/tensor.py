@@ -46,6 +46,7 @@ def split_decoder(model: Any, mesh: DeviceMesh, length: int) -> None:
     or tokens that the ranks do not divide.
     """
     check_decoder(model, mesh.size(), length)
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
     plan: dict[str, ParallelStyle] = {
         "model.embed_tokens": RowwiseParallel(
             input_layouts=Replicate(), output_layouts=TOKENS, use_local_output=False
@@ -58,6 +59,8 @@ def split_decoder(model: Any, mesh: DeviceMesh, length: int) -> None:
     for index, layer in enumerate(model.model.layers):
         plan |= {f"model.layers.{index}.{name}": style for name, style in _layer(layer).items()}
     parallelize_module(model, mesh, plan, src_data_rank=None)
+    if tied:  # both are divided by the words of the vocabulary
+        model.lm_head.weight = model.model.embed_tokens.weight
 
 
 def _layer(layer: nn.Module) -> dict[str, ParallelStyle]:
@@ -90,11 +93,6 @@ def check_decoder(model: Any, ranks: int, length: int) -> None:
         raise ValueError(
             f"Tensor parallelism is planned for language models with Llama's layers, such as "
             f"Llama, Mistral, Qwen2 and Qwen3, not for {type(model).__name__}: leave tensor out."
-        )
-    if model.lm_head.weight is model.model.embed_tokens.weight:
-        raise ValueError(
-            f"The head of this {config.model_type} is its embeddings, one tensor for both, which "
-            "tensor ranks would divide in two ways: leave tensor out."
         )
     for what, count in (
         ("attention heads", config.num_attention_heads),

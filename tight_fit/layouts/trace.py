@@ -83,9 +83,9 @@ def trace_model_rank(
     with steady_memory(), shapes_unseen(tracker), tracker, meter:
         parameters = list(rank.module.parameters())
         tracker.adopt([parameters, list(rank.module.buffers())], PARAMETERS)
-        tracker.adopt(states(rank.optimizer), OPTIMIZER)
-        # Gradients that exist already are views of DDP's buckets.
-        tracker.adopt([parameter.grad for parameter in parameters], GRADIENTS)
+        tracker.adopt(states(rank.optimizer, rank.scaler), OPTIMIZER)
+        # DDP's buckets stay, and so do gradients that are views of them.
+        tracker.adopt(rank.buckets.buffers if rank.buckets else [], GRADIENTS)
         tracker.storage_trace.begin = len(tracker.storage_trace.events)
         tracker.watch_gradients(rank.module)
         with repeated.left_out(tracker) if repeated else nullcontext():

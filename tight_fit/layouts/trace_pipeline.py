@@ -57,6 +57,7 @@ def trace_pipeline_rank(
     with steady_memory(), shapes_unseen(tracker), tracker, meter:
         tracker.adopt([list(rank.module.parameters()), list(rank.module.buffers())], PARAMETERS)
         tracker.adopt(states(rank.optimizer), OPTIMIZER)
+        tracker.adopt([buckets.buffers for buckets in rank.buckets], GRADIENTS)
         gradients()  # those that exist already are views of DDP's buckets
         tracker.adopt(rank.buffers, ACTIVATIONS)
         tracker.storage_trace.begin = len(tracker.storage_trace.events)

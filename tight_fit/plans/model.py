@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PretrainedConfig
 
 from tight_fit.kernels.trace_ops import Recorder
@@ -24,9 +24,8 @@ from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import FlatLogits, ModelStep, empty, make, prepare
 from tight_fit.techniques import model_changes
 from tight_fit.techniques.four_bits import count_parameters
-from tight_fit.techniques.model_changes import Recompute, as_if_real
+from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
-from tight_fit.techniques.settings import StepSettings
 from tight_fit.techniques.step import AUTOCAST, Batch, train_step
 from tight_fit.torch_private import (
     DataDependentOutputException,
@@ -54,85 +53,83 @@ def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fie
 
 
 def plan_model_step(model_step: ModelStep, target: str = "cuda", all_layers: bool = False) -> Plan:
-    """The same for a `ModelStep`; `all_layers` as for `trace_steady`."""
+    """The same for a `ModelStep`; `all_layers` as for `trace_model_step`."""
     return to_plan(trace_model_step(model_step, target, all_layers), model_step, target)
 
 
 def trace_model_step(
-    model_step: ModelStep, target: str = "cuda", all_layers: bool = False
-) -> tuple[StorageTrace, int]:
-    """The trace of which a plan is made, and the number of the model's parameters."""
-    with as_if_real(), as_cannot_plan(model_step):
-        trace, parameters, trainable = _trace(model_step, target, all_layers)
-        if len(trace.reached) < trainable:
-            # Some parameter gets no gradient, so on real tensors it has no optimizer states.
-            trace, parameters, _ = _trace(model_step, target, all_layers, trace.reached)
-    return trace, parameters
-
-
-def _trace(
-    model_step: ModelStep, target: str, all_layers: bool, only: Collection[int] | None = None
-) -> tuple[StorageTrace, int, int]:
-    """The step's trace, the number of its parameters, and in how many tensors they train.
-
-    only  positions of the parameters that get optimizer states; None for all that train
-    """
-    hidden: list[nn.Parameter] = []
-    trainable = 0
-
-    def watched(model_step: ModelStep, recompute: Recompute) -> FlatLogits:
-        nonlocal trainable
-        model = empty(model_step, recompute)
-        trained = [
-            place for place, parameter in enumerate(model.parameters()) if parameter.requires_grad
-        ]
-        trainable = len(trained)
-        parameters = list(model.parameters())
-        hidden[:] = [parameters[place] for place in trained if place not in (only or trained)]
-        for parameter in hidden:
-            parameter.requires_grad_(False)
-        return model
-
-    def make_batch(model: FlatLogits, model_step: ModelStep) -> Batch:
-        while hidden:  # by now the optimizer has its states
-            hidden.pop().requires_grad_(True)
-        return batch(model, model_step)
-
-    trace, parameters = trace_steady(model_step, target, watched, make_batch, all_layers=all_layers)
-    return trace, parameters, trainable
-
-
-def trace_steady(
-    settings: StepSettings,
-    target: str,
-    empty: Callable[..., nn.Module],
-    make_batch: Callable[[Any, Any], Batch],
-    change: Callable[[nn.Module], object] | None = None,
+    model_step: ModelStep,
+    target: str = "cuda",
     all_layers: bool = False,
+    make_batch: Callable[[FlatLogits, ModelStep], Batch] | None = None,
+    change: Callable[[FlatLogits], object] | None = None,
 ) -> tuple[StorageTrace, int]:
     """Trace one steady step on fake tensors: the optimizer has its states already.
 
-    Returns (trace, number of parameters). From the third micro-batch on nothing new happens, so at
-    most two micro-batches are traced.
+    Returns the trace of which a plan is made, and the number of the model's parameters. From the
+    third micro-batch on nothing new happens, so at most two micro-batches are traced.
 
-    empty       `empty(settings, recompute=...)` makes the model without values; a checkpointed
-                layer runs for the second time in the context that `recompute()` makes
-    make_batch  `make_batch(model, settings)` makes a micro-batch without values
-    change      a further change of the model, in place, before its optimizer is made
     all_layers  True traces each layer; else those that repeat are traced once where that is proven
-                equal (`memory.splice`)
+                equal (`trace.splice`)
+    make_batch  `make_batch(model, model_step)` makes a micro-batch without values; None: `batch`
+    change      a further change of the model, in place, before its optimizer is made
     Raises ValueError for a target other than "cuda" and "cpu".
     """
     check_target(target)
+    step = _Step(model_step, target, make_batch or batch, change)
+    with as_if_real(), as_cannot_plan(model_step):
+        trace, parameters, trainable = step.trace(all_layers)
+        if len(trace.reached) < trainable:
+            # Some parameter gets no gradient, so on real tensors it has no optimizer states.
+            trace, parameters, _ = step.trace(all_layers, trace.reached)
+    return trace, parameters
 
-    def kernels():
-        return CudaKernels(settings, target == "cuda", getattr(settings, "flash", True))
 
-    def traced(all_layers: bool) -> tuple[StorageTrace, int]:
-        with as_if_real(), FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
-            model = empty(settings, recompute=kernels)
-            if change is not None:
-                change(model)
+@dataclass(frozen=True)
+class _Step:
+    """What is traced, once or several times."""
+
+    model_step: ModelStep
+    target: str
+    make_batch: Callable[[FlatLogits, ModelStep], Batch]
+    change: Callable[[FlatLogits], object] | None
+
+    def trace(
+        self, all_layers: bool, only: Collection[int] | None = None
+    ) -> tuple[StorageTrace, int, int]:
+        """The step's trace, the number of its parameters, and in how many tensors they train.
+
+        only  positions of the parameters that get optimizer states; None for all that train
+        """
+        if not all_layers:
+            with suppress(NotAlike):
+                return self._traced(False, only)
+        return self._traced(True, only)
+
+    def _kernels(self) -> CudaKernels:
+        flash = getattr(self.model_step, "flash", True)
+        return CudaKernels(self.model_step, self.target == "cuda", flash)
+
+    def _traced(
+        self, all_layers: bool, only: Collection[int] | None
+    ) -> tuple[StorageTrace, int, int]:
+        settings = self.model_step
+        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), self._kernels():
+            model = empty(settings, self._kernels)
+            if self.change is not None:
+                self.change(model)
+            trained = {
+                place: parameter
+                for place, parameter in enumerate(model.parameters())
+                if parameter.requires_grad
+            }
+            without_states = [
+                parameter
+                for place, parameter in trained.items()
+                if only is not None and place not in only
+            ]
+            for parameter in without_states:
+                parameter.requires_grad_(False)
             repeated = None if all_layers else RepeatedLayers(model)
             if repeated is not None and not repeated.stacks:
                 repeated = None
@@ -143,20 +140,19 @@ def trace_steady(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(torch.zeros(()))  # the scaler makes its tensors when it is first used
-            recorder = Recorder() if target == "cuda" else None
-            batch = partial(make_batch, model, settings)
+            for parameter in without_states:
+                parameter.requires_grad_(True)
+            recorder = Recorder() if self.target == "cuda" else None
+            make_batch = partial(self.make_batch, model, settings)
             try:
-                trace = trace_step(model, optimizer, batch, settings, scaler, recorder, repeated)
+                trace = trace_step(
+                    model, optimizer, make_batch, settings, scaler, recorder, repeated
+                )
             except Exception as error:
                 if repeated is None:
                     raise
                 raise NotAlike("A step without some of its layers fails.") from error
-        return trace, count_parameters(model)
-
-    if not all_layers:
-        with suppress(NotAlike):
-            return traced(all_layers=False)
-    return traced(all_layers=True)
+        return trace, count_parameters(model), len(trained)
 
 
 def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) -> Plan:

@@ -231,7 +231,10 @@ class _Work:
         check_decoder(model, layout.tensor, self.job.tokens or 1)
 
     def plan_references(self, recompute: Iterable[str]) -> None:
-        """Plan what bounds are taken from; a model that FSDP2 does not take has none."""
+        """Plan what bounds are taken from. A model that FSDP2 does not take has none; nor has one
+        of whose weights only some train, as the arithmetic is that of all."""
+        if self.job.lora_rank is not None or self.job.frozen is not None:
+            return
         layout = reference_layout(self.job, self.cluster.gpus)
         for kind in recompute:
             trial = Trial(layout, kind)

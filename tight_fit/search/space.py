@@ -24,6 +24,7 @@ from tight_fit.memory.plan import fit_on_gpu
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import ALL_TO_ALLS, NO_EXPERTS, Experts, expert_layouts
+from tight_fit.techniques.precision import AUTOCAST
 
 # Candidates whose times differ by no more than this fraction are a tie: no plan is that exact.
 TIE = 0.05
@@ -281,7 +282,7 @@ def least_seconds(
 
 def _compute(job: ModelStep) -> int:
     """Bytes of a number that FSDP2 gathers and layers hand on."""
-    return 2 if job.precision == "bf16" else hf_config.WEIGHTS[job.weights or "fp32"].itemsize
+    return 2 if job.precision in AUTOCAST else hf_config.WEIGHTS[job.weights or "fp32"].itemsize
 
 
 def _sent(trial: Trial, job: ModelStep, like: Reference, reduce: int) -> dict[str, float]:

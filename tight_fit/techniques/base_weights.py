@@ -25,11 +25,24 @@ def store(model: PreTrainedModel, recipe: StepSettings, heads: Collection[str]) 
     for name, parameter in model.named_parameters():
         if not (new and name.startswith(new)):
             parameter.data = parameter.data.to(dtype)
-    for name, module in model.named_modules():
-        if new and f"{name}.".startswith(new) and list(module.parameters(recurse=False)):
-            module.register_forward_pre_hook(_in_dtype_of_weight)
     if recipe.base == "nf4":
         four_bits.quantize(model, dtype)
+    if new:
+        widen_heads(model, new)
+
+
+def widen_heads(model: nn.Module, heads: Collection[str]) -> None:
+    """Store the parameters whose names begin as one of `heads` in fp32, in place.
+
+    Where autocast is off, what they are given is widened too.
+    """
+    for name, module in model.named_modules():
+        if f"{name}.".startswith(tuple(heads)):
+            own = list(module.parameters(recurse=False))
+            for parameter in own:
+                parameter.data = parameter.data.float()
+            if own:
+                module.register_forward_pre_hook(_in_dtype_of_weight)
 
 
 def widen_adapters(model: nn.Module) -> None:

@@ -9,9 +9,12 @@ from tight_fit.checks import IGNORE
 
 
 def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum of the losses of logits [labels, classes], or [examples, tokens, vocabulary]."""
+    """The sum of the losses of logits [labels, classes], or [examples, tokens, vocabulary].
+
+    labels  int64 [labels]; or [examples, tokens], the tokens themselves (`next_tokens`)
+    """
     if labels.dim() == 2:
-        logits, labels = logits.flatten(0, 1), next_tokens(labels)
+        logits, labels = logits.flatten(0, -2), next_tokens(labels)
     return F.cross_entropy(logits, labels, reduction="sum")
 
 

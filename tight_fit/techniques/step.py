@@ -28,7 +28,8 @@ def loss_sum(model: torch.nn.Module, batch: Batch, recipe: StepSettings) -> torc
     with autocast(recipe, batch["labels"].device):
         logits = model(**inputs).logits
         if recipe.loss == "chunked":
-            head: Any = model.get_output_embeddings()  # type: ignore[operator]  # a HeadInChunks
+            inner: Any = getattr(model, "module", model)  # DDP's
+            head = inner.get_output_embeddings()  # a HeadInChunks
             return head.loss_sum(logits, next_tokens(batch["labels"]))
         if logits.dtype in AUTOCAST.values():
             logits = logits.float()  # a sum of losses overflows fp16
