@@ -72,6 +72,8 @@ def test_a_drawing_is_described_and_keeps_inside_its_canvas(name):
     ids = {part.get("id") for part in picture.iter()} - {None}
     assert {*re.findall(r"url\(#([^)]*)\)", one.svg)} <= ids
     assert {*picture.get("aria-labelledby").split()} <= ids
+    # White space between the lines of a text would be shown as a space.
+    assert not re.search(r"\s<tspan|</tspan>\s", one.svg)
 
 
 def test_a_picture_carries_its_description():
