@@ -11,7 +11,7 @@ from typing import NamedTuple
 FUSED, FOREACH, FOR_LOOP = "fused", "foreach", "for-loop"
 
 
-class Kind(NamedTuple):
+class OptimizerKind(NamedTuple):
     """One optimizer.
 
     name        as a step names it
@@ -46,20 +46,24 @@ class Kind(NamedTuple):
 
 BITSANDBYTES = "bitsandbytes"
 _TABLE = (
-    Kind("adamw", "fused AdamW", 2, "fp32", FUSED, on_host=True, trainer="adamw_torch_fused"),
-    Kind("adamw8bit", "8-bit AdamW", 2, "8 bits", package=BITSANDBYTES, trainer="adamw_bnb_8bit"),
-    Kind(
+    OptimizerKind(
+        "adamw", "fused AdamW", 2, "fp32", FUSED, on_host=True, trainer="adamw_torch_fused"
+    ),
+    OptimizerKind(
+        "adamw8bit", "8-bit AdamW", 2, "8 bits", package=BITSANDBYTES, trainer="adamw_bnb_8bit"
+    ),
+    OptimizerKind(
         "adamw8bit_embed32",
         "8-bit AdamW with embeddings in 32 bits",
         2,
         "8 bits",
         package=BITSANDBYTES,
     ),
-    Kind("sgd", "fused SGD", 1, "fp32", FUSED, on_host=True),
-    Kind("adafactor", "Adafactor", 0, "rows and columns", FOR_LOOP, on_host=True),
-    Kind("lion", "Lion", 1, "fp32", package=BITSANDBYTES, trainer="lion_32bit"),
-    Kind("lion8bit", "8-bit Lion", 1, "8 bits", package=BITSANDBYTES, trainer="lion_8bit"),
-    Kind(
+    OptimizerKind("sgd", "fused SGD", 1, "fp32", FUSED, on_host=True),
+    OptimizerKind("adafactor", "Adafactor", 0, "rows and columns", FOR_LOOP, on_host=True),
+    OptimizerKind("lion", "Lion", 1, "fp32", package=BITSANDBYTES, trainer="lion_32bit"),
+    OptimizerKind("lion8bit", "8-bit Lion", 1, "8 bits", package=BITSANDBYTES, trainer="lion_8bit"),
+    OptimizerKind(
         "paged_adamw8bit",
         "paged 8-bit AdamW",
         2,
@@ -68,7 +72,7 @@ _TABLE = (
         paged=True,
         trainer="paged_adamw_8bit",
     ),
-    Kind(
+    OptimizerKind(
         "adamw_stochastic",
         "AdamW with stochastic rounding",
         2,
@@ -77,7 +81,7 @@ _TABLE = (
         on_host=True,
         base="bf16",
     ),
-    Kind(
+    OptimizerKind(
         "adamw_foreach",
         "foreach AdamW",
         2,
@@ -86,8 +90,8 @@ _TABLE = (
         counts_on_host=True,
         trainer="adamw_torch",
     ),
-    Kind("adamw_forloop", "AdamW in a for-loop", 2, "fp32", FOR_LOOP, counts_on_host=True),
-    Kind(
+    OptimizerKind("adamw_forloop", "AdamW in a for-loop", 2, "fp32", FOR_LOOP, counts_on_host=True),
+    OptimizerKind(
         "muon",
         "Muon for hidden matrices with fused AdamW for the rest",
         1,

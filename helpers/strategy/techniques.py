@@ -58,7 +58,7 @@ def rows(
             row[model] = f"{size(planned.peak)}, {smallest_gpu(planned)}"
             row[f"step on {' / '.join(TIMED)}, {model.split(',')[0]}"] = " / ".join(
                 _time(planned, gpu, plain.setdefault((model, gpu), planned.seconds(gpu).total))
-                if not (lacking := lacks(planned.operations, gpu))
+                if planned.operations is None or not (lacking := lacks(planned.operations, gpu))
                 else f"no {lacking}"
                 for gpu in TIMED
             )

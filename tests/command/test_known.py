@@ -262,7 +262,8 @@ def test_the_first_line_says_what_is_planned(capsys):
     plain = first("distilbert", "--gpu", "T4")
     assert plain == (
         f"Planned: fp32 weights; no autocast; {ADAMW}; {FUSED}. Assumed: batch 16 (--batch), "
-        "512 tokens (--length), sequence-classification (--task). Its configuration names masked-lm."
+        "512 tokens (--length), sequence-classification (--task). Its configuration names "
+        "masked-lm."
     )
     said = first(
         "distilbert", "--gpu", "T4", "--task", "masked-lm", "--batch", "2", "--length", "9"

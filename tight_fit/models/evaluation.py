@@ -21,9 +21,9 @@ def logits_bytes(step: ModelStep) -> int | None:
     kind, config = step.kind, step.config
     if kind.reads == "pair" or kind.each == "pixel":
         return None
-    classes = step.classes or getattr(config, "num_labels", 2)
     text = hf_config.text_config(config)
-    width = classes if kind.classifies else text.vocab_size
+    classes = int(step.classes or getattr(config, "num_labels", 2))
+    width = classes if kind.classifies else int(text.vocab_size)
     numbers = width * ((step.tokens or 1) if kind.each == "token" else 1)
     if kind.reads == "texts":
         numbers += (step.tokens or 1) * text.hidden_size

@@ -22,12 +22,18 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Both read their settings from this one's `param_groups`, and keep their states in its `state`.
     """
 
-    def __init__(self, hidden: list[nn.Parameter], rest: list[nn.Parameter], **settings: float):
+    def __init__(
+        self,
+        hidden: list[nn.Parameter],
+        rest: list[nn.Parameter],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+    ):
         parts: list[torch.optim.Optimizer] = []
         if hidden:
-            parts.append(torch.optim.Muon(hidden, adjust_lr_fn=MATCHED, **settings))
+            parts.append(torch.optim.Muon(hidden, lr, weight_decay, adjust_lr_fn=MATCHED))
         if rest:
-            parts.append(torch.optim.AdamW(rest, fused=True, **settings))
+            parts.append(torch.optim.AdamW(rest, lr, weight_decay=weight_decay, fused=True))
         self.parts = parts
         super().__init__([group for part in parts for group in part.param_groups], {})
 

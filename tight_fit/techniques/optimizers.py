@@ -49,8 +49,9 @@ def _make(
     lr, weight_decay = recipe.peak_learning_rate, recipe.weight_decay
     if recipe.optimizer in ADAMW:
         by = KINDS[recipe.optimizer].by
-        how = {"fused": True} if by == FUSED else {"foreach": by == FOREACH}
-        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, **how)
+        return torch.optim.AdamW(
+            trained, lr=lr, weight_decay=weight_decay, fused=by == FUSED, foreach=by == FOREACH
+        )
     if recipe.optimizer == "muon":
         hidden = hidden_matrices(model, trained)
         kept = {id(parameter) for parameter in hidden}
