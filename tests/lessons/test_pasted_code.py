@@ -155,7 +155,8 @@ CASES["11"] = (
     ("from transformers import ViTConfig", "fabric.clip_gradients(model, optimizer"),
     (
         "model = ViTForImageClassification(config)",
-        "from lightning_fabric import Fabric\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "from lightning_fabric import Fabric\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
         "model = ViTForImageClassification(ViTConfig(**FULL))",
     ),
     (

@@ -29,7 +29,7 @@ and what to change.
 
 - **I am out of memory.** <a href="calculator/index.html">The calculator</a>: a model, a GPU, and
   what would make it fit.
-- **I want to learn.** [The lessons](docs/lessons.md), 25 minutes each; begin with [00]({first}).
+- **I want to learn.** [The lessons](docs/lessons.md), 40 minutes each; begin with [00]({first}).
 - **I teach.** [Ten weeks, exercises with checks, grading by machine](docs/teaching.md).
 
 ![{picture}](docs/plan.png)
