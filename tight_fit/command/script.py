@@ -89,6 +89,11 @@ def check(script: str) -> None:
         raise ValueError(f"{script} is a folder: name the program, a .py file.")
     if not path.is_file():
         raise FileNotFoundError(f"{script} is not there: name the program, a .py file.")
+    if path.suffix == ".ipynb":
+        raise ValueError(
+            f"{script} is a notebook: write %load_ext tight_fit and %%plan above its training "
+            "cell, or make a program of it with jupyter nbconvert --to script."
+        )
     try:
         compile(path.read_bytes(), script, "exec")
     except (SyntaxError, ValueError) as error:

@@ -7,26 +7,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from tight_fit.gpus import GPU, WORKSPACE, cublas_workspace
+from tight_fit.gpus import CONTEXT, GPU, WORKSPACE, cublas_workspace
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.trace_ops import TracedOps
-from tight_fit.memory.allocator import ROUND, CapacityExceeded
+from tight_fit.memory.allocator import MAX_STEPS, ROUND, CapacityExceeded
 from tight_fit.memory.plan import fit_on_gpu
 from tight_fit.plans.own_step import Replay
 from tight_fit.script.program import ProgramRun
-from tight_fit.script.steps import Watch
+from tight_fit.script.steps import FIRST_KEPT, LASTING, Watch
 from tight_fit.trace.tracker import (
     BORN,
     CATEGORIES,
     DIES,
-    GRADIENTS,
-    OPTIMIZER,
     PARAMETERS,
     PHASES,
     StorageTrace,
 )
 
-LASTING = (PARAMETERS, GRADIENTS, OPTIMIZER)
 LARGEST = 12  # lines of tensors that are listed
 POINTS = 600  # of the timeline that is drawn
 Facts = dict[str, Any]
@@ -52,6 +49,7 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         "peak_seen": int(alive[:regular].max()),
         "parameters": _parameters(state, categories),
         "optimizers": watch.kinds,
+        "growth": _growth(state, watch),
         "timeline": _timeline(trace, categories, ends, peak_at),
         "asked": dict(state.known.asked),
         "notes": state.notes.sentences,
@@ -66,7 +64,9 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         **_batches(state),
     }
     if state.wanted.gpu is not None:
-        facts |= _on_gpu(state.wanted.gpu, trace, facts["peak"])
+        fraction, line = state.gpu.fraction
+        facts |= _on_gpu(state.wanted.gpu, trace, facts["peak"], fraction)
+        facts["fraction"] = {"of": fraction, "line": line}
         facts |= _seconds(watch.operations, state.wanted.gpu, "")
         if watch.longest_operations is not None:
             facts |= _seconds(watch.longest_operations, state.wanted.gpu, "longest_")
@@ -153,6 +153,17 @@ def _parameters(state: ProgramRun, categories: dict[int, int]) -> int:
     )
 
 
+def _growth(state: ProgramRun, watch: Watch) -> dict[str, Any] | None:
+    """The bytes by which memory grows in a step, and the lines that made them; None without."""
+    kept = watch.kept()
+    if len(kept) < MAX_STEPS or not all(kept[FIRST_KEPT:-1]):
+        return None
+    least = min(kept[FIRST_KEPT:-1], key=lambda storages: sum(storages.values()))
+    origins = [state.tracker.origins[storage][0] for storage in least]
+    lines = dict.fromkeys(origin.line or origin.deepest for origin in origins)
+    return {"bytes": sum(least.values()), "lines": list(lines)}
+
+
 def _timeline(
     trace: StorageTrace, categories: dict[int, int], ends: list[int], peak_at: int
 ) -> dict[str, Any]:
@@ -187,8 +198,12 @@ def _batches(state: ProgramRun) -> Facts:
     }
 
 
-def _on_gpu(gpu: GPU, trace: StorageTrace, peak: int) -> Facts:
-    """What PyTorch's allocator would report of the whole run, and whether the GPU holds it."""
+def _on_gpu(gpu: GPU, trace: StorageTrace, peak: int, fraction: float) -> Facts:
+    """What PyTorch's allocator would report of the whole run, and whether the GPU holds it.
+
+    fraction  of the GPU's memory that PyTorch may have; the CUDA context is not of it
+    """
+    gpu = gpu._replace(memory=min(gpu.memory, int(fraction * gpu.memory) + CONTEXT))
     end = len(trace.events)
     peaks = Replay(cublas_workspace(gpu) // 2).run(trace, end)
     fit = fit_on_gpu(gpu, peak, _least(trace) - peak - 2 * WORKSPACE)

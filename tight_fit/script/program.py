@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tight_fit.gpus import GPU
-from tight_fit.script import changes, libraries, loaders, sandbox, saving
+from tight_fit.script import changes, libraries, loaders, one_gpu, sandbox, saving
 from tight_fit.script.gpu_queries import Bytes, answered
 from tight_fit.script.libraries import Notes
 from tight_fit.script.steps import Watch
@@ -82,6 +82,7 @@ class ProgramRun:
     loaders: loaders.Loaders
     notes: Notes
     found: changes.Found
+    gpu: one_gpu.OneGPU
 
 
 def run(
@@ -100,7 +101,9 @@ def run(
     tracker = ScriptTracker(places, code)
     found = changes.Found()
     feeds = loaders.Loaders(wanted.change.get("accumulation", 1))
-    state = ProgramRun(wanted, places, code, known, tracker, feeds, notes, found)
+    state = ProgramRun(
+        wanted, places, code, known, tracker, feeds, notes, found, one_gpu.OneGPU(places)
+    )
     watch = Watch(tracker, feeds, lambda watch: finish(state, watch), wanted.steps)
     try:
         with ExitStack() as stack:
@@ -135,13 +138,15 @@ def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     yield as_if_real(convert=True)
     if wanted.gpu is not None:
         held = Bytes(state.tracker.held, state.tracker.forget_most)
-        yield answered(wanted.gpu, held)
+        yield answered(wanted.gpu, held, state.gpu, line)
+        yield one_gpu.only(state.notes.add, line)
         yield as_on_gpu(places)
     yield FakeTensorMode(allow_non_fake_inputs=True)
     yield FakeValues()
     yield state.known
     yield places
-    yield ScriptCalls(places, state.known, on_gpu, flash=wanted.gpu is None or wanted.gpu.bf16)
+    flash = wanted.gpu is None or wanted.gpu.bf16
+    yield ScriptCalls(places, state.known, on_gpu, flash, state.gpu.take)
     yield quantized_layers(places)
     yield libraries.parameters_without_values(state.known)
     yield state.code.watching_modules()

@@ -44,7 +44,31 @@ def verdict(facts: Facts) -> list[str]:
         *_batches(facts),
         f"{fits} on {_card(facts['card'])}: it needs {size(facts['need'])} of "
         f"{size(facts['card_memory'])}, {size(abs(over))} {room}.",
+        *_limited(facts),
+        *_grows(facts),
     ]
+
+
+def _limited(facts: Facts) -> list[str]:
+    limit = facts["fraction"]
+    if limit["of"] >= 1:
+        return []
+    return [f"{limit['line']} lets PyTorch have {limit['of']:.0%} of the GPU: that is counted."]
+
+
+def _grows(facts: Facts) -> list[str]:
+    growth = facts["growth"]
+    if not growth:
+        return []
+    text = (
+        f"Its memory grows: each step keeps {size(growth['bytes'])} more, made at "
+        f"{', '.join(growth['lines'][:3])}"
+    )
+    room = facts["card_memory"] - facts["need"]
+    if room < 0:
+        return [f"{text}."]
+    steps = facts["regular"] + room // growth["bytes"]
+    return [f"{text}, so about {number(steps)} steps fit, and no more."]
 
 
 def _precision(facts: Facts) -> str:

@@ -21,7 +21,11 @@ from tight_fit.plans.own_step import GPURecorder, Replay
 from tight_fit.script.loaders import Loaders
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.torch_private import disable_current_modes
+from tight_fit.trace.tracker import BORN, DIES, GRADIENTS, OPTIMIZER, PARAMETERS
 
+LASTING = (PARAMETERS, GRADIENTS, OPTIMIZER)
+FEW = 4096  # bytes that a step may leave behind: a hundred thousand steps are 0.4 GiB
+FIRST_KEPT = 1  # the first step makes what all others use
 LEAST = 3  # steps; optimizers make their states in the first one
 AFTER_LONGEST = 3  # steps taken once the longest batch was drawn: some loaders draw one ahead
 
@@ -122,7 +126,33 @@ class Watch:
             return count >= self.steps
         if count < LEAST:
             return False
+        if count >= MAX_STEPS:
+            return True
+        left = self.kept()[-3:-1]
+        if all(left) or (count == LEAST and left[-1]):  # what steps leave behind may go on growing
+            return False
         trace, ends = self.tracker.counted(self.ends)
         replay = Replay(WORKSPACE)
         reserved = [replay.run(trace, end).reserved for end in ends]
-        return reserved[-1] == reserved[-2] or count >= MAX_STEPS
+        return reserved[-1] == reserved[-2]
+
+    def kept(self) -> list[dict[int, int]]:
+        """For each regular step {storage that it made and that is still alive: bytes}.
+
+        Parameters, gradients and optimizer states are left out, and so is what is less than `FEW`.
+        """
+        trace, ends = self.tracker.counted(self.ends[: self.regular or None])
+        kept: list[dict[int, int]] = []
+        begin = 0
+        alive: dict[int, int] = {}  # storage -> the step that made it
+        for number, end in enumerate(ends):
+            for kind, storage, category, _ in trace.events[begin:end]:
+                if kind == BORN:
+                    alive[storage] = number
+                if kind == DIES or category in LASTING:
+                    alive.pop(storage, None)
+            begin = end
+            kept.append({})
+        for storage, number in alive.items():
+            kept[number][storage] = trace.bytes[storage]
+        return [made if sum(made.values()) >= FEW else {} for made in kept]

@@ -239,11 +239,21 @@ def _without_masks(indices: Any) -> list[Any]:
 
 
 class ScriptCalls(GPUCalls):
-    """`GPUCalls`, and the calls of a tensor that hand all of its values to Python or NumPy."""
+    """`GPUCalls`, and the calls of a tensor that hand all of its values to Python or NumPy.
 
-    def __init__(self, places: Places, known: KnownValues, active: bool, flash: bool = True):
+    take  is told of each GPU that a call names
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        known: KnownValues,
+        active: bool,
+        flash: bool = True,
+        take: Callable[[Any], None] = lambda device: None,
+    ):
         super().__init__(places, flash)
-        self.known, self.names_gpus = known, active
+        self.known, self.names_gpus, self.take = known, active, take
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -254,7 +264,15 @@ class ScriptCalls(GPUCalls):
             return _copied(*args)
         if not self.names_gpus:
             return function(*args, **kwargs)
+        if function is torch.Tensor.cuda:
+            self.take(args[1] if len(args) > 1 else kwargs.get("device"))
         return super().__torch_function__(function, types, args, kwargs)
+
+    def _is_gpu(self, device):
+        on_gpu = super()._is_gpu(device)
+        if on_gpu:
+            self.take(device)
+        return on_gpu
 
     def _all_values(self, tensor: torch.Tensor) -> torch.Tensor:
         values = values_of(tensor)
