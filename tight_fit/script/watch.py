@@ -38,7 +38,7 @@ class ScriptTracker(GPUTracker):
         self.code, self.updating = code, False
         self.origins: dict[int, tuple[Origin, tuple[int, ...], torch.dtype]] = {}
         self.elements: dict[int, int] = {}
-        self.alive_bytes = self.most_bytes = 0
+        self._alive_bytes, self._most_bytes = [0, 0], [0, 0]  # of all places, of the GPU
         self._foreign: set[int] = set()
         self._into_real = False
         self._shape: tuple[tuple[int, ...], torch.dtype] = (), torch.float32
@@ -68,9 +68,7 @@ class ScriptTracker(GPUTracker):
         index = len(self.storage_trace.bytes)
         self.origins[index] = (self.code.origin(2), *self._shape)
         super()._born(storage, category, made_by)
-        if self._counts(index):
-            self.alive_bytes += self.storage_trace.bytes[index]
-            self.most_bytes = max(self.most_bytes, self.alive_bytes)
+        self._count(index, self.storage_trace.bytes[index])
 
     def _copy(self, operands: list[torch.Tensor]) -> None:
         first = len(self.storage_trace.bytes)
@@ -78,25 +76,29 @@ class ScriptTracker(GPUTracker):
             self.origins[index] = (self.code.origin(2), tuple(operand.shape), operand.dtype)
         super()._copy(operands)
         copied = sum(self.storage_trace.bytes[first:])
-        self.most_bytes = max(self.most_bytes, self.alive_bytes + copied)
+        self._most_bytes = [
+            max(most, alive + copied) for most, alive in zip(self._most_bytes, self._alive_bytes)
+        ]
 
     def _forget(self, key: int, index: int | None = None) -> None:
         before = len(self.storage_trace.events)
         super()._forget(key, index)
         for event in self.storage_trace.events[before:]:
-            if self._counts(event[1]):
-                self.alive_bytes -= self.storage_trace.bytes[event[1]]
+            self._count(event[1], -self.storage_trace.bytes[event[1]])
 
-    def _counts(self, index: int) -> bool:
-        return not (self.places.named and index in self.host)
+    def _count(self, index: int, number: int) -> None:
+        for place in (0,) if index in self.host else (0, 1):
+            self._alive_bytes[place] += number
+            self._most_bytes[place] = max(self._most_bytes[place], self._alive_bytes[place])
 
     def held(self) -> tuple[int, int]:
-        """(bytes alive, most bytes alive since `forget_most`)."""
-        return self.alive_bytes, self.most_bytes
+        """(bytes alive, most bytes alive since `forget_most`); those of the GPU, once named."""
+        place = int(self.places.named)
+        return self._alive_bytes[place], self._most_bytes[place]
 
     def forget_most(self) -> None:
         """Count the most bytes from here on."""
-        self.most_bytes = self.alive_bytes
+        self._most_bytes = list(self._alive_bytes)
 
     def name_parameters(self, modules: Iterable[nn.Module]) -> None:
         """What modules hold is parameters, and what their gradients will be is gradients."""
