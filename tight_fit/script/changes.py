@@ -82,6 +82,9 @@ def _arguments(
                 int(arguments.gradient_accumulation_steps) * parts
             )
             found.took.add("accumulation")
+        if "evaluation" in change and not arguments.eval_accumulation_steps:
+            arguments.eval_accumulation_steps = change["evaluation"]
+            found.took.add("evaluation")
         if "precision" in change and not (arguments.bf16 or arguments.fp16):
             setattr(arguments, change["precision"], True)
             found.took.add("precision")

@@ -29,6 +29,7 @@ from tight_fit.script.program import Code, ProgramFailed, ProgramRun, Refused, T
 from tight_fit.script.steps import Watch
 
 GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
+AFTER = 60.0  # seconds for what a program does once its training is planned
 TAIL = 4000  # bytes of a program's output that are kept
 NO_COPY = (
     "PyTorch has started CUDA, or autograd's threads for a GPU, in this kernel, and no copy of "
@@ -186,7 +187,11 @@ def _in_child(
             with torch._C.DisableTorchFunction():
                 answer(facts_of(state, watch))
 
-        program.run(wanted, timed, finish, isolated)
+        def followed() -> None:
+            left, _ = signal.getitimer(signal.ITIMER_REAL)
+            signal.setitimer(signal.ITIMER_REAL, min(left, AFTER))
+
+        program.run(wanted, timed, finish, isolated, followed)
     except Refused as error:
         answer({"refused": str(error)})
     except TooLong:  # while the program was ended

@@ -14,6 +14,7 @@ from typing import Any
 
 from tight_fit.gpus import GPU
 from tight_fit.script import changes, libraries, loaders, one_gpu, sandbox, saving
+from tight_fit.script.evaluation import Evaluation
 from tight_fit.script.gpu_queries import Bytes, answered
 from tight_fit.script.libraries import Notes
 from tight_fit.script.steps import Watch
@@ -83,10 +84,15 @@ class ProgramRun:
     notes: Notes
     found: changes.Found
     gpu: one_gpu.OneGPU
+    evaluation: Evaluation
 
 
 def run(
-    wanted: ToPlan, work: Code, finish: Callable[[ProgramRun, Watch], None], isolated: bool
+    wanted: ToPlan,
+    work: Code,
+    finish: Callable[[ProgramRun, Watch], None],
+    isolated: bool,
+    followed: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `work`, the program, until `finish` is called at the end of its last step.
 
@@ -94,6 +100,7 @@ def run(
     that, or cannot be planned, and ProgramFailed where it fails.
 
     isolated  whether what it writes goes with this process
+    followed  is called once training is planned, and what comes after it is followed
     """
     places, notes = Places(), Notes()
     code = UserCode(wanted.script, wanted.cell)
@@ -102,20 +109,43 @@ def run(
     found = changes.Found()
     feeds = loaders.Loaders(wanted.change.get("accumulation", 1))
     state = ProgramRun(
-        wanted, places, code, known, tracker, feeds, notes, found, one_gpu.OneGPU(places)
+        wanted,
+        places,
+        code,
+        known,
+        tracker,
+        feeds,
+        notes,
+        found,
+        one_gpu.OneGPU(places),
+        Evaluation(tracker, known),
     )
-    watch = Watch(tracker, feeds, lambda watch: finish(state, watch), wanted.steps)
+    follows = isolated and wanted.steps is None  # else it would go on to save what has no values
+    watch = Watch(
+        tracker,
+        feeds,
+        lambda watch: finish(state, watch),
+        wanted.steps,
+        state.evaluation if follows else None,
+        followed,
+    )
     try:
         with ExitStack() as stack:
             for context in _contexts(state, isolated):
                 stack.enter_context(context)
             stack.enter_context(changes.applied(wanted.change, found, code.line, feeds.divide_by))
             stack.enter_context(watch.watching())
+            stack.enter_context(state.evaluation.watching())
             stack.enter_context(steady_memory())
             stack.enter_context(tracker)
             work()
     except BaseException as error:  # a program may raise or exit in any way
+        if watch.over:
+            state.evaluation.stopped = _stopped(error, code)
+            finish(state, watch)
         _explain(error, code, len(watch.ends))
+    if watch.over:
+        finish(state, watch)
     if watch.ends:
         notes.add(
             f"The program ended by itself after {len(watch.ends)} steps, before its memory had "
@@ -171,6 +201,17 @@ def _as_main(path: str, arguments: tuple[str, ...]) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path = argv, places
+
+
+def _stopped(error: BaseException, code: UserCode) -> str:
+    """Why what came after the training was not followed to its end, as the end of a sentence."""
+    lines = _own_lines(error, code)
+    at = f"{lines[-1].partition(' ')[0]}: " if lines else ""
+    if isinstance(error, TooLong):
+        return f"{at}it takes longer than {error.seconds:g} seconds"
+    if isinstance(error, SystemExit):
+        return ""
+    return f"{at}{' '.join(str(error).split())[:200] or type(error).__name__}"
 
 
 def _explain(error: BaseException, code: UserCode, steps: int) -> None:

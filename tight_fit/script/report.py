@@ -46,6 +46,7 @@ def verdict(facts: Facts) -> list[str]:
         f"{size(facts['card_memory'])}, {size(abs(over))} {room}.",
         *_limited(facts),
         *_grows(facts),
+        *_evaluation(facts),
     ]
 
 
@@ -54,6 +55,26 @@ def _limited(facts: Facts) -> list[str]:
     if limit["of"] >= 1:
         return []
     return [f"{limit['line']} lets PyTorch have {limit['of']:.0%} of the GPU: that is counted."]
+
+
+def _evaluation(facts: Facts) -> list[str]:
+    evaluation = facts["evaluation"]
+    if not evaluation["calls"]:
+        if evaluation["told"] and facts["fits"]:
+            why = f": {evaluation['stopped']}" if evaluation["stopped"] else ""
+            return [f"Its evaluation ({evaluation['told']}) is not planned{why}."]
+        return []
+    text = (
+        f"Its evaluation, from {evaluation['line'] or 'a library'} on, takes "
+        f"{size(evaluation['peak'])} of tensors, and its training {size(evaluation['training'])}"
+    )
+    if evaluation["stopped"]:
+        among = f" of {evaluation['of']:,}" if evaluation["of"] else ""
+        text += (
+            f"; of it {evaluation['calls']:,}{among} batches were followed, and the others counted "
+            f"like them: {evaluation['stopped']}"
+        )
+    return [f"{text}."]
 
 
 def _grows(facts: Facts) -> list[str]:

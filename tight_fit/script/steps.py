@@ -18,6 +18,7 @@ from tight_fit.gpus import WORKSPACE
 from tight_fit.kernels.trace_ops import TracedOps
 from tight_fit.memory.allocator import MAX_STEPS
 from tight_fit.plans.own_step import GPURecorder, Replay
+from tight_fit.script.evaluation import Evaluation
 from tight_fit.script.loaders import Loaders
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.torch_private import disable_current_modes
@@ -27,6 +28,7 @@ LASTING = (PARAMETERS, GRADIENTS, OPTIMIZER)
 FEW = 4096  # bytes that a step may leave behind: a hundred thousand steps are 0.4 GiB
 FIRST_KEPT = 1  # the first step makes what all others use
 LEAST = 3  # steps; optimizers make their states in the first one
+REST = 3  # steps, or ends of its loader, in which a program that evaluates has begun to
 AFTER_LONGEST = 3  # steps taken once the longest batch was drawn: some loaders draw one ahead
 
 
@@ -36,6 +38,8 @@ class Watch:
     ends       number of events at the end of each step
     optimizer  the one that counts
     regular    steps taken with batches as they came; those after it had the longest batch
+    over       whether training is planned, and what comes after it is followed
+    evaluation that is followed once training is over; None to leave it out
     operations what a GPU runs in the last regular step
     """
 
@@ -45,8 +49,14 @@ class Watch:
         loaders: Loaders,
         finish: Callable[[Watch], None],
         steps: int | None = None,
+        evaluation: Evaluation | None = None,
+        followed: Callable[[], None] = lambda: None,
     ):
         self.tracker, self.loaders, self.finish, self.steps = tracker, loaders, finish, steps
+        self.evaluation, self.followed = evaluation, followed
+        self.over = False
+        self.seen_before = 0  # calls of evaluations before training was over
+        self.rest = 0
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_line = ""
         self.kinds: list[str] = []
@@ -70,6 +80,9 @@ class Watch:
                 handle.remove()
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.over:
+            self._goes_on()
+            return
         self.tracker.updating = True
         if type(optimizer).__name__ not in self.kinds:
             self.kinds.append(type(optimizer).__name__)
@@ -86,6 +99,8 @@ class Watch:
         self.optimizer_line = self.optimizer_line or self.tracker.code.line()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.over:
+            return
         self.tracker.updating = False
         self.tracker.name_states(optimizer)
         if self.optimizer is None:
@@ -117,7 +132,25 @@ class Watch:
                 return
             if not loaders.given and len(self.ends) < self.regular + 2:
                 return
-        self.finish(self)
+        self._follow_evaluation()
+
+    def _follow_evaluation(self) -> None:
+        if self.evaluation is None or self.loaders.drawn is None:
+            self.finish(self)
+        self.over = self.loaders.over = True
+        self.loaders.again = self._goes_on
+        self.tracker.recorder = None
+        assert self.evaluation is not None
+        self.evaluation.forced, self.seen_before = True, self.evaluation.calls
+        self.followed()
+
+    def _goes_on(self) -> None:
+        """The program wants to train again: with what its loader had drawn ahead, or anew."""
+        self.rest += 1
+        assert self.evaluation is not None
+        if self.evaluation.calls > self.seen_before or self.rest > REST:
+            with disable_current_modes():
+                self.finish(self)
 
     def _settled(self) -> bool:
         """Whether the last step reserved nothing new, or enough steps were taken."""

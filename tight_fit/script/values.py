@@ -12,7 +12,7 @@ has a shape and no value. Where such a value is asked for, these rules answer:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,10 @@ class DependsOnValues(RuntimeError):
     """The shape of a result depends on values that follow from parameters."""
 
 
+class NotFollowed(RuntimeError):
+    """What comes after the training is followed no further; the message says why."""
+
+
 class _Known:
     """The values of a tensor on the GPU; `valid` is shared by all tensors of one storage."""
 
@@ -81,9 +85,13 @@ class KnownValues(PlainDispatchMode):
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the same shape, dtype and strides without values, on the host."""
+        return self.empty(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without values."""
         self._without = True
         try:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            return torch.empty_strided(size, stride, dtype=dtype)
         finally:
             self._without = False
 
@@ -261,7 +269,7 @@ class ScriptCalls(GPUCalls):
             with disable_current_modes(), torch._C.DisableTorchFunction():
                 return function(self._all_values(args[0]), *args[1:], **kwargs)
         if function is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
-            return _copied(*args)
+            return copied(*args)
         if not self.names_gpus:
             return function(*args, **kwargs)
         if function is torch.Tensor.cuda:
@@ -278,11 +286,13 @@ class ScriptCalls(GPUCalls):
         values = values_of(tensor)
         if values is None:
             self.known.asked[self.known.code.line()] += 1
-            values = torch.ones(tensor.shape, dtype=tensor.dtype)
+            values = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+            if tensor.numel() <= LARGEST:
+                values = values.contiguous()
         return values.detach()
 
 
-def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """A deep copy, made by an operation, so that the tracker sees it."""
     if id(tensor) not in memo:
         copy = tensor.detach().clone()
@@ -291,7 +301,7 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         else:
             copy.requires_grad_(tensor.requires_grad)
         if tensor.grad is not None:
-            copy.grad = _copied(tensor.grad, memo)
+            copy.grad = copied(tensor.grad, memo)
         memo[id(tensor)] = copy
     return memo[id(tensor)]
 

@@ -133,6 +133,10 @@ class ScriptTracker(GPUTracker):
                 if isinstance(tensor, torch.Tensor) and self._known(tensor):
                     self._see(tensor, OPTIMIZER, "state")
 
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The number of the storage that a tensor is of."""
+        return self._index(tensor)
+
     def _known(self, tensor: torch.Tensor) -> bool:
         return storage_key(tensor.untyped_storage()) in self._alive
 
