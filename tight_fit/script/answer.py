@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tight_fit.gpus import CONTEXT, GPU, WORKSPACE, cublas_workspace
+from tight_fit.gpus import CONTEXT, GPU, NCCL, WORKSPACE, cublas_workspace
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.trace_ops import TracedOps
 from tight_fit.memory.allocator import MAX_STEPS, ROUND, CapacityExceeded
@@ -55,6 +56,7 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         "parameters": _parameters(state, categories),
         "optimizers": watch.kinds,
         "growth": _growth(state, watch),
+        "rank": _rank(state, watch),
         "timeline": _timeline(trace, categories, ends, peak_at),
         "asked": dict(state.known.asked),
         "notes": state.notes.sentences,
@@ -70,8 +72,9 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
     }
     if state.wanted.gpu is not None:
         fraction, line = state.gpu.fraction
+        ranks = state.wanted.rank.ranks if state.wanted.rank else 1
         most = max(facts["peak"], evaluation["peak"])
-        facts |= _on_gpu(state.wanted.gpu, trace, most, facts["peak"], fraction)
+        facts |= _on_gpu(state.wanted.gpu, trace, most, facts["peak"], fraction, ranks)
         facts["fraction"] = {"of": fraction, "line": line}
         facts |= _seconds(watch.operations, state.wanted.gpu, "")
         if watch.longest_operations is not None:
@@ -152,11 +155,27 @@ def _steps(alive: np.ndarray, ends: list[int]) -> list[dict[str, int]]:
 
 def _parameters(state: ProgramRun, categories: dict[int, int]) -> int:
     """Elements of all parameters; of one in 4 bits those that are packed into it."""
+    if state.wanted.rank is not None:
+        return sum(state.tracker.whole.values())
     return sum(
         state.tracker.elements.get(storage, int(np.prod(shape)))
         for storage, (_, shape, _) in state.tracker.origins.items()
         if categories.get(storage) == PARAMETERS
     )
+
+
+def _rank(state: ProgramRun, watch: Watch) -> dict[str, Any] | None:
+    """Which rank was planned, and what it sends in its last regular step."""
+    rank = state.wanted.rank
+    if rank is None:
+        return None
+    ends = [0, *watch.ends[: watch.regular or None]]
+    return {
+        "number": rank.number,
+        "ranks": rank.ranks,
+        "sent": state.meter.between(*ends[-2:]),
+        "unknown": sorted(state.meter.unknown),
+    }
 
 
 def _evaluation(state: ProgramRun, watch: Watch, alive: np.ndarray) -> dict[str, Any]:
@@ -264,7 +283,9 @@ def _batches(state: ProgramRun) -> Facts:
     }
 
 
-def _on_gpu(gpu: GPU, trace: StorageTrace, most: int, peak: int, fraction: float) -> Facts:
+def _on_gpu(
+    gpu: GPU, trace: StorageTrace, most: int, peak: int, fraction: float, ranks: int
+) -> Facts:
     """What PyTorch's allocator would report of the whole run, and whether the GPU holds it.
 
     most      bytes of tensors that are planned; peak those in the trace
@@ -274,6 +295,8 @@ def _on_gpu(gpu: GPU, trace: StorageTrace, most: int, peak: int, fraction: float
     end = len(trace.events)
     peaks = Replay(cublas_workspace(gpu) // 2).run(trace, end)
     fit = fit_on_gpu(gpu, most, _least(trace) - peak - 2 * WORKSPACE)
+    if ranks > 1:
+        fit = replace(fit, terms=fit.terms | {"NCCL buffers": NCCL})
     return {
         "card": gpu.name,
         "card_memory": gpu.memory,

@@ -89,6 +89,11 @@ class Evaluation:
         ):
             yield
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation is under way."""
+        return self._open
+
     def close(self) -> None:
         """The program trains again, or ends."""
         if self._open:

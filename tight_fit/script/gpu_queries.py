@@ -60,8 +60,10 @@ class Bytes:
 
 
 @contextmanager
-def answered(gpu: GPU, held: Bytes, one: OneGPU, line: Callable[[], str]) -> Iterator[None]:
-    """Inside, programs find one GPU of this kind; `one` is told which, and `line()` says where.
+def answered(
+    gpu: GPU, held: Bytes, one: OneGPU, line: Callable[[], str], count: int = 1
+) -> Iterator[None]:
+    """Inside, programs find `count` GPUs of this kind; `one` is told which is used, `line()` where.
 
     Memory is that of the plan: bytes of tensors, without what the allocator adds. What is free is
     what they and the CUDA context leave.
@@ -85,7 +87,7 @@ def answered(gpu: GPU, held: Bytes, one: OneGPU, line: Callable[[], str]) -> Ite
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.bf16,
-        "device_count": lambda: 1,
+        "device_count": lambda: count,
         "current_device": lambda: one.current,
         "set_device": one.set_device,
         "init": nothing,
@@ -125,7 +127,7 @@ def answered(gpu: GPU, held: Bytes, one: OneGPU, line: Callable[[], str]) -> Ite
     }
     accelerator = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: count,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: one.current,
         "current_device_idx": lambda: one.current,

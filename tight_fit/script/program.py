@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tight_fit.gpus import GPU
-from tight_fit.script import changes, libraries, loaders, one_gpu, sandbox, saving
+from tight_fit.layouts.trace import shapes_unseen
+from tight_fit.script import changes, libraries, loaders, one_gpu, ranks, sandbox, saving
+from tight_fit.script.clock import TooLong
 from tight_fit.script.evaluation import Evaluation
 from tight_fit.script.gpu_queries import Bytes, answered
 from tight_fit.script.libraries import Notes
@@ -35,14 +37,6 @@ class Refused(ValueError):
     """The program cannot be planned; the message is one sentence."""
 
 
-class TooLong(BaseException):
-    """The time for one run, in seconds, is over."""
-
-    def __init__(self, seconds: float):
-        super().__init__(seconds)
-        self.seconds = seconds
-
-
 class ProgramFailed(RuntimeError):
     """The program itself failed; the message is its error, `lines` its own lines of traceback."""
 
@@ -60,6 +54,7 @@ class ToPlan:
     gpu        the GPU it is told of; None for a machine without one, on which all tensors count
     steps      how many steps; None goes on until memory has settled
     change     what is changed about the step, as `changes.applied` knows it
+    rank       of a program for torchrun; None for a program of one process
     cell       whether it is a notebook's cell
     """
 
@@ -69,6 +64,7 @@ class ToPlan:
     steps: int | None = None
     change: dict[str, Any] = field(default_factory=dict)
     cell: bool = False
+    rank: ranks.Rank | None = None
 
 
 @dataclass
@@ -85,6 +81,7 @@ class ProgramRun:
     found: changes.Found
     gpu: one_gpu.OneGPU
     evaluation: Evaluation
+    meter: ranks.Meter
 
 
 def run(
@@ -92,6 +89,7 @@ def run(
     work: Code,
     finish: Callable[[ProgramRun, Watch], None],
     isolated: bool,
+    began: Callable[[ProgramRun, Watch], None] = lambda state, watch: None,
     followed: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `work`, the program, until `finish` is called at the end of its last step.
@@ -100,6 +98,7 @@ def run(
     that, or cannot be planned, and ProgramFailed where it fails.
 
     isolated  whether what it writes goes with this process
+    began     is called before the first line
     followed  is called once training is planned, and what comes after it is followed
     """
     places, notes = Places(), Notes()
@@ -119,6 +118,7 @@ def run(
         found,
         one_gpu.OneGPU(places),
         Evaluation(tracker, known),
+        ranks.Meter(tracker),
     )
     follows = isolated and wanted.steps is None  # else it would go on to save what has no values
     watch = Watch(
@@ -129,6 +129,7 @@ def run(
         state.evaluation if follows else None,
         followed,
     )
+    began(state, watch)
     try:
         with ExitStack() as stack:
             for context in _contexts(state, isolated):
@@ -137,13 +138,17 @@ def run(
             stack.enter_context(watch.watching())
             stack.enter_context(state.evaluation.watching())
             stack.enter_context(steady_memory())
+            stack.enter_context(shapes_unseen(tracker))
             stack.enter_context(tracker)
+            if wanted.rank is not None:
+                stack.enter_context(state.meter)
             work()
     except BaseException as error:  # a program may raise or exit in any way
         if watch.over:
             state.evaluation.stopped = _stopped(error, code)
             finish(state, watch)
-        _explain(error, code, len(watch.ends))
+        hint = "" if wanted.rank is not None or wanted.cell else ranks.hint(wanted.script)
+        _explain(error, code, len(watch.ends), hint)
     if watch.over:
         finish(state, watch)
     if watch.ends:
@@ -161,6 +166,7 @@ def run(
 def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     wanted, places, line = state.wanted, state.places, state.code.line
     on_gpu = wanted.gpu is not None
+    yield ranks.one_of(wanted.rank, places, state.meter)
     yield sandbox.alone(isolated)
     yield libraries.adapted(state.notes, on_gpu, line)
     yield saving.kept(on_gpu, isolated)
@@ -168,7 +174,8 @@ def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     yield as_if_real(convert=True)
     if wanted.gpu is not None:
         held = Bytes(state.tracker.held, state.tracker.forget_most)
-        yield answered(wanted.gpu, held, state.gpu, line)
+        count = 1 if wanted.rank is None else wanted.rank.machine
+        yield answered(wanted.gpu, held, state.gpu, line, count)
         yield one_gpu.only(state.notes.add, line)
         yield as_on_gpu(places)
     yield FakeTensorMode(allow_non_fake_inputs=True)
@@ -214,7 +221,7 @@ def _stopped(error: BaseException, code: UserCode) -> str:
     return f"{at}{' '.join(str(error).split())[:200] or type(error).__name__}"
 
 
-def _explain(error: BaseException, code: UserCode, steps: int) -> None:
+def _explain(error: BaseException, code: UserCode, steps: int, hint: str) -> None:
     """Raise Refused or ProgramFailed for what ended the program."""
     lines = _own_lines(error, code)
     at = lines[-1].partition(" ")[0] if lines else code.name_of(code.script)
@@ -226,8 +233,8 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
             raise Refused(f"{at}: {_end(str(cause), cause)}") from None
     if isinstance(error, TooLong):
         raise Refused(
-            f"{at} was still running after {error.seconds:g} seconds and {steps} steps: give more "
-            "time with --seconds, or see whether it ends."
+            f"{at} was still running after {error.seconds:.3g} seconds of CPU time and {steps} "
+            "steps: give more with --seconds, or see whether it ends or waits."
         ) from None
     name = type(error).__name__
     text = " ".join(str(error).split())
@@ -236,7 +243,9 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
     if isinstance(error, SystemExit):
         if error.code in (0, None):
             return
-        raise ProgramFailed(f"the program exited with {error.code!r} before its first step", lines)
+        raise ProgramFailed(
+            f"the program exited with {error.code!r} before its first step{hint}", lines
+        )
     if name == "GatedRepoError" or "gated repo" in text.lower():
         raise Refused(
             f"{at} needs a gated model: accept its terms on the hub and log in with `hf auth "
@@ -255,7 +264,7 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
     if isinstance(error, NotImplementedError) or name == "UnsupportedOperatorException":
         raise Refused(f"{at} uses what is not planned: {_end(text or name)}") from None
     when = "before its first step" if not steps else f"after {steps} steps"
-    raise ProgramFailed(f"the program failed {when}: {name}: {text[:300]}", lines) from None
+    raise ProgramFailed(f"the program failed {when}: {name}: {text[:300]}{hint}", lines) from None
 
 
 def _end(text: str, cause: BaseException | None = None) -> str:

@@ -47,6 +47,7 @@ def verdict(facts: Facts) -> list[str]:
         *_limited(facts),
         *_grows(facts),
         *_evaluation(facts),
+        *_rank(facts),
     ]
 
 
@@ -55,6 +56,23 @@ def _limited(facts: Facts) -> list[str]:
     if limit["of"] >= 1:
         return []
     return [f"{limit['line']} lets PyTorch have {limit['of']:.0%} of the GPU: that is counted."]
+
+
+def _rank(facts: Facts) -> list[str]:
+    rank = facts["rank"]
+    if rank is None:
+        return []
+    total = sum(count for _, count in rank["sent"].values())
+    kinds = ", ".join(
+        f"{times} × {kind} {size(count)}" for kind, (times, count) in rank["sent"].items()
+    )
+    text = (
+        f"Planned is rank {rank['number']} of {rank['ranks']}, which sends {size(total)} in a step"
+    )
+    text += f" ({kinds})" if kinds else ""
+    if rank["unknown"]:
+        text += f", and {', '.join(rank['unknown'])}, which are not counted"
+    return [f"{text}. What is sent takes time beside that of the step below."]
 
 
 def _evaluation(facts: Facts) -> list[str]:

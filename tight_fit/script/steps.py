@@ -84,6 +84,8 @@ class Watch:
             self._goes_on()
             return
         self.tracker.updating = True
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self.tracker.name_gradients(one.grad for one in parameters if one.grad is not None)
         if type(optimizer).__name__ not in self.kinds:
             self.kinds.append(type(optimizer).__name__)
             self._name_everything(optimizer)

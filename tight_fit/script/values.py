@@ -21,6 +21,7 @@ from torch import nn
 from tight_fit.script.where import UserCode
 from tight_fit.torch_private import (
     DEVICE_OF,
+    WRAPPERS,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -97,6 +98,8 @@ class KnownValues(PlainDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the tensors inside are dispatched again, one by one
         if function is DEVICE_OF:
             return function(*args, **kwargs)
         if self._without:

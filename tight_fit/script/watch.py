@@ -11,8 +11,10 @@ from torch import nn
 from tight_fit.plans.own_step import GPUTracker
 from tight_fit.script.where import Origin, UserCode
 from tight_fit.torch_private import (
+    WRAPPERS,
     FakeTensor,
     in_backward,
+    inside,
     storage_key,
     tree_leaves,
     written_arguments,
@@ -30,6 +32,7 @@ class ScriptTracker(GPUTracker):
 
     origins    {storage: (Origin, shape, dtype)}
     elements   {storage: how many parameters it holds}, where that is not its number of elements
+    whole      {storage of a parameter: elements of all ranks together}
     updating   whether an optimizer is at work now
     """
 
@@ -38,12 +41,15 @@ class ScriptTracker(GPUTracker):
         self.code, self.updating = code, False
         self.origins: dict[int, tuple[Origin, tuple[int, ...], torch.dtype]] = {}
         self.elements: dict[int, int] = {}
+        self.whole: dict[int, int] = {}
         self._alive_bytes, self._most_bytes = [0, 0], [0, 0]  # of all places, of the GPU
         self._foreign: set[int] = set()
         self._into_real = False
         self._shape: tuple[tuple[int, ...], torch.dtype] = (), torch.float32
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the tensors inside are dispatched again, one by one
         self._phase = BACKWARD if in_backward() else UPDATE if self.updating else FORWARD
         self._foreign = set()
         if function.overloadpacket.__name__ not in MADE_UNSEEN:
@@ -103,6 +109,9 @@ class ScriptTracker(GPUTracker):
     def name_parameters(self, modules: Iterable[nn.Module]) -> None:
         """What modules hold is parameters, and what their gradients will be is gradients."""
         for module in modules:
+            for parameter in module._parameters.values():
+                if parameter is not None and self._known(parameter):
+                    self.whole[self.number_of(parameter)] = parameter.numel()
             scales = state_of(module)
             held: list[Any] = [*module._parameters.values(), *module._buffers.values(), *scales]
             for tensor in held:
@@ -126,6 +135,12 @@ class ScriptTracker(GPUTracker):
             if parameter.grad is not None and self._known(parameter.grad):
                 self._see(parameter.grad, GRADIENTS, "gradient")
 
+    def name_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        """What these tensors hold is gradients."""
+        for tensor in tensors:
+            if self._known(tensor):
+                self._see(tensor, GRADIENTS, "gradient")
+
     def name_states(self, optimizer: torch.optim.Optimizer) -> None:
         """What an optimizer keeps is optimizer states."""
         for state in optimizer.state.values():
@@ -135,10 +150,17 @@ class ScriptTracker(GPUTracker):
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """The number of the storage that a tensor is of."""
-        return self._index(tensor)
+        return self._index(plain(tensor))
 
     def _known(self, tensor: torch.Tensor) -> bool:
-        return storage_key(tensor.untyped_storage()) in self._alive
+        return self._index(plain(tensor)) >= 0
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that ranks share; another tensor as it is."""
+    while isinstance(tensor, WRAPPERS):
+        tensor = inside(tensor)
+    return tensor
 
 
 def _writes_to_real(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -21,9 +21,11 @@ from tight_fit.torch_private import (
     FOREACH_DEVICES,
     FOREACH_TYPES,
     SKIPS_STEPS,
+    WRAPPERS,
     FakeTensor,
     OpOverload,
     TorchDispatchMode,
+    inside,
     parse_to,
     storage_key,
     tree_leaves,
@@ -74,6 +76,8 @@ class Places(TorchDispatchMode):
 
     def on_gpu(self, held: torch.Tensor | torch.UntypedStorage) -> bool:
         """Whether a tensor or a storage is on the GPU."""
+        while isinstance(held, WRAPPERS):
+            held = inside(held)
         storage = held.untyped_storage() if isinstance(held, torch.Tensor) else held
         return self._on_gpu.get(storage_key(storage), False)
 
@@ -103,6 +107,8 @@ class Places(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the tensors inside are dispatched again, one by one
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with self.inside_torch():
             result = function(*args, **kwargs)
