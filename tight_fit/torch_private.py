@@ -71,7 +71,8 @@ WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
 
 def inside(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that one of `WRAPPERS` wraps."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.elem  # type: ignore
+    wrapper: Any = tensor
+    return wrapper._local_tensor if isinstance(wrapper, DTensor) else wrapper.elem
 
 
 foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place

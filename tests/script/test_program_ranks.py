@@ -10,7 +10,7 @@ from tight_fit.command import script as command
 from tight_fit.gpus import NCCL
 from tight_fit.script import process, report
 from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
-from tight_fit.script.ranks import Rank
+from tight_fit.script.ranks import ProgramRank
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -21,7 +21,7 @@ PUBLISHED = ("ddp", "fsdp", "tensor_parallel")  # of scripts/
 
 
 def planned(name, *arguments, number=0, ranks=2):
-    wanted = ToPlan(name, arguments, None, STEPS, rank=Rank(number, ranks))
+    wanted = ToPlan(name, arguments, None, STEPS, rank=ProgramRank(number, ranks))
     return process.plan(wanted, script_of(name, arguments), 300.0)
 
 
@@ -68,7 +68,9 @@ def test_more_ranks_hold_less_each(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_scripts_of_this_repository_are_planned_as_they_are(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    facts = run(str(ROOT / "scripts" / f"{name}.py"), gpu="T4", seconds=200.0, rank=Rank(1, 2))
+    facts = run(
+        str(ROOT / "scripts" / f"{name}.py"), gpu="T4", seconds=200.0, rank=ProgramRank(1, 2)
+    )
     assert facts["fits"] and facts["terms"]["NCCL buffers"] == NCCL
     assert sum(count for _, count in facts["rank"]["sent"].values()) > 0
     assert any("Planned is rank 1 of 2, which sends" in line for line in report.verdict(facts))
@@ -77,7 +79,7 @@ def test_the_scripts_of_this_repository_are_planned_as_they_are(name, tmp_path, 
 def test_a_pipeline_that_asks_other_ranks_for_shapes_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refused, match="pipeline.py:98: the program receives objects of another"):
-        run(str(ROOT / "scripts" / "pipeline.py"), rank=Rank(1, 2))
+        run(str(ROOT / "scripts" / "pipeline.py"), rank=ProgramRank(1, 2))
 
 
 @pytest.mark.parametrize("asks", ["os.environ['LOCAL_RANK']", "os.environ['RANK']; exit(2)"])

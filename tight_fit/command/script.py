@@ -157,16 +157,16 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
 
 def _rank(ranks: int | None) -> Any:
     """The rank that is asked for, by the option or by torchrun's environment; None for none."""
-    from tight_fit.script.ranks import Rank
+    from tight_fit.script.ranks import ProgramRank
 
     told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     if all(number.isdecimal() for number in told):
         number, there = map(int, told)
         if ranks is None and number < there:
-            return Rank(number, there)
+            return ProgramRank(number, there)
         if ranks is not None and number < ranks:
-            return Rank(number, ranks)
-    return None if ranks is None else Rank(0, ranks)
+            return ProgramRank(number, ranks)
+    return None if ranks is None else ProgramRank(0, ranks)
 
 
 def _load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:

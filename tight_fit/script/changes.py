@@ -35,6 +35,7 @@ class Found:
     autocast      the dtype of its autocast, "" without
     checkpoints   whether it recomputes activations
     optimizer     line at which the optimizer was made
+    attention     {dtype of attention: whether the GPU has one kernel for it}
     took          names of the changes that took effect
     """
 
@@ -44,6 +45,7 @@ class Found:
     autocast: str = ""
     checkpoints: bool = False
     optimizer: str = ""
+    attention: dict[str, bool] = field(default_factory=dict)
     took: set[str] = field(default_factory=set)
     scheduled: set[int] = field(default_factory=set)
 

@@ -33,6 +33,29 @@ from tight_fit.trace.tracker import steady_memory
 Code = Callable[[], object]
 
 
+# What an error says -> what to do about it.
+KNOWN = (
+    (
+        "Attempting to unscale FP16 gradients",
+        "Keep the trained weights in fp32 (dtype=torch.float32, or .float() for adapters): "
+        "with fp16=True or autocast it is the computation that runs in fp16",
+    ),
+    (
+        "element 0 of tensors does not require grad",
+        "No trained weight reaches the loss: with frozen embeddings and checkpointing call "
+        "model.enable_input_require_grads(), or give use_reentrant=False",
+    ),
+    (
+        "fine-tuning on purely quantized models",
+        "Train adapters instead: prepare_model_for_kbit_training(model), then get_peft_model",
+    ),
+    (
+        "`fused=True` requires all the params",
+        "Move the model to the GPU before the optimizer is made, or leave fused=True out",
+    ),
+)
+
+
 class Refused(ValueError):
     """The program cannot be planned; the message is one sentence."""
 
@@ -64,7 +87,7 @@ class ToPlan:
     steps: int | None = None
     change: dict[str, Any] = field(default_factory=dict)
     cell: bool = False
-    rank: ranks.Rank | None = None
+    rank: ranks.ProgramRank | None = None
 
 
 @dataclass
@@ -183,7 +206,9 @@ def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     yield state.known
     yield places
     flash = wanted.gpu is None or wanted.gpu.bf16
-    yield ScriptCalls(places, state.known, on_gpu, flash, state.gpu.take)
+    calls = ScriptCalls(places, state.known, on_gpu, flash, state.gpu.take)
+    state.found.attention = calls.attention
+    yield calls
     yield quantized_layers(places)
     yield libraries.parameters_without_values(state.known)
     yield state.code.watching_modules()
@@ -264,7 +289,10 @@ def _explain(error: BaseException, code: UserCode, steps: int, hint: str) -> Non
     if isinstance(error, NotImplementedError) or name == "UnsupportedOperatorException":
         raise Refused(f"{at} uses what is not planned: {_end(text or name)}") from None
     when = "before its first step" if not steps else f"after {steps} steps"
-    raise ProgramFailed(f"the program failed {when}: {name}: {text[:300]}{hint}", lines) from None
+    hint = next((f". {todo}" for said, todo in KNOWN if said in text), hint)
+    raise ProgramFailed(
+        f"the program failed {when}: {name}: {text[:300].rstrip('.')}{hint}", lines
+    ) from None
 
 
 def _end(text: str, cause: BaseException | None = None) -> str:

@@ -38,7 +38,7 @@ NAMED = "LOCAL_RANK", "WORLD_SIZE", "init_process_group"  # in the text of progr
 
 
 @dataclass(frozen=True)
-class Rank:
+class ProgramRank:
     """The rank that is planned: its number, of how many, and how many of them a machine has."""
 
     number: int = 0
@@ -104,7 +104,7 @@ class Meter(CommMeter):
 
 
 @contextmanager
-def one_of(rank: Rank | None, places: Places, meter: Meter) -> Iterator[None]:
+def one_of(rank: ProgramRank | None, places: Places, meter: Meter) -> Iterator[None]:
     """Inside, this process is that rank."""
     if rank is None:
         yield

@@ -34,8 +34,13 @@ def lines(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
 def verdict(facts: Facts) -> list[str]:
     """What was planned, and whether it fits."""
     name = Path(facts["script"]).name
-    kinds = " and ".join(facts["optimizers"])
-    words = f"{number(facts['parameters'])} parameters, {kinds}, {_precision(facts)}"
+    ways = facts["ways"]
+    kinds = " and ".join(
+        f"{kind} ({ways[kind]})" if ways.get(kind) else kind for kind in facts["optimizers"]
+    )
+    words = (
+        f"{number(facts['parameters'])} parameters, {kinds}, {_precision(facts)}{_attention(facts)}"
+    )
     over = facts["need"] - facts["card_memory"]
     fits = "YES, it fits" if facts["fits"] else "NO, it does not fit"
     room = "to spare" if facts["fits"] else "too much"
@@ -110,6 +115,14 @@ def _grows(facts: Facts) -> list[str]:
     return [f"{text}, so about {number(steps)} steps fit, and no more."]
 
 
+def _attention(facts: Facts) -> str:
+    ways = [
+        f"{'fused' if fused else 'written-out'} attention in {SHORT.get(dtype, dtype)}"
+        for dtype, fused in facts["attention"].items()
+    ]
+    return "".join(f", {way}" for way in ways)
+
+
 def _precision(facts: Facts) -> str:
     words = facts["found"]["autocast"].removeprefix("torch.")
     text = f"{SHORT.get(words, words)} autocast" if words else "no autocast"
@@ -160,6 +173,18 @@ def advice(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
 def notes(facts: Facts) -> list[str]:
     """What to know of the plan."""
     text = list(facts["notes"])
+    for dtype, fused in facts["attention"].items():
+        if not fused:
+            text.append(
+                f"{_card(facts['card'])} has no fused kernel for this attention in "
+                f"{SHORT.get(dtype, dtype)}: its operations run one by one, and keep their results."
+            )
+    none, count = facts["without_gradient"]
+    if none:
+        text.append(
+            f"{none} of the {count} tensors that the optimizer was given got no gradient: they are "
+            "not trained, and hold no optimizer states."
+        )
     if facts["asked"]:
         lines_ = [line or "a library" for line in facts["asked"]]
         listed = ", ".join(lines_[:4]) + (", ..." if len(lines_) > 4 else "")

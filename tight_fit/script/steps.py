@@ -22,6 +22,7 @@ from tight_fit.script.evaluation import Evaluation
 from tight_fit.script.loaders import Loaders
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.torch_private import disable_current_modes
+from tight_fit.trace.gpu_calls import Places
 from tight_fit.trace.tracker import BORN, DIES, GRADIENTS, OPTIMIZER, PARAMETERS
 
 LASTING = (PARAMETERS, GRADIENTS, OPTIMIZER)
@@ -60,6 +61,8 @@ class Watch:
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_line = ""
         self.kinds: list[str] = []
+        self.ways: dict[str, str] = {}  # kind -> how it updates many tensors, "" where unknown
+        self.without_gradient = [0, 0]  # parameters that got none at the last step, and all
         self.first = 0  # number of events when the first step's optimizer began
         self.ends: list[int] = []
         self.regular = 0
@@ -86,8 +89,12 @@ class Watch:
         self.tracker.updating = True
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         self.tracker.name_gradients(one.grad for one in parameters if one.grad is not None)
+        if self.optimizer in (None, optimizer):
+            none = sum(one.grad is None for one in parameters)
+            self.without_gradient = [none, len(parameters)]
         if type(optimizer).__name__ not in self.kinds:
             self.kinds.append(type(optimizer).__name__)
+            self.ways[type(optimizer).__name__] = _way(optimizer, self.tracker.places)
             self._name_everything(optimizer)
 
     def _name_everything(self, optimizer: torch.optim.Optimizer) -> None:
@@ -191,3 +198,16 @@ class Watch:
         for storage, number in alive.items():
             kept[number][storage] = trace.bytes[storage]
         return [made if sum(made.values()) >= FEW else {} for made in kept]
+
+
+def _way(optimizer: torch.optim.Optimizer, places: Places) -> str:
+    """How an optimizer of PyTorch's updates its parameters, by its arguments or its default."""
+    group = optimizer.param_groups[0]
+    if "foreach" not in group or not type(optimizer).__module__.startswith("torch.optim"):
+        return ""
+    if group.get("fused"):
+        return "fused"
+    on_gpu = all(places.on_gpu(one) for group in optimizer.param_groups for one in group["params"])
+    if group["foreach"] or (group["foreach"] is None and on_gpu):
+        return "foreach"
+    return "a tensor at a time"

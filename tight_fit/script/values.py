@@ -33,6 +33,7 @@ from tight_fit.torch_private import (
     unset_fake_temporarily,
     written_arguments,
 )
+from tight_fit.trace.cuda_kernels import computed_in
 from tight_fit.trace.gpu_calls import GPUCalls, Places
 
 aten = torch.ops.aten
@@ -265,6 +266,7 @@ class ScriptCalls(GPUCalls):
     ):
         super().__init__(places, flash)
         self.known, self.names_gpus, self.take = known, active, take
+        self.attention: dict[str, bool] = {}  # dtype -> whether one kernel computed it
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -278,6 +280,12 @@ class ScriptCalls(GPUCalls):
         if function is torch.Tensor.cuda:
             self.take(args[1] if len(args) > 1 else kwargs.get("device"))
         return super().__torch_function__(function, types, args, kwargs)
+
+    def _is_fused(self, query, kwargs):
+        fused = super()._is_fused(query, kwargs)
+        if torch.is_grad_enabled():
+            self.attention[str(computed_in(query)).removeprefix("torch.")] = fused
+        return fused
 
     def _is_gpu(self, device):
         on_gpu = super()._is_gpu(device)
