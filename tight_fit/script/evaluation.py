@@ -56,6 +56,7 @@ class Evaluation:
         self._memory_before = 0
         self._open = False
         self._depth = 0
+        self._trained: set[int] = set()  # ids of what optimizers have been given
         self._seen: dict[Any, Sizes] = {}
         self._made: dict[Any, tuple[Sizes, Any]] = {}
 
@@ -63,13 +64,18 @@ class Evaluation:
     def watching(self) -> Iterator[None]:
         """Inside, calls of models are followed."""
         call, flow = nn.Module.__call__, DefaultFlowCallback.on_step_end
+        add = torch.optim.Optimizer.add_param_group
+
+        def added(optimizer, group):
+            add(optimizer, group)
+            self._trained |= {id(one) for one in optimizer.param_groups[-1]["params"]}
 
         def called(module, *args, **kwargs):
             if self._depth:
                 return call(module, *args, **kwargs)
             self._depth += 1
             try:
-                if torch.is_grad_enabled() or module.training or not _trains(module):
+                if torch.is_grad_enabled() or module.training or not self._trains(module):
                     if torch.is_grad_enabled():
                         self.close()
                     return call(module, *args, **kwargs)
@@ -85,6 +91,7 @@ class Evaluation:
 
         with (
             patch.object(nn.Module, "__call__", called),
+            patch.object(torch.optim.Optimizer, "add_param_group", added),
             patch.object(DefaultFlowCallback, "on_step_end", on_step_end),
         ):
             yield
@@ -93,6 +100,11 @@ class Evaluation:
     def evaluates(self) -> bool:
         """Whether an evaluation is under way."""
         return self._open
+
+    def _trains(self, module: nn.Module) -> bool:
+        """Whether it is trained: a model of reference, as DPO has, is not, and is no evaluation."""
+        parameters = [one for one in module.parameters() if one.requires_grad]
+        return any(not self._trained or id(one) in self._trained for one in parameters)
 
     def close(self) -> None:
         """The program trains again, or ends."""
@@ -181,10 +193,6 @@ class _Blank:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.evaluation.made(self)
-
-
-def _trains(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _autocast() -> tuple[bool, torch.dtype]:
