@@ -50,6 +50,7 @@ __all__ = [
     "foreach_norm",
     "in_backward",
     "inductor",
+    "inside",
     "is_dense",
     "is_view",
     "load_cuda_kernel",
@@ -66,6 +67,14 @@ disable_current_modes = _disable_current_modes
 # What PyTorch dispatches to ask a tensor without values for its device, thousands of times a step.
 DEVICE_OF = torch.ops.prim.device.default
 WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
+
+
+def inside(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that one of `WRAPPERS` wraps."""
+    wrapper: Any = tensor
+    return wrapper._local_tensor if isinstance(wrapper, DTensor) else wrapper.elem
+
+
 foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place
 parse_to = torch._C._nn._parse_to  # reads the arguments of `nn.Module.to`
 foreach_norm = torch._foreach_norm  # the L2 norms of a list of tensors

@@ -34,7 +34,7 @@ def steps_of(script: Path, arguments: tuple[str, ...], steps: int, folder: Path)
         try:
             os.chdir(folder)
             torch.set_num_threads(1)
-            os.write(write, json.dumps(_measured(script, arguments, steps)).encode())
+            os.write(write, json.dumps(measured_steps(script, arguments, steps)).encode())
         finally:
             os._exit(0)
     os.close(write)
@@ -45,7 +45,8 @@ def steps_of(script: Path, arguments: tuple[str, ...], steps: int, folder: Path)
     return json.loads(text)
 
 
-def _measured(script: Path, arguments: tuple[str, ...], steps: int) -> list[int]:
+def measured_steps(script: Path, arguments: tuple[str, ...], steps: int) -> list[int]:
+    """As `steps_of`, in this process, which is good for nothing else afterwards."""
     first: list[torch.optim.Optimizer] = []
     taken = [0]
 

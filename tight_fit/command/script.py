@@ -24,6 +24,7 @@ from tight_fit.command.arguments import OneLineParser, whole_number
 from tight_fit.command.wrapper import run, sentence
 from tight_fit.gpus import GPU, VISIBLE, find
 from tight_fit.packages import missing
+from tight_fit.script.clock import say
 
 NAME = "tight-fit script"
 FITS, TOO_LARGE, REFUSED, FAILED = 0, 1, 2, 3
@@ -52,16 +53,23 @@ def parser(prog: str = NAME) -> argparse.ArgumentParser:
     add = options.add_argument
     add("script", help="the program, a .py file")
     add("--gpu", "--card", required=True, help="the GPU by name, or its size, such as 8GB")
+    add(
+        "--ranks",
+        metavar="N",
+        type=whole_number(1, 1024),
+        help="plan a program for torchrun, as rank 0 of N (or as RANK of WORLD_SIZE, where set)",
+    )
     add("--quick", action="store_true", help="only whether it fits, not what would")
     add("--json", action="store_true", help="print one JSON object")
     add("--output", action="store_true", help="show what the program itself prints")
+    add("--progress", action="store_true", help="say each second what runs, as on a terminal")
     add("--trust", action="store_true", help="run it where nothing keeps its writing apart, too")
     add(
         "--seconds",
         metavar="N",
         type=whole_number(1, 86400),
         default=SECONDS,
-        help=f"for which one run of the program may last ({SECONDS})",
+        help=f"of CPU time that one run of the program may take ({SECONDS})",
     )
     return options
 
@@ -89,6 +97,11 @@ def check(script: str) -> None:
         raise ValueError(f"{script} is a folder: name the program, a .py file.")
     if not path.is_file():
         raise FileNotFoundError(f"{script} is not there: name the program, a .py file.")
+    if path.suffix == ".ipynb":
+        raise ValueError(
+            f"{script} is a notebook: write %load_ext tight_fit and %%plan above its training "
+            "cell, or make a program of it with jupyter nbconvert --to script."
+        )
     try:
         compile(path.read_bytes(), script, "exec")
     except (SyntaxError, ValueError) as error:
@@ -99,6 +112,9 @@ def check(script: str) -> None:
 
 def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: str) -> int:
     """Plan a program that can be read, print the answer, and return the exit status."""
+    told = (asked.progress or sys.stderr.isatty()) and not asked.json and not asked.output
+    terminal = os.dup(sys.stderr.fileno()) if told else None  # the program's own is elsewhere
+    say(terminal, f"planning: importing what {Path(asked.script).name} uses")
     with patch.dict(os.environ, {VISIBLE: ""}):  # or CUDA would start here, and work in no copy
         gc.disable()  # nothing that is imported is garbage, and looking for it takes time
         try:
@@ -108,10 +124,12 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
             gc.enable()
         _load_what_is_mentioned(asked.script, arguments)
     work = script_of(asked.script, arguments)
+    rank = _rank(asked.ranks)
 
     def planned(change: dict[str, Any]) -> dict[str, Any]:
-        wanted = ToPlan(asked.script, arguments, gpu, change=change)
-        return process.plan(wanted, work, asked.seconds, asked.output and not change, asked.trust)
+        wanted = ToPlan(asked.script, arguments, gpu, change=change, rank=rank)
+        shown = asked.output and not change
+        return process.plan(wanted, work, asked.seconds, shown, asked.trust, terminal)
 
     try:
         facts = planned({})
@@ -119,19 +137,36 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
         if not facts["fits"] and not asked.quick:
             found = remedies.find(facts, gpu, planned)
     except Refused as error:
+        say(terminal, "")
         print(f"{prog}: error: {sentence(error)}", file=sys.stderr)
         return REFUSED
     except ProgramFailed as error:
+        say(terminal, "")
         print(f"{prog}: error: {sentence(error)}", file=sys.stderr)
         for line in error.lines:
             print(f"  {line}", file=sys.stderr)
         return FAILED
+    say(terminal, "")
     if asked.json:
         tried = [vars(remedy) for remedy in found or ()]
         print(json.dumps({**facts, "remedies": tried}, indent=1))
     else:
         print("\n".join(report.lines(facts, found)))
     return FITS if facts["fits"] else TOO_LARGE
+
+
+def _rank(ranks: int | None) -> Any:
+    """The rank that is asked for, by the option or by torchrun's environment; None for none."""
+    from tight_fit.script.ranks import ProgramRank
+
+    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if all(number.isdecimal() for number in told):
+        number, there = map(int, told)
+        if ranks is None and number < there:
+            return ProgramRank(number, there)
+        if ranks is not None and number < ranks:
+            return ProgramRank(number, ranks)
+    return None if ranks is None else ProgramRank(0, ranks)
 
 
 def _load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:

@@ -20,7 +20,10 @@ from torch.distributed.tensor import DTensor
 
 __all__ = [
     "forget_process_groups",
+    "fsdp_at_work",
+    "fsdp_move",
     "fsdp_param_module",
+    "meshes",
     "lay_out_messages",
     "process_group",
     "put_ring_under_attention",
@@ -64,6 +67,33 @@ def fsdp_param_module():
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     return _fsdp_param
+
+
+def fsdp_at_work() -> Iterator[tuple[Any, str]]:
+    """(owner, name) of the functions in which FSDP2 makes shards, buffers and messages."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state, _fully_shard
+
+    yield _fully_shard, "_init_param_group"
+    for name in ("_pre_forward", "_post_forward", "_pre_backward"):
+        yield _fsdp_state.FSDPState, name
+    yield _fsdp_state.FSDPState, "_root_post_backward_final_callback"
+    for name in ("unshard", "wait_for_unshard", "reshard", "post_backward", "finalize_backward"):
+        yield _fsdp_param_group.FSDPParamGroup, name
+
+
+def fsdp_move() -> tuple[Any, str]:
+    """(owner, name) of the function by which FSDP2 moves parameters to the device of its mesh."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+
+    return _fsdp_init, "_move_states_to_device"
+
+
+def meshes() -> list[Any]:
+    """The modules that have `init_device_mesh` by that name."""
+    from torch.distributed import device_mesh, tensor
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+
+    return [torch.distributed, device_mesh, tensor, _fsdp_init]
 
 
 def lay_out_messages(

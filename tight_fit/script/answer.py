@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tight_fit.gpus import GPU, WORKSPACE, cublas_workspace
+from tight_fit.gpus import CONTEXT, GPU, NCCL, WORKSPACE, cublas_workspace
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.memory.allocator import MAX_STEPS
 from tight_fit.memory.plan import fit_on_gpu
 from tight_fit.plans.own_step import Replay, least
+from tight_fit.script.evaluation import first_call
 from tight_fit.script.program import ProgramRun
-from tight_fit.script.steps import Watch
+from tight_fit.script.steps import FIRST_KEPT, LASTING, Watch
 from tight_fit.trace.tracker import (
     BORN,
     CATEGORIES,
     DIES,
-    GRADIENTS,
-    OPTIMIZER,
     PARAMETERS,
     PHASES,
     StorageTrace,
 )
 
-LASTING = (PARAMETERS, GRADIENTS, OPTIMIZER)
 LARGEST = 12  # lines of tensors that are listed
 POINTS = 600  # of the timeline that is drawn
 Facts = dict[str, Any]
@@ -38,12 +40,14 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         return {"nothing_on_gpu": True}
     alive, categories = _alive(trace)
     peak_at = int(alive.argmax())
+    evaluation = _evaluation(state, watch, alive)
     regular = ends[watch.regular - 1] if watch.regular else ends[-1]
     facts: Facts = {
         "script": state.wanted.script,
         "change": state.wanted.change,
         "peak": int(alive[peak_at]),
-        "peak_phase": PHASES[trace.events[peak_at][3]],
+        "peak_phase": _phase(trace, evaluation, peak_at),
+        "evaluation": evaluation,
         "at_peak": _at_peak(trace, categories, peak_at),
         "largest": _largest(state, trace, categories, peak_at),
         "steps": _steps(alive, ends),
@@ -51,6 +55,11 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         "peak_seen": int(alive[:regular].max()),
         "parameters": _parameters(state, categories),
         "optimizers": watch.kinds,
+        "ways": watch.ways,
+        "without_gradient": watch.without_gradient,
+        "attention": state.found.attention,
+        "growth": _growth(state, watch),
+        "rank": _rank(state, watch),
         "timeline": _timeline(trace, categories, ends, peak_at),
         "asked": dict(state.known.asked),
         "notes": state.notes.sentences,
@@ -65,7 +74,11 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         **_batches(state),
     }
     if state.wanted.gpu is not None:
-        facts |= _on_gpu(state.wanted.gpu, trace, facts["peak"])
+        fraction, line = state.gpu.fraction
+        ranks = state.wanted.rank.ranks if state.wanted.rank else 1
+        most = max(facts["peak"], evaluation["peak"])
+        facts |= _on_gpu(state.wanted.gpu, trace, most, facts["peak"], fraction, ranks)
+        facts["fraction"] = {"of": fraction, "line": line}
         facts |= _seconds(watch.operations, state.wanted.gpu, "")
         if watch.longest_operations is not None:
             facts |= _seconds(watch.longest_operations, state.wanted.gpu, "longest_")
@@ -145,11 +158,98 @@ def _steps(alive: np.ndarray, ends: list[int]) -> list[dict[str, int]]:
 
 def _parameters(state: ProgramRun, categories: dict[int, int]) -> int:
     """Elements of all parameters; of one in 4 bits those that are packed into it."""
+    if state.wanted.rank is not None:
+        return sum(state.tracker.whole.values())
     return sum(
         state.tracker.elements.get(storage, int(np.prod(shape)))
         for storage, (_, shape, _) in state.tracker.origins.items()
         if categories.get(storage) == PARAMETERS
     )
+
+
+def _rank(state: ProgramRun, watch: Watch) -> dict[str, Any] | None:
+    """Which rank was planned, and what it sends in its last regular step."""
+    rank = state.wanted.rank
+    if rank is None:
+        return None
+    ends = [0, *watch.ends[: watch.regular or None]]
+    return {
+        "number": rank.number,
+        "ranks": rank.ranks,
+        "sent": state.meter.between(*ends[-2:]),
+        "unknown": sorted(state.meter.unknown),
+    }
+
+
+def _evaluation(state: ProgramRun, watch: Watch, alive: np.ndarray) -> dict[str, Any]:
+    """What is known of the program's evaluation.
+
+    line     at which it begins, "" where none was seen
+    calls    of the model
+    of       batches that there are, None where that is not known
+    extra    bytes by which the batches that were not followed raise its peak
+    windows  first event of each, and the one after its last
+    begin    bytes that were alive when the last planned step had ended
+    peak     most bytes in it; training the most outside of it
+    stopped  why it was not followed to its end
+    told     the line that evaluates, by the program's text
+    """
+    seen = state.evaluation
+    seen.close()
+    if watch.over and seen.windows and seen.calls > watch.seen_before:
+        seen.windows[-1][1] = len(state.tracker.storage_trace.events)
+    _, flat = state.tracker.counted([mark for window in seen.windows for mark in window])
+    windows = list(zip(flat[::2], flat[1::2]))
+    inside = np.zeros(len(alive), dtype=bool)
+    for begin, end in windows:
+        inside[begin:end] = True
+    of, extra = _left_out(state, alive)
+    told = None if seen.calls or state.wanted.cell else first_call(state.wanted.script)
+    return {
+        "line": seen.line,
+        "calls": seen.calls,
+        "begin": int(alive[state.tracker.counted(watch.ends)[1][-1] - 1]),
+        "of": of,
+        "extra": extra,
+        "windows": windows,
+        "peak": int(alive[inside].max(initial=0)) + extra,
+        "training": int(alive[~inside].max(initial=0)),
+        "stopped": seen.stopped,
+        "told": f"{Path(state.wanted.script).name}:{told}" if told else "",
+    }
+
+
+def _left_out(state: ProgramRun, alive: np.ndarray) -> tuple[int | None, int]:
+    """(batches of the evaluation, bytes that those not followed add, as the last ones did)."""
+    seen = state.evaluation
+    try:
+        count = len(state.loaders.evaluated)  # type: ignore[arg-type]
+    except TypeError:
+        return None, 0
+    _, marks = state.tracker.counted(seen.marks)
+    half = len(marks) // 2
+    if not seen.stopped or half < 2 or len(marks) >= count:
+        return count, 0
+    peaks = [int(alive[begin:end].max(initial=0)) for begin, end in pairwise(marks)]
+    each = (peaks[-1] - peaks[half - 1]) / (len(peaks) - half)
+    return count, max(0, int(each * (count - len(peaks))))
+
+
+def _phase(trace: StorageTrace, evaluation: dict[str, Any], event: int) -> str:
+    if any(begin <= event < end for begin, end in evaluation["windows"]):
+        return "evaluation"
+    return PHASES[trace.events[event][3]]
+
+
+def _growth(state: ProgramRun, watch: Watch) -> dict[str, Any] | None:
+    """The bytes by which memory grows in a step, and the lines that made them; None without."""
+    kept = watch.kept()
+    if len(kept) < MAX_STEPS or not all(kept[FIRST_KEPT:-1]):
+        return None
+    least = min(kept[FIRST_KEPT:-1], key=lambda storages: sum(storages.values()))
+    origins = [state.tracker.origins[storage][0] for storage in least]
+    lines = dict.fromkeys(origin.line or origin.deepest for origin in origins)
+    return {"bytes": sum(least.values()), "lines": list(lines)}
 
 
 def _timeline(
@@ -186,11 +286,20 @@ def _batches(state: ProgramRun) -> Facts:
     }
 
 
-def _on_gpu(gpu: GPU, trace: StorageTrace, peak: int) -> Facts:
-    """What PyTorch's allocator would report of the whole run, and whether the GPU holds it."""
+def _on_gpu(
+    gpu: GPU, trace: StorageTrace, most: int, peak: int, fraction: float, ranks: int
+) -> Facts:
+    """What PyTorch's allocator would report of the whole run, and whether the GPU holds it.
+
+    most      bytes of tensors that are planned; peak those in the trace
+    fraction  of the GPU's memory that PyTorch may have; the CUDA context is not of it
+    """
+    gpu = gpu._replace(memory=min(gpu.memory, int(fraction * gpu.memory) + CONTEXT))
     end = len(trace.events)
     peaks = Replay(cublas_workspace(gpu) // 2).run(trace, end)
-    fit = fit_on_gpu(gpu, peak, least(trace) - peak - 2 * WORKSPACE)
+    fit = fit_on_gpu(gpu, most, least(trace) - peak - 2 * WORKSPACE)
+    if ranks > 1:
+        fit = replace(fit, terms=fit.terms | {"NCCL buffers": NCCL})
     return {
         "card": gpu.name,
         "card_memory": gpu.memory,

@@ -35,6 +35,7 @@ class Found:
     autocast      the dtype of its autocast, "" without
     checkpoints   whether it recomputes activations
     optimizer     line at which the optimizer was made
+    attention     {dtype of attention: whether the GPU has one kernel for it}
     took          names of the changes that took effect
     """
 
@@ -44,6 +45,7 @@ class Found:
     autocast: str = ""
     checkpoints: bool = False
     optimizer: str = ""
+    attention: dict[str, bool] = field(default_factory=dict)
     took: set[str] = field(default_factory=set)
     scheduled: set[int] = field(default_factory=set)
 
@@ -82,6 +84,9 @@ def _arguments(
                 int(arguments.gradient_accumulation_steps) * parts
             )
             found.took.add("accumulation")
+        if "evaluation" in change and not arguments.eval_accumulation_steps:
+            arguments.eval_accumulation_steps = change["evaluation"]
+            found.took.add("evaluation")
         if "precision" in change and not (arguments.bf16 or arguments.fp16):
             setattr(arguments, change["precision"], True)
             found.took.add("precision")

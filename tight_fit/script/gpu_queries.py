@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 import torch
 
-from tight_fit.gpus import GPU
+from tight_fit.gpus import CONTEXT, GPU
+from tight_fit.script.one_gpu import OneGPU
 
 
 class _Moment:
@@ -59,10 +60,13 @@ class Bytes:
 
 
 @contextmanager
-def answered(gpu: GPU, held: Bytes) -> Iterator[None]:
-    """Inside, programs find one GPU of this kind.
+def answered(
+    gpu: GPU, held: Bytes, one: OneGPU, line: Callable[[], str], count: int = 1
+) -> Iterator[None]:
+    """Inside, programs find `count` GPUs of this kind; `one` is told which is used, `line()` where.
 
-    Memory is that of the plan: bytes of tensors, without what the allocator adds.
+    Memory is that of the plan: bytes of tensors, without what the allocator adds. What is free is
+    what they and the CUDA context leave.
     """
     properties = SimpleNamespace(
         name=gpu.name,
@@ -74,14 +78,18 @@ def answered(gpu: GPU, held: Bytes) -> Iterator[None]:
         warp_size=32,
     )
     nothing = _Moment().nothing
+
+    def limited(fraction: float, device: Any = None) -> None:
+        one.fraction = fraction, line()
+
     state = torch.zeros(16, dtype=torch.uint8)  # of a GPU's random number generator
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.bf16,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": nothing,
+        "device_count": lambda: count,
+        "current_device": lambda: one.current,
+        "set_device": one.set_device,
         "init": nothing,
         "synchronize": nothing,
         "empty_cache": nothing,
@@ -98,7 +106,7 @@ def answered(gpu: GPU, held: Bytes) -> Iterator[None]:
         "get_device_capability": lambda device=None: gpu.capability,
         "get_device_properties": lambda device=None: properties,
         "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
-        "mem_get_info": lambda device=None: (gpu.memory - held.now(), gpu.memory),
+        "mem_get_info": lambda device=None: (gpu.memory - CONTEXT - held.now(), gpu.memory),
         "memory_allocated": held.now,
         "memory_reserved": held.now,
         "max_memory_allocated": held.most,
@@ -108,7 +116,7 @@ def answered(gpu: GPU, held: Bytes) -> Iterator[None]:
         "memory_stats": lambda device=None: {"allocated_bytes.all.peak": held.most()},
         "memory_summary": lambda *args, **kwargs: "",
         "is_current_stream_capturing": lambda: False,
-        "set_per_process_memory_fraction": nothing,
+        "set_per_process_memory_fraction": limited,
         "utilization": lambda device=None: 0,
         "device": lambda device=None: nullcontext(),
         "stream": lambda stream=None: nullcontext(),
@@ -119,12 +127,12 @@ def answered(gpu: GPU, held: Bytes) -> Iterator[None]:
     }
     accelerator = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: count,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
-        "set_device_index": nothing,
-        "set_device_idx": nothing,
+        "current_device_index": lambda: one.current,
+        "current_device_idx": lambda: one.current,
+        "set_device_index": one.set_device,
+        "set_device_idx": one.set_device,
         "current_stream": lambda device=None: _Moment(),
         "synchronize": nothing,
         "empty_cache": nothing,

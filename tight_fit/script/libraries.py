@@ -19,7 +19,7 @@ from transformers.utils import hub as transformers_hub
 from tight_fit.models.local import folder_in_mirror
 from tight_fit.script.values import KnownValues
 from tight_fit.techniques import model_changes
-from tight_fit.torch_private import FakeTensor, disable_current_modes
+from tight_fit.torch_private import WRAPPERS, FakeTensor, disable_current_modes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -34,7 +34,7 @@ def parameters_without_values(known: KnownValues) -> Iterator[None]:
     make = nn.Parameter.__new__
 
     def made(kind, data=None, requires_grad=True):
-        if isinstance(data, torch.Tensor) and not isinstance(data, FakeTensor):
+        if isinstance(data, torch.Tensor) and not isinstance(data, (FakeTensor, *WRAPPERS)):
             data = known.empty_like(data)
         return make(kind, data, requires_grad)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +37,8 @@ class Loaders:
     steps    number of steps that have been taken, told by `steps.Watch`
     drawn    the last loader that gave a batch
     seen     {shape of a batch: times drawn} of the loader that feeds the training
+    evaluated is the loader that has given batches since then
+    over     whether training has been planned; then its loader ends, and tells `again` of it
     divide   how many times smaller its batches are made (a change that is tried)
     """
 
@@ -49,6 +51,9 @@ class Loaders:
         self.longest_wanted = False
         self.longest: Longest | None = None
         self.given = 0  # longest batches that have been given
+        self.over = False
+        self.evaluated: DataLoader | None = None
+        self.again: Callable[[], None] = lambda: None  # what is called when it goes on
 
     def divide_by(self, parts: int) -> None:
         """Let loaders that are made from now on have batches so many times smaller."""
@@ -168,6 +173,12 @@ class _Batches:
     def __next__(self) -> Any:
         loaders = self.loaders
         feeds = loaders.drawn is self.loader
+        if loaders.over:
+            if not feeds:
+                loaders.evaluated = self.loader
+                return next(self.inner)
+            loaders.again()
+            raise StopIteration
         longest = loaders.longest
         if loaders.longest_wanted and feeds and longest is not None:
             loaders.given += 1

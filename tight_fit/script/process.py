@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -25,10 +26,13 @@ from tight_fit import isolation
 from tight_fit.gpus import VISIBLE
 from tight_fit.script import program
 from tight_fit.script.answer import Facts, facts_of
-from tight_fit.script.program import Code, ProgramFailed, ProgramRun, Refused, TooLong, ToPlan
+from tight_fit.script.clock import Clock, TooLong
+from tight_fit.script.program import Code, ProgramFailed, ProgramRun, Refused, ToPlan
 from tight_fit.script.steps import Watch
 
+SLOWEST = 10  # times as long a plan may take by the clock of a busy machine
 GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
+AFTER = 60.0  # seconds for what a program does once its training is planned
 TAIL = 4000  # bytes of a program's output that are kept
 NO_COPY = (
     "PyTorch has started CUDA, or autograd's threads for a GPU, in this kernel, and no copy of "
@@ -46,25 +50,32 @@ SETTLE = 0.2  # seconds in which a thread for a GPU that cannot be used has ende
 
 
 def plan(
-    wanted: ToPlan, work: Code, seconds: float, shown: bool = False, trust: bool = False
+    wanted: ToPlan,
+    work: Code,
+    seconds: float,
+    shown: bool = False,
+    trust: bool = False,
+    terminal: int | None = None,
 ) -> Facts:
     """The facts of a program's plan (`answer.facts_of`).
 
-    seconds  for which it may run
+    seconds  of CPU time for which it may run
     shown    whether what the program prints is shown
     trust    whether it may run where nothing keeps apart what it writes
+    terminal open file that is told each second what runs; None for none
     Raises Refused where it cannot be planned and ProgramFailed where it fails, in a sentence.
     """
     if not hasattr(os, "fork"):
         raise Refused("a program is planned in a copy of this process: use Linux, macOS or WSL.")
     if not copy_computes():
         raise Refused(NO_COPY)
+    kept = () if terminal is None else (terminal,)
     answers, answer = os.pipe()
     printed, output = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        isolated, child = True, isolation.fork(keep=(answer, output))
+        isolated, child = True, isolation.fork(keep=(answer, output, *kept))
     except isolation.Unavailable as error:
         if not trust:
             for pipe in (answers, answer, printed, output):
@@ -74,11 +85,12 @@ def plan(
     if not child:
         os.close(answers)
         os.close(printed)
-        _in_child(wanted, work, answer, None if shown else output, seconds, isolated)
+        clock = Clock(seconds, terminal)
+        _in_child(wanted, work, answer, None if shown else output, clock, isolated)
     os.close(answer)
     os.close(output)
     try:
-        text, tail = _read(answers, printed, seconds + GRACE)
+        text, tail = _read(answers, printed, SLOWEST * seconds + GRACE)
     finally:
         os.close(answers)
         os.close(printed)
@@ -162,7 +174,7 @@ def _end(child: int) -> str:
 
 
 def _in_child(
-    wanted: ToPlan, work: Code, pipe: int, output: int | None, seconds: float, isolated: bool
+    wanted: ToPlan, work: Code, pipe: int, output: int | None, clock: Clock, isolated: bool
 ) -> NoReturn:
     """Run the program and leave the process with an answer on the pipe."""
     answer = _answerer(pipe)
@@ -171,27 +183,31 @@ def _in_child(
         if output is not None:
             _redirect(output)
         torch.set_num_threads(1)  # threads of the parent's are not there any more
-        signal.signal(signal.SIGALRM, _alarm(seconds))
         for _ in range(COLLECTIONS):
             gc.collect()
         if not wanted.cell:  # a cell's models may be here already, and have to be found
             gc.freeze()  # what is here already is no garbage of the program's
 
         def timed() -> None:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            clock.start()
             work()
 
         def finish(state: ProgramRun, watch: Watch) -> None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            clock.stop()
             with torch._C.DisableTorchFunction():
                 answer(facts_of(state, watch))
 
-        program.run(wanted, timed, finish, isolated)
+        def began(state: ProgramRun, watch: Watch) -> None:
+            clock.state = lambda frame: _doing(state, watch, frame)
+
+        program.run(wanted, timed, finish, isolated, began, lambda: clock.at_most(AFTER))
     except Refused as error:
+        clock.stop()
         answer({"refused": str(error)})
     except TooLong:  # while the program was ended
-        answer({"refused": f"the program was still running after {seconds:g} seconds."})
+        answer({"refused": f"the program was still running after {clock.seconds:g} seconds."})
     except ProgramFailed as error:
+        clock.stop()
         answer({"failed": str(error), "lines": error.lines[-4:]})
     except KeyboardInterrupt:
         answer({"failed": "the program was interrupted", "lines": []})
@@ -203,11 +219,14 @@ def _in_child(
     os._exit(1)
 
 
-def _alarm(seconds: float) -> Callable[[int, Any], NoReturn]:
-    def too_long(number: int, frame: Any) -> NoReturn:
-        raise TooLong(seconds)
-
-    return too_long
+def _doing(state: ProgramRun, watch: Watch, frame: FrameType | None) -> str:
+    """What the program does now: its line, and which step."""
+    line = state.code.line_of(frame) or Path(state.wanted.script).name
+    if watch.over:
+        return f"{line}, what comes after the training"
+    if state.evaluation.evaluates:
+        return f"{line}, batch {state.evaluation.calls:,} of an evaluation"
+    return f"{line}, step {len(watch.ends) + 1}"
 
 
 def _answerer(pipe: int) -> Callable[[dict[str, Any]], None]:

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tight_fit.gpus import GPU
-from tight_fit.script import changes, libraries, loaders, sandbox, saving
+from tight_fit.layouts.trace import shapes_unseen
+from tight_fit.script import changes, libraries, loaders, one_gpu, ranks, sandbox, saving
+from tight_fit.script.clock import TooLong
+from tight_fit.script.evaluation import Evaluation
 from tight_fit.script.gpu_queries import Bytes, answered
 from tight_fit.script.libraries import Notes
 from tight_fit.script.steps import Watch
@@ -30,16 +33,31 @@ from tight_fit.trace.tracker import steady_memory
 Code = Callable[[], object]
 
 
+# What an error says -> what to do about it.
+KNOWN = (
+    (
+        "Attempting to unscale FP16 gradients",
+        "Keep the trained weights in fp32 (dtype=torch.float32, or .float() for adapters): "
+        "with fp16=True or autocast it is the computation that runs in fp16",
+    ),
+    (
+        "element 0 of tensors does not require grad",
+        "No trained weight reaches the loss: with frozen embeddings and checkpointing call "
+        "model.enable_input_require_grads(), or give use_reentrant=False",
+    ),
+    (
+        "fine-tuning on purely quantized models",
+        "Train adapters instead: prepare_model_for_kbit_training(model), then get_peft_model",
+    ),
+    (
+        "`fused=True` requires all the params",
+        "Move the model to the GPU before the optimizer is made, or leave fused=True out",
+    ),
+)
+
+
 class Refused(ValueError):
     """The program cannot be planned; the message is one sentence."""
-
-
-class TooLong(BaseException):
-    """The time for one run, in seconds, is over."""
-
-    def __init__(self, seconds: float):
-        super().__init__(seconds)
-        self.seconds = seconds
 
 
 class ProgramFailed(RuntimeError):
@@ -59,6 +77,7 @@ class ToPlan:
     gpu        the GPU it is told of; None for a machine without one, on which all tensors count
     steps      how many steps; None goes on until memory has settled
     change     what is changed about the step, as `changes.applied` knows it
+    rank       of a program for torchrun; None for a program of one process
     cell       whether it is a notebook's cell
     """
 
@@ -68,6 +87,7 @@ class ToPlan:
     steps: int | None = None
     change: dict[str, Any] = field(default_factory=dict)
     cell: bool = False
+    rank: ranks.ProgramRank | None = None
 
 
 @dataclass
@@ -82,10 +102,18 @@ class ProgramRun:
     loaders: loaders.Loaders
     notes: Notes
     found: changes.Found
+    gpu: one_gpu.OneGPU
+    evaluation: Evaluation
+    meter: ranks.Meter
 
 
 def run(
-    wanted: ToPlan, work: Code, finish: Callable[[ProgramRun, Watch], None], isolated: bool
+    wanted: ToPlan,
+    work: Code,
+    finish: Callable[[ProgramRun, Watch], None],
+    isolated: bool,
+    began: Callable[[ProgramRun, Watch], None] = lambda state, watch: None,
+    followed: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `work`, the program, until `finish` is called at the end of its last step.
 
@@ -93,6 +121,8 @@ def run(
     that, or cannot be planned, and ProgramFailed where it fails.
 
     isolated  whether what it writes goes with this process
+    began     is called before the first line
+    followed  is called once training is planned, and what comes after it is followed
     """
     places, notes = Places(), Notes()
     code = UserCode(wanted.script, wanted.cell)
@@ -100,19 +130,50 @@ def run(
     tracker = ScriptTracker(places, code)
     found = changes.Found()
     feeds = loaders.Loaders(wanted.change.get("accumulation", 1))
-    state = ProgramRun(wanted, places, code, known, tracker, feeds, notes, found)
-    watch = Watch(tracker, feeds, lambda watch: finish(state, watch), wanted.steps)
+    state = ProgramRun(
+        wanted,
+        places,
+        code,
+        known,
+        tracker,
+        feeds,
+        notes,
+        found,
+        one_gpu.OneGPU(places),
+        Evaluation(tracker, known),
+        ranks.Meter(tracker),
+    )
+    follows = isolated and wanted.steps is None  # else it would go on to save what has no values
+    watch = Watch(
+        tracker,
+        feeds,
+        lambda watch: finish(state, watch),
+        wanted.steps,
+        state.evaluation if follows else None,
+        followed,
+    )
+    began(state, watch)
     try:
         with ExitStack() as stack:
             for context in _contexts(state, isolated):
                 stack.enter_context(context)
             stack.enter_context(changes.applied(wanted.change, found, code.line, feeds.divide_by))
             stack.enter_context(watch.watching())
+            stack.enter_context(state.evaluation.watching())
             stack.enter_context(steady_memory())
+            stack.enter_context(shapes_unseen(tracker))
             stack.enter_context(tracker)
+            if wanted.rank is not None:
+                stack.enter_context(state.meter)
             work()
     except BaseException as error:  # a program may raise or exit in any way
-        _explain(error, code, len(watch.ends))
+        if watch.over:
+            state.evaluation.stopped = _stopped(error, code)
+            finish(state, watch)
+        hint = "" if wanted.rank is not None or wanted.cell else ranks.hint(wanted.script)
+        _explain(error, code, len(watch.ends), hint)
+    if watch.over:
+        finish(state, watch)
     if watch.ends:
         notes.add(
             f"The program ended by itself after {len(watch.ends)} steps, before its memory had "
@@ -128,6 +189,7 @@ def run(
 def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     wanted, places, line = state.wanted, state.places, state.code.line
     on_gpu = wanted.gpu is not None
+    yield ranks.one_of(wanted.rank, places, state.meter)
     yield sandbox.alone(isolated)
     yield libraries.adapted(state.notes, on_gpu, line)
     yield saving.kept(on_gpu, isolated)
@@ -135,13 +197,18 @@ def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     yield as_if_real(convert=True)
     if wanted.gpu is not None:
         held = Bytes(state.tracker.held, state.tracker.forget_most)
-        yield answered(wanted.gpu, held)
+        count = 1 if wanted.rank is None else wanted.rank.machine
+        yield answered(wanted.gpu, held, state.gpu, line, count)
+        yield one_gpu.only(state.notes.add, line)
         yield as_on_gpu(places)
     yield FakeTensorMode(allow_non_fake_inputs=True)
     yield FakeValues()
     yield state.known
     yield places
-    yield ScriptCalls(places, state.known, on_gpu, flash=wanted.gpu is None or wanted.gpu.bf16)
+    flash = wanted.gpu is None or wanted.gpu.bf16
+    calls = ScriptCalls(places, state.known, on_gpu, flash, state.gpu.take)
+    state.found.attention = calls.attention
+    yield calls
     yield quantized_layers(places)
     yield libraries.parameters_without_values(state.known)
     yield state.code.watching_modules()
@@ -168,7 +235,18 @@ def _as_main(path: str, arguments: tuple[str, ...]) -> Iterator[None]:
         sys.argv, sys.path = argv, places
 
 
-def _explain(error: BaseException, code: UserCode, steps: int) -> None:
+def _stopped(error: BaseException, code: UserCode) -> str:
+    """Why what came after the training was not followed to its end, as the end of a sentence."""
+    lines = _own_lines(error, code)
+    at = f"{lines[-1].partition(' ')[0]}: " if lines else ""
+    if isinstance(error, TooLong):
+        return f"{at}it takes longer than {error.seconds:g} seconds"
+    if isinstance(error, SystemExit):
+        return ""
+    return f"{at}{' '.join(str(error).split())[:200] or type(error).__name__}"
+
+
+def _explain(error: BaseException, code: UserCode, steps: int, hint: str) -> None:
     """Raise Refused or ProgramFailed for what ended the program."""
     lines = _own_lines(error, code)
     at = lines[-1].partition(" ")[0] if lines else code.name_of(code.script)
@@ -180,8 +258,8 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
             raise Refused(f"{at}: {_end(str(cause), cause)}") from None
     if isinstance(error, TooLong):
         raise Refused(
-            f"{at} was still running after {error.seconds:g} seconds and {steps} steps: give more "
-            "time with --seconds, or see whether it ends."
+            f"{at} was still running after {error.seconds:.3g} seconds of CPU time and {steps} "
+            "steps: give more with --seconds, or see whether it ends or waits."
         ) from None
     name = type(error).__name__
     text = " ".join(str(error).split())
@@ -190,7 +268,9 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
     if isinstance(error, SystemExit):
         if error.code in (0, None):
             return
-        raise ProgramFailed(f"the program exited with {error.code!r} before its first step", lines)
+        raise ProgramFailed(
+            f"the program exited with {error.code!r} before its first step{hint}", lines
+        )
     if name == "GatedRepoError" or "gated repo" in text.lower():
         raise Refused(
             f"{at} needs a gated model: accept its terms on the hub and log in with `hf auth "
@@ -209,7 +289,10 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
     if isinstance(error, NotImplementedError) or name == "UnsupportedOperatorException":
         raise Refused(f"{at} uses what is not planned: {_end(text or name)}") from None
     when = "before its first step" if not steps else f"after {steps} steps"
-    raise ProgramFailed(f"the program failed {when}: {name}: {text[:300]}", lines) from None
+    hint = next((f". {todo}" for said, todo in KNOWN if said in text), hint)
+    raise ProgramFailed(
+        f"the program failed {when}: {name}: {text[:300].rstrip('.')}{hint}", lines
+    ) from None
 
 
 def _end(text: str, cause: BaseException | None = None) -> str:

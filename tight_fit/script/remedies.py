@@ -55,6 +55,8 @@ def find(facts: Facts, gpu: GPU, plan: Plan) -> list[Remedy]:
 def _others(facts: Facts, gpu: GPU) -> list[Change]:
     found = facts["found"]
     changes: list[Change] = []
+    if facts["evaluation"]["peak"] > facts["evaluation"]["training"] and found["trainer"]:
+        changes.append({"evaluation": 1})
     if not found["autocast"]:
         changes.append({"precision": "bf16" if gpu.bf16 else "fp16"})
     if set(facts["optimizers"]) & ADAMS and not missing("bitsandbytes"):
@@ -156,6 +158,8 @@ def _arguments(settings: dict[str, Any], name: str, value: Any) -> list[tuple[st
         ]
     if name == "precision":
         return [(value, True)]
+    if name == "evaluation":
+        return [("eval_accumulation_steps", value)]
     if name == "optimizer":
         return [("optim", "adamw_bnb_8bit")]
     return [("gradient_checkpointing", True)]

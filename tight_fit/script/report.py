@@ -34,8 +34,13 @@ def lines(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
 def verdict(facts: Facts) -> list[str]:
     """What was planned, and whether it fits."""
     name = Path(facts["script"]).name
-    kinds = " and ".join(facts["optimizers"])
-    words = f"{number(facts['parameters'])} parameters, {kinds}, {_precision(facts)}"
+    ways = facts["ways"]
+    kinds = " and ".join(
+        f"{kind} ({ways[kind]})" if ways.get(kind) else kind for kind in facts["optimizers"]
+    )
+    words = (
+        f"{number(facts['parameters'])} parameters, {kinds}, {_precision(facts)}{_attention(facts)}"
+    )
     over = facts["need"] - facts["card_memory"]
     fits = "YES, it fits" if facts["fits"] else "NO, it does not fit"
     room = "to spare" if facts["fits"] else "too much"
@@ -44,7 +49,78 @@ def verdict(facts: Facts) -> list[str]:
         *_batches(facts),
         f"{fits} on {_card(facts['card'])}: it needs {size(facts['need'])} of "
         f"{size(facts['card_memory'])}, {size(abs(over))} {room}.",
+        *_limited(facts),
+        *_grows(facts),
+        *_evaluation(facts),
+        *_rank(facts),
     ]
+
+
+def _limited(facts: Facts) -> list[str]:
+    limit = facts["fraction"]
+    if limit["of"] >= 1:
+        return []
+    return [f"{limit['line']} lets PyTorch have {limit['of']:.0%} of the GPU: that is counted."]
+
+
+def _rank(facts: Facts) -> list[str]:
+    rank = facts["rank"]
+    if rank is None:
+        return []
+    total = sum(count for _, count in rank["sent"].values())
+    kinds = ", ".join(
+        f"{times} × {kind} {size(count)}" for kind, (times, count) in rank["sent"].items()
+    )
+    text = (
+        f"Planned is rank {rank['number']} of {rank['ranks']}, which sends {size(total)} in a step"
+    )
+    text += f" ({kinds})" if kinds else ""
+    if rank["unknown"]:
+        text += f", and {', '.join(rank['unknown'])}, which are not counted"
+    return [f"{text}. What is sent takes time beside that of the step below."]
+
+
+def _evaluation(facts: Facts) -> list[str]:
+    evaluation = facts["evaluation"]
+    if not evaluation["calls"]:
+        if evaluation["told"] and facts["fits"]:
+            why = f": {evaluation['stopped']}" if evaluation["stopped"] else ""
+            return [f"Its evaluation ({evaluation['told']}) is not planned{why}."]
+        return []
+    text = (
+        f"Its evaluation, from {evaluation['line'] or 'a library'} on, takes "
+        f"{size(evaluation['peak'])} of tensors, and its training {size(evaluation['training'])}"
+    )
+    if evaluation["stopped"]:
+        among = f" of {evaluation['of']:,}" if evaluation["of"] else ""
+        text += (
+            f"; of it {evaluation['calls']:,}{among} batches were followed, and the others counted "
+            f"like them: {evaluation['stopped']}"
+        )
+    return [f"{text}."]
+
+
+def _grows(facts: Facts) -> list[str]:
+    growth = facts["growth"]
+    if not growth:
+        return []
+    text = (
+        f"Its memory grows: each step keeps {size(growth['bytes'])} more, made at "
+        f"{', '.join(growth['lines'][:3])}"
+    )
+    room = facts["card_memory"] - facts["need"]
+    if room < 0:
+        return [f"{text}."]
+    steps = facts["regular"] + room // growth["bytes"]
+    return [f"{text}, so about {number(steps)} steps fit, and no more."]
+
+
+def _attention(facts: Facts) -> str:
+    ways = [
+        f"{'fused' if fused else 'written-out'} attention in {SHORT.get(dtype, dtype)}"
+        for dtype, fused in facts["attention"].items()
+    ]
+    return "".join(f", {way}" for way in ways)
 
 
 def _precision(facts: Facts) -> str:
@@ -97,6 +173,18 @@ def advice(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
 def notes(facts: Facts) -> list[str]:
     """What to know of the plan."""
     text = list(facts["notes"])
+    for dtype, fused in facts["attention"].items():
+        if not fused:
+            text.append(
+                f"{_card(facts['card'])} has no fused kernel for this attention in "
+                f"{SHORT.get(dtype, dtype)}: its operations run one by one, and keep their results."
+            )
+    none, count = facts["without_gradient"]
+    if none:
+        text.append(
+            f"{none} of the {count} tensors that the optimizer was given got no gradient: they are "
+            "not trained, and hold no optimizer states."
+        )
     if facts["asked"]:
         lines_ = [line or "a library" for line in facts["asked"]]
         listed = ", ".join(lines_[:4]) + (", ..." if len(lines_) > 4 else "")

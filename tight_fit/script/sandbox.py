@@ -70,7 +70,8 @@ def alone(isolated: bool) -> Iterator[None]:
 
     def no_group(*args, **kwargs):
         raise NotPlanned(
-            "joins a group of processes (init_process_group): plan it as a single process"
+            "joins a group of processes (init_process_group): plan one of its ranks with --ranks, "
+            "such as --ranks 2"
         )
 
     def not_done(*args, run_as_future=False, **kwargs):
@@ -82,12 +83,13 @@ def alone(isolated: bool) -> Iterator[None]:
         names = [name for name in (*args, kwargs.get("repo_id")) if isinstance(name, str)]
         return SimpleNamespace(repo_id=names[0] if names else "")
 
+    grouped = torch.distributed.is_initialized()  # it is planned as one of its ranks
     with ExitStack() as patches:
         for owner, name, value in (
             (builtins, "input", no_input),
             (sys, "stdin", io.StringIO()),
             *((owner, name, no_process) for owner, name in COPIES),
-            (torch.distributed, "init_process_group", no_group),
+            *(() if grouped else [(torch.distributed, "init_process_group", no_group)]),
             (PreTrainedModel, "push_to_hub", not_done),
             *(() if isolated else [(Trainer, "save_model", not_done)]),
             *((owner, name, repository) for owner, name in _everywhere("create_repo")),

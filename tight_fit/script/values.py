@@ -12,7 +12,7 @@ has a shape and no value. Where such a value is asked for, these rules answer:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from tight_fit.script.where import UserCode
 from tight_fit.torch_private import (
     DEVICE_OF,
+    WRAPPERS,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -32,6 +33,7 @@ from tight_fit.torch_private import (
     unset_fake_temporarily,
     written_arguments,
 )
+from tight_fit.trace.cuda_kernels import computed_in
 from tight_fit.trace.gpu_calls import GPUCalls, Places
 
 aten = torch.ops.aten
@@ -46,6 +48,10 @@ MASKED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 
 class DependsOnValues(RuntimeError):
     """The shape of a result depends on values that follow from parameters."""
+
+
+class NotFollowed(RuntimeError):
+    """What comes after the training is followed no further; the message says why."""
 
 
 class _Known:
@@ -81,14 +87,20 @@ class KnownValues(PlainDispatchMode):
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the same shape, dtype and strides without values, on the host."""
+        return self.empty(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without values."""
         self._without = True
         try:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            return torch.empty_strided(size, stride, dtype=dtype)
         finally:
             self._without = False
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the tensors inside are dispatched again, one by one
         if function is DEVICE_OF:
             return function(*args, **kwargs)
         if self._without:
@@ -239,11 +251,22 @@ def _without_masks(indices: Any) -> list[Any]:
 
 
 class ScriptCalls(GPUCalls):
-    """`GPUCalls`, and the calls of a tensor that hand all of its values to Python or NumPy."""
+    """`GPUCalls`, and the calls of a tensor that hand all of its values to Python or NumPy.
 
-    def __init__(self, places: Places, known: KnownValues, active: bool, flash: bool = True):
+    take  is told of each GPU that a call names
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        known: KnownValues,
+        active: bool,
+        flash: bool = True,
+        take: Callable[[Any], None] = lambda device: None,
+    ):
         super().__init__(places, flash)
-        self.known, self.names_gpus = known, active
+        self.known, self.names_gpus, self.take = known, active, take
+        self.attention: dict[str, bool] = {}  # dtype -> whether one kernel computed it
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -251,20 +274,36 @@ class ScriptCalls(GPUCalls):
             with disable_current_modes(), torch._C.DisableTorchFunction():
                 return function(self._all_values(args[0]), *args[1:], **kwargs)
         if function is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
-            return _copied(*args)
+            return copied(*args)
         if not self.names_gpus:
             return function(*args, **kwargs)
+        if function is torch.Tensor.cuda:
+            self.take(args[1] if len(args) > 1 else kwargs.get("device"))
         return super().__torch_function__(function, types, args, kwargs)
+
+    def _is_fused(self, query, kwargs):
+        fused = super()._is_fused(query, kwargs)
+        if torch.is_grad_enabled():
+            self.attention[str(computed_in(query)).removeprefix("torch.")] = fused
+        return fused
+
+    def _is_gpu(self, device):
+        on_gpu = super()._is_gpu(device)
+        if on_gpu:
+            self.take(device)
+        return on_gpu
 
     def _all_values(self, tensor: torch.Tensor) -> torch.Tensor:
         values = values_of(tensor)
         if values is None:
             self.known.asked[self.known.code.line()] += 1
-            values = torch.ones(tensor.shape, dtype=tensor.dtype)
+            values = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+            if tensor.numel() <= LARGEST:
+                values = values.contiguous()
         return values.detach()
 
 
-def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """A deep copy, made by an operation, so that the tracker sees it."""
     if id(tensor) not in memo:
         copy = tensor.detach().clone()
@@ -273,7 +312,7 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         else:
             copy.requires_grad_(tensor.requires_grad)
         if tensor.grad is not None:
-            copy.grad = _copied(tensor.grad, memo)
+            copy.grad = copied(tensor.grad, memo)
         memo[id(tensor)] = copy
     return memo[id(tensor)]
 

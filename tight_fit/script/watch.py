@@ -11,8 +11,10 @@ from torch import nn
 from tight_fit.plans.own_step import GPUTracker
 from tight_fit.script.where import Origin, UserCode
 from tight_fit.torch_private import (
+    WRAPPERS,
     FakeTensor,
     in_backward,
+    inside,
     storage_key,
     tree_leaves,
     written_arguments,
@@ -30,6 +32,7 @@ class ScriptTracker(GPUTracker):
 
     origins    {storage: (Origin, shape, dtype)}
     elements   {storage: how many parameters it holds}, where that is not its number of elements
+    whole      {storage of a parameter: elements of all ranks together}
     updating   whether an optimizer is at work now
     """
 
@@ -38,12 +41,15 @@ class ScriptTracker(GPUTracker):
         self.code, self.updating = code, False
         self.origins: dict[int, tuple[Origin, tuple[int, ...], torch.dtype]] = {}
         self.elements: dict[int, int] = {}
-        self.alive_bytes = self.most_bytes = 0
+        self.whole: dict[int, int] = {}
+        self._alive_bytes, self._most_bytes = [0, 0], [0, 0]  # of all places, of the GPU
         self._foreign: set[int] = set()
         self._into_real = False
         self._shape: tuple[tuple[int, ...], torch.dtype] = (), torch.float32
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the tensors inside are dispatched again, one by one
         self._phase = BACKWARD if in_backward() else UPDATE if self.updating else FORWARD
         self._foreign = set()
         if function.overloadpacket.__name__ not in MADE_UNSEEN:
@@ -68,9 +74,7 @@ class ScriptTracker(GPUTracker):
         index = len(self.storage_trace.bytes)
         self.origins[index] = (self.code.origin(2), *self._shape)
         super()._born(storage, category, made_by)
-        if self._counts(index):
-            self.alive_bytes += self.storage_trace.bytes[index]
-            self.most_bytes = max(self.most_bytes, self.alive_bytes)
+        self._count(index, self.storage_trace.bytes[index])
 
     def _copy(self, operands: list[torch.Tensor]) -> None:
         first = len(self.storage_trace.bytes)
@@ -78,29 +82,36 @@ class ScriptTracker(GPUTracker):
             self.origins[index] = (self.code.origin(2), tuple(operand.shape), operand.dtype)
         super()._copy(operands)
         copied = sum(self.storage_trace.bytes[first:])
-        self.most_bytes = max(self.most_bytes, self.alive_bytes + copied)
+        self._most_bytes = [
+            max(most, alive + copied) for most, alive in zip(self._most_bytes, self._alive_bytes)
+        ]
 
     def _forget(self, key: int, index: int | None = None) -> None:
         before = len(self.storage_trace.events)
         super()._forget(key, index)
         for event in self.storage_trace.events[before:]:
-            if self._counts(event[1]):
-                self.alive_bytes -= self.storage_trace.bytes[event[1]]
+            self._count(event[1], -self.storage_trace.bytes[event[1]])
 
-    def _counts(self, index: int) -> bool:
-        return not (self.places.named and index in self.host)
+    def _count(self, index: int, number: int) -> None:
+        for place in (0,) if index in self.host else (0, 1):
+            self._alive_bytes[place] += number
+            self._most_bytes[place] = max(self._most_bytes[place], self._alive_bytes[place])
 
     def held(self) -> tuple[int, int]:
-        """(bytes alive, most bytes alive since `forget_most`)."""
-        return self.alive_bytes, self.most_bytes
+        """(bytes alive, most bytes alive since `forget_most`); those of the GPU, once named."""
+        place = int(self.places.named)
+        return self._alive_bytes[place], self._most_bytes[place]
 
     def forget_most(self) -> None:
         """Count the most bytes from here on."""
-        self.most_bytes = self.alive_bytes
+        self._most_bytes = list(self._alive_bytes)
 
     def name_parameters(self, modules: Iterable[nn.Module]) -> None:
         """What modules hold is parameters, and what their gradients will be is gradients."""
         for module in modules:
+            for parameter in module._parameters.values():
+                if parameter is not None and self._known(parameter):
+                    self.whole[self.number_of(parameter)] = parameter.numel()
             scales = state_of(module)
             held: list[Any] = [*module._parameters.values(), *module._buffers.values(), *scales]
             for tensor in held:
@@ -124,6 +135,12 @@ class ScriptTracker(GPUTracker):
             if parameter.grad is not None and self._known(parameter.grad):
                 self._see(parameter.grad, GRADIENTS, "gradient")
 
+    def name_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        """What these tensors hold is gradients."""
+        for tensor in tensors:
+            if self._known(tensor):
+                self._see(tensor, GRADIENTS, "gradient")
+
     def name_states(self, optimizer: torch.optim.Optimizer) -> None:
         """What an optimizer keeps is optimizer states."""
         for state in optimizer.state.values():
@@ -131,8 +148,19 @@ class ScriptTracker(GPUTracker):
                 if isinstance(tensor, torch.Tensor) and self._known(tensor):
                     self._see(tensor, OPTIMIZER, "state")
 
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The number of the storage that a tensor is of."""
+        return self._index(plain(tensor))
+
     def _known(self, tensor: torch.Tensor) -> bool:
-        return storage_key(tensor.untyped_storage()) in self._alive
+        return self._index(plain(tensor)) >= 0
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that ranks share; another tensor as it is."""
+    while isinstance(tensor, WRAPPERS):
+        tensor = inside(tensor)
+    return tensor
 
 
 def _writes_to_real(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -51,6 +51,15 @@ class UserCode:
         """The innermost line of the user's program that is running, "" for none."""
         return self.origin(2).line
 
+    def line_of(self, frame: FrameType | None) -> str:
+        """The innermost line of the user's program that a frame was called from, "" for none."""
+        while frame is not None:
+            kind, name = self._name(frame.f_code)
+            if kind == "user":
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
     def origin(self, depth: int = 1) -> Origin:
         """Where the code is that called this function, `depth` frames up."""
         frame: FrameType | None = sys._getframe(depth)

@@ -97,11 +97,16 @@ class CudaKernels(TorchFunctionMode):
             return _as_cuda_autocasts(function, args, kwargs)
         return function(*args, **kwargs)
 
-    def _attention(self, query, *args, **kwargs):
-        fused = _computed_in(query) in (FUSED if self.flash else MEMORY_EFFICIENT)
+    def _is_fused(self, query: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether the GPU has one kernel for this attention."""
+        fused = computed_in(query) in (FUSED if self.flash else MEMORY_EFFICIENT)
         if kwargs.get("enable_gqa") and not self.flash:
             fused &= GROUPED
-        return (_fused_attention if fused else _written_out)(query, *args, **kwargs)
+        return fused
+
+    def _attention(self, query, *args, **kwargs):
+        attention = _fused_attention if self._is_fused(query, kwargs) else _written_out
+        return attention(query, *args, **kwargs)
 
 
 def _as_cuda_autocasts(function: Function, args: tuple, kwargs: dict) -> Any:
@@ -186,7 +191,7 @@ def _written_out(
     `torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp` is off by default. The probabilities
     are kept for the backward pass. With grouped queries, keys and values are repeated first.
     """
-    dtype = _computed_in(query)
+    dtype = computed_in(query)
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
         query, key, value = (tensor.to(dtype).to(wide) for tensor in (query, key, value))
@@ -213,7 +218,7 @@ def _written_out(
         return output
 
 
-def _computed_in(query):
+def computed_in(query):
     """The dtype in which attention of this query is computed: autocast's, but for fp64."""
     autocast = torch.is_autocast_enabled("cpu") and query.dtype != torch.float64
     return torch.get_autocast_dtype("cpu") if autocast else query.dtype

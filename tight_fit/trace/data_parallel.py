@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -33,8 +33,13 @@ _BUFFERS = next(
 
 
 @contextmanager
-def data_parallel(ranks: int | None, places: Places) -> Iterator[None]:
-    """Inside, this process is the first of `ranks` ranks, and DDP works.
+def data_parallel(
+    ranks: int | None,
+    places: Places,
+    rank: int = 0,
+    sent: Callable[[torch.Tensor], None] = lambda bucket: None,
+) -> Iterator[None]:
+    """Inside, this process is one of `ranks` ranks, and DDP works; `sent` gets each bucket.
 
     `init_process_group` and `destroy_process_group` do nothing. With None DDP raises
     NotImplementedError, a sentence. Raises RuntimeError where there is a process group already.
@@ -48,9 +53,9 @@ def data_parallel(ranks: int | None, places: Places) -> Iterator[None]:
             "This process is a rank already: plan in a process that has no process group."
         )
     hook = sys.excepthook  # torch replaces it, to put the rank before every error message
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=fake_store())
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=fake_store())
     try:
-        with _patched(places):
+        with _patched(places, sent):
             yield
     finally:
         dist.destroy_process_group()
@@ -58,14 +63,14 @@ def data_parallel(ranks: int | None, places: Places) -> Iterator[None]:
 
 
 @contextmanager
-def _patched(places: Places) -> Iterator[None]:
+def _patched(places: Places, sent: Callable[[torch.Tensor], None]) -> Iterator[None]:
     make, before = DistributedDataParallel.__init__, getattr(DistributedDataParallel, PRE_FORWARD)
 
     def make_here(model, module, device_ids=None, output_device=None, *args: Any, **kwargs: Any):
         kwargs |= {"init_sync": False, _BUFFERS: False}
         with Indices(), places.inside_torch(), places.forced(True):  # the buckets are on the GPU
             make(model, module, None, None, *args, **kwargs)
-            model.register_comm_hook(None, _send_nothing)
+            model.register_comm_hook(sent, _send_nothing)
 
     def before_forward(model, *args, **kwargs):
         with Indices(), places.inside_torch(), places.forced(True):
@@ -84,9 +89,10 @@ def _patched(places: Places) -> Iterator[None]:
 
 def _send_nothing(state, bucket):  # DDP compares annotations with its types: there are none
     """A communication hook that takes the mean in place, as DDP does, and sends nothing."""
-    sent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    sent.set_result(bucket.buffer().div_(dist.get_world_size()))
-    return sent
+    state(bucket.buffer())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer().div_(dist.get_world_size()))
+    return done
 
 
 def _refused(model, *args: Any, **kwargs: Any) -> None:

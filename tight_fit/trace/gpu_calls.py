@@ -21,9 +21,11 @@ from tight_fit.torch_private import (
     FOREACH_DEVICES,
     FOREACH_TYPES,
     SKIPS_STEPS,
+    WRAPPERS,
     FakeTensor,
     OpOverload,
     TorchDispatchMode,
+    inside,
     parse_to,
     storage_key,
     tree_leaves,
@@ -47,11 +49,12 @@ class Places(TorchDispatchMode):
     Enter it inside `FakeTensorMode` and outside the tracker.
 
     named  whether a call has named CUDA as a device so far
+    gpu    the device that tensors on the GPU say they are on
     """
 
     def __init__(self):
         super().__init__()
-        self.named = False
+        self.named, self.gpu = False, GPU_0
         self._on_gpu: dict[int, bool] = {}  # key of a storage -> is it on the GPU?
         self._storages: dict[int, weakref.ref] = {}
         self._forced: bool | None = None
@@ -69,10 +72,12 @@ class Places(TorchDispatchMode):
     def device(self, tensor: FakeTensor) -> torch.device:
         """The device of a tensor as a user is told of it."""
         told = self.named and not self._inside and self.on_gpu(tensor)
-        return GPU_0 if told else tensor.fake_device
+        return self.gpu if told else tensor.fake_device
 
     def on_gpu(self, held: torch.Tensor | torch.UntypedStorage) -> bool:
         """Whether a tensor or a storage is on the GPU."""
+        while isinstance(held, WRAPPERS):
+            held = inside(held)
         storage = held.untyped_storage() if isinstance(held, torch.Tensor) else held
         return self._on_gpu.get(storage_key(storage), False)
 
@@ -102,6 +107,8 @@ class Places(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # the tensors inside are dispatched again, one by one
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with self.inside_torch():
             result = function(*args, **kwargs)
@@ -174,7 +181,7 @@ class GPUCalls(CudaKernels):
     def _answer(self, function, types, args, kwargs):
         if function in (IS_CUDA, IS_CPU, torch.Tensor.get_device):
             if self.places.named and self.places.on_gpu(args[0]):
-                return {IS_CUDA: True, IS_CPU: False}.get(function, 0)
+                return {IS_CUDA: True, IS_CPU: False}.get(function, self.places.gpu.index)
             return function(*args, **kwargs)
         if function is torch.Tensor.cuda:
             return self._moved(args[0], True, args[0].dtype)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from tight_fit.kernels.trace_ops import Recorder, TracedOps
 from tight_fit.techniques import host
@@ -28,6 +27,7 @@ from tight_fit.torch_private import (
     adds_in_place,
     count_holders,
     device_for_torch,
+    inside,
     storage_key,
     tree_leaves,
 )
@@ -257,7 +257,7 @@ class Tracker(PlainDispatchMode):
 
     def _see(self, tensor: torch.Tensor, category: int, made_by: str, new: bool = False) -> None:
         while isinstance(tensor, WRAPPERS):
-            tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.elem
+            tensor = inside(tensor)
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         if key in self._alive:

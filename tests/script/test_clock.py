@@ -1,0 +1,58 @@
+"""How long a program may run, and what a terminal is told meanwhile."""
+
+import os
+
+import pytest
+
+from tests.script import HEAD, LOOP
+from tight_fit.command import script as command
+from tight_fit.gpus import find
+from tight_fit.script import clock, process
+from tight_fit.script.program import Refused, ToPlan, script_of
+
+WAITS = f"{HEAD}import time\ntime.sleep(3)\nwhile True:\n    pass\n"
+
+
+def said_while(text, program, seconds=20.0):
+    read, write = os.pipe()
+    path = program(text)
+    try:
+        process.plan(ToPlan(path, (), find("T4")), script_of(path, ()), seconds, terminal=write)
+    finally:
+        os.close(write)
+        with os.fdopen(read, newline="") as lines:
+            said = lines.read()
+    return [line for line in said.split(clock.CLEAR) if line]
+
+
+def test_a_terminal_is_told_of_line_step_and_time_left(program):
+    text = LOOP.replace("for step", "import time\nfor step").replace(
+        "    optimizer.zero_grad()\n", "    time.sleep(1.2)\n    optimizer.zero_grad()\n"
+    )
+    said = said_while(text, program)
+    assert any(line.startswith("planning: train.py:9, step 1; ") for line in said), said
+    assert any("step 2; " in line for line in said) and all(" s left" in line for line in said)
+
+
+def test_seconds_are_those_of_the_cpu(program):
+    """Sleeping for three seconds does not end a program that may compute for two."""
+    with pytest.raises(
+        Refused, match="still running after 2 seconds of CPU time and 0 steps"
+    ) as error:
+        said_while(WAITS, program, seconds=2.0)
+    assert str(error.value).startswith("train.py:8 "), "it was ended while it slept"
+
+
+def test_a_program_that_waits_is_ended(program, monkeypatch):
+    monkeypatch.setattr(clock, "WAITS", 1.5)
+    with pytest.raises(Refused, match="see whether it ends or waits"):
+        said_while(f"{HEAD}import time\ntime.sleep(600)\n", program, seconds=100.0)
+
+
+def test_nothing_is_told_without_a_terminal_or_with_json(program, capfd):
+    path = program(LOOP)
+    assert command.main([path, "--gpu", "T4", "--quick"]) == command.FITS
+    assert command.main([path, "--gpu", "T4", "--json", "--progress"]) == command.FITS
+    assert "planning" not in capfd.readouterr().err
+    assert command.main([path, "--gpu", "T4", "--quick", "--progress"]) == command.FITS
+    assert "planning: importing what train.py uses" in capfd.readouterr().err
