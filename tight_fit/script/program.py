@@ -177,14 +177,14 @@ def _explain(error: BaseException, code: UserCode, steps: int) -> None:
         raise error
     for cause in causes:
         if isinstance(cause, (sandbox.NotPlanned, DependsOnValues)):
-            raise Refused(f"{at}: {_end(str(cause), cause)}") from None
+            raise Refused(f"{at}: {_end(sandbox.text_of(cause), cause)}") from None
     if isinstance(error, TooLong):
         raise Refused(
             f"{at} was still running after {error.seconds:g} seconds and {steps} steps: give more "
             "time with --seconds, or see whether it ends."
         ) from None
     name = type(error).__name__
-    text = " ".join(str(error).split())
+    text = sandbox.text_of(error)
     if isinstance(error, KeyboardInterrupt):
         raise error
     if isinstance(error, SystemExit):
