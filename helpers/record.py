@@ -19,12 +19,14 @@ from helpers.recipe import Recipe
 from helpers.train import TrainResult, encoded, evaluate, fit
 from tight_fit import gpus
 from tight_fit.checks import of_type, shown
+from tight_fit.files import small_text
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
 RESULTS = Path(__file__).parent.parent / "results"
 SESSION = "session.json"  # beside runs: what `make record` has done so far; it is no run
 VERSION = 1
+LARGEST = 1 << 26  # bytes of a record
 WARM_UP = 3  # steps whose times are left out of the median
 
 
@@ -211,7 +213,7 @@ def read_file(path: Path) -> Run:
     Raises ValueError, which names the file, for one that is no complete run, or another file's.
     """
     try:
-        run = Run.from_json(path.read_text(encoding="utf8"))
+        run = Run.from_json(small_text(path, LARGEST))
         if not path.name.startswith(f"{run.name.replace('/', '.')}."):
             raise ValueError(f"The file does not have the name of its run, {run.name!r}.")
     except UnicodeDecodeError:

@@ -1,11 +1,28 @@
-"""Several files into a folder at once: all of them or none."""
+"""Files: a small one read with a bound, and several into a folder at once, all of them or none."""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+
+def small_text(path: Path, most: int) -> str:
+    """The text of a file of at most `most` bytes. Waits for no pipe, and reads no device.
+
+    Raises OSError, UnicodeDecodeError, and ValueError for what is no file or a larger one.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path} is no file that can be read to its end: name an ordinary file.")
+    if found.st_size > most:
+        raise ValueError(
+            f"{path} has {found.st_size:,} bytes, and at most {most:,} are read: name another file."
+        )
+    with open(path, "rb") as file:
+        return file.read(most).decode("utf8")
 
 
 def replace_all(folder: Path, texts: Mapping[str, str], old: Iterable[Path] = ()) -> None:

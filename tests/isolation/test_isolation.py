@@ -5,45 +5,19 @@ As the user who runs the tests, and where that is root, as an ordinary one as we
 
 import hashlib
 import os
-import shutil
 import signal
 import socket
 import stat
 import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.isolation import heeding, with_mark
+from tests.isolation.homes import BEFORE, USERS, end_of, started
 from tight_fit import isolation
 
-ROOT = Path(__file__).parents[2]
-NOBODY = 12345  # a user that this machine does not know
-
-
-def python_for(user: int | None) -> str | None:
-    """A Python of this version that a user may start, None where there is none."""
-    if user is None:
-        return sys.executable
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for path in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
-        try:
-            subprocess.run([path, "-c", ""], user=user, group=user, check=True, cwd="/")
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return path
-    return None
-
-
-def may_be_tried(user: int) -> bool:
-    return os.name == "posix" and os.geteuid() == 0 and python_for(user) is not None
-
-
-USERS = [None, NOBODY] if may_be_tried(NOBODY) else [None]
 pytestmark = pytest.mark.skipif(
     isolation.why_not() is not None, reason=f"no isolated process here: {isolation.why_not()}"
 )
@@ -101,10 +75,18 @@ DEEDS = {
         "import numpy; m = numpy.memmap('best.pt', 'u1', 'r+'); before = bytes(m)",
         "assert bytes(m) == before; m[:] = 0; m.flush(); assert not bytes(m).strip(b'\\0')",
     ),
+    "writes to a mapped file that it may only read": (
+        "import ctypes, mmap; f = open('best.pt', 'r+b')\n"
+        "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)",
+        "c = ctypes.CDLL(None)\n"
+        "line = next(line for line in open('/proc/self/maps') if 'best.pt' in line)\n"
+        "at = int(line.split('-')[0], 16)\n"
+        "assert c.mprotect(ctypes.c_void_p(at), 4096, 3) == 0\n"
+        "ctypes.memmove(at, b'gone', 4); assert m[:4] == b'gone'",
+    ),
     "links a file": ("", "os.link('best.pt', 'twin'); open('twin', 'w').write('x')"),
     "leaves a process": ("", SPAWNS),
 }
-BEFORE = "import os\n"
 
 
 def digest(folder: Path) -> dict[str, tuple]:
@@ -116,55 +98,6 @@ def digest(folder: Path) -> dict[str, tuple]:
         held = marks.st_mode, marks.st_uid, marks.st_mtime_ns, hashlib.sha256(content).hexdigest()
         found[str(path.relative_to(folder))] = held
     return found
-
-
-def started(user: int | None, home: Path, *arguments: str, **options) -> subprocess.Popen:
-    """`tests.isolation.alone` with these arguments, in a home, as this user."""
-    packages = [path for path in sys.path if path.endswith("site-packages")]
-    paths = os.pathsep.join([str(ROOT), *packages])
-    environment = {**os.environ, "HOME": str(home), "PYTHONPATH": paths}
-    who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-    command = [python_for(user) or "", "-B", "-m", "tests.isolation.alone", *arguments]
-    return subprocess.Popen(
-        command, cwd=home, env=environment, stderr=subprocess.PIPE, text=True, **who, **options
-    )
-
-
-def end_of(process: subprocess.Popen) -> tuple[int, str]:
-    _, said = process.communicate(timeout=120)
-    return process.returncode, said
-
-
-@pytest.fixture
-def home():
-    """A function that makes a user's home, which is a checkout as well, where any user comes to."""
-    made = []
-
-    def make(user: int | None) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="home-"))
-        made.append(folder)
-        folder.chmod(0o755)
-        (folder / "data").mkdir()
-        for name, text in (("best.pt", "weights"), ("data/1.txt", "1"), ("data/2.txt", "2")):
-            (folder / name).write_text(text)
-        setup = (
-            "git init -q && git config user.email a@b && git config user.name a && "
-            "git add data && git commit -qm first && echo new > data/1.txt"
-        )
-        subprocess.run(setup, shell=True, cwd=folder, check=True)
-        make_table = (
-            "import sqlite3; d = sqlite3.connect('runs.db'); d.execute('create table runs (x)');"
-            "d.execute('insert into runs values (1)'); d.commit()"
-        )
-        subprocess.run([sys.executable, "-c", make_table], cwd=folder, check=True)
-        if user is not None:
-            for path in (folder, *folder.rglob("*")):
-                os.chown(path, user, user, follow_symlinks=False)
-        return folder
-
-    yield make
-    for folder in made:
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -247,6 +180,10 @@ assert not os.listdir("/run")
 for line in open("/proc/self/status"):
     assert not line.startswith(("CapEff", "CapPrm", "CapBnd")) or not int(line.split()[1], 16)
 assert os.system("mount -t tmpfs tmpfs /mnt 2>/dev/null") != 0
+for name in ("null", "zero", "urandom"):
+    try: os.chmod(f"/dev/{name}", 0o666)
+    except OSError: open(f"/dev/{name}", "r+b", buffering=0).close()
+    else: assert False, name
 """
     status, said = end_of(started(user, home(user), BEFORE, text, "system"))
     assert status == 0, said
@@ -285,18 +222,6 @@ os.write(write, b"x")
     status, said = end_of(started(None, folder, BEFORE + before, deed, "memory"))
     assert status == 0, said
     assert end_of(started(None, folder, BEFORE + before, deed, ""))[0] == 9
-
-
-def test_limits_hold(home):
-    files = "f = open('/dev/shm/x', 'wb')\nfor _ in range(65): f.write(bytes(1 << 20)); f.flush()"
-    status, said = end_of(started(None, home(None), BEFORE, files, "files"))
-    assert status == 1 and "No space left on device" in said
-    there = "f = open('y', 'wb')\nfor _ in range(60): f.write(bytes(1 << 20)); f.flush()"
-    assert end_of(started(None, home(None), BEFORE, there, "files"))[0] == 0
-    memory = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
-    process = started(None, home(None), BEFORE, memory, "memory", stdout=subprocess.PIPE)
-    told, _ = process.communicate(timeout=60)
-    assert int(told) == psutil.virtual_memory().total
 
 
 def test_where_there_is_none_it_says_what_is_refused(home):

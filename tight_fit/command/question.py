@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tight_fit import gpus
+from tight_fit.checks import whole
 from tight_fit.gpus import GPU
+from tight_fit.models import bounds
 from tight_fit.models import names as model_names
 
 # The options that set the field of the same name of `hf_model.ModelStep`.
@@ -25,6 +27,7 @@ STEP = (
     "classes weights base kbit lora_targets lora_alpha lora_scale attention loss "
     "offload optimizer_in_backward"
 ).split()
+AT_LEAST = {"batch_size": 1, "length": 1, "accumulation": 1}
 BATCH = 16  # examples per optimizer step where nothing is said
 USUAL = {"optimizer": "adamw", "accumulation": 1}  # what changes nothing where it is said
 # Libraries that a plan depends on.
@@ -95,15 +98,32 @@ def of(asked: argparse.Namespace) -> Question:
     if fields.get("optimizer_in_backward"):
         fields["max_grad_norm"] = None  # no gradient is left whose norm could be taken with others'
     model = asked.model or asked.name
+    for name, least in AT_LEAST.items():
+        if name in fields:
+            whole(name, fields[name], least)
+    values = model_names.values_of(model)
+    _check(values, fields.get("length"), str(model))
     return Question(
         model=model,
         name=model_names.full_name(model),
-        values=model_names.values_of(model),
+        values=values,
         fields=fields,
         gpu=gpu,
         others=tuple(other.name for other in found[1:]),
         quick=bool(asked.quick),
     )
+
+
+def _check(values: dict[str, Any], length: int | None, model: str) -> None:
+    """Refuse what is refused later as well, before PyTorch is imported. Raises ValueError."""
+    try:
+        bounds.check_values(values)
+    except ValueError as error:
+        raise ValueError(f"{model}: {error}") from None
+    text = values.get("text_config") or values
+    most = text.get("max_position_embeddings") if isinstance(text, dict) else None
+    if length is not None and isinstance(most, int) and 0 < most < length:
+        raise ValueError(f"length={length} is longer than the {most} tokens this model takes.")
 
 
 def digest(value: object) -> str:

@@ -57,34 +57,39 @@ class Files:
         return cls(found)
 
     def reopen(self) -> None:
-        """Let each lead into the tree that is here now, or nowhere."""
+        """Let each lead into the tree that is here now, or nowhere.
+
+        Raises OSError for a file whose content cannot be given to the copy.
+        """
         nowhere = os.open(os.devnull, os.O_RDWR)
         for file in self.files:
             try:
                 new = _again(file)
             except OSError:
+                if stat.S_ISREG(file.mode) and not file.flags & os.O_PATH:
+                    raise
                 new = os.dup(nowhere)
-            if new is None:
-                os.close(file.number)
-                continue
             os.dup2(new, file.number, inheritable=os.get_inheritable(file.number))
             os.close(new)
         os.dup2(nowhere, 0)
         os.close(nowhere)
 
 
-def _again(file: File) -> int | None:
+def _again(file: File) -> int:
     """A descriptor of the same content that leads to nothing outside."""
     opened = file.flags & (os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH)
-    if stat.S_ISDIR(file.mode):
+    if stat.S_ISDIR(file.mode) or file.flags & os.O_PATH:
         return os.open(file.path, opened)
-    if not stat.S_ISREG(file.mode):
+    if not stat.S_ISREG(file.mode) or not file.path.startswith("/"):  # a namespace has no path
         return os.open(os.devnull, os.O_RDWR)
     place = os.lseek(file.number, 0, os.SEEK_CUR)
     if file.path.endswith(GONE):
         new = _copied(file)
     else:
-        new = os.open(file.path, opened)
+        try:
+            new = os.open(file.path, opened)
+        except OSError:  # it lies in a hidden folder, or is too large to be written to in memory
+            new = _copied(file)
     os.lseek(new, place, os.SEEK_SET)
     return new
 
@@ -93,7 +98,7 @@ def _copied(file: File) -> int:
     """A file without a name that holds the same; empty where this one cannot be read."""
     size = os.fstat(file.number).st_size
     if size > LARGEST:
-        raise OSError(f"a file without a name of {size:,} bytes is open")
+        raise OSError(f"{file.path} is open, and {size:,} bytes are too many to be copied")
     new = os.memfd_create("copy")
     if file.flags & os.O_ACCMODE != os.O_WRONLY:
         at = 0
@@ -103,7 +108,9 @@ def _copied(file: File) -> int:
 
 
 def unshare_memory() -> None:
-    """Make memory that this process shares and may write to its own, with what it holds.
+    """Make memory that this process shares its own, with what it holds.
+
+    What it may only read as well: a process may allow itself to write to it.
 
     Raises OSError where it is too large to be copied.
     """
@@ -116,20 +123,20 @@ def unshare_memory() -> None:
             finally:
                 os.close(file)
             continue
-        copied += end - start
+        copied += end - start if protection & _READ else 0
         if copied > LARGEST:
             raise OSError(f"{copied:,} bytes of shared memory are in use")
         _copy(start, end, protection)
 
 
 def _shared() -> list[tuple[int, int, int, int | None, int]]:
-    """(start, end, protection, open file or None, place in it) of shared memory, if writable."""
+    """(start, end, protection, open file or None, place in it) of shared memory."""
     found = []
     with open("/proc/self/maps") as maps:
         for line in maps:
             fields = line.rstrip("\n").split(maxsplit=5)
             marks = fields[1]
-            if "s" not in marks or "w" not in marks:
+            if "s" not in marks:
                 continue
             start, end = (int(part, 16) for part in fields[0].split("-"))
             protection = sum(
@@ -160,7 +167,7 @@ def _copy(start: int, end: int, protection: int) -> None:
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
         parts = []
-        for at in range(start, end, PART):
+        for at in range(start, end, PART) if protection & _READ else ():
             try:
                 parts.append(os.pread(memory, min(PART, end - at), at))
             except OSError:  # beyond the end of the file that it stands for
@@ -168,6 +175,7 @@ def _copy(start: int, end: int, protection: int) -> None:
     finally:
         os.close(memory)
     flags = _PRIVATE | _FIXED | _ANONYMOUS
-    system.map_memory(start, end - start, protection | _WRITE, flags, -1, 0)
+    given = protection | _WRITE if parts else protection
+    system.map_memory(start, end - start, given, flags, -1, 0)
     for number, part in enumerate(parts):
         ctypes.memmove(start + number * PART, part, len(part))

@@ -165,6 +165,7 @@ class _Tree:
         for name in DEVICES:
             Path(folder, name).touch()
             system.mount(f"/dev/{name}", f"{folder}/{name}", flags=system.BIND)
+            system.make_read_only(f"{folder}/{name}")  # its mode and times; a device is written to
         for name, to in LINKS.items():
             os.symlink(to, f"{folder}/{name}")
 

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NoReturn
 
-from tight_fit.isolation import inherited, system
+from tight_fit.isolation import calls, inherited, limits, system
 from tight_fit.isolation.places import HIDDEN, IsolatedFiles
 
 NAMESPACES = (
@@ -104,6 +104,9 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
 
     try:
         os.setsid()
+        limits.end_first()
+        limits.go_first()
+        watch = limits.Watch()
         system.unshare(NAMESPACES)
         talk.sendall(b"m")
         if talk.recv(1) != b"m":
@@ -112,16 +115,21 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         if child := os.fork():
             _wait_for(child)
         system.die_with_parent(signal.SIGKILL)
-        kept = {*keep, talk.fileno()}
+        kept = {*keep, talk.fileno(), *watch.files}
         files = inherited.Files.of_this_process(kept)
         inherited.unshare_memory()
         places.lay_out()
         system.loopback_up()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        watch.limit_tasks()
         system.drop_privileges()
+        calls.refuse()
         if child := os.fork():
-            _wait_for(child)
+            watch.until_end_of(child)
+        limits.go_last()
+        for file in watch.files:
+            os.close(file)
         files.reopen()
         talk.sendall(b"ready")
         talk.close()

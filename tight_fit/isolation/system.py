@@ -21,7 +21,7 @@ BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
 DETACH = 2
 _PDEATHSIG, _NO_NEW_PRIVS, _DROP_BOUND = 1, 38, 24
 _MOUNT_SETATTR, _AT_RECURSIVE, _READ_ONLY, _HERE = 442, 0x8000, 1, -100
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 _CAPABILITIES = 0x20080522  # version 3 of the structures of capset
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # of a network interface
 
@@ -32,6 +32,11 @@ def _check(result: int, what: str) -> None:
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def call(number: int, what: str, *arguments: Any) -> None:
+    """The call of Linux with this number."""
+    _check(_libc.syscall(ctypes.c_long(number), *arguments), what)
 
 
 def unshare(flags: int) -> None:
@@ -50,7 +55,7 @@ def make_read_only(target: str) -> None:
     """Let nobody write to what is mounted at a place, and below it."""
     wanted = struct.pack("QQQQ", _READ_ONLY, 0, 0, 0)
     arguments = _HERE, os.fsencode(target), _AT_RECURSIVE, wanted, ctypes.c_size_t(len(wanted))
-    _check(_libc.syscall(_MOUNT_SETATTR, *arguments), f"{target} read-only")
+    call(_MOUNT_SETATTR, f"{target} read-only", *arguments)
 
 
 def make_root(folder: str) -> None:
@@ -59,7 +64,7 @@ def make_root(folder: str) -> None:
     if number is None:
         raise OSError(f"no pivot_root is known for {platform.machine()}")
     os.chdir(folder)
-    _check(_libc.syscall(number, b".", b"."), "a root of its own")
+    call(number, "a root of its own", b".", b".")
     _check(_libc.umount2(b".", DETACH), "the old root")
     os.chdir("/")
 

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto as auto
 
 from tight_fit.checks import one_of, shown
-from tight_fit.models import hub
+from tight_fit.models import bounds, hub, odd
 from tight_fit.models import names as model_names
 
 
@@ -92,10 +92,15 @@ def from_values(values: dict[str, Any], source: str) -> PretrainedConfig:
     values = dict(values)
     quantized = values.pop("quantization_config", None)
     try:
+        bounds.check_values(values)
+    except ValueError as error:
+        raise CannotPlan(f"{source}: {error}") from None
+    try:
         config = CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # each configuration class checks in its own way
         raise CannotPlan(
-            f"{source} is refused by transformers' {kind} configuration: {sentence(error)}"
+            f"{source} is refused by transformers' {kind} configuration: "
+            f"{sentence(error)[:-1]}{odd.hint(kind, values)}."
         ) from error
     config.stored_quantized = isinstance(quantized, dict)
     return config

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tight_fit.checks import shown
+from tight_fit.files import small_text
 from tight_fit.models import hub
 from tight_fit.models.local import MIRROR, in_cache, in_mirror
 from tight_fit.models.repositories import Repo
 
 KNOWN = Path(__file__).parent / "known" / "configs.json"
+LARGEST = 1 << 22  # bytes of a config.json; of published ones the largest name 21,843 classes
 
 # Names without an owner under which the hub kept its first models, and who owns them today.
 OWNERS = {
@@ -142,7 +144,7 @@ def values_of(source: str | Path) -> dict[str, Any]:
     if isinstance(found, dict):
         return found
     try:
-        values = json.loads(found.read_text(encoding="utf8"))
+        values = json.loads(small_text(found, LARGEST))
     except FileNotFoundError:
         raise FileNotFoundError(
             f"There is no file {found}: give the folder or the config.json of a model."

@@ -16,6 +16,7 @@ from transformers.initialization import no_init_weights
 from tight_fit.checks import check_step, make_plain, one_of, true_or_false, whole
 from tight_fit.models import bounds as config_bounds
 from tight_fit.models import config as hf_config
+from tight_fit.models import odd
 from tight_fit.models.config import TASKS, CannotPlan, Task
 from tight_fit.packages import needs
 from tight_fit.techniques import four_bits, model_changes, targets
@@ -277,7 +278,8 @@ def make(model_step: ModelStep) -> PreTrainedModel:
             model = kind(config)
     except Exception as error:  # a missing library, sizes that do not fit: each its own type
         raise CannotPlan(
-            f"transformers cannot make this {config.model_type} model: {hf_config.sentence(error)}"
+            f"transformers cannot make this {config.model_type} model: "
+            f"{hf_config.sentence(error)[:-1]}{odd.hint(config.model_type, config.to_dict())}."
         ) from error
     most = hf_config.most_positions(model, config)
     if model_step.tokens is not None and most is not None and model_step.tokens > most:

@@ -7,6 +7,7 @@ torch's meta device, as transformers itself makes the models it loads, then with
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from transformers import PretrainedConfig
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.memory.plan import Plan, check_target, to_plan
 from tight_fit.models import config as hf_config
+from tight_fit.models import odd
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import FlatLogits, ModelStep, empty, make, prepare
 from tight_fit.techniques import model_changes
@@ -38,6 +40,8 @@ from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
 from tight_fit.trace.splice import NotAlike
 from tight_fit.trace.steps import trace_step
 from tight_fit.trace.tracker import StorageTrace
+
+PACKAGE = Path(__file__).parents[1]
 
 
 def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> Plan:
@@ -216,10 +220,17 @@ def as_cannot_plan(model_step: ModelStep) -> Iterator[None]:
             f"{name} cannot be planned: the sizes of its tensors depend on their values "
             f"({hf_config.sentence(error)[:-1]}), which a plan does not have."
         ) from error
-    except (ValueError, TypeError, ModuleNotFoundError):
-        raise
     except Exception as error:
+        if isinstance(error, (ValueError, TypeError, ModuleNotFoundError)) and _is_ours(error):
+            raise
         raise CannotPlan(
             f"{name} cannot be planned: on tensors without values its step ends in "
-            f"{type(error).__name__}, {hf_config.sentence(error)}"
+            f"{type(error).__name__}, {hf_config.sentence(error)[:-1]}"
+            f"{odd.hint(name, model_step.config.to_dict())}."
         ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package raised an error: then its text is a sentence for the user."""
+    raised = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, ModuleNotFoundError) or Path(raised).is_relative_to(PACKAGE)

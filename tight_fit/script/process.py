@@ -8,9 +8,11 @@ program: no `finally`, no `atexit`, nothing that would save or push.
 
 from __future__ import annotations
 
+import codecs
 import gc
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -24,7 +26,7 @@ import torch
 
 from tight_fit import isolation
 from tight_fit.gpus import VISIBLE
-from tight_fit.script import program
+from tight_fit.script import program, sandbox
 from tight_fit.script.answer import Facts, facts_of
 from tight_fit.script.clock import Clock, TooLong
 from tight_fit.script.program import Code, ProgramFailed, ProgramRun, Refused, ToPlan
@@ -34,6 +36,11 @@ SLOWEST = 10  # times as long a plan may take by the clock of a busy machine
 GRACE = 60.0  # seconds beside the limit, for what comes before and after the program
 AFTER = 60.0  # seconds for what a program does once its training is planned
 TAIL = 4000  # bytes of a program's output that are kept
+LONGEST = 1 << 26  # bytes of an answer that are read
+# What terminals take for commands: nothing that a program says moves a cursor or names a window.
+COMMANDS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]"
+)
 NO_COPY = (
     "PyTorch has started CUDA, or autograd's threads for a GPU, in this kernel, and no copy of "
     "such a process can compute gradients. Put the program into a file with "
@@ -42,9 +49,13 @@ NO_COPY = (
 )
 COLLECTIONS = 3  # what one of them frees may have held more, as autograd's nodes do
 NOT_ISOLATED = (
-    "this system allows no process whose writing is kept apart ({}). With --trust the program runs "
-    "all the same, and what it writes and sends until its plan is done is written and sent."
+    "what the program writes cannot be kept apart here ({}): with --trust it runs all the same, "
+    "and what it writes and sends until its plan is done is written and sent."
 )
+LIMITS = {
+    isolation.TOO_MANY: f": it started more than {isolation.TASKS:,} processes and threads",
+    isolation.TOO_LARGE: ": it left this machine hardly any memory",
+}
 PROBE_SECONDS = 30.0  # that the first gradient of a copy may take
 SETTLE = 0.2  # seconds in which a thread for a GPU that cannot be used has ended the process
 
@@ -86,19 +97,24 @@ def plan(
         os.close(answers)
         os.close(printed)
         clock = Clock(seconds, terminal)
-        _in_child(wanted, work, answer, None if shown else output, clock, isolated)
+        _in_child(wanted, work, answer, output, clock, isolated)
     os.close(answer)
     os.close(output)
+    output_of = Output(printed, shown)
     try:
-        text, tail = _read(answers, printed, SLOWEST * seconds + GRACE)
+        text = _read(answers, output_of, SLOWEST * seconds + GRACE)
     finally:
+        died = _end(child)
+        output_of.rest()
         os.close(answers)
         os.close(printed)
-        died = _end(child)
-    if not text:
-        lines = tail.splitlines()[-5:]
-        raise ProgramFailed(f"the program's process ended without an answer{died}", lines)
-    told = json.loads(text)
+    try:
+        told = json.loads(text, object_hook=_plain)
+        if not isinstance(told, dict):
+            raise ValueError("the program has written to the pipe of the answer")
+    except (ValueError, RecursionError):
+        lines = plain(output_of.tail.decode("utf8", "replace")).splitlines()[-5:]
+        raise ProgramFailed(f"the program's process ended without an answer{died}", lines) from None
     if "refused" in told:
         raise Refused(told["refused"])
     if "failed" in told:
@@ -138,22 +154,58 @@ def copy_computes() -> bool:
     return bool(ended) and status == 0
 
 
-def _read(answers: int, printed: int, seconds: float) -> tuple[str, str]:
-    """(the answer of the other process, "" where it takes too long; the end of what it printed)."""
-    parts, tail, end = [], b"", time.monotonic() + seconds
-    open_pipes = {answers, printed}
+class Output:
+    """What a program prints: its end is kept, and shown is what no terminal takes for a command."""
+
+    def __init__(self, pipe: int, shown: bool):
+        self.pipe, self.shown, self.tail = pipe, shown, b""
+        self.text = codecs.getincrementaldecoder("utf8")("replace")
+
+    def read(self) -> bool:
+        """Read a part; False where there is none, and there will be none."""
+        part = os.read(self.pipe, 1 << 20)
+        self.tail = (self.tail + part)[-TAIL:]
+        if self.shown:
+            sys.stdout.write(plain(self.text.decode(part)))
+            sys.stdout.flush()
+        return bool(part)
+
+    def rest(self) -> None:
+        """Read what is left of a program that has ended, and waits in the pipe."""
+        for _ in range(64):  # another process may go on writing, of a program that is trusted
+            if not select.select([self.pipe], [], [], 0)[0] or not self.read():
+                break
+
+
+def plain(text: str) -> str:
+    """A text of a program's without what terminals take for commands."""
+    return COMMANDS.sub("", text)
+
+
+def _plain(told: dict[str, Any]) -> dict[str, Any]:
+    def part(value: Any) -> Any:
+        if isinstance(value, str):
+            return plain(value)
+        return [part(one) for one in value] if isinstance(value, list) else value
+
+    return {plain(name): part(value) for name, value in told.items()}
+
+
+def _read(answers: int, output: Output, seconds: float) -> bytes:
+    """The answer of the other process, empty where it takes too long or has no end."""
+    parts: list[bytes] = []
+    end, open_pipes = time.monotonic() + seconds, {answers, output.pipe}
     while answers in open_pipes and (left := end - time.monotonic()) > 0:
         for pipe in select.select(list(open_pipes), [], [], min(1.0, left))[0]:
-            part = os.read(pipe, 1 << 20)
-            if not part:
-                open_pipes.remove(pipe)
-            elif pipe == answers:
+            if pipe == output.pipe:
+                more = output.read()
+            elif more := bool(part := os.read(pipe, 1 << 20)):
                 parts.append(part)
-            else:
-                tail = (tail + part)[-TAIL:]
-    while select.select([printed], [], [], 0)[0] and (part := os.read(printed, 1 << 20)):
-        tail = (tail + part)[-TAIL:]
-    return b"".join(parts).decode("utf8"), tail.decode("utf8", "replace")
+            if not more:
+                open_pipes.remove(pipe)
+        if sum(map(len, parts)) > LONGEST:
+            return b""
+    return b"" if answers in open_pipes else b"".join(parts)
 
 
 def _end(child: int) -> str:
@@ -168,20 +220,21 @@ def _end(child: int) -> str:
         os.waitpid(child, 0)
         return ""
     code = os.waitstatus_to_exitcode(status)
+    if code in LIMITS:
+        return LIMITS[code]
     number = -code if code < 0 else code - 128
     names = {one.value: one.name for one in signal.Signals}
     return f": it died of {names[number]}" if number in names else ""
 
 
 def _in_child(
-    wanted: ToPlan, work: Code, pipe: int, output: int | None, clock: Clock, isolated: bool
+    wanted: ToPlan, work: Code, pipe: int, output: int, clock: Clock, isolated: bool
 ) -> NoReturn:
     """Run the program and leave the process with an answer on the pipe."""
     answer = _answerer(pipe)
     try:
         os.environ[VISIBLE] = ""  # what the program does to a GPU is only planned
-        if output is not None:
-            _redirect(output)
+        _redirect(output)
         torch.set_num_threads(1)  # threads of the parent's are not there any more
         for _ in range(COLLECTIONS):
             gc.collect()
@@ -215,7 +268,7 @@ def _in_child(
         import traceback
 
         lines = traceback.format_exception(error)[-6:]
-        answer({"failed": f"{type(error).__name__}: {error}", "lines": lines})
+        answer({"failed": f"{type(error).__name__}: {sandbox.text_of(error)}", "lines": lines})
     os._exit(1)
 
 

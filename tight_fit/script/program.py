@@ -255,14 +255,14 @@ def _explain(error: BaseException, code: UserCode, steps: int, hint: str) -> Non
         raise error
     for cause in causes:
         if isinstance(cause, (sandbox.NotPlanned, DependsOnValues)):
-            raise Refused(f"{at}: {_end(str(cause), cause)}") from None
+            raise Refused(f"{at}: {_end(sandbox.text_of(cause), cause)}") from None
     if isinstance(error, TooLong):
         raise Refused(
             f"{at} was still running after {error.seconds:.3g} seconds of CPU time and {steps} "
             "steps: give more with --seconds, or see whether it ends or waits."
         ) from None
     name = type(error).__name__
-    text = " ".join(str(error).split())
+    text = sandbox.text_of(error)
     if isinstance(error, KeyboardInterrupt):
         raise error
     if isinstance(error, SystemExit):

@@ -50,7 +50,15 @@ class NotPlanned(Exception):
 def needs_the_network(error: BaseException | None) -> bool:
     """Whether a program failed because it reaches no network."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    return bool(kinds & UNREACHED) or "couldn't connect to 'https" in str(error)
+    return bool(kinds & UNREACHED) or "couldn't connect to 'https" in text_of(error)
+
+
+def text_of(error: BaseException | None) -> str:
+    """What an error says, in one line; a program's own may fail to say it."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return "(its text could not be made)"
 
 
 @contextmanager

@@ -46,7 +46,10 @@ def main(limits: dict, command: list[str]) -> dict:
         ended, code = os.waitpid(child, os.WNOHANG)
         status = code if ended else None
     ended = _end_all(child)
-    return {"why": why, "status": _status(status if status is not None else ended)}
+    status = _status(status if status is not None else ended)
+    if limits["alone"] and why is None:
+        why = _limit_of_the_isolation(status)
+    return {"why": why, "status": status}
 
 
 def _start(limits: dict, command: list[str]) -> int:
@@ -69,6 +72,8 @@ def _start(limits: dict, command: list[str]) -> int:
         if not limits["alone"]:
             os.setsid()
             _limit(limits)
+        else:  # files lie in memory, but for that of the progress
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file"], limits["file"]))
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nowhere, stream)
@@ -83,6 +88,12 @@ def _limit(limits: dict) -> None:
     # Memory that is written to, of one process: what a library only reserves does not count.
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_DATA, (limits["memory"], limits["memory"]))
+
+
+def _limit_of_the_isolation(status: int | None) -> str | None:
+    from tight_fit import isolation
+
+    return {isolation.TOO_MANY: "processes", isolation.TOO_LARGE: "memory"}.get(status or 0)
 
 
 def _status(code: int | None) -> int | None:

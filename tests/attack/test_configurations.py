@@ -1,0 +1,114 @@
+"""Files that are no configurations, and configurations whose faults no library names."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, LlamaConfig, T5Config, ViTConfig
+
+from helpers import record
+from tests.attack import one_sentence, refused
+from tight_fit.models import names
+from tight_fit.models.config import CannotPlan, read
+from tight_fit.plans.model import plan_model
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 128,
+}
+T5 = {"vocab_size": 100, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+ROOT = Path(__file__).parents[2]
+
+
+def saved(folder: Path, kind, given: dict, **wrong) -> Path:
+    values = kind(**given).to_dict() | wrong
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_a_pipe_and_a_device_are_no_configurations_and_no_records(tmp_path):
+    """Neither is waited for, nor read to an end that it does not have."""
+    os.mkfifo(tmp_path / "config.json")
+    refused(ValueError, "ordinary file", lambda: names.values_of(tmp_path))
+    os.mkfifo(tmp_path / "02.run.json")
+    refused(ValueError, "ordinary file", lambda: record.read_file(tmp_path / "02.run.json"))
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    refused(ValueError, "ordinary file", lambda: names.values_of(tmp_path))
+
+
+def test_a_configuration_of_many_small_lists_is_not_read(tmp_path):
+    lists = ",".join(["[]"] * (names.LARGEST // 3 + 1))
+    (tmp_path / "config.json").write_text(f'{{"model_type": "bert", "x": [{lists}]}}')
+    refused(ValueError, "at most 4,194,304", lambda: names.values_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "kind, given, field, value",
+    [
+        (BertConfig, SMALL, "num_labels", 10**12),
+        (BertConfig, SMALL, "num_hidden_layers", 1999),
+        (BertConfig, SMALL, "type_vocab_size", -1),
+        (T5Config, T5, "num_decoder_layers", 0),
+        (T5Config, T5, "num_decoder_layers", -1),
+        (T5Config, T5, "num_decoder_layers", 10**12),
+        (T5Config, T5, "relative_attention_num_buckets", 10**12),
+        (T5Config, T5, "relative_attention_max_distance", -1),  # was "math domain error."
+    ],
+)
+def test_sizes_beyond_all_models_are_refused_before_anything_is_made(
+    kind, given, field, value, tmp_path
+):
+    folder = saved(tmp_path, kind, given, **{field: value})
+    refused(ValueError, f"{field} of the configuration", lambda: plan_model(folder, length=32))
+
+
+@pytest.mark.parametrize(
+    "kind, given, field, value",
+    [
+        (BertConfig, SMALL, "hidden_dropout_prob", -1),
+        (BertConfig, SMALL, "hidden_act", "x"),  # was "KeyError 'x'."
+        (BertConfig, SMALL, "dtype", []),  # was "list index out of range."
+        (BertConfig, SMALL, "dtype", "x"),
+        (LlamaConfig, SMALL, "attention_dropout", None),
+        (LlamaConfig, SMALL, "num_attention_heads", 0),  # was "integer modulo by zero."
+        (ViTConfig, {k: SMALL[k] for k in list(SMALL)[1:5]}, "patch_size", []),
+    ],
+)
+def test_what_a_library_refuses_without_a_name_is_named(kind, given, field, value, tmp_path):
+    folder = saved(tmp_path, kind, given, **{field: value})
+    length = {} if kind is ViTConfig else {"length": 32}
+    said = refused(CannotPlan, f"{field}=", lambda: plan_model(folder, **length))
+    assert "config.json" in said
+
+
+def test_no_field_of_a_configuration_that_works_is_named(tmp_path):
+    from tight_fit.models.odd import hint
+
+    for kind, given in ((BertConfig, SMALL), (LlamaConfig, SMALL), (T5Config, T5)):
+        config = read(saved(tmp_path, kind, given))
+        assert hint(config.model_type, config.to_dict()) == ""
+
+
+@pytest.mark.parametrize(
+    "option, said",
+    [("--batch 0", "batch_size=0 must be at least 1"), ("--length 5000", "the 128 tokens")],
+)
+def test_options_that_cannot_be_are_refused_before_pytorch_is_imported(option, said, tmp_path):
+    folder = saved(tmp_path, BertConfig, SMALL)
+    text = (
+        "import sys\nfrom tight_fit.command import main\n"
+        "status = main.entry()\nassert 'torch' not in sys.modules\nsys.exit(status)"
+    )
+    command = [sys.executable, "-c", text, str(folder), "--gpu", "T4", *option.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 2 and said in ended.stderr, ended.stderr
+    one_sentence(ended.stderr.partition(" (")[0])

@@ -1,0 +1,3 @@
+from tests.isolation.homes import home
+
+__all__ = ["home"]

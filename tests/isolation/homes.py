@@ -1,0 +1,85 @@
+"""A user's home that is a checkout as well, and a process in it that is copied in isolation."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 12345  # a user that this machine does not know
+
+
+def python_for(user: int | None) -> str | None:
+    """A Python of this version that a user may start, None where there is none."""
+    if user is None:
+        return sys.executable
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
+        try:
+            subprocess.run([path, "-c", ""], user=user, group=user, check=True, cwd="/")
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return path
+    return None
+
+
+def may_be_tried(user: int) -> bool:
+    return os.name == "posix" and os.geteuid() == 0 and python_for(user) is not None
+
+
+USERS = [None, NOBODY] if may_be_tried(NOBODY) else [None]
+
+BEFORE = "import os\n"
+
+
+def started(user: int | None, home: Path, *arguments: str, **options) -> subprocess.Popen:
+    """`tests.isolation.alone` with these arguments, in a home, as this user."""
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    paths = os.pathsep.join([str(ROOT), *packages])
+    environment = {**os.environ, "HOME": str(home), "PYTHONPATH": paths}
+    who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+    command = [python_for(user) or "", "-B", "-m", "tests.isolation.alone", *arguments]
+    return subprocess.Popen(
+        command, cwd=home, env=environment, stderr=subprocess.PIPE, text=True, **who, **options
+    )
+
+
+def end_of(process: subprocess.Popen) -> tuple[int, str]:
+    _, said = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+@pytest.fixture
+def home():
+    """A function that makes a user's home, which is a checkout as well, where any user comes to."""
+    made = []
+
+    def make(user: int | None) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="home-"))
+        made.append(folder)
+        folder.chmod(0o755)
+        (folder / "data").mkdir()
+        for name, text in (("best.pt", "weights"), ("data/1.txt", "1"), ("data/2.txt", "2")):
+            (folder / name).write_text(text)
+        setup = (
+            "git init -q && git config user.email a@b && git config user.name a && "
+            "git add data && git commit -qm first && echo new > data/1.txt"
+        )
+        subprocess.run(setup, shell=True, cwd=folder, check=True)
+        make_table = (
+            "import sqlite3; d = sqlite3.connect('runs.db'); d.execute('create table runs (x)');"
+            "d.execute('insert into runs values (1)'); d.commit()"
+        )
+        subprocess.run([sys.executable, "-c", make_table], cwd=folder, check=True)
+        if user is not None:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, user, user, follow_symlinks=False)
+        return folder
+
+    yield make
+    for folder in made:
+        shutil.rmtree(folder)

@@ -1,0 +1,95 @@
+"""What an isolated process may not take or call, as the user who runs the tests and as another."""
+
+import subprocess
+
+import psutil
+import pytest
+
+from tests.isolation.homes import BEFORE, USERS, end_of, started
+from tight_fit import isolation
+from tight_fit.isolation import limits
+
+pytestmark = pytest.mark.skipif(
+    isolation.why_not() is not None, reason=f"no isolated process here: {isolation.why_not()}"
+)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_calls_that_no_namespace_holds_back_are_refused(user, home):
+    """And those beside them are not: threads, programs, sockets of its own."""
+    text = """\
+import ctypes, errno, platform, socket, subprocess, threading
+from tight_fit.isolation.calls import MACHINES
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = MACHINES[platform.machine()][1]
+def errno_of(name, *arguments):
+    assert libc.syscall(ctypes.c_long(numbers[name]), *arguments) == -1, name
+    return ctypes.get_errno()
+for flags in (0x10000000, 0x10020000, 0x7C020000):  # user namespaces
+    assert errno_of("unshare", flags) == errno.EPERM
+    assert errno_of("clone", flags | 17, None, None, None, None) == errno.EPERM
+for family in (40, 38, 31):  # hosts of virtual machines, the kernel's ciphers, Bluetooth
+    try: socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error: assert error.errno == errno.EAFNOSUPPORT, error
+    else: assert False, family
+for name in ("io_uring_setup", "clone3", "add_key", "keyctl", "request_key", "ptrace"):
+    assert errno_of(name, None, None, None, None, None) == errno.ENOSYS, name
+done = []
+thread = threading.Thread(target=done.append, args=(1,)); thread.start(); thread.join()
+assert done and subprocess.run(["true"]).returncode == 0
+for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6): socket.socket(family).close()
+assert libc.unshare(0x400) == 0  # open files of its own
+"""
+    status, said = end_of(started(user, home(user), BEFORE, text, "calls"))
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_copy_that_multiplies_is_ended_with_all_that_it_started(user, home):
+    text = """\
+import threading
+from tight_fit.isolation import limits
+threading.stack_size(1 << 15)
+def wait(): threading.Event().wait(60)
+try:
+    for number in range(limits.TASKS + 2000): threading.Thread(target=wait, daemon=True).start()
+except RuntimeError: assert number > limits.TASKS // 2, number
+threading.Event().wait(30)
+"""
+    before = "from tight_fit.isolation import limits; limits.TASKS = 400"
+    status, said = end_of(started(user, home(user), f"{BEFORE}{before}", text, "many"))
+    refused_by_the_system = status == 0 and user is not None
+    assert status == limits.TOO_MANY or refused_by_the_system, said
+
+
+def test_a_copy_that_leaves_the_machine_no_memory_is_ended(home):
+    """Memory that counts for no process: of a file without a name."""
+    before = """\
+from tight_fit.isolation import limits
+make = limits.Watch.__init__
+def watched(watch):
+    make(watch)
+    watch.least = watch.available - (1 << 28)
+limits.Watch.__init__ = watched
+"""
+    deed = """\
+import time
+file = os.memfd_create("large")
+for _ in range(1 << 9): os.write(file, bytes(1 << 20))
+time.sleep(30)
+"""
+    started_one = started(None, home(None), f"{BEFORE}{before}", deed, "memory")
+    status, said = end_of(started_one)
+    assert status == limits.TOO_LARGE, said
+
+
+def test_limits_hold(home):
+    files = "f = open('/dev/shm/x', 'wb')\nfor _ in range(65): f.write(bytes(1 << 20)); f.flush()"
+    status, said = end_of(started(None, home(None), BEFORE, files, "files"))
+    assert status == 1 and "No space left on device" in said
+    there = "f = open('y', 'wb')\nfor _ in range(60): f.write(bytes(1 << 20)); f.flush()"
+    assert end_of(started(None, home(None), BEFORE, there, "files"))[0] == 0
+    memory = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
+    process = started(None, home(None), BEFORE, memory, "memory", stdout=subprocess.PIPE)
+    told, _ = process.communicate(timeout=60)
+    assert int(told) == psutil.virtual_memory().total
