@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from matplotlib.ticker import NullLocator
 
 from helpers import plots, profile, record
 from helpers.recipe import Recipe
-from helpers.tables import Table
+from helpers.tables import Paired, Table, paired
 from tight_fit.command.alt_text import DescribedFigure, closed
 
 MARKERS = "os^Dv*PX"
@@ -31,8 +29,6 @@ VERSION = 1
 FACTOR = 2.0  # between neighbouring learning rates of a grid
 MANY = 5  # seeds that an arm needs at its best learning rate and at both neighbours
 GRID = 2  # seeds of the other learning rates
-# The 0.975 quantile of Student's t distribution for 1, 2, ... degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
@@ -79,34 +75,6 @@ class SweepRun:
     seconds: float
     cpu_seconds: float
     date: str
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Differences of two arms, seed by seed.
-
-    mean  of the differences
-    low, high  its 95 % interval by Student's t
-    seeds  how many pairs there are
-    """
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-
-
-def paired(differences: Iterable[float]) -> Paired:
-    """The mean of paired differences and its 95 % interval. Raises ValueError for fewer than 2."""
-    values = list(differences)
-    if not 2 <= len(values) <= len(STUDENT) + 1:
-        raise ValueError(
-            f"{len(values)} paired differences give no interval: "
-            f"give 2 to {len(STUDENT) + 1}, one per seed."
-        )
-    mean = statistics.mean(values)
-    half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
-    return Paired(mean, mean - half, mean + half, len(values))
 
 
 @dataclass(frozen=True)

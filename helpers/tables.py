@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import math
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -13,6 +16,9 @@ from helpers.record import Run
 from tight_fit.checks import each_of_type, of_type
 from tight_fit.memory.plan import Plan
 from tight_fit.units import duration, number, size
+
+# The 0.975 quantile of Student's t distribution for 1, 2, ... degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Table:
@@ -125,3 +131,31 @@ def _measure(run: Run) -> str:
         "CUDA's allocated peak" if run.memory["allocated"] else "all tensors, counted while it ran"
     )
     return f"measured peak: {how}"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences of two arms, seed by seed.
+
+    mean  of the differences
+    low, high  its 95 % interval by Student's t
+    seeds  how many pairs there are
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def paired(differences: Iterable[float]) -> Paired:
+    """The mean of paired differences and its 95 % interval. Raises ValueError for fewer than 2."""
+    values = list(differences)
+    if not 2 <= len(values) <= len(STUDENT) + 1:
+        raise ValueError(
+            f"{len(values)} paired differences give no interval: "
+            f"give 2 to {len(STUDENT) + 1}, one per seed."
+        )
+    mean = statistics.mean(values)
+    half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return Paired(mean, mean - half, mean + half, len(values))
