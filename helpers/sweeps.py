@@ -257,7 +257,7 @@ def table(name: str | Sweep) -> Table:
             "arm": arm.name,
             "best learning rate": f"{sweep.best(arm.name):.2g}",
             "accuracy": f"{statistics.mean(scores):.1%} ± {100 * statistics.stdev(scores):.1f}",
-            "difference": _points(sweep.difference(arm.name)) if number else "first arm",
+            "difference": sweep.difference(arm.name).points if number else "first arm",
             "seeds": str(len(scores)),
         }
         if any(other.against for other in sweep.arms):
@@ -266,7 +266,7 @@ def table(name: str | Sweep) -> Table:
             row["steps"] = str(sweep.steps(arm.name))
         twice = sweep.gain_of_twice_the_steps(arm.name)
         if twice:
-            row["twice the steps"] = _points(twice)
+            row["twice the steps"] = twice.points
         rows.append(row)
     return Table(rows, caption(sweep))
 
@@ -387,12 +387,6 @@ def _alt(sweep: Sweep) -> str:
         "Test accuracy against peak learning rate, one line per arm, which rises to a best rate "
         f"and falls after it. At their best rates: {'; '.join(parts)}."
     )
-
-
-def _points(difference: Paired) -> str:
-    """A paired difference in points of accuracy."""
-    mean, low, high = (100 * value for value in (difference.mean, difference.low, difference.high))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _check(sweep: Sweep) -> None:

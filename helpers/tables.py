@@ -147,6 +147,12 @@ class Paired:
     high: float
     seeds: int
 
+    @property
+    def points(self) -> str:
+        """Mean and interval in points of accuracy."""
+        mean, low, high = (100 * value for value in (self.mean, self.low, self.high))
+        return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+
 
 def paired(differences: Iterable[float]) -> Paired:
     """The mean of paired differences and its 95 % interval. Raises ValueError for fewer than 2."""

@@ -80,7 +80,7 @@ class PlanCallback(TrainerCallback):
         if gpu.capability == (0, 0):
             raise NotImplementedError('there is no GPU here; PlanCallback(gpu="T4") names one.')
         _check(args, model)
-        step = _Step(args, model, optimizer, _longest_batch(loader))
+        step = _TrainerStep(args, model, optimizer, _longest_batch(loader))
         planned = step.plan(gpu)
         fit, peaks = planned.fits(gpu), planned.allocator_peaks(gpu)
         self.facts |= {
@@ -124,7 +124,7 @@ class PlanCallback(TrainerCallback):
         self.say(f"tight-fit: {line}")
 
 
-class _Step:
+class _TrainerStep:
     """A Trainer's step on copies without values."""
 
     def __init__(self, args: TrainingArguments, model: nn.Module, optimizer: Any, batch: Mapping):
@@ -284,7 +284,7 @@ def _halved(tensor: torch.Tensor, times: int) -> torch.Tensor:
     return tensor[: max(1, len(tensor) >> times)].clone() if times and tensor.dim() else tensor
 
 
-def _advice(step: _Step, gpu: GPU) -> str:
+def _advice(step: _TrainerStep, gpu: GPU) -> str:
     """The changes of TrainingArguments with which the step fits, each planned."""
     args, found = step.args, []
     size_of_batch = args.per_device_train_batch_size
