@@ -22,7 +22,7 @@ def logits_bytes(step: ModelStep) -> int | None:
     if kind.reads == "pair" or kind.each == "pixel":
         return None
     text = hf_config.text_config(config)
-    classes = step.classes or config.num_labels or 2
+    classes: int = step.classes or getattr(config, "num_labels", None) or 2
     width = classes if kind.classifies else int(text.vocab_size)
     numbers = width * ((step.tokens or 1) if kind.each == "token" else 1)
     if kind.reads == "texts":
