@@ -102,6 +102,7 @@ def load(
     trained = _trained(model)
     wrong = model_state.different(model, tensors)
     wrong += optimizer_state.strange(tensors, note["numbers"], trained)
+    wrong += optimizer_state.missing(optimizer, tensors, note["numbers"], trained)
     if wrong or len(note["losses"]) != note["step"] or not 0 < note["step"] <= recipe.steps:
         raise ValueError(
             f"The state in {folder} is not one of this model "

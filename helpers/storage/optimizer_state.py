@@ -8,6 +8,7 @@ goes on without them would be another run, and nobody would notice.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Mapping
@@ -103,6 +104,45 @@ def strange(
     """The names of saved states of an optimizer that are of none of the `trained` parameters."""
     full = [name.partition(".")[2] for name in tensors if name.startswith("optimizer.")]
     return [name for name in (*full, *numbers) if name.partition(".")[2] not in trained]
+
+
+def missing(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, Any],
+    trained: Mapping[str, nn.Parameter],
+) -> list[str]:
+    """The names of states that this optimizer keeps, and that are saved for no parameter.
+
+    What it keeps is tried out on one number, where it can be: some need a GPU. A parameter that
+    gets no gradient has no state, so not each must have one; a matrix that has some must have all.
+    """
+    full = [name.removeprefix("optimizer.") for name in tensors if name.startswith("optimizer.")]
+    saved: dict[str, set[str]] = {}
+    for name in (*full, *numbers):
+        key, _, of = name.partition(".")
+        saved.setdefault(of, set()).add(key)
+    if not saved:
+        return [f"optimizer.{key}" for key in sorted(_keys(optimizer))] if trained else []
+    if not type(optimizer).__module__.startswith("torch."):
+        return []  # 8-bit optimizers keep other things for small parameters
+    same = {of: keys for of, keys in saved.items() if of in trained and trained[of].dim() > 1}
+    most = set().union(*same.values())
+    return [f"optimizer.{key}.{of}" for of, keys in same.items() for key in sorted(most - keys)]
+
+
+def _keys(optimizer: torch.optim.Optimizer) -> set[str]:
+    """What an optimizer keeps for a parameter after a step; empty where that cannot be tried."""
+    tried = nn.Parameter(torch.ones(2, 2))
+    tried.grad = torch.ones(2, 2)
+    try:
+        taken = inspect.signature(type(optimizer)).parameters
+        settings = {key: value for key, value in optimizer.defaults.items() if key in taken}
+        twin = type(optimizer)([tried], **settings)
+        twin.step()
+        return set(twin.state[tried])
+    except Exception:  # each library has its own
+        return set()
 
 
 def counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
