@@ -20,6 +20,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 VENV := .venv
 READY := $(VENV)/ready
 PY ?= $(VENV)/bin/python
+override PY := $(if $(word 2,$(PY)),$(shell test -x "$(PY)" && echo '"$(PY)"' || echo '$(PY)'),$(PY))
 COURSE = $(PY) -m tools.course
 NEEDS := $(if $(filter $(VENV)/%,$(PY)),$(READY))
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --no-input
@@ -130,10 +131,10 @@ lab: $(NEEDS)
 
 record: $(NEEDS)
 	@$(if $(WHEELS),$(PY) -m pip install --quiet --no-index --no-deps --no-compile --upgrade \
-		--target $(CURDIR)/build/wheels $(WHEELS)/*.whl &&) \
-		$(if $(WHEELS),PYTHONPATH=$(CURDIR)/build/wheels:$$PYTHONPATH) \
-		$(if $(MODELS),TIGHT_FIT_MIRROR=$(abspath $(MODELS))) \
-		$(COURSE) record $(N) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(OUT),--out $(OUT))
+		--target "$(CURDIR)/build/wheels" "$(WHEELS)"/*.whl &&) \
+		$(if $(WHEELS),PYTHONPATH="$(CURDIR)/build/wheels:$$PYTHONPATH") \
+		$(if $(MODELS),TIGHT_FIT_MIRROR="$(if $(filter /%,$(firstword $(MODELS))),,$(CURDIR)/)$(MODELS)") \
+		$(COURSE) record $(N) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(OUT),--out "$(OUT)")
 
 proof: $(NEEDS)
 	@$(PY) -m benchmarks.measured_steps

@@ -13,7 +13,6 @@ goes on without them would be another run, and nobody would notice.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -28,10 +27,10 @@ from helpers.data import Encoded
 from helpers.recipe import Recipe, difference
 from helpers.state_file import State
 from tight_fit.checks import shown
+from tight_fit.techniques.optimizers import state_keys
 
 LEFT = ("params", "lr")  # of a group: the learning rate follows from recipe and step
 PLAIN = (bool, int, float, str, type(None))
-INFINITE = "not finite"  # the key of what JSON has no number for
 _first: WeakKeyDictionary[torch.optim.Optimizer, list] = WeakKeyDictionary()
 
 
@@ -70,7 +69,7 @@ def save(
     states, numbers = _gathered(optimizer, _trained(model))
     tensors = {name: _copy(value) for name, value in (tensors | states).items()}
     for name, value in tensors.items():
-        if value.is_floating_point() and value.numel() and not _finite(value):
+        if value.is_floating_point() and value.numel() and not state_file.finite(value):
             raise Diverged(f"{name} is not finite after step {step}: {advice(folder)}.")
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
@@ -115,6 +114,7 @@ def load(
     trained = _trained(model)
     wrong = _different_weights(model, tensors)
     wrong += _strange(tensors, note["numbers"], trained)
+    wrong += _missing(optimizer, tensors, note["numbers"], trained)
     if wrong or len(note["losses"]) != note["step"] or not 0 < note["step"] <= recipe.steps:
         raise ValueError(
             f"The state in {folder} is not one of this model "
@@ -139,11 +139,6 @@ def advice(folder: str | Path | None) -> str:
     )
     again = f", and start anew in another folder, as {kept}" if kept else ""
     return f"lower learning_rate, lengthen warmup, or use precision='fp32'{again}"
-
-
-def _finite(value: torch.Tensor) -> bool:
-    least, most = value.aminmax()  # NaN where any is
-    return math.isfinite(least) and math.isfinite(most)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -263,16 +258,6 @@ def _made_with(model: nn.Module) -> set[str]:
     return set(model.state_dict().keys() - filled)
 
 
-def _to_json(value: Any) -> Any:
-    """A number as JSON holds it: NaN and the infinities as texts, in an object."""
-    return {INFINITE: repr(value)} if _infinite(value) else value
-
-
-def _from_json(value: Any) -> Any:
-    """The number of `_to_json`."""
-    return float(value[INFINITE]) if isinstance(value, dict) and INFINITE in value else value
-
-
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The settings of each group with which the optimizer began, as JSON gives them back.
 
@@ -280,7 +265,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """
     if optimizer not in _first:
         found = [
-            {key: _to_json(value) for key, value in group.items() if key not in LEFT}
+            {key: state_file.to_json(value) for key, value in group.items() if key not in LEFT}
             | {"parameters": len(group["params"])}
             for group in optimizer.param_groups
         ]
@@ -293,7 +278,7 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """What each group holds now, beside parameters and learning rate, where it is plain."""
     return [
         {
-            key: _to_json(value)
+            key: state_file.to_json(value)
             for key, value in group.items()
             if key not in LEFT and type(value) in PLAIN
         }
@@ -311,7 +296,7 @@ def _gathered(
             if isinstance(value, torch.Tensor):
                 tensors[f"optimizer.{key}.{name}"] = value
             else:  # bitsandbytes counts its steps in a plain number
-                numbers[f"{key}.{name}"] = _to_json(value)
+                numbers[f"{key}.{name}"] = state_file.to_json(value)
     return tensors, numbers
 
 
@@ -330,11 +315,11 @@ def _put_states(
             states[name][key] = tensors[full].to(trained[name].device)
     for rest, value in note["numbers"].items():
         key, name = rest.split(".", 1)
-        states[name][key] = _from_json(value)
+        states[name][key] = state_file.from_json(value)
     for name, parameter in trained.items():
         optimizer.state[parameter] = states[name]
     for group, values in zip(optimizer.param_groups, note.get("groups", [])):
-        group.update({key: _from_json(value) for key, value in values.items()})
+        group.update({key: state_file.from_json(value) for key, value in values.items()})
 
 
 def _strange(
@@ -343,6 +328,31 @@ def _strange(
     """The names of saved states of an optimizer that are of none of the `trained` parameters."""
     full = [name.partition(".")[2] for name in tensors if name.startswith("optimizer.")]
     return [name for name in (*full, *numbers) if name.partition(".")[2] not in trained]
+
+
+def _missing(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, Any],
+    trained: Mapping[str, nn.Parameter],
+) -> list[str]:
+    """The names of states that this optimizer keeps, and that are saved for no parameter.
+
+    A parameter that gets no gradient has no state, so not each must have one; a matrix that has
+    some must have all.
+    """
+    full = [name.removeprefix("optimizer.") for name in tensors if name.startswith("optimizer.")]
+    saved: dict[str, set[str]] = {}
+    for name in (*full, *numbers):
+        key, _, of = name.partition(".")
+        saved.setdefault(of, set()).add(key)
+    if not saved:
+        return [f"optimizer.{key}" for key in sorted(state_keys(optimizer))] if trained else []
+    if not type(optimizer).__module__.startswith("torch."):
+        return []  # 8-bit optimizers keep other things for small parameters
+    same = {of: keys for of, keys in saved.items() if of in trained and trained[of].dim() > 1}
+    most = set().union(*same.values())
+    return [f"optimizer.{key}.{of}" for of, keys in same.items() for key in sorted(most - keys)]
 
 
 def counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -387,7 +397,3 @@ def check_savable(
             f"A state of {type(optimizer).__qualname__} cannot be saved, as {why}: keep tensors "
             "and numbers in optimizer.state[parameter], or leave checkpoint out."
         )
-
-
-def _infinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

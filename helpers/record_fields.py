@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from helpers.recipe import Recipe
+from tight_fit import gpus
 from tight_fit.checks import clipped, of_type, one_of, real, shown, whole
 
 NAME = re.compile(r"[\w-]+/[\w-]+", re.ASCII)
@@ -17,6 +18,8 @@ DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # so that dates com
 FIRST_YEAR = 2020  # before it there was no such course
 SLACK = timedelta(days=1)  # by which clocks may differ
 KNOWN = {"tracked", "allocated", "reserved", "device", "at_peak", "target", "peak", "flops"}
+LONGEST = 366 * 86400.0  # seconds of a run
+SLACK_OF_GPUS = 1.1  # GPUs of one name differ a little in what they have
 BYTES, FLOPS = 2**63 - 1, 10**30  # more than any machine has, or any step takes
 
 
@@ -70,10 +73,16 @@ def check(values: Mapping[str, Any], recipe: Recipe) -> None:
         raise ValueError(f"accuracy={values['accuracy']} must lie between 0 and 1.")
     for rows in ("train_rows", "test_rows"):
         whole(rows, values[rows], 1)
+    if sum(values["seconds"]) > LONGEST:
+        raise ValueError(f"seconds={shown(max(values['seconds']))} of a step: no run takes a year.")
     environment = _table("environment", values["environment"])
     device = of_type("environment['device']", environment.get("device"), str) or ""
     _check_memory(values["memory"], device)
-    of_type("environment['name']", environment.get("name"), str)
+    named = of_type("environment['name']", environment.get("name"), str) or ""
+    if not named.strip():
+        raise ValueError("environment['name'] is empty: a record names its device.")
+    if device == "cuda":
+        _check_fits(values["memory"], named)
     for key, value in environment.items():
         if value is not None and not isinstance(value, (str, int)):
             raise TypeError(f"environment[{shown(key)}]={shown(value)} must be a text or a number.")
@@ -114,6 +123,21 @@ def _check_memory(memory: Any, device: str) -> None:
             whole(f"memory[{name!r}]", memory[name], 1, BYTES)
     _counts("memory['at_peak']", memory.get("at_peak"), BYTES)
     _check_figures("memory", {key: value for key, value in memory.items() if key not in KNOWN})
+
+
+def _check_fits(memory: Mapping[str, Any], named: str) -> None:
+    """Raises ValueError for memory that no allocator reports, or that the GPU does not have."""
+    if memory["allocated"] > memory["reserved"]:
+        raise ValueError(
+            f"memory['allocated']={memory['allocated']:,} is more than "
+            f"memory['reserved']={memory['reserved']:,}: an allocator gives what it has reserved."
+        )
+    most = max((gpu.memory for gpu in gpus.matches(named)), default=None)
+    for name in ("allocated", "reserved"):
+        if most is not None and memory[name] > most * SLACK_OF_GPUS:
+            raise ValueError(
+                f"memory[{name!r}]={memory[name]:,} is more than a {named} has ({most:,} bytes)."
+            )
 
 
 def _check_plan(plan: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -40,6 +41,7 @@ LOCK = ".lock"
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 # Earlier versions let safetensors write these beside the state, and a kill left them there.
 DEBRIS = re.compile(r"\.tmp[A-Za-z0-9]{6}|state\.safetensors\.\d+\.unfinished")
+INFINITE = "not finite"  # the key of what JSON has no number for
 
 
 class State(NamedTuple):
@@ -292,3 +294,20 @@ def _clear(folder: Path) -> None:
     for path in folder.iterdir():
         if DEBRIS.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
+
+
+def to_json(value: Any) -> Any:
+    """A number as JSON holds it: NaN and the infinities as texts, in an object."""
+    return (
+        {INFINITE: repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
+    )
+
+
+def from_json(value: Any) -> Any:
+    """The number of `to_json`."""
+    return float(value[INFINITE]) if isinstance(value, dict) and INFINITE in value else value
+
+
+def finite(value: torch.Tensor) -> bool:
+    least, most = value.aminmax()  # NaN where any is
+    return math.isfinite(least) and math.isfinite(most)

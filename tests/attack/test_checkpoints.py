@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from helpers import checkpoint, models, state_file, train
 from helpers.recipe import Recipe, replace
 from helpers.state_file import FILE, PREVIOUS, UNFINISHED
-from tests.attack import refused
+from tests.attack import one_sentence, refused
 from tight_fit.techniques.optimizers import make_optimizer
 
 RECIPE = Recipe(model="vit", steps=3, batch_size=4, train_size=12)
@@ -472,3 +472,28 @@ def test_a_run_that_diverges_calls_no_state_good(rate, tmp_path):
     assert (kept is not None) == ("in another folder" in said)
     for value in kept.tensors.values() if kept else ():
         assert not value.is_floating_point() or value.isfinite().all()
+
+
+@pytest.mark.parametrize("part", ["optimizer.", "one key of one matrix"])
+def test_a_state_without_optimizer_states_is_refused_whatever_its_digest(part, folder, no_step):
+    """It would go on with other losses, and nobody would notice."""
+
+    def change(held):
+        names = [name for name in held if name.startswith("optimizer.")]
+        if part != "optimizer.":
+            names = [name for name in names if held[name].dim() > 1][:1]
+        assert names
+        for name in names:
+            del held[name]
+
+    rewritten(folder, change)
+    with safe_open(folder / FILE, "pt") as file:
+        text = file.metadata()["fine_tune"]
+        held = {key: file.get_tensor(key) for key in file.keys()}
+    if part == "optimizer.":
+        text = json.dumps(json.loads(text) | {"numbers": {}})
+    kept = {"fine_tune": text, "digest": state_file.digest(text, held)}
+    rewritten(folder, note=lambda found: found.update(json.loads(text)), **kept)
+    with pytest.raises(ValueError) as error:
+        fit(folder)
+    one_sentence(str(error.value), "optimizer.", "differs")

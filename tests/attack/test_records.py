@@ -48,7 +48,7 @@ FIELDS = [
     *fields("losses", [], [1.0], [1.0, 2.0, 3.0], None, "1.0", {"0": 1.0}),
     *(((("losses", 1)), value) for value in (math.nan, math.inf, -math.inf, 10**400, *NO_NUMBERS)),
     *fields("seconds", [], [0.1], None, 0.1),
-    *(((("seconds", 0)), value) for value in (-0.1, 0.0, math.nan, math.inf, *NO_NUMBERS)),
+    *(((("seconds", 0)), value) for value in (-0.1, 0.0, 1e308, math.nan, math.inf, *NO_NUMBERS)),
     *fields("rows", [], [16], None),
     *(((("rows", 0)), value) for value in (0, -16, 17, 10**9, 1.5, math.nan, 10**400, *NO_NUMBERS)),
     *fields("skipped", [2], [-1], [0, 0], [1, 0], [0.5], ["0"], [None], None, 0),
@@ -63,7 +63,7 @@ FIELDS = [
     *fields("version", 0, 2, "1", None, 1.5, True, 10**400),
     *fields("environment", None, [], "cpu", {}),
     *fields(("environment", "device"), None, 3, ["cpu"]),
-    *fields(("environment", "name"), None, 3, ["x86"]),
+    *fields(("environment", "name"), None, 3, ["x86"], "", " "),
     *fields(("environment", "torch"), ["2.13"], {"a": 1}, 1.5),
     *fields("plan", None, [], {}, "cpu"),
     *fields(("plan", "target"), None, "gpu", 3),
@@ -250,3 +250,19 @@ def test_a_notebook_that_wrote_no_record_is_one_sentence(content, tmp_path):
         ["98_bad", FILE, "nothing of it was kept"],
         lambda: course_record.checked("98_bad", tmp_path, "mini", None),
     )
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"allocated": 40 * 2**30, "reserved": 41 * 2**30},
+        {"allocated": 2**30, "reserved": 17 * 2**30},
+        {"allocated": 2**30 + 1, "reserved": 2**30},
+    ],
+)
+def test_memory_that_a_gpu_cannot_have_held_makes_no_record(memory):
+    """More than a T4 has, and more in use than was reserved."""
+    values = json.loads(on_gpu("Tesla T4"))
+    assert record.Run.from_json(json.dumps(values))
+    values["memory"] |= memory
+    refused(ValueError, "memory[", lambda: record.Run.from_json(json.dumps(values)))

@@ -66,11 +66,11 @@ def test_a_copy_that_leaves_the_machine_no_memory_is_ended(home):
     """Memory that counts for no process: of a file without a name."""
     before = """\
 from tight_fit.isolation import limits
-make = limits.Watch.__init__
+make = limits.MachineLimits.__init__
 def watched(watch):
     make(watch)
     watch.least = watch.available - (1 << 28)
-limits.Watch.__init__ = watched
+limits.MachineLimits.__init__ = watched
 """
     deed = """\
 import time

@@ -347,7 +347,12 @@ def test_half_a_file_and_no_file_are_refused(tmp_path):
 
 def test_make_names_what_the_command_takes():
     makefile = (ROOT / "Makefile").read_text(encoding="utf8")
-    for words in ("--minutes $(MINUTES)", "--out $(OUT)", "$(WHEELS)/*.whl", "TIGHT_FIT_MIRROR"):
+    for words in (
+        "--minutes $(MINUTES)",
+        '--out "$(OUT)"',
+        '"$(WHEELS)"/*.whl',
+        "TIGHT_FIT_MIRROR",
+    ):
         assert words in makefile, words
 
 

@@ -15,7 +15,7 @@ TICK = 0.1  # seconds between two looks
 TOO_MANY, TOO_LARGE = 201, 202  # exit statuses
 
 
-class Watch:
+class MachineLimits:
     """Counts the tasks and the available memory of the machine, by files of /proc held open."""
 
     def __init__(self):

@@ -106,7 +106,7 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         os.setsid()
         limits.end_first()
         limits.go_first()
-        watch = limits.Watch()
+        watch = limits.MachineLimits()
         system.unshare(NAMESPACES)
         talk.sendall(b"m")
         if talk.recv(1) != b"m":

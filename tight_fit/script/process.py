@@ -100,7 +100,7 @@ def plan(
         _in_child(wanted, work, answer, output, clock, isolated)
     os.close(answer)
     os.close(output)
-    output_of = Output(printed, shown)
+    output_of = Printed(printed, shown)
     try:
         text = _read(answers, output_of, SLOWEST * seconds + GRACE)
     finally:
@@ -154,7 +154,7 @@ def copy_computes() -> bool:
     return bool(ended) and status == 0
 
 
-class Output:
+class Printed:
     """What a program prints: its end is kept, and shown is what no terminal takes for a command."""
 
     def __init__(self, pipe: int, shown: bool):
@@ -191,7 +191,7 @@ def _plain(told: dict[str, Any]) -> dict[str, Any]:
     return {plain(name): part(value) for name, value in told.items()}
 
 
-def _read(answers: int, output: Output, seconds: float) -> bytes:
+def _read(answers: int, output: Printed, seconds: float) -> bytes:
     """The answer of the other process, empty where it takes too long or has no end."""
     parts: list[bytes] = []
     end, open_pipes = time.monotonic() + seconds, {answers, output.pipe}
