@@ -309,5 +309,6 @@ def from_json(value: Any) -> Any:
 
 
 def finite(value: torch.Tensor) -> bool:
+    """Whether all numbers of a tensor are finite."""
     least, most = value.aminmax()  # NaN where any is
     return math.isfinite(least) and math.isfinite(most)
