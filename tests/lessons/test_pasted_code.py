@@ -182,3 +182,33 @@ def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
     path.write_text(program(number, wanted, recipe, *changes), encoding="utf8")
     facts = run(str(path), gpu="A100-80GB", seconds=300)
     assert facts["peak"] == pytest.approx(plan(recipe).peak, rel=0.01)
+
+
+def test_qlora_takes_what_is_planned_and_the_logits_of_a_chunk(tmp_path):
+    """Lesson 21: its pasted loss holds a chunk's logits and their gradient, in fp32, besides."""
+    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("peft")
+    recipe = Recipe("decoder-1.7b", profile="full", batch_size=1, length=512, precision="bf16")
+    recipe = replace(recipe, base="nf4", lora_rank=8, lora_targets="all-linear")
+    recipe = replace(recipe, checkpointing=True, loss="chunked")
+    text = own_code("21", ("four = BitsAnd", "adapter = Lora", "def loss_sum(", "def learn("))
+    config = models.config(recipe).to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf8")
+    for old, new in (
+        ('models.MINI / "decoder"', repr(str(tmp_path))),
+        ("tokenizer = AutoTokenizer.from_pretrained(name)\n", ""),
+        ('model.add_adapter("profit", adapter)\n', ""),
+        ("(name, **settings)", "(name, **settings, device_map='cuda')"),
+        ('tokenizer(sentence, return_tensors="pt")["input_ids"]', "torch.ones(1, 512).long()"),
+    ):
+        assert text.count(old) == 1, f"lesson 21 has {text.count(old)} times {old!r}"
+        text = text.replace(old, new)
+    head = "import torch\nimport torch.nn.functional as F\n"
+    head += "from torch.utils.checkpoint import checkpoint\n"
+    path = tmp_path / "train.py"
+    path.write_text(f'{head}{text}learn("oil", "")\n', encoding="utf8")
+    facts, planned = run(str(path), gpu="A100-80GB", seconds=300), plan(recipe)
+    parameters = planned.at_peak["parameters"]
+    assert facts["at_peak"]["parameters"] == pytest.approx(parameters, rel=0.01)
+    chunk = 256 * config["vocab_size"] * 4  # bytes of its logits
+    assert 0 < facts["peak"] - planned.peak < 2 * chunk
