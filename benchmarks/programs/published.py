@@ -86,7 +86,7 @@ def miss(case: dict[str, Any]) -> float:
 
 
 def markdown() -> str:
-    """The table of docs/plan-your-script.md."""
+    """The table of docs/checked-programs.md."""
     facts = table.read()["published"]
     lines = ["| case | planned | measured | |", "| --- | ---: | ---: | ---: |"]
     lines += [

@@ -56,7 +56,7 @@ def reason(entry: dict[str, Any]) -> str:
 
 
 def markdown() -> str:
-    """The table of docs/plan-your-script.md."""
+    """The table of docs/checked-programs.md."""
     facts = read()
     lines = [
         "| repository | program | bytes planned | bytes of the real step | beside the plan |",

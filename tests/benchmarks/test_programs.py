@@ -61,7 +61,7 @@ def test_examples_have_one_length_under_both_tokenizers(tmp_path):
         assert len(lengths) == 1 and lengths.pop() >= 40
 
 
-PAGE = (ROOT / "docs" / "plan-your-script.md").read_text(encoding="utf8")
+PAGE = (ROOT / "docs" / "checked-programs.md").read_text(encoding="utf8")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "large": blocks.large,
     },
     ROOT / "docs" / "accuracy.md": {"steps": trust.text},
-    ROOT / "docs" / "plan-your-script.md": {"programs": table.markdown},
+    ROOT / "docs" / "checked-programs.md": {"programs": table.markdown},
 }
 
 
