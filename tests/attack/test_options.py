@@ -241,8 +241,8 @@ NOT_DIVIDED = [
         for layout in ("ddp=2", "zero1=2", "zero2=2", "fsdp=2")
         for what in ("optimizer", "activations")
     ),
-    (["fsdp=2", "--optimizer-in-backward"], "planned for one GPU"),
-    (["ddp=2", "--optimizer-in-backward"], "planned for one GPU"),
+    (["fsdp=2", "--optimizer-in-backward", "--precision", "fp32"], "planned for one GPU"),
+    (["ddp=2", "--optimizer-in-backward", "--precision", "fp32"], "planned for one GPU"),
     (["fsdp=2", "--base", "nf4", "--lora", "8"], "cannot divide them"),
     *(
         (["fsdp=2", "--optimizer", name], "does not work on parts")
