@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "groups",
         nargs="*",
         metavar="group",
-        help="layouts (notebooks 18, 19), ladder (notebook 19), lessons (notebooks 13 to 16), "
+        help="layouts (notebooks 18, 19), ladder (notebook 19), lessons (notebooks 13, 15, 16), "
         "techniques (README and notebooks), context (notebook 24), large (notebook 18); "
         "all by default",
     )

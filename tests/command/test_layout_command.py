@@ -74,10 +74,10 @@ def test_what_it_refuses(model, capsys, options, says):
     assert ended.value.code == 2 and says in said and said.count("\n") == 1
 
 
-def test_a_gpu_without_bf16_computes_in_fp32(model, capsys):
+def test_a_gpu_without_bf16_computes_in_fp16(model, capsys):
     assert main([model, "--gpu", "T4", "--batch", "4", "--length", "16", "--layout", "ddp=2"]) == 0
     said = capsys.readouterr().out
-    assert "fp32 weights, no autocast" in said and "A step takes" in said
+    assert "fp32 weights, fp16 autocast with loss scaling" in said and "A step takes" in said
 
 
 def test_without_a_gpu_it_asks_for_one(model, capsys):

@@ -399,7 +399,6 @@ def test_adapters_that_fit_nowhere_are_told_what_saves(tmp_path, capsys):
         (["--gpus", "2", "--machines", "4"], "cannot be divided evenly over 4 machines"),
         (["--gpus", "4", "--layout", "fsdp=2"], "is one of 2 GPUs, and --gpus is 4"),
         (["--gpus", "4", "--no-reshard"], "details of one layout"),
-        (["--gpus", "4", "--precision", "fp16"], "No layout of 4 GPUs can be planned: precision"),
         (["--gpus", "4", "--accumulation", "3"], "does not divide batch_size=8"),
         (["--gpus", "4", "--gpu", "24GB"], "a size says nothing of a GPU's speed"),
         (["--gpus", "4", "--gpu", "T4", "--precision", "bf16"], "has no bf16"),

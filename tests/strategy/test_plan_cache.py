@@ -69,7 +69,7 @@ def test_notebooks_and_readme_find_every_plan_kept():
         assert len(techniques.table("precision").frame) == len(techniques.TECHNIQUES)
 
 
-@pytest.mark.parametrize("number", ["13", "14", "15", "16"])
+@pytest.mark.parametrize("number", ["13", "15", "16"])
 def test_a_lesson_shows_layouts_whose_plans_are_kept(number):
     """What its cells give to `show.layouts`: a reader would wait minutes for other plans."""
     asked = []
