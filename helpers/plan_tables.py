@@ -11,13 +11,13 @@ from helpers.strategy import ladder, large_models, long_context
 from helpers.strategy.candidate import Candidate
 from helpers.strategy.plan_cache import planned
 from helpers.strategy.plan_summary import PlanSummary
-from helpers.strategy.show import OPTIMIZERS
 from helpers.tables import Table
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import facts_of
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.step import ModelStep
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.units import duration, number, size, span
 
 COMPUTED = {
@@ -64,7 +64,7 @@ def in_words(job: ModelStep) -> str:
     attention = f"{job.attention or 'fused (sdpa)'} attention"
     again = ", gradient checkpointing" if job.checkpointing else ""
     weights = f"{job.weights} weights, {COMPUTED[job.precision]}"
-    return f"{weights}, {OPTIMIZERS[job.optimizer]}, {attention}{again}"
+    return f"{weights}, {KINDS[job.optimizer].label}, {attention}{again}"
 
 
 def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -> dict[str, str]:
