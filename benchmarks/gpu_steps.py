@@ -85,7 +85,7 @@ def every_case(count: int, bf16: bool = True) -> list[Case]:
 
 def packages(recipe: Recipe) -> list[str]:
     """Packages that a step imports beside PyTorch and transformers."""
-    library = KINDS[recipe.optimizer].package or recipe.base == "nf4"
+    library = bool(KINDS[recipe.optimizer].package) or recipe.base == "nf4"
     return ["bitsandbytes"] * library + ["peft"] * (recipe.lora_rank is not None)
 
 

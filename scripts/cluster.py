@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-NEWS = Path(__file__).resolve().parent.parent / "helpers" / "data" / "r8" / "r8.jsonl.xz"
+NEWS = Path(__file__).resolve().parent.parent / "helpers" / "r8" / "r8.jsonl.xz"
 CONTEXT = 16  # bytes that the model sees, to predict the next one
 
 

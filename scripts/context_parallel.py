@@ -209,7 +209,7 @@ def main():
         AttentionMaskInterface.register("cut", lambda *args, **options: None)
         model.set_attn_implementation("cut")
     needed = args.length * args.steps + 1
-    with lzma.open(HELPERS / "data" / "r8" / "r8.jsonl.xz", "rt", encoding="utf8") as news:
+    with lzma.open(HELPERS / "r8" / "r8.jsonl.xz", "rt", encoding="utf8") as news:
         text = AutoTokenizer.from_pretrained(args.model)(news.read(8 * needed)).input_ids
     if len(text) < needed:
         sys.exit(f"The news have {len(text):,} tokens: use a shorter --length or fewer --steps.")

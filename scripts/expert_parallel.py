@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, one_hot
 
-NEWS = Path(__file__).resolve().parent.parent / "helpers" / "data" / "r8" / "r8.jsonl.xz"
+NEWS = Path(__file__).resolve().parent.parent / "helpers" / "r8" / "r8.jsonl.xz"
 CONTEXT = 16  # bytes that the model sees, to predict the next one
 
 

@@ -1,4 +1,4 @@
-"""Files that are no configurations, and configurations whose faults no library names."""
+"""Configurations: files that are none, wrong values whose fault no library names, huge ones."""
 
 import json
 import os
