@@ -138,7 +138,7 @@ def test_seconds_of_a_step_and_the_price_of_an_epoch(folder, no_search, capsys):
     assert facts["examples_per_second"] == pytest.approx(8 / took.total)
     assert facts["tokens_per_second"] == pytest.approx(8 * 64 / took.total)
     every = sum(facts["flops"].values()) / took.total / 65e12  # also of what causal attention masks
-    assert 0.8 * every < facts["mfu"] == took.mfu("fp16") < every
+    assert 0.8 * every < facts["mfu"] == took.mfu("fp16") <= every
     assert facts["epoch_hours"] == pytest.approx(126 * took.total / 3600)  # the last step is short
     assert facts["epoch_cost"] == pytest.approx(0.35 * facts["epoch_hours"])
     text = asked(capsys, *step, *epoch)[1]
