@@ -130,7 +130,10 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
             apart = max(apart, far / largest)
     skipped = None
     if step.precision == "fp16" and layout.strategy != "ddp":
-        skipped = overflow_on_one_rank(rank, part(every[0], mine, ranks))
+        # Replicas have the same gradients: what overflows on a rank overflows on theirs.
+        in_replica = layout.data // layout.replicate * layout.context * layout.tensor
+        here = dist.get_rank() % in_replica == 0
+        skipped = overflow_on_one_rank(rank, part(every[0], mine, ranks), here)
     del rank, own_gradients, divided, parameter
     rank = wrapped(step, layout, mesh, selective)
     if layout.expert > 1:
@@ -152,12 +155,12 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     }
 
 
-def overflow_on_one_rank(rank: ModelRank, micro_batch: dict[str, torch.Tensor]) -> bool:
-    """Whether a step in which a gradient of the first rank alone overflows changes no weight here,
+def overflow_on_one_rank(rank: ModelRank, micro_batch: dict[str, torch.Tensor], here: bool) -> bool:
+    """Whether a step in which a gradient of one rank alone (`here`) overflows changes no weight,
     and halves the scale."""
 
     def overflow(phase: str) -> None:
-        if phase == "optimizer" and dist.get_rank() == 0:
+        if phase == "optimizer" and here:
             next(one for one in rank.module.parameters() if one.grad is not None).grad.to_local()[
                 0
             ] = torch.inf
