@@ -97,6 +97,10 @@ def _train_a_few_steps(
             torch.cuda.max_memory_reserved(device) - held_reserved,
             total - free,
         )
+    if scaler is not None and scaler.is_enabled() and recipe.accumulation > 2:
+        # Two micro-batches are traced, as if they were all: their gradients are larger, and a step
+        # that overflows would be left out.
+        scaler.update(scaler.get_scale() / recipe.accumulation)
     trace = trace_step(model, optimizer, batch, recipe, scaler)
     return trace, four_bits.count_parameters(model), peaks
 
