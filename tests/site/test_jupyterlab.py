@@ -194,7 +194,8 @@ def test_a_panel_answers_and_is_never_lost(lab):
     panel = reader.open()
     reader.expect(panel.locator("img.widget-image")).to_be_visible()
     panel.evaluate(WATCH)
-    assert reader.page.evaluate("told()") == [[AFTER, drawn, False]]
+    told = reader.page.evaluate("told()")  # as often as the page is laid out
+    assert told[:1] == [[AFTER, drawn, False]] and told == told[:1] * len(told)
     reader.expect(panel.get_by_text("The kernel that drew this picture has ended")).to_be_visible()
     reader.shoot("reopened-with-its-state")
     assert reader.wrong == []
