@@ -102,7 +102,7 @@ def estimate_memory(step: ModelStep) -> int | None:
     return int(max(estimate_training_usage(total, precision).values()))
 
 
-def fused(step: ModelStep, target: str) -> bool:
+def fused(step: ModelStep, device: str) -> bool:
     """Whether the attention is fused, so that it keeps no probabilities: torch-preflight asks.
 
     On a CPU there is no such kernel with dropout.
@@ -112,7 +112,7 @@ def fused(step: ModelStep, target: str) -> bool:
         config, "attention_probs_dropout_prob", getattr(config, "attention_dropout", 0)
     )
     fusible = bool(hf_config.class_of(config, step.task)._supports_sdpa)
-    return fusible and (target == "cuda" or not dropout)
+    return fusible and (device == "cuda" or not dropout)
 
 
 # What torch-preflight calls our optimizers.
@@ -127,7 +127,7 @@ _OPTIMIZERS = {
 }
 
 
-def preflight(step: ModelStep, target: str, frozen: float = 0.0) -> int | None:
+def preflight(step: ModelStep, device: str, frozen: float = 0.0) -> int | None:
     """Bytes of tensors that torch-preflight expects on the GPU.
 
     CUDA context and fragmentation are left out, so that tensors are compared with tensors. None
@@ -176,7 +176,7 @@ def preflight(step: ModelStep, target: str, frozen: float = 0.0) -> int | None:
         precision=PrecisionMode.FP32 if step.precision == "fp32" else PrecisionMode.AMP,
         gradient_checkpointing=step.checkpointing,
         accumulation_steps=step.accumulation,
-        flash_attention=fused(step, target),
+        flash_attention=fused(step, device),
     )
     breakdown = estimate_config(profile, run).breakdown
     return sum(
@@ -196,8 +196,8 @@ def table() -> Table:
     """A row per step, against real tensors on the CPU where the step is small, else the plan."""
     rows = []
     for name, (step, small) in cases().items():
-        target = "cpu" if small else "cuda"
-        planned = plan_model_step(step, target).peak
+        device = "cpu" if small else "cuda"
+        planned = plan_model_step(step, device).peak
         truth = measured(step).peak if small else planned
         row = {
             "step": name,
@@ -206,7 +206,7 @@ def table() -> Table:
         }
         for estimator, estimate in (
             ("accelerate estimate-memory", estimate_memory(step)),
-            ("torch-preflight", preflight(step, target)),
+            ("torch-preflight", preflight(step, device)),
         ):
             off = "" if estimate is None else f" ({estimate / truth - 1:+.0%})"
             row[estimator] = f"{size(estimate)}{off}"

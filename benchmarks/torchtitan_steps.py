@@ -34,7 +34,6 @@ from tight_fit.command.wrapper import run
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import described
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.facts import axes_of
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.plan import plan_layout
 from tight_fit.models import config as hf_config
@@ -106,7 +105,7 @@ class TitanRow:
         )
         machines = layout.ranks // 8
         cluster = Cluster(CARD, 8, machines, "NVLink 4", "InfiniBand 400 Gbit", cards=8)
-        took = plan.step_seconds(SPECS, cluster.links_of_axes(axes_of(layout)))
+        took = plan.step_seconds(SPECS, cluster.links_of_axes(layout.axes))
         tokens = self.batch * layout.data * self.length / layout.ranks / took.total
         return {"reserved": plan.allocator_peaks(CARD).reserved / GIB, "tokens": tokens}
 

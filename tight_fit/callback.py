@@ -36,6 +36,10 @@ REMEDIES = 3  # times that the batch is halved
 class PlanCallback(TrainerCallback):
     """Plan a Trainer's step before its first one, and compare the plan with the GPU at the end.
 
+    >>> from tight_fit import PlanCallback
+    >>> PlanCallback("2080 ti").gpu.name  # goes into the Trainer's `callbacks`
+    'RTX 2080 Ti'
+
     gpu    the GPU to plan for, a name, a size ("16GB") or a `GPU`; None takes the one that is here
     say    what a line is given to; `print` by default
     facts  what was planned and measured, for dashboards: {"gpu", "memory", "batch" (shape), "need",

@@ -6,7 +6,6 @@ from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.checks import of_type
-from tight_fit.search.remedies import target_of
 
 ROOM = 0.05  # fraction of the memory that stays free, for what a plan cannot know
 
@@ -44,4 +43,4 @@ def fitting(*recipes: Recipe) -> list[Recipe]:
 
 
 def _fits(recipe: Recipe, gpu: gpus.GPU) -> bool:
-    return plan(recipe, target_of(gpu)).fits(gpu).need <= (1 - ROOM) * gpu.memory
+    return plan(recipe, gpus.device_of(gpu)).fits(gpu).need <= (1 - ROOM) * gpu.memory

@@ -15,12 +15,12 @@ def for_record(recipe: Recipe, device: str) -> dict:
     """`Run.plan` of a recipe that runs on "cuda" or "cpu"."""
     planned = plan(recipe, torch.device(device).type)
     values = {
-        "target": planned.target,
+        "target": planned.device,
         "peak": planned.peak,
         "at_peak": planned.at_peak,
         "flops": planned.flops,
     }
-    if planned.target == "cuda":
+    if planned.device == "cuda":
         peaks = planned.allocator_peaks(gpus.here())
         values |= {"allocated": peaks.allocated, "reserved": peaks.reserved}
         values["seconds"] = seconds_on(planned, gpus.here().name)

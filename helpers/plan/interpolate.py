@@ -26,14 +26,14 @@ CHECK = {False: (5, 56), True: (1, 56)}  # (examples, tokens) of the trace that 
 
 
 class PlanInterpolation:
-    """`PlanInterpolation(recipe, target).plan(recipe with another batch_size or length)`.
+    """`PlanInterpolation(recipe, device).plan(recipe with another batch_size or length)`.
 
     Making one takes seven small traces; each plan then takes milliseconds. Raises RuntimeError if
     the sizes of the model's storages are no such polynomial.
     """
 
-    def __init__(self, recipe: Recipe, target: str):
-        self.recipe, self.target = recipe, target
+    def __init__(self, recipe: Recipe, device: str):
+        self.recipe, self.device = recipe, device
         self.single = recipe.micro_batch == 1
         text = recipe.tokens is not None
         points = [
@@ -41,10 +41,10 @@ class PlanInterpolation:
             for examples in EXAMPLES[self.single]
             for length in (LENGTHS if text else (None,))
         ]
-        traces = [trace_recipe(_resized(recipe, *point), target)[0] for point in points]
+        traces = [trace_recipe(_resized(recipe, *point), device)[0] for point in points]
         examples, length = CHECK[self.single]
         check = (examples, length if text else None)
-        self.storage_trace, self.parameters = trace_recipe(_resized(recipe, *check), target)
+        self.storage_trace, self.parameters = trace_recipe(_resized(recipe, *check), device)
         if any(trace.events != self.storage_trace.events for trace in traces):
             raise RuntimeError(
                 "This model takes other operations at other shapes: plan each shape by itself."
@@ -90,7 +90,7 @@ class PlanInterpolation:
         plan = to_plan(
             (self.storage_trace, self.parameters),
             recipe,
-            self.target,
+            self.device,
             self._evaluate(self.sizes, *shape),
         )
         repeats = recipe.accumulation / min(recipe.accumulation, 2)  # two micro-batches are traced
@@ -98,9 +98,9 @@ class PlanInterpolation:
         return replace(plan, flops=dict(zip(self.storage_trace.flops, flops)))
 
 
-def interpolation(recipe: Recipe, target: str = "cuda") -> PlanInterpolation:
+def interpolation(recipe: Recipe, device: str = "cuda") -> PlanInterpolation:
     """The interpolation that a recipe's plan lies on, made once and kept."""
-    return _interpolation(_key(recipe), target)
+    return _interpolation(_key(recipe), device)
 
 
 def plan_at(plan: Plan, batch_size: int | None = None, length: int | None = None) -> Plan:
@@ -118,12 +118,12 @@ def plan_at(plan: Plan, batch_size: int | None = None, length: int | None = None
         changed = replace(changed, batch_size=batch_size)
     if length is not None:
         changed = replace(changed, length=length)
-    return interpolation(changed, plan.target).plan(changed)
+    return interpolation(changed, plan.device).plan(changed)
 
 
 @lru_cache(maxsize=32)
-def _interpolation(recipe: Recipe, target: str) -> PlanInterpolation:
-    return PlanInterpolation(recipe, target)
+def _interpolation(recipe: Recipe, device: str) -> PlanInterpolation:
+    return PlanInterpolation(recipe, device)
 
 
 def _resized(recipe: Recipe, examples: int, length: int | None) -> Recipe:

@@ -10,8 +10,7 @@ import torch
 from helpers import measure
 from helpers.plan.planner import plan, remedies_of
 from helpers.recipe import Recipe
-from tight_fit.gpus import GPU, here
-from tight_fit.search.remedies import target_of
+from tight_fit.gpus import GPU, device_of, here
 from tight_fit.units import size
 
 T = TypeVar("T")
@@ -48,7 +47,7 @@ def or_explain(recipe: Recipe, work: Callable[[], T]) -> T:
 def explain(recipe: Recipe, gpu: GPU | None = None) -> str:
     """One sentence of diagnosis and one of remedies for a recipe on a GPU (None: this machine)."""
     gpu = gpu or here()
-    fit = plan(recipe, target_of(gpu)).fits(gpu)
+    fit = plan(recipe, device_of(gpu)).fits(gpu)
     if fit:
         return (
             f"Out of memory, although the plan needs only {size(fit.need)} of the "

@@ -5,9 +5,9 @@
 the same answer on every machine. It is the plan of the step of any model (`plans.model`), with the
 course's batch; tests compare it with the course's own models, optimizers and loop.
 
-The target "cuda" plans for a GPU: sizes are rounded up to the 512 bytes of PyTorch's CUDA
+The device "cuda" plans for a GPU: sizes are rounded up to the 512 bytes of PyTorch's CUDA
 allocator, and operations that differ there (dropout, autocast's list of fp32 operations) are
-replaced by the GPU's own. The target "cpu" plans what the same step takes on a CPU; the tests
+replaced by the GPU's own. The device "cpu" plans what the same step takes on a CPU; the tests
 compare it with real tensors, to the byte.
 """
 
@@ -25,7 +25,7 @@ from helpers import models
 from helpers.recipe import Recipe
 from tight_fit.checks import function, of_type
 from tight_fit.gpus import GPU
-from tight_fit.memory.plan import Plan, check_target, to_plan
+from tight_fit.memory.plan import Plan, check_device, to_plan
 from tight_fit.models.step import FlatLogits, ModelStep
 from tight_fit.plans.model import trace_model_step
 from tight_fit.search.remedies import Remedies
@@ -35,28 +35,28 @@ from tight_fit.trace.tracker import StorageTrace
 
 
 def plan(
-    recipe: Recipe, target: str = "cuda", change: Callable[[torch.nn.Module], object] | None = None
+    recipe: Recipe, device: str = "cuda", change: Callable[[torch.nn.Module], object] | None = None
 ) -> Plan:
     """Plan one optimizer step of `recipe` on "cuda" or "cpu".
 
     change  a further change of the model, in place, before its optimizer is made, such as freezing
             parameters by other names; inside it the model's tensors have no values
-    Raises ValueError for another target, TypeError for what is no recipe and no function.
+    Raises ValueError for another device, TypeError for what is no recipe and no function.
     """
     of_type("recipe", recipe, Recipe)
-    check_target(target)
+    check_device(device)
     if change is not None:
         function("change", change)
-        return to_plan(trace_recipe(recipe, target, change), recipe, target)
-    kept = _plan(plan_key(recipe), target)
+        return to_plan(trace_recipe(recipe, device, change), recipe, device)
+    kept = _plan(plan_key(recipe), device)
     largest = list(kept.largest_tensors)
     return replace(kept, recipe=recipe, flops=dict(kept.flops), largest_tensors=largest)
 
 
 @lru_cache(maxsize=256)
-def _plan(recipe: Recipe, target: str) -> Plan:
+def _plan(recipe: Recipe, device: str) -> Plan:
     """The plan that is kept for the next call, so nobody may change its arrays."""
-    made = to_plan(trace_recipe(recipe, target), recipe, target)
+    made = to_plan(trace_recipe(recipe, device), recipe, device)
     for array in (made.timeline, made.phases):
         array.flags.writeable = False
     return made
@@ -126,7 +126,7 @@ def fake_batch(model: torch.nn.Module, recipe: Recipe) -> Batch:
 
 def trace_recipe(
     recipe: Recipe,
-    target: str,
+    device: str,
     change: Callable[[torch.nn.Module], object] | None = None,
 ) -> tuple[StorageTrace, int]:
     """The trace of which a plan is made, and the number of the model's parameters.
@@ -144,4 +144,4 @@ def trace_recipe(
     def make_batch(flat: FlatLogits, step: ModelStep) -> Batch:
         return fake_batch(flat.model, recipe)
 
-    return trace_model_step(step_of(recipe), target, make_batch=make_batch, change=changed)
+    return trace_model_step(step_of(recipe), device, make_batch=make_batch, change=changed)

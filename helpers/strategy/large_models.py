@@ -22,7 +22,7 @@ from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
-from tight_fit.search.layouts import search
+from tight_fit.search.layouts import search_layouts
 from tight_fit.search.space import Trial
 
 FILE = Path(__file__).parent / "plans" / "long" / "large.json"
@@ -114,7 +114,7 @@ def search_one(job: LargeJob) -> Facts:
 
     Raises what `search` raises.
     """
-    found = search(job.step, job.cluster)
+    found = search_layouts(job.step, job.cluster)
     rows: dict[str, Facts] = {}
     for one in found.ranked:
         rows.setdefault(str(one.trial.layout), row(one.trial, one.facts))

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from helpers import models
 from helpers.parallel.layout import Parallel
 from helpers.parallel.rank import AXES, Rank, grid
-from helpers.plan.planner import check_target, fake_batch, plan_key
+from helpers.plan.planner import check_device, fake_batch, plan_key
 from helpers.recipe import Recipe
 from helpers.strategy.plan_summary import PlanSummary, peak_without_states
 from tight_fit.gpus import GPU, NCCL
@@ -74,14 +74,14 @@ class RankPlan(Plan):
 class ParallelPlan:
     """The plan of a step that is laid out over ranks.
 
-    target  "cuda" or "cpu"
+    device  "cuda" or "cpu"
     ranks   for each stage of the pipeline the plan of its first data and tensor rank. The other
             ranks of the stage need at most as much, but for the rest of an uneven division.
     """
 
     recipe: Recipe
     parallel: Parallel
-    target: str
+    device: str
     ranks: tuple[RankPlan, ...] | tuple[PlanSummary, ...]
 
     @property
@@ -139,33 +139,33 @@ def bytes_by_collective(sent: Iterable[SentMessage]) -> dict[str, int]:
     return total
 
 
-def plan_parallel(recipe: Recipe, parallel: Parallel, target: str = "cuda") -> ParallelPlan:
+def plan_parallel(recipe: Recipe, parallel: Parallel, device: str = "cuda") -> ParallelPlan:
     """Plan one optimizer step of `recipe` laid out over ranks, for "cuda" or "cpu".
 
     Raises ValueError where recipe and layout do not go together, and RuntimeError where this
     process has a process group already: plan in another process then.
     """
-    return ParallelPlan(recipe, parallel, target, plan_stages(recipe, parallel, target))
+    return ParallelPlan(recipe, parallel, device, plan_stages(recipe, parallel, device))
 
 
-def plan_stages(recipe: Recipe, parallel: Parallel, target: str = "cuda") -> tuple[RankPlan, ...]:
+def plan_stages(recipe: Recipe, parallel: Parallel, device: str = "cuda") -> tuple[RankPlan, ...]:
     """The plans of the first data and tensor rank of each stage; see `plan_parallel`."""
     key, ranks_per_stage = plan_key(recipe), parallel.data * parallel.tensor
     return tuple(
-        replace(plan_rank(key, parallel, stage * ranks_per_stage, target), recipe=recipe)
+        replace(plan_rank(key, parallel, stage * ranks_per_stage, device), recipe=recipe)
         for stage in range(parallel.pipeline)
     )
 
 
 @lru_cache(maxsize=256)
-def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda") -> RankPlan:
+def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, device: str = "cuda") -> RankPlan:
     """Plan the step of one rank.
 
     rank  from 0, counted over the grid pipeline × data × tensor; the tensor index changes fastest
-    Raises ValueError for another target than "cuda" and "cpu", for a rank that the layout does not
+    Raises ValueError for another device than "cuda" and "cpu", for a rank that the layout does not
     have, and where recipe and layout do not go together.
     """
-    check_target(target)
+    check_device(device)
     local = parallel.local(recipe)
     if not 0 <= rank < parallel.ranks:
         raise ValueError(
@@ -173,16 +173,16 @@ def plan_rank(recipe: Recipe, parallel: Parallel, rank: int, target: str = "cuda
         )
 
     def kernels() -> CudaKernels:
-        return CudaKernels(recipe, active=target == "cuda")
+        return CudaKernels(recipe, active=device == "cuda")
 
     with fake_ranks(parallel.ranks, rank):
         mesh = grid(parallel)  # its tensors have values: before FakeTensorMode
         with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
             fake_rank, shape, parameters = _fake_rank(recipe, parallel, mesh, kernels)
-            recorder = Recorder() if target == "cuda" else None
+            recorder = Recorder() if device == "cuda" else None
             storage_trace, sent = trace_rank(fake_rank, lambda: fake_batch(shape, local), recorder)
             del fake_rank  # its tensors belong to the process group that ends here
-    base = to_plan((storage_trace, parameters), recipe, target)
+    base = to_plan((storage_trace, parameters), recipe, device)
     return RankPlan(
         **{field.name: getattr(base, field.name) for field in fields(Plan)}, rank=rank, sent=sent
     )

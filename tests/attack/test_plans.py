@@ -70,7 +70,7 @@ def test_only_a_recipe_is_planned(thing):
     "thing", [*THINGS, "gpu", "CUDA", "cuda:0", torch.device("cpu")], ids=short
 )
 def test_a_plan_is_for_cuda_or_cpu(thing):
-    refused(ValueError, ["target=", "cuda or cpu"], lambda: plan(RECIPE, thing))
+    refused(ValueError, ["device=", "cuda or cpu"], lambda: plan(RECIPE, thing))
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,6 @@ def test_more_examples_than_there_are_is_one_sentence():
     refused(ValueError, "train_size", lambda: fit(recipe=replace(SHORT, train_size=5_000)))
 
 
-@pytest.mark.parametrize("target", ["gpu", "", None, 3, "cuda:0", HUGE], ids=short)
-def test_a_plan_for_an_unknown_device_is_one_sentence(target):
-    refused((ValueError, TypeError), "cuda", lambda: plan(SHORT, target))
+@pytest.mark.parametrize("device", ["gpu", "", None, 3, "cuda:0", HUGE], ids=short)
+def test_a_plan_for_an_unknown_device_is_one_sentence(device):
+    refused((ValueError, TypeError), "cuda", lambda: plan(SHORT, device))

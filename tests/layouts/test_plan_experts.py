@@ -12,7 +12,6 @@ from tests.ranks.laid_out import CONFIGURATIONS
 from tight_fit.command.main import main
 from tight_fit.layouts.clocks import Clocks, Event
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.facts import axes_of
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan import plan_layout, plan_step
@@ -92,7 +91,7 @@ def test_tokens_go_to_their_experts_and_back():
         planned = plan_layout(
             mixture(),
             Layout(4, expert=4),
-            "cpu",
+            device="cpu",
             batch_size=4 * rows,
             length=length,
             checkpointing=checkpointing,
@@ -111,7 +110,7 @@ def test_what_expert_ranks_divide():
     gradients summed, over the ranks that hold it, and all other weights over all data ranks."""
     step = {"batch_size": 8, "length": 16}
     alone, divided, whole = (
-        plan_layout(mixture(), layout, "cpu", **step)
+        plan_layout(mixture(), layout, device="cpu", **step)
         for layout in (Layout(4), Layout(4, expert=2), Layout(4, expert=4))
     )
     states = [plan.highest["optimizer states"] for plan in (alone, divided, whole)]
@@ -160,7 +159,7 @@ def test_a_few_layers_stand_for_all(monkeypatch, layout, selective):
 )
 def test_models_and_steps_that_expert_ranks_do_not_divide(config, layout, fields, says):
     with pytest.raises(ValueError, match=says) as caught:
-        plan_layout(config, layout, "cpu", **{"batch_size": 8, "length": 16} | fields)
+        plan_layout(config, layout, device="cpu", **{"batch_size": 8, "length": 16} | fields)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
@@ -194,10 +193,10 @@ def test_links_of_expert_ranks():
     """Inside a machine its own link; between machines what leaves the machine takes as long as it
     takes over the card of one GPU."""
     cluster = Cluster("H100", 8, 2, "NVLink 4", "InfiniBand 400 Gbit", cards=8)
-    inside = cluster.links_of_axes(axes_of(Layout(16, expert=8)))
+    inside = cluster.links_of_axes(Layout(16, expert=8).axes)
     assert inside["expert"].name == "NVLink 4"
     assert inside["expert_data"].speed == LINKS["InfiniBand 400 Gbit"].speed  # eight share eight
-    between = cluster.links_of_axes(axes_of(Layout(16, expert=16)))["expert"]
+    between = cluster.links_of_axes(Layout(16, expert=16).axes)["expert"]
     payload = 2**30
     seconds = transfer(SentMessage("all_to_all", payload, 16, "expert", ""), between)
     leaves = payload * 8 / 16 / LINKS["InfiniBand 400 Gbit"].speed

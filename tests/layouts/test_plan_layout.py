@@ -168,11 +168,13 @@ def test_a_few_layers_stand_for_all(monkeypatch, layout, selective, fields):
 def test_messages_of_fsdp_are_zeros_formulas():
     """3Ψ with weights gathered twice, 2Ψ with once (Rajbhandari et al. 2020), in bytes of bf16 and
     fp32; of the last layer and of the root group weights are gathered once."""
-    size = plan_model(deep(), weights="fp32", length=16, target="cpu").parameters
+    size = plan_model(deep(), weights="fp32", length=16, device="cpu").parameters
     layer = size_of_layer(deep())
     twice = 6 * layer
     for layout, gathered in ((Layout(4), size + twice), (Layout(4, "zero2"), size)):
-        sent = plan_layout(deep(), layout, "cpu", batch_size=4, length=16).bytes_by_axis["data"]
+        sent = plan_layout(deep(), layout, device="cpu", batch_size=4, length=16).bytes_by_axis[
+            "data"
+        ]
         assert sent["all_gather"] == gathered * 2 * 3 / 4
         assert sent["reduce_scatter"] == size * 4 * 3 / 4
 
@@ -185,7 +187,7 @@ def size_of_layer(config: LlamaConfig) -> int:
 
 def test_what_zero_shards_is_a_part_and_the_rest_is_whole():
     plans = {
-        name: plan_layout(deep(), layout, "cpu", batch_size=8, length=16, accumulation=2)
+        name: plan_layout(deep(), layout, device="cpu", batch_size=8, length=16, accumulation=2)
         for name, layout in (
             ("ddp", Layout(4, "ddp")),
             ("zero1", Layout(4, "zero1")),
@@ -207,7 +209,11 @@ def test_ddp_holds_gradients_twice_unless_they_are_views_of_its_buckets():
     the total gradients"."""
     twice, once = (
         plan_layout(
-            deep(), Layout(4, "ddp", gradient_as_bucket_view=views), "cpu", batch_size=4, length=16
+            deep(),
+            Layout(4, "ddp", gradient_as_bucket_view=views),
+            device="cpu",
+            batch_size=4,
+            length=16,
         )
         for views in (False, True)
     )
@@ -220,7 +226,7 @@ def test_ddp_holds_gradients_twice_unless_they_are_views_of_its_buckets():
 def test_replicas_sum_their_shards():
     """HSDP sends as much within a replica as FSDP of that size, and its shards between replicas."""
     alone, copies = (
-        plan_layout(deep(), layout, "cpu", batch_size=16, length=16)
+        plan_layout(deep(), layout, device="cpu", batch_size=16, length=16)
         for layout in (Layout(2), Layout(8, replicate=4))
     )
     assert {**copies.bytes_by_axis["data"], "all_reduce": 0} == {
@@ -348,7 +354,7 @@ def test_replicas_of_context_ranks_do_what_one_replica_does_and_sum_their_gradie
 )
 def test_axes_that_do_not_divide(layout, fields, says):
     with pytest.raises(ValueError, match=says):
-        plan_layout(deep(), layout, "cpu", **{"batch_size": 8, "length": 16} | fields)
+        plan_layout(deep(), layout, device="cpu", **{"batch_size": 8, "length": 16} | fields)
 
 
 def test_a_window_of_attention_is_not_passed_over_by_context_ranks():
@@ -363,10 +369,12 @@ def test_a_window_of_attention_is_not_passed_over_by_context_ranks():
     )
     layout, step = Layout(2, context=2), {"batch_size": 4}
     with pytest.raises(ValueError, match="Attention with sliding_window is not planned"):
-        plan_layout(config, layout, "cpu", **step, length=32)
-    within = plan_layout(config, layout, "cpu", **step, length=16)  # all tokens are in the window
+        plan_layout(config, layout, device="cpu", **step, length=32)
+    within = plan_layout(
+        config, layout, device="cpu", **step, length=16
+    )  # all tokens are in the window
     config.sliding_window = None
-    assert within.peak == plan_layout(config, layout, "cpu", **step, length=16).peak
+    assert within.peak == plan_layout(config, layout, device="cpu", **step, length=16).peak
 
 
 def test_slower_links_wait_longer_and_work_the_same():
@@ -442,12 +450,14 @@ def test_layouts_that_are_none(text, says):
 )
 def test_layouts_and_steps_that_do_not_go_together(layout, fields, says):
     with pytest.raises((ValueError, CannotPlan), match=says):
-        plan_layout(deep(), layout, "cpu", **{"batch_size": 8, "length": 16} | fields)
+        plan_layout(deep(), layout, device="cpu", **{"batch_size": 8, "length": 16} | fields)
 
 
 def test_tied_embeddings_are_in_one_group():
     tied = deep()
     tied.tie_word_embeddings = True
     with pytest.raises(ValueError, match="one tensor for both: use wrap='layers'"):
-        plan_layout(tied, Layout(2, wrap="layers+embeddings"), "cpu", batch_size=2, length=16)
-    assert plan_layout(tied, Layout(2), "cpu", batch_size=2, length=16).peak
+        plan_layout(
+            tied, Layout(2, wrap="layers+embeddings"), device="cpu", batch_size=2, length=16
+        )
+    assert plan_layout(tied, Layout(2), device="cpu", batch_size=2, length=16).peak

@@ -140,7 +140,7 @@ def test_messages_are_hidden_states_and_their_gradients():
     """Each stage but the last sends them once per micro-batch, and each but the first gets back."""
     layout = Layout(2, pipeline=3, schedule="interleaved")
     config = deep(num_hidden_layers=6)
-    planned = plan_layout(config, layout, "cpu", batch_size=12, length=20, accumulation=3)
+    planned = plan_layout(config, layout, device="cpu", batch_size=12, length=20, accumulation=3)
     hidden = 12 // 2 * 20 * 32 * 2  # bytes of bf16, of all micro-batches of a data rank
     for rank, plan in enumerate(planned.stages):
         edges = sum((stage > 0) + (stage < 5) for stage in (rank, rank + 3))
@@ -163,7 +163,7 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_are_left():
     def held(schedule: str, count: int) -> list[int]:
         step = {"batch_size": 2 * count, "accumulation": count, "length": 32, "precision": "fp32"}
         layout, config = stages(schedule, pipeline=3), deep(num_hidden_layers=3)
-        plans = plan_layout(config, layout, "cpu", **step).stages
+        plans = plan_layout(config, layout, device="cpu", **step).stages
         return [plan.highest["activations"] for plan in plans]
 
     hidden, labels, loss = 2 * 32 * 32 * 4, 2 * 32 * 8, 4
@@ -256,7 +256,7 @@ def test_layouts_that_are_none(fields, says):
 def test_steps_that_cannot_be_cut(config, layout, fields, says):
     asked = {"batch_size": 16, "length": 16, "accumulation": 2} | fields
     with pytest.raises(ValueError, match=says) as raised:
-        plan_layout(config, layout, "cpu", **asked)
+        plan_layout(config, layout, device="cpu", **asked)
     assert "\n" not in str(raised.value)
     assert not torch.distributed.is_initialized()
 

@@ -240,8 +240,8 @@ def test_on_cuda_autocast_keeps_softmax_in_fp32(precision):
         recipe.tokens,
         models.config(recipe).num_attention_heads,
     )
-    for target, width in (("cuda", 4), ("cpu", 2)):
-        storage_trace = trace_recipe(recipe, target)[0]
+    for device, width in (("cuda", 4), ("cpu", 2)):
+        storage_trace = trace_recipe(recipe, device)[0]
         sizes = [
             size for size, op in zip(storage_trace.bytes, storage_trace.made_by) if op == "_softmax"
         ]
@@ -350,13 +350,13 @@ def test_the_bound_for_more_micro_batches_is_a_lower_one(model, fields):
         assert least_peak(now, number) <= plan(replace(now.recipe, accumulation=number)).peak
 
 
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @settings(max_examples=2, deadline=None)
 @example(examples=1, length=40, accumulation=1)
 @given(examples=st.integers(1, 24), length=st.integers(3, 96), accumulation=st.sampled_from([1, 3]))
-def test_the_interpolation_is_the_plan(target, examples, length, accumulation):
+def test_the_interpolation_is_the_plan(device, examples, length, accumulation):
     recipe = Recipe(batch_size=examples * accumulation, length=length, accumulation=accumulation)
-    direct, quick = plan(recipe, target), interpolation(recipe, target).plan(recipe)
+    direct, quick = plan(recipe, device), interpolation(recipe, device).plan(recipe)
     assert np.array_equal(direct.timeline, quick.timeline)
     assert direct.flops == quick.flops and direct.largest_tensors == quick.largest_tensors
 

@@ -240,7 +240,7 @@ def test_the_cpus_own_allocator_agrees(name):
     assert peak == pytest.approx(planned.peak - there, rel=0.03)
 
 
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "fields",
     [
@@ -251,15 +251,15 @@ def test_the_cpus_own_allocator_agrees(name):
     ],
     ids=["plain", "frozen", "bf16", "lora"],
 )
-def test_the_courses_own_models_plan_alike_by_this_way(target, fields):
+def test_the_courses_own_models_plan_alike_by_this_way(device, fields):
     for model, length in (("deberta", 32), ("vit", None)):
         recipe = Recipe(model=model, batch_size=8, length=length, **fields)
         config = models.config(recipe)
         # A course model is loaded in fp32, whatever its checkpoint is stored in.
         other = plan_model_step(
-            ModelStep(config, batch_size=8, length=length, weights="fp32", **fields), target
+            ModelStep(config, batch_size=8, length=length, weights="fp32", **fields), device
         )
-        assert np.array_equal(other.timeline, plan(recipe, target).timeline)
+        assert np.array_equal(other.timeline, plan(recipe, device).timeline)
 
 
 def test_published_models_have_the_published_sizes():
@@ -347,7 +347,7 @@ def test_configurations_come_from_files_and_are_not_changed(tmp_path):
     config.save_pretrained(tmp_path)
     before = config.to_dict()
     plans = [
-        plan_model(source, "cpu", batch_size=2, length=16)
+        plan_model(source, device="cpu", batch_size=2, length=16)
         for source in (config, tmp_path, tmp_path / "config.json")
     ]
     assert len({planned.peak for planned in plans}) == 1 and config.to_dict() == before

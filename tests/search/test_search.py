@@ -17,7 +17,7 @@ from tight_fit.layouts.plan import plan_layout, plan_step
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import Experts
-from tight_fit.search.layouts import PlannedTrial, Searched, search
+from tight_fit.search.layouts import PlannedTrial, Searched, search_layouts
 from tight_fit.search.space import (
     TIE,
     Reference,
@@ -234,7 +234,9 @@ def test_bounds_never_hide_the_best():
     """Over slow links: the same winner as with every trial planned, which takes more plans."""
     cluster = Cluster("A100-40GB", 2, 2, "PCIe 3 x16", "Ethernet 1 Gbit")
     of, tried = job(length=256, batch_size=8), ("none", "full")
-    quick, every = (search(of, cluster, tried, 1, bounds=bounds) for bounds in (True, False))
+    quick, every = (
+        search_layouts(of, cluster, tried, 1, bounds=bounds) for bounds in (True, False)
+    )
     assert quick.best and quick.best.trial == every.best.trial
     assert quick.best.facts == every.best.facts
     assert len(quick.planned) < len(every.planned) and not every.slower
@@ -248,7 +250,7 @@ def test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did(
     of = ModelStep(
         hf_config.read("meta-llama/Llama-3.1-8B"), 16, 8192, weights="fp32", precision="bf16"
     )
-    found = search(of, EIGHT)
+    found = search_layouts(of, EIGHT)
     assert found.best.trial == Trial(Layout(8), "selective")
     assert len(found.planned) <= 14 and not found.bounded
     assert found.runner_up.trial.axes == 2
@@ -257,12 +259,12 @@ def test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did(
 
 def test_a_text_that_is_too_long_for_the_model_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="^No layout of 4 GPUs .* longer than the 2048 tokens"):
-        search(job(batch_size=1, length=4096), Cluster("A100-40GB", 4), ("none",))
+        search_layouts(job(batch_size=1, length=4096), Cluster("A100-40GB", 4), ("none",))
 
 
 def test_one_long_example_is_divided_over_all_gpus():
     """Data ranks have nothing to divide then: tensor or context ranks do."""
-    found = search(job(batch_size=1, length=2048), Cluster("A100-40GB", 4), ("none",))
+    found = search_layouts(job(batch_size=1, length=2048), Cluster("A100-40GB", 4), ("none",))
     assert {str(one.trial.layout) for one in found.planned} == {"ddp=1", "context=4"}
     assert "2 key and value heads" in found.left_out["tensor=4"]
     assert len(found.left_out) == 7
@@ -426,4 +428,4 @@ def test_what_it_refuses(model, capsys, options, says):
 )
 def test_bad_arguments(given, error, says):
     with pytest.raises(error, match=says):
-        search(**{"job": job(), "cluster": TWO} | given)
+        search_layouts(**{"job": job(), "cluster": TWO} | given)

@@ -13,11 +13,11 @@ from tight_fit.command import search_report
 from tight_fit.command.main import main
 from tight_fit.layouts import seconds as step_time
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.facts import axes_of, facts_of
+from tight_fit.layouts.facts import facts_of
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import NO_EXPERTS, Experts
-from tight_fit.search.layouts import search
+from tight_fit.search.layouts import search_layouts
 from tight_fit.search.space import Reference, Trial, layouts_of, least_seconds
 
 SIZES = {"vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -116,14 +116,14 @@ def test_links_of_the_layouts_that_are_tried():
     cluster = Cluster("H100", 8, 2, "NVLink 4", "InfiniBand 400 Gbit", cards=8)
     card = cluster.between.speed
     for layout in of_experts(cluster, 64):
-        links = cluster.links_of_axes(axes_of(layout))
+        links = cluster.links_of_axes(layout.axes)
         if layout.expert == 16:
             assert links["expert"].speed == pytest.approx(card * 15 / 8)  # 8 of 15 leave
         else:
             assert links["expert"] is cluster.inside
             assert links["expert_data"].speed == min(8 * card / layout.expert, cluster.inside.speed)
     for layout in of_experts(EIGHT, 64):
-        assert set(EIGHT.links_of_axes(axes_of(layout)).values()) == {EIGHT.inside}
+        assert set(EIGHT.links_of_axes(layout.axes).values()) == {EIGHT.inside}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,9 @@ def test_the_bound_of_messages_is_below_those_that_are_sent(config):
 def test_bounds_never_hide_the_best():
     """Short texts over slow links: it takes less to send tokens than to gather experts."""
     of = job(LARGE, length=32)
-    quick, every = (search(of, SLOW, ("none",), 1, bounds=bounds) for bounds in (True, False))
+    quick, every = (
+        search_layouts(of, SLOW, ("none",), 1, bounds=bounds) for bounds in (True, False)
+    )
     assert quick.best.trial == every.best.trial == Trial(Layout(4, expert=4))
     assert quick.best.facts == every.best.facts
     assert len(quick.planned) < len(every.planned)
@@ -180,7 +182,7 @@ def test_bounds_never_hide_the_best():
 
 
 def test_experts_that_are_not_planned_are_searched_without_expert_ranks():
-    found = search(job(GPT_OSS), Cluster("H100", 2), ("none",), 1)
+    found = search_layouts(job(GPT_OSS), Cluster("H100", 2), ("none",), 1)
     assert found.best and "Experts with biases or norms" in found.left_out["expert ranks"]
     trials = [one.trial for one in found.planned] + [*found.slower, *found.too_large]
     assert trials and not any(trial.layout.expert > 1 for trial in trials)

@@ -10,7 +10,7 @@ from tight_fit.command.main import main
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
 from tight_fit.models.step import ModelStep
-from tight_fit.search.layouts import Searched, family_of, search
+from tight_fit.search.layouts import Searched, family_of, search_layouts
 from tight_fit.search.space import RECOMPUTED, Trial, accumulations, layouts_of
 
 CONFIG = LlamaConfig(
@@ -86,7 +86,9 @@ def test_bounds_are_below_what_is_planned(layout, length, width):
 def test_bounds_never_hide_the_best():
     """Over slow links a pipeline wins, with the bounds and without them."""
     of = job(WIDE)
-    quick, every = (search(of, SLOW, ("none",), 2, bounds=bounds) for bounds in (True, False))
+    quick, every = (
+        search_layouts(of, SLOW, ("none",), 2, bounds=bounds) for bounds in (True, False)
+    )
     assert quick.best.trial == every.best.trial == Trial(PIPELINE, "none", 2)
     assert quick.best.facts == every.best.facts
     assert len(quick.planned) < len(every.planned)
@@ -96,9 +98,9 @@ def test_bounds_never_hide_the_best():
 
 def test_what_cannot_be_cut_is_left_out_with_its_reason():
     odd = LlamaConfig(**CONFIG.to_dict() | {"num_hidden_layers": 3})
-    found = search(job(odd, batch_size=4), SLOW, ("none",), 2)
+    found = search_layouts(job(odd, batch_size=4), SLOW, ("none",), 2)
     assert "cannot be divided evenly over 2 stages" in found.left_out["pipeline=2,fsdp=2"]
-    found = search(job(batch_size=8), SLOW, ("none",), 1)
+    found = search_layouts(job(batch_size=8), SLOW, ("none",), 1)
     assert "A pipeline takes 2 to 8 micro-batches" in found.left_out["pipeline=2,fsdp=2"]
     assert isinstance(found, Searched) and found.best
 

@@ -185,7 +185,7 @@ def test_layouts_and_recipes_that_do_not_go_together(changes, fields, says):
 
 
 def test_targets_and_ranks_that_are_not_there():
-    with pytest.raises(ValueError, match="target='tpu' is not known"):
+    with pytest.raises(ValueError, match="device='tpu' is not known"):
         plan_parallel(VIT, Parallel(data=2), "tpu")
     with pytest.raises(ValueError, match="rank=2 is not one of the 2 of data 2"):
         plan_rank(VIT, Parallel(data=2), 2, "cpu")

@@ -72,10 +72,10 @@ def refusals(monkeypatch):
     return said
 
 
-def traces(step: ModelStep, target: str):
+def traces(step: ModelStep, device: str):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [trace_model_step(step, target, all_layers=whole) for whole in (False, True)]
+        return [trace_model_step(step, device, all_layers=whole) for whole in (False, True)]
 
 
 @pytest.mark.parametrize("name, fields", REPEAT, ids=lambda value: str(value).replace(" ", ""))

@@ -20,9 +20,9 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
 from tight_fit.command.arguments import OneLineParser, whole_number
-from tight_fit.command.script import SECONDS
 from tight_fit.gpus import find
 from tight_fit.script import existing, process, program, remedies, report
+from tight_fit.script.given import SECONDS
 from tight_fit.script.sandbox import NotPlanned
 
 CELL = "<the cell>"

@@ -120,7 +120,7 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
         from tight_fit.gpus.specs import SPECS, no_speed
         from tight_fit.models import config as hf_config
         from tight_fit.models.step import ModelStep
-        from tight_fit.search.layouts import search
+        from tight_fit.search.layouts import search_layouts
         from tight_fit.search.space import RECOMPUTED
     finally:
         gc.enable()
@@ -136,7 +136,7 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     fields = usual | asked.fields
     given = options.recompute or ("full" if fields.pop("checkpointing", False) else None)
     with quietly():
-        found = search(
+        found = search_layouts(
             ModelStep(hf_config.from_values(asked.values, asked.name), **fields),
             cluster,
             (given,) if given else RECOMPUTED,

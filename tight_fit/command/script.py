@@ -12,24 +12,19 @@ import argparse
 import gc
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from tight_fit.command.arguments import OneLineParser, whole_number
 from tight_fit.command.wrapper import run, sentence
 from tight_fit.gpus import GPU, VISIBLE, find
-from tight_fit.packages import missing
 from tight_fit.script.clock import say
+from tight_fit.script.given import SECONDS, check, load_what_is_mentioned
 
 NAME = "tight-fit script"
 FITS, TOO_LARGE, REFUSED, FAILED = 0, 1, 2, 3
-SECONDS = 600  # for one run of the program
-HEAVY = ("accelerate", "bitsandbytes", "datasets", "lightning_fabric", "peft")  # to import
 EXAMPLES = """\
 examples:
   tight-fit script train.py --gpu T4
@@ -88,28 +83,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = NAME) -> int:
     return plan(asked, gpu, tuple(given[cut + 1 :]), prog)
 
 
-def check(script: str) -> None:
-    """Raises FileNotFoundError or ValueError for what is no Python program, in one sentence."""
-    if not script.strip():
-        raise ValueError("the name of the program is empty: name a .py file.")
-    path = Path(script)
-    if path.is_dir():
-        raise ValueError(f"{script} is a folder: name the program, a .py file.")
-    if not path.is_file():
-        raise FileNotFoundError(f"{script} is not there: name the program, a .py file.")
-    if path.suffix == ".ipynb":
-        raise ValueError(
-            f"{script} is a notebook: write %load_ext tight_fit and %%plan above its training "
-            "cell, or make a program of it with jupyter nbconvert --to script."
-        )
-    try:
-        compile(path.read_bytes(), script, "exec")
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        at = f"{path.name}:{line}" if line else path.name
-        raise ValueError(f"{at} is not Python: {getattr(error, 'msg', error)}.") from None
-
-
 def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: str) -> int:
     """Plan a program that can be read, print the answer, and return the exit status."""
     told = (asked.progress or sys.stderr.isatty()) and not asked.json and not asked.output
@@ -118,24 +91,16 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
     with patch.dict(os.environ, {VISIBLE: ""}):  # or CUDA would start here, and work in no copy
         gc.disable()  # nothing that is imported is garbage, and looking for it takes time
         try:
-            from tight_fit.script import process, remedies, report
-            from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
+            from tight_fit.script.plan import plan_program
+            from tight_fit.script.program import ProgramFailed, Refused
         finally:
             gc.enable()
-        _load_what_is_mentioned(asked.script, arguments)
-    work = script_of(asked.script, arguments)
-    rank = _rank(asked.ranks)
-
-    def planned(change: dict[str, Any]) -> dict[str, Any]:
-        wanted = ToPlan(asked.script, arguments, gpu, change=change, rank=rank)
-        shown = asked.output and not change
-        return process.plan(wanted, work, asked.seconds, shown, asked.trust, terminal)
-
+        load_what_is_mentioned(asked.script, arguments)
+    options = {name: getattr(asked, name) for name in ("ranks", "quick", "seconds", "trust")}
     try:
-        facts = planned({})
-        found = None
-        if not facts["fits"] and not asked.quick:
-            found = remedies.find(facts, gpu, planned)
+        planned = plan_program(
+            asked.script, gpu, arguments, **options, output=asked.output, terminal=terminal
+        )
     except Refused as error:
         say(terminal, "")
         print(f"{prog}: error: {sentence(error)}", file=sys.stderr)
@@ -148,39 +113,11 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
         return FAILED
     say(terminal, "")
     if asked.json:
-        tried = [vars(remedy) for remedy in found or ()]
-        print(json.dumps({**facts, "remedies": tried}, indent=1))
+        tried = [vars(remedy) for remedy in planned.remedies or ()]
+        print(json.dumps({**planned.facts, "remedies": tried}, indent=1))
     else:
-        print("\n".join(report.lines(facts, found)))
-    return FITS if facts["fits"] else TOO_LARGE
-
-
-def _rank(ranks: int | None) -> Any:
-    """The rank that is asked for, by the option or by torchrun's environment; None for none."""
-    from tight_fit.script.ranks import ProgramRank
-
-    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if all(number.isdecimal() for number in told):
-        number, there = map(int, told)
-        if ranks is None and number < there:
-            return ProgramRank(number, there)
-        if ranks is not None and number < ranks:
-            return ProgramRank(number, ranks)
-    return None if ranks is None else ProgramRank(0, ranks)
-
-
-def _load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
-    """Import what the program imports and takes long, once for all of its runs.
-
-    bitsandbytes as well where an argument names it: its layers must be known beforehand.
-    """
-    text = Path(script).read_text(encoding="utf8", errors="replace")
-    wanted = {name for name in HEAVY if re.search(rf"^\s*(from|import)\s+{name}\b", text, re.M)}
-    if re.search(r"bitsandbytes|load_in_[48]bit|8bit|bnb", text + " ".join(arguments)):
-        wanted.add("bitsandbytes")
-    for name in sorted(wanted):
-        if not missing(name):
-            import_module(name)
+        print(planned)
+    return FITS if planned else TOO_LARGE
 
 
 def entry(prog: str = NAME, arguments: Sequence[str] | None = None) -> int:

@@ -44,6 +44,11 @@ MARGIN = 0.02
 MALLOC = 0.05
 
 
+def device_of(gpu: GPU) -> str:
+    """What to plan for: "cuda", or "cpu" for a machine without a GPU (capability 0.0)."""
+    return "cpu" if gpu.capability == (0, 0) else "cuda"
+
+
 def cublas_workspace(gpu: GPU) -> int:
     """Bytes that cuBLAS takes from PyTorch's allocator; 0 without a GPU.
 

@@ -26,6 +26,11 @@ MEASURED = ("T4", "P4", "P100", "V100-32GB", "A100-40GB")
 class GPU(NamedTuple):
     """One kind of GPU.
 
+    >>> from tight_fit import GPU, plan_model
+    >>> mine = GPU("my card", memory=15 * 2**30, capability=(8, 6))
+    >>> bool(plan_model("distilroberta-base", gpu=mine).fits(mine))
+    True
+
     memory      bytes as PyTorch sees them (`torch.cuda.get_device_properties(0).total_memory`):
                 less than the label says, because ECC and the driver take a part
     capability  compute capability, (major, minor); (0, 0) for a machine without a GPU

@@ -33,6 +33,10 @@ class Grid(Protocol):
 class Cluster:
     """Machines with equal GPUs.
 
+    >>> from tight_fit import Cluster
+    >>> print(Cluster("H100", per_machine=8, machines=2, inside="NVLink 4", cards=8))
+    2 machines of 8 × H100, NVLink 4, 8 × Ethernet 10 Gbit between
+
     gpu          a GPU, or the name of one in `gpus.GPUS`
     per_machine  GPUs per machine
     machines     number of machines

@@ -69,7 +69,7 @@ def _time(planned: LayoutPlan, cluster: Cluster, tokens: int | None) -> Facts:
     if cluster.gpu.name not in SPECS:
         return {"seconds": None, "no_time": no_speed(cluster.gpu)}
     try:
-        took = planned.step_seconds(cluster.gpu, cluster.links_of_axes(axes_of(planned.layout)))
+        took = planned.seconds_on(cluster)
     except ValueError as error:
         return {"seconds": None, "no_time": str(error)}
     rate = planned.recipe.batch_size * tokens / took.total if tokens else None
@@ -83,22 +83,3 @@ def _time(planned: LayoutPlan, cluster: Cluster, tokens: int | None) -> Facts:
         "tokens_per_second_per_gpu": rate / planned.layout.ranks if rate else None,
         "limit": took.limit,
     }
-
-
-def axes_of(layout: Any) -> dict[str, tuple[int, int]]:
-    """{axis: (ranks between two neighbours on it, ranks that a whole group covers)}."""
-    inner = layout.context * layout.tensor
-    shard = layout.data // layout.replicate
-    reach = shard * inner
-    stage = layout.data * inner
-    of_experts = {
-        "expert": (1, layout.expert),
-        "expert_data": (layout.expert, layout.data),
-    }
-    return {
-        "tensor": (1, layout.tensor),
-        "context": (layout.tensor, inner),
-        "data": (layout.tensor, reach),
-        "replicate": (reach, stage),
-        "pipeline": (stage, layout.ranks),
-    } | (of_experts if layout.expert > 1 else {})

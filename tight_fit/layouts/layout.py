@@ -27,6 +27,11 @@ EXAMPLE = (
 class Layout:
     """A grid of pipeline × data × context × tensor ranks. Each rank is one process on one GPU.
 
+    >>> from tight_fit import Layout
+    >>> layout = Layout(data=8, replicate=2, tensor=2)
+    >>> print(layout, layout.ranks)
+    hsdp=2x4,tensor=2 16
+
     data       ranks that divide the examples of a step, those of all replicas together
     strategy   what the data ranks shard of the model.
                "ddp": nothing, each rank holds a copy (DistributedDataParallel).
@@ -181,6 +186,21 @@ class Layout:
     def chunks(self) -> int:
         """Stages of the pipeline on each of its ranks."""
         return 2 if self.schedule == "interleaved" and self.pipeline > 1 else 1
+
+    @property
+    def axes(self) -> dict[str, tuple[int, int]]:
+        """{axis: (ranks between two neighbours on it, ranks that a whole group covers)}."""
+        inner = self.context * self.tensor
+        shard = self.data // self.replicate
+        stage = self.data * inner
+        of_experts = {"expert": (1, self.expert), "expert_data": (self.expert, self.data)}
+        return {
+            "tensor": (1, self.tensor),
+            "context": (self.tensor, inner),
+            "data": (self.tensor, shard * inner),
+            "replicate": (shard * inner, stage),
+            "pipeline": (stage, self.ranks),
+        } | (of_experts if self.expert > 1 else {})
 
     def __str__(self) -> str:
         shard = self.data // self.replicate

@@ -1,9 +1,5 @@
 """The planner for any Hugging Face model on any layout: what a rank holds, sends and takes.
 
-    planned = plan_layout("meta-llama/Llama-3.1-8B", parse("fsdp=8"), batch_size=16, length=8192,
-                          selective=True)
-    print(planned, planned.seconds("H100", "NVLink 4"))
-
 The step of a rank runs as it would on that rank, by torch's own engines, on tensors without values
 and over a process group that sends nothing. Layers that repeat are traced once (`RepeatedLayers`),
 so that 8 and 70 billion parameters take seconds.
@@ -27,8 +23,9 @@ from tight_fit.checks import of_type, one_of, true_or_false
 from tight_fit.gpus import GPU, NCCL, cublas_workspace, find
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.layouts import seconds as step_time
+from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.fake_rank import fake_rank, fake_ranks
-from tight_fit.layouts.layout import Layout
+from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan_pipeline import trace_stage
 from tight_fit.layouts.rank import ModelRank, grid_of, local_step
@@ -36,7 +33,7 @@ from tight_fit.layouts.seconds import Link
 from tight_fit.layouts.trace import streams_of, trace_model_rank
 from tight_fit.layouts.wrapping import layers, prefetch
 from tight_fit.memory.allocator import AllocatorPeaks, replay
-from tight_fit.memory.plan import Fit, Plan, check_target, to_plan
+from tight_fit.memory.plan import Fit, Plan, check_device, to_plan
 from tight_fit.models import config as hf_config
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import FlatLogits, ModelStep
@@ -134,12 +131,19 @@ class LayoutPlan(Plan):
         """The time of the step of all ranks, messages included, as `step_time.step`."""
         return step_time.step(self, gpu, links)
 
+    def seconds_on(self, cluster: Cluster) -> step_time.StepTime:
+        """The same on a cluster, whose links each axis of the layout uses as its ranks lie.
+
+        Raises what `step_time.step` raises.
+        """
+        return self.step_seconds(cluster.gpu, cluster.links_of_axes(self.layout.axes))
+
 
 def plan_layout(
     model: PretrainedConfig | str | Path,
-    layout: Layout,
-    target: str = "cuda",
+    layout: Layout | str,
     *,
+    device: str = "cuda",
     selective: bool = False,
     reduce: str = "fp32",
     all_layers: bool = False,
@@ -147,8 +151,16 @@ def plan_layout(
 ) -> LayoutPlan:
     """Plan one optimizer step of any Hugging Face model, laid out over ranks.
 
+    >>> from tight_fit import Cluster, plan_layout
+    >>> planned = plan_layout("Qwen/Qwen3-0.6B", "fsdp=4", batch_size=4, length=512)
+    >>> print(planned.fits("RTX 3060"))
+    needs 4.7 GiB, the RTX 3060 has 11.8 GiB: 7.1 GiB to spare
+    >>> print(f"{planned.seconds_on(Cluster('RTX 3060', per_machine=4)).total:.2f} s")
+    0.34 s
+
     model      a configuration, a folder, a config.json, or a name on the hub (`hf_config.read`)
-    target     "cuda" or "cpu"
+    layout     a `Layout`, or a text such as "fsdp=8" or "hsdp=2x4" (`layout.parse`)
+    device     "cuda", or "cpu" for a step on the host
     selective  recompute only what is neither attention nor every second matrix product
                (torchtitan's "op"); `checkpointing=True` recomputes whole layers
     reduce     dtype in which FSDP2 sums gradients, "fp32" or "bf16"
@@ -159,14 +171,14 @@ def plan_layout(
     Raises CannotPlan, ValueError or TypeError, one sentence each; RuntimeError where this process
     has a process group already.
     """
-    check_target(target)
+    check_device(device)
     usual = {"weights": "fp32", "precision": "bf16"}
     if fields_of_step.get("base") is not None:  # another word for `weights`
         del usual["weights"]
-    model_step = ModelStep(
-        hf_config.read(model), **usual | fields_of_step | _recomputes(selective, fields_of_step)
-    )
-    return plan_step(model_step, layout, target, selective, reduce, all_layers)
+    layout = parse(layout) if isinstance(layout, str) else of_type("layout", layout, Layout)
+    given = usual | fields_of_step | _recomputes(selective, fields_of_step)
+    model_step = ModelStep.of(model, **given)
+    return plan_step(model_step, layout, device, selective, reduce, all_layers)
 
 
 def _recomputes(selective: bool, fields_of_step: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +188,7 @@ def _recomputes(selective: bool, fields_of_step: Mapping[str, Any]) -> dict[str,
 def plan_step(
     model_step: ModelStep,
     layout: Layout,
-    target: str = "cuda",
+    device: str = "cuda",
     selective: bool = False,
     reduce: str = "fp32",
     all_layers: bool = False,
@@ -196,12 +208,12 @@ def plan_step(
     local_step(model_step, layout)  # or its error
     with as_if_real(), as_cannot_plan(model_step):
         if layout.pipeline > 1:
-            return _planned_stages(model_step, layout, target, selective, reduce)
+            return _planned_stages(model_step, layout, device, selective, reduce)
         whole = model_step.accumulation > 1 and layout.strategy == "zero1"
         repeats = layout.strategy != "ddp" and not (all_layers or whole)
         fullest = [number * layout.tensor for number in fullest_context_ranks(layout.context)]
         plans = [
-            _planned(model_step, layout, number, target, selective, reduce, repeats)
+            _planned(model_step, layout, number, device, selective, reduce, repeats)
             for number in (fullest if rank is None else [rank])
         ]
         return max(plans, key=lambda plan: plan.peak)
@@ -220,7 +232,7 @@ def _planned(
     model_step: ModelStep,
     layout: Layout,
     rank: int,
-    target: str,
+    device: str,
     selective: bool,
     reduce: str,
     repeats: bool,
@@ -228,21 +240,21 @@ def _planned(
     """The plan of one rank, of a trace of a few layers where that is proven equal."""
     if repeats:
         with suppress(NotAlike):
-            return _traced(model_step, layout, rank, target, selective, reduce, True)
-    return _traced(model_step, layout, rank, target, selective, reduce, False)
+            return _traced(model_step, layout, rank, device, selective, reduce, True)
+    return _traced(model_step, layout, rank, device, selective, reduce, False)
 
 
 def _traced(
     model_step: ModelStep,
     layout: Layout,
     rank_number: int,
-    target: str,
+    device: str,
     selective: bool,
     reduce: str,
     repeats: bool,
 ) -> LayoutPlan:
     def kernels() -> CudaKernels:
-        return CudaKernels(model_step, active=target == "cuda")
+        return CudaKernels(model_step, active=device == "cuda")
 
     recorder = Recorder()
     with fake_ranks(layout.ranks, rank_number):
@@ -258,11 +270,11 @@ def _traced(
             if repeated is not None:
                 prefetch(running(rank.module, repeated), layout.prefetch)
             make_batch = partial(batch, shape, rank.undivided)
-            traced, sent = trace_model_rank(rank, make_batch, recorder, repeated, target == "cuda")
+            traced, sent = trace_model_rank(rank, make_batch, recorder, repeated, device == "cuda")
             del rank  # its tensors belong to the process group that ends here
     if layout.context > 1:
         _check_ring(model_step, sent)
-    return _plan_of(model_step, layout, target, selective, reduce, (traced, parameters, sent))
+    return _plan_of(model_step, layout, device, selective, reduce, (traced, parameters, sent))
 
 
 def _check_ring(model_step: ModelStep, sent: tuple[SentMessage, ...]) -> None:
@@ -279,13 +291,13 @@ def _check_ring(model_step: ModelStep, sent: tuple[SentMessage, ...]) -> None:
 
 
 def _planned_stages(
-    model_step: ModelStep, layout: Layout, target: str, selective: bool, reduce: str
+    model_step: ModelStep, layout: Layout, device: str, selective: bool, reduce: str
 ) -> LayoutPlan:
     """The plan of the rank of a pipeline that needs most, which holds those of all of them."""
     plans = []
     for rank in range(layout.pipeline):
-        made = trace_stage(model_step, layout, rank, target, selective, reduce)
-        plans.append(_plan_of(model_step, layout, target, selective, reduce, made, rank))
+        made = trace_stage(model_step, layout, rank, device, selective, reduce)
+        plans.append(_plan_of(model_step, layout, device, selective, reduce, made, rank))
     worst = max(plans, key=lambda plan: plan.peak)
     return replace(worst, stages=tuple(plans))
 
@@ -293,14 +305,14 @@ def _planned_stages(
 def _plan_of(
     model_step: ModelStep,
     layout: Layout,
-    target: str,
+    device: str,
     selective: bool,
     reduce: str,
     made: tuple[StorageTrace, int, tuple[SentMessage, ...]],
     stage: int = 0,
 ) -> LayoutPlan:
     traced, parameters, sent = made
-    base = to_plan((traced, parameters), model_step, target)
+    base = to_plan((traced, parameters), model_step, device)
     return LayoutPlan(
         **{own.name: getattr(base, own.name) for own in fields(Plan)},
         layout=layout,

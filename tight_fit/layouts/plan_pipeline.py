@@ -31,7 +31,7 @@ from tight_fit.trace.tracker import StorageTrace
 
 
 def trace_stage(
-    model_step: ModelStep, layout: Layout, rank: int, target: str, selective: bool, reduce: str
+    model_step: ModelStep, layout: Layout, rank: int, device: str, selective: bool, reduce: str
 ) -> tuple[StorageTrace, int, tuple[SentMessage, ...]]:
     """(trace of the step of the first data rank of one rank of the pipeline, number of the whole
     model's parameters, the messages that the rank sends).
@@ -40,7 +40,7 @@ def trace_stage(
     """
 
     def kernels() -> CudaKernels:
-        return CudaKernels(model_step, active=target == "cuda")
+        return CudaKernels(model_step, active=device == "cuda")
 
     recorder = Recorder()
     with fake_ranks(layout.ranks, rank * layout.data), sent_until_waited_for():
@@ -51,6 +51,6 @@ def trace_stage(
             )
             whole = replace(local_step(model_step, layout), accumulation=1)
             make_batch = partial(batch, shape, whole)
-            traced, sent = trace_pipeline_rank(fake, make_batch, recorder, target == "cuda")
+            traced, sent = trace_pipeline_rank(fake, make_batch, recorder, device == "cuda")
             del fake  # its tensors belong to the process group that ends here
     return traced, parameters, sent

@@ -235,5 +235,5 @@ def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link 
 
 def _operations(rank: TimedRank) -> TracedOps:
     if rank.operations is None:
-        raise ValueError('This plan has no seconds: plan it for target="cuda".')
+        raise ValueError('This plan has no seconds: plan it for device="cuda".')
     return rank.operations

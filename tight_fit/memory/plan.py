@@ -37,8 +37,15 @@ BLOCK = {"cuda": UNIT, "cpu": 1}  # bytes that sizes are rounded up to
 class Plan:
     """The memory of one optimizer step over time. Two plans are equal only if they are one object.
 
+    >>> from tight_fit import plan_model
+    >>> planned = plan_model("distilroberta-base", batch_size=8, length=128)
+    >>> planned.peak_phase, planned.at_peak["parameters"]
+    ('backward', 328489472)
+    >>> f"{planned.seconds('A100').total:.3f} s"
+    '0.023 s'
+
     recipe            the step that was planned: a `Recipe`, or a `ModelStep` of any model
-    target            "cuda" or "cpu"
+    device            "cuda" or "cpu"
     timeline          int64 [events, 5], bytes alive after each event; the columns are `CATEGORIES`.
                       Of several micro-batches it holds the first two: the others repeat the second
     phases            int8 [events], index into `PHASES`
@@ -54,7 +61,7 @@ class Plan:
     """
 
     recipe: StepSettings
-    target: str
+    device: str
     timeline: np.ndarray
     phases: np.ndarray
     flops: dict[str, int]
@@ -99,8 +106,8 @@ class Plan:
         Raises ValueError for an unknown GPU or a plan for a CPU, and allocator.CapacityExceeded
         where the capacity does not suffice.
         """
-        if self.target != "cuda":
-            raise ValueError('A CPU has no caching allocator: plan for target="cuda".')
+        if self.device != "cuda":
+            raise ValueError('A CPU has no caching allocator: plan for device="cuda".')
         gpu = as_gpu(gpu)
         return replay(self.allocation_trace, cublas_workspace(gpu) // 2, capacity)
 
@@ -112,7 +119,7 @@ class Plan:
         For CUDA they are simulated (`AllocationTrace.least`); for a CPU they are a fixed fraction
         of the peak (`gpus.MALLOC`).
         """
-        if self.target == "cuda":
+        if self.device == "cuda":
             return self.allocation_trace.least - self.peak - 2 * WORKSPACE
         return int(self.peak * MALLOC)
 
@@ -127,7 +134,7 @@ class Plan:
         """
         if self.operations is None:
             raise ValueError(
-                'This plan has no seconds: only plan() and plan_model() for target="cuda" trace '
+                'This plan has no seconds: only plan() and plan_model() for device="cuda" trace '
                 "what a GPU runs."
             )
         return seconds(self.operations, gpu)
@@ -148,6 +155,11 @@ class Plan:
 @dataclass(frozen=True)
 class Fit:
     """Whether a step fits a GPU; true in an `if` where it does.
+
+    >>> from tight_fit import plan_model
+    >>> fit = plan_model("distilroberta-base", batch_size=8, length=128).fits("RTX 3060")
+    >>> bool(fit), fit.terms["CUDA context"]
+    (True, 524288000)
 
     terms  {name: bytes}, everything that has to be on the GPU at the same time
     """
@@ -194,16 +206,16 @@ def fit_on_gpu(gpu: str | GPU, peak: int, overhead: int) -> Fit:
     )
 
 
-def check_target(target: str) -> None:
-    """Raises ValueError for a target that cannot be planned for."""
-    if not isinstance(target, str) or target not in BLOCK:
-        raise ValueError(f"target={shown(target)} is not known: use cuda or cpu.")
+def check_device(device: str) -> None:
+    """Raises ValueError for a device that cannot be planned for."""
+    if not isinstance(device, str) or device not in BLOCK:
+        raise ValueError(f"device={shown(device)} is not known: use cuda or cpu.")
 
 
 def to_plan(
     traced: tuple[StorageTrace, int],
     recipe: StepSettings,
-    target: str,
+    device: str,
     sizes: np.ndarray | None = None,
 ) -> Plan:
     """Turn a traced step into a plan.
@@ -213,7 +225,7 @@ def to_plan(
     """
     storage_trace, parameters = traced
     asked = np.array(storage_trace.bytes) if sizes is None else sizes
-    rounded = -(-asked // BLOCK[target]) * BLOCK[target]
+    rounded = -(-asked // BLOCK[device]) * BLOCK[device]
     # Everything that existed before the step is counted in the first row of the timeline.
     first = storage_trace.begin - 1
     everywhere = _changes(storage_trace, rounded).cumsum(axis=0)[first:]
@@ -230,7 +242,7 @@ def to_plan(
     )
     return Plan(
         recipe,
-        target,
+        device,
         timeline,
         phases,
         dict(storage_trace.flops),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,11 @@ LENGTH = 512  # tokens per example, where nothing is said and the model takes th
 @dataclass(frozen=True)
 class ModelStep:
     """One optimizer step of a model given by its configuration, as `Recipe` is for a course model.
+
+    >>> from tight_fit import ModelStep
+    >>> step = ModelStep.of("roberta-large", batch_size=32, accumulation=4, precision="bf16")
+    >>> step.task, step.micro_batch
+    ('sequence-classification', 8)
 
     The fields of `Recipe` mean what they mean there; the others are:
 
@@ -183,6 +189,14 @@ class ModelStep:
         older = (0, 0) < capability < (8, 0)
         flash = not (older and (grouped or "bf16" in (self.precision, self.weights)))
         return self if flash == self.flash else replace(self, flash=flash)
+
+    @classmethod
+    def of(cls, model: PretrainedConfig | str | Path, **fields: Any) -> ModelStep:
+        """The step of a model given in any way that `models.config.read` knows, such as its name.
+
+        Raises what it and `ModelStep` raise.
+        """
+        return cls(hf_config.read(model), **fields)
 
     @property
     def kind(self) -> Task:

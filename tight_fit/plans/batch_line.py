@@ -26,8 +26,8 @@ class BatchLines:
     tracing  is called with each step that is traced, before it is
     """
 
-    def __init__(self, target: str, tracing: Callable[[ModelStep], object] = lambda step: None):
-        self.target, self.tracing = target, tracing
+    def __init__(self, device: str, tracing: Callable[[ModelStep], object] = lambda step: None):
+        self.device, self.tracing = device, tracing
         # Steps that differ only in their batch size -> examples per micro-batch -> the trace.
         self._traces: dict[tuple, dict[int, Traced]] = {}
         self._crooked: set[tuple] = set()  # those whose sizes are no lines
@@ -42,7 +42,7 @@ class BatchLines:
         if step.micro_batch not in traces and family not in self._crooked:
             sizes = _on_the_line(traces, step.micro_batch)
             if sizes is not None:
-                return to_plan(next(iter(traces.values())), step, self.target, sizes)
+                return to_plan(next(iter(traces.values())), step, self.device, sizes)
         return self.traced(step)
 
     @property
@@ -61,12 +61,12 @@ class BatchLines:
         traces = self._traces.setdefault(family, {})
         if examples not in traces:
             self.tracing(step)
-            traced = trace_model_step(step, self.target)
+            traced = trace_model_step(step, self.device)
             expected = _on_the_line(traces, examples)
             if expected is not None and not np.array_equal(expected, traced[0].bytes):
                 self._crooked.add(family)
             traces[examples] = traced
-        return to_plan(traces[examples], step, self.target)
+        return to_plan(traces[examples], step, self.device)
 
 
 def _family(step: ModelStep) -> tuple:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from tight_fit.gpus import GPU, as_gpu, device_of
 from tight_fit.kernels.trace_ops import Recorder
-from tight_fit.memory.plan import Plan, check_target, to_plan
+from tight_fit.memory.plan import Plan, check_device, to_plan
 from tight_fit.models import config as hf_config
 from tight_fit.models import odd
 from tight_fit.models.config import CannotPlan
@@ -44,26 +45,46 @@ from tight_fit.trace.tracker import StorageTrace
 PACKAGE = Path(__file__).parents[1]
 
 
-def plan_model(model: PretrainedConfig | str | Path, target: str = "cuda", **fields) -> Plan:
-    """Plan one optimizer step of any Hugging Face model on `target`, "cuda" or "cpu".
+def plan_model(
+    model: PretrainedConfig | str | Path,
+    *,
+    gpu: str | GPU | None = None,
+    device: str = "cuda",
+    **fields,
+) -> Plan:
+    """Plan one optimizer step of any Hugging Face model.
+
+    >>> from tight_fit import plan_model
+    >>> planned = plan_model("roberta-large", gpu="T4", precision="fp16", batch_size=16)
+    >>> print(planned.fits("T4"))
+    needs 13.5 GiB, the T4 has 14.6 GiB: 1.0 GiB to spare
 
     model   a configuration, a folder, a config.json, or a name on the hub (`hf_config.read`)
+    gpu     the GPU whose kernels are planned, a name or a `GPU`; None for one from Ampere on, which
+            has FlashAttention's kernel
+    device  "cuda", or "cpu" for a step on the host
     fields  those of `ModelStep`: batch_size, length, precision, optimizer, checkpointing,
             accumulation, frozen, lora_rank, task, classes, side, weights
     Raises CannotPlan, ValueError or TypeError, FileNotFoundError, hub.HubUnavailable: one sentence
     each.
     """
-    return plan_model_step(ModelStep(hf_config.read(model), **fields), target)
+    step = ModelStep.of(model, **fields)
+    if gpu is not None:
+        gpu = as_gpu(gpu)
+        if device == "cpu":
+            raise ValueError('gpu= is for a GPU and device="cpu" for the host: give one of them.')
+        step, device = step.on(gpu.capability), device_of(gpu)
+    return plan_model_step(step, device)
 
 
-def plan_model_step(model_step: ModelStep, target: str = "cuda", all_layers: bool = False) -> Plan:
+def plan_model_step(model_step: ModelStep, device: str = "cuda", all_layers: bool = False) -> Plan:
     """The same for a `ModelStep`; `all_layers` as for `trace_model_step`."""
-    return to_plan(trace_model_step(model_step, target, all_layers), model_step, target)
+    return to_plan(trace_model_step(model_step, device, all_layers), model_step, device)
 
 
 def trace_model_step(
     model_step: ModelStep,
-    target: str = "cuda",
+    device: str = "cuda",
     all_layers: bool = False,
     make_batch: Callable[[FlatLogits, ModelStep], Batch] | None = None,
     change: Callable[[FlatLogits], object] | None = None,
@@ -77,10 +98,10 @@ def trace_model_step(
                 equal (`trace.splice`)
     make_batch  `make_batch(model, model_step)` makes a micro-batch without values; None: `batch`
     change      a further change of the model, in place, before its optimizer is made
-    Raises ValueError for a target other than "cuda" and "cpu".
+    Raises ValueError for a device other than "cuda" and "cpu".
     """
-    check_target(target)
-    step = _Step(model_step, target, make_batch or batch, change)
+    check_device(device)
+    step = _Step(model_step, device, make_batch or batch, change)
     with as_if_real(), as_cannot_plan(model_step):
         trace, parameters, trainable = step.trace(all_layers)
         if len(trace.reached) < trainable:
@@ -94,7 +115,7 @@ class _Step:
     """What is traced, once or several times."""
 
     model_step: ModelStep
-    target: str
+    device: str
     make_batch: Callable[[FlatLogits, ModelStep], Batch]
     change: Callable[[FlatLogits], object] | None
 
@@ -112,7 +133,7 @@ class _Step:
 
     def _kernels(self) -> CudaKernels:
         flash = getattr(self.model_step, "flash", True)
-        return CudaKernels(self.model_step, self.target == "cuda", flash)
+        return CudaKernels(self.model_step, self.device == "cuda", flash)
 
     def _traced(
         self, all_layers: bool, only: Collection[int] | None
@@ -146,7 +167,7 @@ class _Step:
             scaler.scale(torch.zeros(()))  # the scaler makes its tensors when it is first used
             for parameter in without_states:
                 parameter.requires_grad_(True)
-            recorder = Recorder() if self.target == "cuda" else None
+            recorder = Recorder() if self.device == "cuda" else None
             make_batch = partial(self.make_batch, model, settings)
             try:
                 trace = trace_step(

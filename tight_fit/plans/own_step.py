@@ -192,6 +192,20 @@ def plan_custom_step(
 ) -> CustomStepPlan:
     """Plan the last of `steps` steps on a GPU; in the first one optimizers make their states.
 
+    >>> import torch
+    >>> from tight_fit import plan_custom_step
+    >>> def setup():
+    ...     model = torch.nn.Linear(4096, 4096).cuda()
+    ...     optimizer = torch.optim.AdamW(model.parameters())
+    ...     batch = torch.zeros(512, 4096, device="cuda")
+    ...     def step():
+    ...         optimizer.zero_grad()
+    ...         model(batch).square().mean().backward()
+    ...         optimizer.step()
+    ...     return [model, batch], step
+    >>> print(plan_custom_step(setup).fits("T4"))
+    needs 0.8 GiB, the T4 has 14.6 GiB: 13.7 GiB to spare
+
     By default steps go on until one reserves nothing new, as in a long run: where states are made
     between freed activations, the third step may reserve more than the second
     (benchmarks/peaks has points measured after two steps, and points measured after many).

@@ -102,6 +102,11 @@ class Fastest:
 def fastest(remedies: Remedies) -> Fastest:
     """The fastest combination that the GPU of `remedies` holds, for its step.
 
+    >>> from tight_fit import ModelStep, Remedies, fastest
+    >>> step = ModelStep.of("distilroberta-base", batch_size=64, length=128)
+    >>> fastest(Remedies(step, "T4")).change
+    {'precision': 'fp16'}
+
     Raises ValueError for a GPU whose speed is not known, and what `Remedies.plan` raises for the
     step as it is.
     """
@@ -155,7 +160,7 @@ class _Combinations:
 
 def _can_offload(remedies: Remedies) -> bool:
     step = remedies.step
-    return step.offload is None and remedies.target == "cuda" and isinstance(step, ModelStep)
+    return step.offload is None and remedies.device == "cuda" and isinstance(step, ModelStep)
 
 
 def _and(names: Sequence[str]) -> str:

@@ -1,10 +1,5 @@
 """The search of a layout: which way to lay a step over GPUs is the fastest that fits?
 
-    found = search(ModelStep(read("meta-llama/Llama-3.1-8B"), batch_size=16, length=8192,
-                             weights="fp32", precision="bf16"),
-                   Cluster("H100", 8, inside="NVLink 4"))
-    found.best.trial
-
 Of each layout with each recomputation the fewest micro-batches that fit are taken: more never make
 a step faster. Of pipelines, whose bubble they shorten, all numbers are tried. What cannot fit or
 cannot win by arithmetic (`search_space`) is not planned.
@@ -131,7 +126,7 @@ class Searched:
         return seconds >= best.seconds / (1 + TIE)
 
 
-def search(
+def search_layouts(
     job: ModelStep,
     cluster: Cluster,
     recompute: Iterable[str] = RECOMPUTED,
@@ -141,6 +136,13 @@ def search(
     bounds: bool = True,
 ) -> Searched:
     """Search the layouts of a step for the one that takes the least time of those that fit.
+
+    >>> from tight_fit import Cluster, ModelStep, search_layouts
+    >>> step = ModelStep.of("distilgpt2", batch_size=64, length=256, precision="bf16")
+    >>> pair = Cluster("RTX 3060", per_machine=2)
+    >>> found = search_layouts(step, pair, recompute=["none"], accumulation=1)
+    >>> print(found.best.trial)
+    zero1=2
 
     job           its `batch_size` counts the examples of all GPUs; its own accumulation and
                   checkpointing are replaced by those that are tried

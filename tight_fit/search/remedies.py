@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tight_fit.gpus import GPU, WORKSPACE
+from tight_fit.gpus import GPU, WORKSPACE, as_gpu, device_of
 from tight_fit.gpus.specs import SPECS, has_arithmetic
 from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
@@ -28,38 +28,40 @@ RANK = 8  # of adapters, where none were asked for
 LIMIT = 2**20  # examples per micro-batch; larger ones are not searched for
 
 
-def target_of(gpu: GPU) -> str:
-    """What to plan for: "cuda", or "cpu" for a machine without a GPU (capability 0.0)."""
-    return "cpu" if gpu.capability == (0, 0) else "cuda"
-
-
 class Remedies:
     """Plans around one step for one GPU; each is made once.
 
     `changes()` are the changes of the step that fit, `largest_batch()` its largest batch size.
 
-    step      a `ModelStep`, or another one, of which `planning(step, target)` makes a plan
+    >>> from tight_fit import ModelStep, Remedies
+    >>> step = ModelStep.of("distilroberta-base", batch_size=256, length=128)
+    >>> around = Remedies(step, "RTX 3060")
+    >>> around.changes()[0], around.largest_batch()
+    ({'accumulation': 2}, 250)
+
+    step      a `ModelStep`, or another one, of which `planning(step, device)` makes a plan
     tracing   is called with what each traced step changes, before it is traced
     """
 
     def __init__(
         self,
         step: StepSettings,
-        gpu: GPU,
+        gpu: str | GPU,
         tracing: Callable[[Change], object] = lambda change: None,
         planning: Callable[[Any, str], Plan] | None = None,
     ):
+        self.gpu = gpu = as_gpu(gpu)
         self.step: Any = step.on(gpu.capability) if isinstance(step, ModelStep) else step
-        self.gpu, self.target = gpu, target_of(gpu)
+        self.device = device_of(gpu)
         self.planning = planning
-        self.lines = BatchLines(self.target, lambda traced: tracing(self._difference(traced)))
+        self.lines = BatchLines(self.device, lambda traced: tracing(self._difference(traced)))
         self._plans: dict[tuple, Plan] = {}
         self._reserved: dict[tuple, int] = {}
 
     def for_gpu(self, gpu: GPU) -> Remedies:
-        """The same for another GPU; plans are shared where they are for the same target."""
+        """The same for another GPU; plans are shared where they are for the same device."""
         other = Remedies(self.step, gpu, planning=self.planning)
-        if other.target == self.target:
+        if other.device == self.device:
             other.lines = self.lines
             if other.step == self.step:  # else attention takes other kernels
                 other._plans, other._reserved = self._plans, self._reserved
@@ -90,7 +92,7 @@ class Remedies:
                         f"step is no ModelStep but a {type(step).__name__}: give `planning` as "
                         "well, a function that plans it."
                     )
-                self._plans[key] = self.planning(step, self.target)
+                self._plans[key] = self.planning(step, self.device)
         return self._plans[key]
 
     def _key(self, change: Change | None) -> tuple:
@@ -154,7 +156,7 @@ class Remedies:
         """
         planned = self.plan(change)
         over: float = planned.fits(self.gpu, allocator=False).over
-        if over > 0 or self.target != "cuda":
+        if over > 0 or self.device != "cuda":
             return over if over > 0 else planned.fits(self.gpu).over
         key = self._key(change)
         if key not in self._reserved:
@@ -216,7 +218,7 @@ class Remedies:
         """The changes of other fields than the accumulation, whether they fit or not."""
         step = self.step
         changes: list[Change] = []
-        if step.precision in ("fp32", "tf32") and self.target == "cuda" and self.half != "fp32":
+        if step.precision in ("fp32", "tf32") and self.device == "cuda" and self.half != "fp32":
             changes.append({"precision": self.half})
         if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
             changes.append({"loss": "chunked"})
@@ -227,11 +229,11 @@ class Remedies:
             changes.append({"checkpointing": True})
         if step.lora_rank is None:
             changes.append({"lora_rank": RANK})
-        if getattr(step, "weights", None) == "fp32" and self.gpu.bf16 and self.target == "cuda":
+        if getattr(step, "weights", None) == "fp32" and self.gpu.bf16 and self.device == "cuda":
             half = step.precision in ("fp32", "tf32")  # then the command takes autocast as well
             changes.append({"weights": "bf16", **({"precision": "bf16"} if half else {})})
         changes += self.four_bits()
-        if step.offload is None and self.target == "cuda" and isinstance(step, ModelStep):
+        if step.offload is None and self.device == "cuda" and isinstance(step, ModelStep):
             changes += [{"offload": "optimizer"}, {"offload": "activations"}]
         return [self.runnable(change) for change in changes]
 
@@ -253,7 +255,7 @@ class Remedies:
         if isinstance(step, ModelStep):
             asked["weights"] = step.weights or "fp32"
         after = asked | {name: value for name, value in change.items() if name in asked}
-        if self.gpu.bf16 or self.target != "cuda" or "bf16" not in after.values():
+        if self.gpu.bf16 or self.device != "cuda" or "bf16" not in after.values():
             return change
         trained = (change.get("lora_rank") or step.lora_rank) is None
         instead: Change = {"precision": self.half}

@@ -16,7 +16,6 @@ from typing import Any
 from tight_fit.gpus import NCCL
 from tight_fit.kernels.kernel_time import constants, seconds_at_full_rate
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.facts import axes_of
 from tight_fit.layouts.layout import STRATEGIES, Layout
 from tight_fit.layouts.plan import LayoutPlan
 from tight_fit.layouts.trace import STREAMS
@@ -254,7 +253,7 @@ def least_seconds(
     the head and so its share at least; or the messages of the data ranks or of the replicas, if
     these are more.
     """
-    layout, links = trial.layout, cluster.links_of_axes(axes_of(trial.layout))
+    layout, links = trial.layout, cluster.links_of_axes(trial.layout.axes)
     times = like.ranks / layout.ranks  # as many tokens as a rank of the reference has
     same = layout.tensor == layout.pipeline == layout.expert == times == 1
     if layout.strategy != "ddp" and same:

@@ -117,10 +117,10 @@ def change_planner(module) -> None:
     true = module._plan.__wrapped__
 
     @lru_cache(maxsize=256)
-    def kept(recipe, target, narrow):
-        return true(recipe, target)
+    def kept(recipe, device, narrow):
+        return true(recipe, device)
 
-    module._plan = lambda recipe, target: kept(recipe, target, _narrow.get())
+    module._plan = lambda recipe, device: kept(recipe, device, _narrow.get())
 
 
 def change_profile(module) -> None:

@@ -1,0 +1,67 @@
+"""What is given to be planned: a program's file, what it imports, and the rank that it is."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tight_fit.packages import missing
+
+if TYPE_CHECKING:
+    from tight_fit.script.ranks import ProgramRank
+
+SECONDS = 600  # of CPU time, for one run of the program
+HEAVY = ("accelerate", "bitsandbytes", "datasets", "lightning_fabric", "peft")  # to import
+
+
+def check(script: str) -> None:
+    """Raises FileNotFoundError or ValueError for what is no Python program, in one sentence."""
+    if not script.strip():
+        raise ValueError("the name of the program is empty: name a .py file.")
+    path = Path(script)
+    if path.is_dir():
+        raise ValueError(f"{script} is a folder: name the program, a .py file.")
+    if not path.is_file():
+        raise FileNotFoundError(f"{script} is not there: name the program, a .py file.")
+    if path.suffix == ".ipynb":
+        raise ValueError(
+            f"{script} is a notebook: write %load_ext tight_fit and %%plan above its training "
+            "cell, or make a program of it with jupyter nbconvert --to script."
+        )
+    try:
+        compile(path.read_bytes(), script, "exec")
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        at = f"{path.name}:{line}" if line else path.name
+        raise ValueError(f"{at} is not Python: {getattr(error, 'msg', error)}.") from None
+
+
+def rank_of(ranks: int | None) -> ProgramRank | None:
+    """The rank that is asked for, by a number of ranks or by torchrun's environment, if any."""
+    from tight_fit.script.ranks import ProgramRank
+
+    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if all(number.isdecimal() for number in told):
+        number, there = map(int, told)
+        if ranks is None and number < there:
+            return ProgramRank(number, there)
+        if ranks is not None and number < ranks:
+            return ProgramRank(number, ranks)
+    return None if ranks is None else ProgramRank(0, ranks)
+
+
+def load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
+    """Import what the program imports and takes long, once for all of its runs.
+
+    bitsandbytes as well where an argument names it: its layers must be known beforehand.
+    """
+    text = Path(script).read_text(encoding="utf8", errors="replace")
+    wanted = {name for name in HEAVY if re.search(rf"^\s*(from|import)\s+{name}\b", text, re.M)}
+    if re.search(r"bitsandbytes|load_in_[48]bit|8bit|bnb", text + " ".join(arguments)):
+        wanted.add("bitsandbytes")
+    for name in sorted(wanted):
+        if not missing(name):
+            import_module(name)
