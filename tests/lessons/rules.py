@@ -11,19 +11,9 @@ import tokenize
 
 from nbformat.v4 import new_markdown_cell
 
+from tools.course.lesson import CARD, HEADINGS
+
 WORDS, LINES, CELL, COLUMNS, ASSERTS, REFERENCES = 1400, 200, 15, 100, 5, 8
-HEADINGS = (
-    "The problem",
-    "The idea",
-    "Before and after",
-    "The models you came for",
-    "In your own code",
-    "When it does not help",
-    "Decision card",
-    "Exercises",
-    "References",
-)
-CARD = ("Use when", "Start from", "Watch")
 OLDER = ("13", "14", "15", "16", "18", "24")  # first screens of an older form, and longer
 OLDER_WORDS = 1500
 EMPTY = "No record of this comparison"

@@ -12,6 +12,7 @@ grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exer
                              exit status 1 where one could not be graded whole
 soak [NN ...] [--only KIND]  run notebooks in random order, offline, interrupted, with a GPU that
                              has no kernels, on a pretended GPU
+lesson NN TITLE              write a new lesson, its lab and its exercises, as stubs that fail
 badges [--check]             the repository's address into notebooks and README
 """
 
@@ -102,6 +103,9 @@ def parser() -> argparse.ArgumentParser:
         help="that all processes of a notebook may take together (8)",
     )
     commands.add_parser("keep").add_argument("folder", type=Path, metavar="DIR")
+    new = commands.add_parser("lesson")
+    new.add_argument("number", metavar="NN", help="two digits that no lesson has")
+    new.add_argument("title", metavar="TITLE", help="what stands above it")
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"
     )
@@ -139,6 +143,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(asked: argparse.Namespace, typed: str) -> int:
     if asked.command in ("record", "keep"):
         return _record(asked, typed)
+    if asked.command == "lesson":
+        from tools.course import lesson
+
+        written = lesson.write(asked.number, asked.title)
+        print("Written:\n" + "\n".join(f"    {path}" for path in written))
+        return 0
     from tools.course import badges, build, clean, grade, sandbox, stress, tables  # take seconds
     from tools.course.notebooks import chosen
 
