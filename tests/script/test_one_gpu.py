@@ -62,6 +62,14 @@ def test_memory_that_each_step_keeps_is_said_with_its_line_and_its_end(program):
     assert run(program(GROWS.replace("KEPT", "loss.detach()")))["growth"] is None
 
 
+def test_memory_that_grows_is_said_of_a_program_that_ends_with_its_loader(program):
+    """What the end of the program frees is no part of its last step."""
+    loop = "for rows in torch.utils.data.DataLoader(range(64), 8):"
+    keeps = "    kept.append(torch.zeros(2048, 512, device=device))"
+    text = f"{HEAD}kept = []\n{loop}\n{keeps}\n{STEP}"
+    assert run(program(text))["growth"]["bytes"] == 2048 * 512 * 4
+
+
 def test_a_part_of_the_memory_is_all_that_pytorch_gets(program):
     text = LOOP.replace("256", "8_000")
     limited = text.replace(

@@ -47,6 +47,12 @@ class ScriptTracker(GPUTracker):
         self._into_real = False
         self._shape: tuple[tuple[int, ...], torch.dtype] = (), torch.float32
 
+    def __exit__(self, *exception):
+        as_seen = self.storage_trace.events  # sorted deaths would cross the ends of steps
+        result = super().__exit__(*exception)
+        self.storage_trace.events = as_seen
+        return result
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
