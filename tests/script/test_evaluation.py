@@ -96,3 +96,18 @@ def test_an_evaluation_that_cannot_be_planned_leaves_the_plan_of_the_training(pr
     assert facts["fits"] and facts["evaluation"]["calls"] == 1
     assert "train.py:17" in facts["evaluation"]["stopped"]
     assert any("train.py:17: " in line for line in report.verdict(facts))
+
+
+def test_an_evaluation_without_eval_is_one_once_training_is_planned(program):
+    """Who forgets `model.eval()` evaluates all the same: four results of 64 examples are kept."""
+    text = (
+        f"{HEAD}from torch.utils.data import DataLoader\n"
+        "for x in DataLoader(torch.rand(64, 256), batch_size=8):\n"
+        "    loss = model(x.to(device)).square().mean()\n"
+        "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        "kept = []\nwith torch.no_grad():\n    for x in DataLoader(torch.rand(256, 256), 64):\n"
+        "        kept.append(model(x.to(device)))\n"
+    )
+    evaluation = run(program(text))["evaluation"]
+    assert evaluation["calls"] == 4 and evaluation["line"] == "train.py:15"
+    assert evaluation["peak"] - evaluation["begin"] >= 4 * 64 * 256 * 4

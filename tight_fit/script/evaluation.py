@@ -46,11 +46,13 @@ class Evaluation:
     windows   [first event, event after the last] of each evaluation
     stopped   why the last one was not followed to its end, "" where it was
     forced    whether Trainer is told to evaluate after its next step
+    after     whether training is planned: who forgets `eval()` evaluates all the same from then on
     """
 
     def __init__(self, tracker: ScriptTracker, known: KnownValues):
         self.tracker, self.known = tracker, known
         self.line, self.calls, self.forced, self.stopped = "", 0, False, ""
+        self.after = False
         self.windows: list[list[int]] = []
         self.marks: list[int] = []
         self._memory_before = 0
@@ -75,7 +77,8 @@ class Evaluation:
                 return call(module, *args, **kwargs)
             self._depth += 1
             try:
-                if torch.is_grad_enabled() or module.training or not self._trains(module):
+                trains = module.training and not self.after
+                if torch.is_grad_enabled() or trains or not self._trains(module):
                     if torch.is_grad_enabled():
                         self.close()
                     return call(module, *args, **kwargs)

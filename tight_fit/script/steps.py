@@ -150,7 +150,8 @@ class Watch:
         self.loaders.again = self._goes_on
         self.tracker.recorder = None
         assert self.evaluation is not None
-        self.evaluation.forced, self.seen_before = True, self.evaluation.calls
+        self.evaluation.forced = self.evaluation.after = True
+        self.seen_before = self.evaluation.calls
         self.followed()
 
     def _goes_on(self) -> None:
