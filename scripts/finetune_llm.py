@@ -2,9 +2,11 @@
 
     python scripts/finetune_llm.py --model Qwen/Qwen3-8B --data answers.jsonl --out adapter
 
-Each line of the data is {"prompt": ..., "answer": ...}; only the answer counts in the loss. Needs
-torch, transformers, peft, bitsandbytes and a GPU with bf16 (a CPU will do for tiny models). The
-whole fine-tune is in the functions up to `finetune`; below them is the command line.
+Each line of the data is {"prompt": ..., "answer": ...}; only the answer counts in the loss. Part of
+the examples is held out, to evaluate. The same command with --resume goes on where it stopped, and
+--merge writes a whole model in the end. Needs torch, transformers, peft, bitsandbytes and a GPU
+with bf16 (a CPU will do for tiny models). The whole fine-tune is in the functions up to `finetune`;
+below them is the command line.
 """
 
 import argparse
@@ -12,12 +14,14 @@ import itertools
 import json
 import math
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -71,12 +75,59 @@ def epochs(rows, seed=0):
         yield from shuffle.sample(rows, len(rows))
 
 
-def finetune(model, rows, batch, steps, rate):
-    """Train on `batch` of the encoded `rows` per step; a micro-batch of one is never padded."""
-    rows = epochs(rows)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-    for step in range(1, steps + 1):
+@torch.no_grad()
+def evaluate(model, rows):
+    """The mean loss of a token of the answers of `rows`."""
+    model.eval()
+    total = sum(loss_sum(model, ids.to(DEVICE), labels.to(DEVICE)).item() for ids, labels in rows)
+    model.train()
+    return total / sum((labels[:, 1:] != -100).sum().item() for _, labels in rows)
+
+
+def save(model, optimizer, out, step):
+    """A folder with adapters and optimizer states, whole or not there; the older one goes."""
+    states = {
+        f"{place}.{name}": value
+        for place, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+    }
+    new = Path(tempfile.mkdtemp(dir=out, prefix=".unfinished-"))
+    model.save_pretrained(new)
+    save_file(states, new / "optimizer.safetensors")
+    new.rename(Path(out, f"step-{step}"))
+    for old in saved(out)[:-1]:
+        shutil.rmtree(old)
+
+
+def saved(out):
+    """The folders of `save`, the last step's at the end."""
+    return sorted(Path(out).glob("step-*"), key=lambda folder: int(folder.name[5:]))
+
+
+def restore(model, optimizer, folder):
+    """Adapters and optimizer states as `save` found them; the step that follows."""
+    set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+    states = {}
+    for key, value in load_file(folder / "optimizer.safetensors").items():
+        place, name = key.split(".", 1)
+        states.setdefault(int(place), {})[name] = value
+    optimizer.load_state_dict(
+        {"state": states, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
+    return int(folder.name[5:]) + 1
+
+
+def finetune(model, rows, batch, steps, rate, held=(), every=100, out=None, resume=None):
+    """Train on `batch` of the encoded `rows` per step; a micro-batch of one is never padded.
+
+    Every `every` steps and after the last one the rows of `held` are evaluated, and what is needed
+    to go on is saved in `out`. `resume` is such a folder.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate, fused=True)
+    first = restore(model, optimizer, resume) if resume else 1
+    rows = itertools.islice(epochs(rows), (first - 1) * batch, None)
+    for step in range(first, steps + 1):
         examples, total = list(itertools.islice(rows, batch)), 0.0
         count = sum((labels != -100).sum().item() for _, labels in examples)
         for ids, labels in examples:
@@ -85,11 +136,27 @@ def finetune(model, rows, batch, steps, rate):
             total += loss.item()
         if not math.isfinite(total):
             raise SystemExit(f"The loss of step {step} is {total}: use a lower --rate.")
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        for group in optimizer.param_groups:  # down to 0 along a line
+            group["lr"] = rate * (1 - (step - 1) / steps)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
         print(f"step {step}: loss {total:.4f}", flush=True)
+        if step % every == 0 or step == steps:
+            if held:
+                print(f"step {step}: held-out loss {evaluate(model, held):.4f}", flush=True)
+            if out:
+                save(model, optimizer, out, step)
+
+
+def merge(name, adapter, folder):
+    """A whole model in bf16: the adapters added to the weights that were not quantized.
+
+    They were trained beside weights in 4 bits, which differ a little from these: evaluate it again.
+    """
+    base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
+    PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(name).save_pretrained(folder)
 
 
 # -- the command line: what is wrong is said before hours of work that could not be saved
@@ -116,8 +183,10 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--model", required=True)
     arguments.add_argument("--data", required=True)
-    numbers = {"length": 2048, "rank": 16, "batch": 8, "steps": 100}
-    for name, value in {"out": "adapter", "rate": 2e-4, **numbers}.items():
+    arguments.add_argument("--merge", metavar="FOLDER", help="write a whole model there as well")
+    arguments.add_argument("--resume", action="store_true", help="go on where --out stopped")
+    numbers = {"length": 2048, "rank": 16, "batch": 8, "steps": 100, "every": 100}
+    for name, value in {"out": "adapter", "rate": 2e-4, "held": 0.05, **numbers}.items():
         arguments.add_argument(f"--{name}", type=type(value), default=value)
     asked = arguments.parse_args()
     for name in numbers:
@@ -125,6 +194,8 @@ def main():
             arguments.error(f"--{name} must be a whole number of at least 1.")
     if not 0 < asked.rate < 1:
         arguments.error("--rate must be a number between 0 and 1.")
+    if not 0 <= asked.held < 1:
+        arguments.error("--held is the part of the examples that is held out, from 0 to below 1.")
     if Path(asked.out).is_file():
         arguments.error(f"--out: {asked.out} is a file; name a folder.")
     try:
@@ -136,6 +207,14 @@ def main():
         tempfile.TemporaryFile(dir=asked.out).close()
     except OSError as error:
         arguments.error(f"--out: {asked.out} cannot be written: {error.strerror}.")
+    if asked.resume and not saved(asked.out):
+        arguments.error(f"--resume: {asked.out} holds no step-N to go on from; leave it out.")
+    if saved(asked.out) and not asked.resume:
+        arguments.error(
+            f"--out: {asked.out} holds {saved(asked.out)[-1].name}; give --resume to "
+            "go on from it, or name another folder."
+        )
+    resume = saved(asked.out)[-1] if asked.resume else None
     try:
         tokenizer, model = load(asked.model, asked.rank)
     except (OSError, ValueError) as error:
@@ -150,8 +229,22 @@ def main():
             f"{cut} of {len(rows)} examples have no answer left within --length {asked.length} "
             "tokens: use a larger one."
         )
-    finetune(model, rows, asked.batch, asked.steps, asked.rate)
+    random.Random(0).shuffle(rows)
+    held = rows[: int(asked.held * len(rows))]
+    finetune(
+        model,
+        rows[len(held) :],
+        asked.batch,
+        asked.steps,
+        asked.rate,
+        held,
+        asked.every,
+        asked.out,
+        resume,
+    )
     model.save_pretrained(asked.out)
+    if asked.merge:
+        merge(asked.model, asked.out, asked.merge)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -52,6 +54,12 @@ class Wrapped:
     def get_output_embeddings(self):
         return self.model.get_output_embeddings()
 
+    def eval(self):
+        self.model.eval()
+
+    def train(self):
+        self.model.train()
+
 
 @pytest.mark.parametrize("chunk", [3, 1024])
 def test_the_loss_in_chunks_is_the_cross_entropy_of_all_logits(script, chunk):
@@ -84,14 +92,86 @@ def test_every_epoch_has_all_examples_in_another_order(script, monkeypatch):
 def test_a_fine_tune_learns_and_saves_adapters(script, tmp_path, monkeypatch, capsys):
     pytest.importorskip("bitsandbytes")
     data = tmp_path / "answers.jsonl"
-    data.write_text("\n".join(map(json.dumps, EXAMPLES)), encoding="utf8")
-    asked = ["--steps", "4", "--batch", "2", "--rate", "1e-2", "--length", "64"]
+    data.write_text("\n".join(map(json.dumps, EXAMPLES * 2)), encoding="utf8")
+    asked = ["--steps", "4", "--batch", "2", "--rate", "1e-2", "--length", "64", "--held", "0.3"]
     files = ["--model", str(DECODER), "--data", str(data), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["finetune_llm.py", *files, *asked])
     script.main()
-    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    told = steps_of(capsys)
+    assert told[-1].startswith("step 4: held-out loss ")
+    losses = [float(line.split()[-1]) for line in told[:-1]]
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert (tmp_path / "out" / "adapter_model.safetensors").stat().st_size > 10_000
+
+
+def steps_of(capsys):
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+
+
+class Stopped(Exception):
+    """A run that is ended from outside."""
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_adapters(script, tmp_path, monkeypatch, capsys):
+    """To the bit, with the same losses, and the whole model answers as the adapters do.
+
+    Nothing is held out: on a CPU, bitsandbytes packs weights anew to evaluate, and rounds them.
+    """
+    pytest.importorskip("bitsandbytes")
+    data, out = tmp_path / "answers.jsonl", [tmp_path / "whole", tmp_path / "stopped"]
+    data.write_text("\n".join(map(json.dumps, EXAMPLES * 4)), encoding="utf8")
+    asked = ["--steps", "2", "--batch", "1", "--every", "1", "--held", "0", "--rate", "1e-2"]
+
+    def run(folder, *more):
+        files = ["--model", str(DECODER), "--data", str(data), "--out", str(folder)]
+        monkeypatch.setattr(sys, "argv", ["finetune_llm.py", *files, *asked, *more])
+        torch.manual_seed(0)  # of the adapters
+        script.main()
+
+    run(out[0], "--merge", str(tmp_path / "merged"))
+    told = steps_of(capsys)
+    clip = torch.nn.utils.clip_grad_norm_
+    calls = iter(range(99))
+
+    def stops(*given):
+        if next(calls) == 1:
+            raise Stopped
+        return clip(*given)
+
+    with monkeypatch.context() as stopped, pytest.raises(Stopped):
+        stopped.setattr(torch.nn.utils, "clip_grad_norm_", stops)
+        run(out[1])
+    assert [folder.name for folder in out[1].iterdir()] == ["step-1"]
+    with pytest.raises(SystemExit):
+        run(out[1])
+    capsys.readouterr()
+    torch.manual_seed(1)
+    run(out[1], "--resume")
+    assert steps_of(capsys) == told[1:]
+    one, other = (load_file(folder / "adapter_model.safetensors") for folder in out)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(DECODER, dtype=torch.float32)
+    beside = PeftModel.from_pretrained(base, out[0])
+    ids, _ = script.encode(AutoTokenizer.from_pretrained(tmp_path / "merged"), EXAMPLES[0], 64)
+    torch.testing.assert_close(merged(ids).logits, beside(ids).logits, rtol=0.05, atol=0.1)
+    plain = AutoModelForCausalLM.from_pretrained(DECODER, dtype=torch.float32)
+    moved = (beside(ids).logits - plain(ids).logits).abs().max()
+    assert (merged(ids).logits - beside(ids).logits).abs().max() < moved / 4
+
+
+def test_the_held_out_loss_is_the_mean_of_a_token(script):
+    model = AutoModelForCausalLM.from_pretrained(DECODER, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(DECODER)
+    rows = [script.encode(tokenizer, example, 128) for example in EXAMPLES]
+    wrapped = Wrapped(model)
+    losses = [
+        model(input_ids=ids, labels=labels).loss * (labels[:, 1:] != -100).sum()
+        for ids, labels in rows
+    ]
+    tokens = sum((labels[:, 1:] != -100).sum() for _, labels in rows)
+    assert script.evaluate(wrapped, rows) == pytest.approx((sum(losses) / tokens).item(), rel=1e-5)
 
 
 def test_answers_that_are_cut_away_are_refused_in_one_sentence(script, tmp_path, monkeypatch):
