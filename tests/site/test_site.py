@@ -124,6 +124,55 @@ def test_every_page_opens_without_an_error_and_fits_a_phone(site, noted):
     assert noted.wrong == [] and wide == [] and bare == []
 
 
+@pytest.mark.parametrize("width", [390, 768, 1366])
+def test_every_lesson_is_reached_by_the_menu_at_every_width(site, noted, width):
+    noted.page.set_viewport_size({"width": width, "height": 844})
+    shown = noted.open(site / "notebooks" / "02_gradient_accumulation.html")
+    for button in shown.query_selector_all(".primary-toggle"):
+        if button.is_visible():
+            button.click()
+            shown.wait_for_selector("dialog[open] a:has-text('03 Freezing')", state="visible")
+    link = shown.locator("a:visible", has_text="03 Freezing").first
+    link.click()
+    shown.wait_for_url("**/03_freezing.html")
+    for button in shown.query_selector_all(".secondary-toggle"):
+        if button.is_visible():
+            button.click()
+            shown.wait_for_selector("dialog[open] a:has-text('Exercises')", state="visible")
+    assert shown.locator("a:visible", has_text="Exercises").count() and noted.wrong == []
+
+
+@pytest.mark.parametrize("width", [390, 768, 1366])
+def test_cells_of_tables_stay_apart_and_code_keeps_its_lines(site, noted, width):
+    noted.page.set_viewport_size({"width": width, "height": 844})
+    for name in ("02_gradient_accumulation", "21_qlora"):
+        shown = noted.open(site / "notebooks" / f"{name}.html")
+        narrow = shown.evaluate(
+            "[...document.querySelectorAll('.cell_output td, .cell_output th')].filter((cell) => "
+            "parseFloat(getComputedStyle(cell).paddingLeft) < 4).length"
+        )
+        cut = shown.evaluate(
+            "[...document.querySelectorAll('pre')].filter((code) => getComputedStyle(code)"
+            ".whiteSpace !== 'pre' || (code.scrollWidth > code.clientWidth + 1 && "
+            "getComputedStyle(code).overflowX === 'visible')).length"
+        )
+        assert (narrow, cut) == (0, 0)
+
+
+def test_search_puts_the_page_on_a_subject_first_and_shows_where_it_says_so(site, noted):
+    shown = noted.open(site / "search.html", "?q=out of memory")
+    shown.wait_for_selector("#search-results li p.context")
+    found = shown.locator("#search-results li").all()
+    first = [one.locator("a").first.inner_text() for one in found[:2]]
+    assert "Out of memory: from the message to the line" in first
+    shown.wait_for_function(
+        "document.querySelectorAll('#search-results li').length === "
+        "document.querySelectorAll('#search-results li p.context').length"
+    )
+    assert "out of memory" in found[0].locator("p.context").inner_text().lower()
+    assert noted.wrong == []
+
+
 def test_search_finds_the_lesson_of_a_technique(site, noted):
     shown = noted.open(site / "search.html", "?q=checkpointing")
     shown.wait_for_selector("#search-results li")
