@@ -83,6 +83,14 @@ time.sleep(30)
     assert status == limits.TOO_LARGE, said
 
 
+@pytest.mark.parametrize("user", USERS)
+def test_a_crash_starts_no_handler_of_the_system(user, home):
+    """Linux starts one at a limit of 0 bytes as well, and none at 1 byte."""
+    text = "import resource; assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)"
+    status, said = end_of(started(user, home(user), BEFORE, text, "crash"))
+    assert status == 0, said
+
+
 def test_limits_hold(home):
     files = "f = open('/dev/shm/x', 'wb')\nfor _ in range(65): f.write(bytes(1 << 20)); f.flush()"
     status, said = end_of(started(None, home(None), BEFORE, files, "files"))
