@@ -236,6 +236,27 @@ else: assert False
     assert status == 0, said
 
 
+@pytest.mark.parametrize("user", USERS)
+def test_whose_rule_it_is_where_that_is_known(user, home):
+    """Ubuntu's, for ordinary users, which an administrator changes."""
+    folder = home(user)
+    (folder / "rule").write_text("1\n")
+    (folder / "rule").chmod(0o644)
+    text = """\
+from pathlib import Path
+from tests.isolation.locked import lock
+from tight_fit.isolation import process
+lock()
+process.RESTRICTED = Path("rule")
+try: process.fork()
+except process.Unavailable as error: said = str(error)
+assert said.startswith("namespaces of its own: Operation not permitted"), said
+assert ("restrict_unprivileged_userns=0" in said) == bool(os.geteuid()), said
+"""
+    status, said = end_of(started(user, folder, BEFORE, text, ""))
+    assert status == 0, said
+
+
 @pytest.mark.parametrize("refused", ["'proc'", "'/proc', 'proc'"])
 def test_a_container_that_refuses_proc_is_enough(refused, home):
     """Where nothing of it may be mounted, a process finds what it says of the machine."""

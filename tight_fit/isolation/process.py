@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Collection
 from functools import lru_cache
+from pathlib import Path
 from typing import NoReturn
 
 from tight_fit.isolation import calls, inherited, limits, system
@@ -21,6 +22,8 @@ from tight_fit.isolation.places import HIDDEN, IsolatedFiles
 NAMESPACES = (
     system.NEWUSER | system.NEWNS | system.NEWPID | system.NEWNET | system.NEWIPC | system.NEWUTS
 )
+# Where it says 1, Ubuntu lets no ordinary user be root in a namespace of his own.
+RESTRICTED = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 SHARE = 4  # a copy may write files into 1 / SHARE of this machine's memory
 
 
@@ -69,8 +72,24 @@ def fork(
             said += part
     if said != b"ready":
         _end(child)
-        raise Unavailable(said.decode("utf8", "replace") or "a process of its own")
+        raise Unavailable(
+            (said.decode("utf8", "replace") or "a process of its own") + _whose_rule()
+        )
     return child
+
+
+def _whose_rule() -> str:
+    """Who refuses, where that is known and can be changed."""
+    try:
+        restricted = os.geteuid() != 0 and RESTRICTED.read_text().strip() == "1"
+    except OSError:
+        restricted = False
+    return (
+        "; AppArmor forbids it to ordinary users, unless the administrator sets "
+        "kernel.apparmor_restrict_unprivileged_userns=0"
+        if restricted
+        else ""
+    )
 
 
 def _end(child: int) -> None:
@@ -135,7 +154,8 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         talk.close()
     except BaseException as error:
         try:
-            talk.sendall(str(error).encode())
+            said = error.strerror if isinstance(error, OSError) else None
+            talk.sendall((said or str(error)).encode())
         finally:
             os._exit(1)
 

@@ -53,6 +53,7 @@ NOT_ISOLATED = (
     "what the program writes cannot be kept apart here ({}): with --trust it runs all the same, "
     "and what it writes and sends until its plan is done is written and sent."
 )
+TRUSTED = "The program was trusted, not isolated ({}): what it wrote and sent is written and sent."
 LIMITS = {
     isolation.TOO_MANY: f": it started more than {isolation.TASKS:,} processes and threads",
     isolation.TOO_LARGE: ": it left this machine hardly any memory",
@@ -86,20 +87,21 @@ def plan(
     told, telling = os.pipe()  # the program is given no terminal, which takes commands and settings
     sys.stdout.flush()
     sys.stderr.flush()
+    refused = ""
     try:
-        isolated, child = True, isolation.fork(keep=(answer, output, telling))
+        child = isolation.fork(keep=(answer, output, telling))
     except isolation.Unavailable as error:
         if not trust:
             for pipe in (answers, answer, printed, output, told, telling):
                 os.close(pipe)
             raise Refused(NOT_ISOLATED.format(error)) from None
-        isolated, child = False, os.fork()
+        refused, child = str(error), os.fork()
     if not child:
         os.close(answers)
         os.close(printed)
         os.close(told)
         clock = Clock(seconds, None if terminal is None else telling)
-        _in_child(wanted, work, answer, output, clock, isolated)
+        _in_child(wanted, work, answer, output, clock, not refused)
     os.close(answer)
     os.close(output)
     os.close(telling)
@@ -127,6 +129,8 @@ def plan(
             f"{'the cell' if wanted.cell else Path(wanted.script).name} puts nothing on the GPU: "
             "it trains on the CPU."
         )
+    if refused:
+        facts["notes"].append(TRUSTED.format(refused))
     return facts
 
 
