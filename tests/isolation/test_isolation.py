@@ -86,6 +86,13 @@ DEEDS = {
     ),
     "links a file": ("", "os.link('best.pt', 'twin'); open('twin', 'w').write('x')"),
     "leaves a process": ("", SPAWNS),
+    "signals its group, for which a handler is there": (
+        "import signal\ndef save(*told): open(f'saved-{os.getpid()}', 'w').write('!')\n"
+        "signal.signal(signal.SIGUSR1, save)",
+        "import time; os.kill(0, signal.SIGUSR1); time.sleep(0.5)\n"
+        "os.killpg(os.getpgrp(), signal.SIGUSR1); os.kill(os.getppid(), signal.SIGUSR1)\n"
+        "time.sleep(0.5); assert os.path.exists(f'saved-{os.getpid()}')",
+    ),
 }
 
 
@@ -117,7 +124,8 @@ def test_the_same_deeds_change_a_home_where_nothing_isolates(home):
             continue
         folder = home(None)
         before = digest(folder)
-        status, said = end_of(started(None, folder, BEFORE + first, deed, ""))
+        process = started(None, folder, BEFORE + first, deed, "", start_new_session=True)
+        status, said = end_of(process)
         assert status == 0, said
         assert digest(folder) != before, name
 

@@ -122,6 +122,8 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
     import resource  # which not every system has
 
     try:
+        # Handlers that this process has would run in those that wait, one of which has every file.
+        open_to = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.setsid()
         limits.end_first()
         limits.go_first()
@@ -146,6 +148,8 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         calls.refuse()
         if child := os.fork():
             watch.until_end_of(child)
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, open_to)
         limits.go_last()
         for file in watch.files:
             os.close(file)
