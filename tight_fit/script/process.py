@@ -107,7 +107,7 @@ def plan(
     os.close(telling)
     output_of = Printed(printed, shown)
     try:
-        text = _read(answers, [output_of, Told(told, terminal)], SLOWEST * seconds + GRACE)
+        text = _read(answers, [output_of, Heard(told, terminal)], SLOWEST * seconds + GRACE)
     finally:
         died = _end(child)
         output_of.rest()
@@ -185,7 +185,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Told:
+class Heard:
     """What runs, as the program's process says it: a terminal is told in plain text."""
 
     pipe: int
@@ -213,7 +213,7 @@ def _plain(told: dict[str, Any]) -> dict[str, Any]:
     return {plain(name): part(value) for name, value in told.items()}
 
 
-def _read(answers: int, others: list[Printed | Told], seconds: float) -> bytes:
+def _read(answers: int, others: list[Printed | Heard], seconds: float) -> bytes:
     """The answer of the other process, empty where it takes too long or has no end."""
     parts: list[bytes] = []
     reads = {other.pipe: other.read for other in others}
