@@ -29,8 +29,10 @@ MACHINES = {
 }
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 # What is not there may be done without: a C library then makes threads by clone.
-MISSING = ("io_uring_setup", "clone3", "add_key", "request_key", "keyctl", "ptrace")
-MISSING += ("process_vm_writev", "pidfd_getfd")
+MISSING = (
+    *("io_uring_setup", "clone3", "add_key", "request_key", "keyctl", "ptrace"),
+    *("process_vm_writev", "pidfd_getfd"),
+)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _MACHINE, _FIRST = 0, 4, 16  # places in what a filter is given; arguments have 8 bytes
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
