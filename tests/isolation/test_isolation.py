@@ -173,6 +173,26 @@ with socket.create_server(("127.0.0.1", {port})):
 
 
 @pytest.mark.parametrize("user", USERS)
+def test_a_service_that_listens_in_a_folder_is_not_reached(user, home):
+    """As those of Docker, a desktop or a keeper of keys do; outside, the same user reaches it."""
+    folder = home(user)
+    reach = """\
+import socket
+try: socket.socket(socket.AF_UNIX).connect("service")
+except ConnectionRefusedError: reached = False
+else: reached = True
+"""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "service"))
+        server.listen()
+        os.chmod(folder / "service", 0o777)
+        for mark, expected in (("unix", False), ("", True)):
+            text = f"{reach}assert reached is {expected}"
+            status, said = end_of(started(user, folder, BEFORE, text, mark))
+            assert status == 0, said
+
+
+@pytest.mark.parametrize("user", USERS)
 def test_what_belongs_to_the_system_stays_as_it_is(user, home):
     """Devices, settings of the kernel, other processes: a tree has none of them to write to."""
     text = """\
