@@ -86,6 +86,13 @@ DEEDS = {
     ),
     "links a file": ("", "os.link('best.pt', 'twin'); open('twin', 'w').write('x')"),
     "leaves a process": ("", SPAWNS),
+    "signals its group, for which a handler is there": (
+        "import signal\ndef save(*told): open(f'saved-{os.getpid()}', 'w').write('!')\n"
+        "signal.signal(signal.SIGUSR1, save)",
+        "import time; os.kill(0, signal.SIGUSR1); time.sleep(0.5)\n"
+        "os.killpg(os.getpgrp(), signal.SIGUSR1); os.kill(os.getppid(), signal.SIGUSR1)\n"
+        "time.sleep(0.5); assert os.path.exists(f'saved-{os.getpid()}')",
+    ),
 }
 
 
@@ -117,7 +124,8 @@ def test_the_same_deeds_change_a_home_where_nothing_isolates(home):
             continue
         folder = home(None)
         before = digest(folder)
-        status, said = end_of(started(None, folder, BEFORE + first, deed, ""))
+        process = started(None, folder, BEFORE + first, deed, "", start_new_session=True)
+        status, said = end_of(process)
         assert status == 0, said
         assert digest(folder) != before, name
 
@@ -162,6 +170,26 @@ with socket.create_server(("127.0.0.1", {port})):
 """
         status, said = end_of(started(user, home(user), BEFORE + "import socket", text, "net"))
         assert status == 0, said
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_service_that_listens_in_a_folder_is_not_reached(user, home):
+    """As those of Docker, a desktop or a keeper of keys do; outside, the same user reaches it."""
+    folder = home(user)
+    reach = """\
+import socket
+try: socket.socket(socket.AF_UNIX).connect("service")
+except ConnectionRefusedError: reached = False
+else: reached = True
+"""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "service"))
+        server.listen()
+        os.chmod(folder / "service", 0o777)
+        for mark, expected in (("unix", False), ("", True)):
+            text = f"{reach}assert reached is {expected}"
+            status, said = end_of(started(user, folder, BEFORE, text, mark))
+            assert status == 0, said
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -233,6 +261,27 @@ except isolation.Unavailable as error: assert "own" in str(error), error
 else: assert False
 """
     status, said = end_of(started(None, home(None), BEFORE, text, "nested"))
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_whose_rule_it_is_where_that_is_known(user, home):
+    """Ubuntu's, for ordinary users, which an administrator changes."""
+    folder = home(user)
+    (folder / "rule").write_text("1\n")
+    (folder / "rule").chmod(0o644)
+    text = """\
+from pathlib import Path
+from tests.isolation.locked import lock
+from tight_fit.isolation import process
+lock()
+process.RESTRICTED = Path("rule")
+try: process.fork()
+except process.Unavailable as error: said = str(error)
+assert said.startswith("namespaces of its own: Operation not permitted"), said
+assert ("restrict_unprivileged_userns=0" in said) == bool(os.geteuid()), said
+"""
+    status, said = end_of(started(user, folder, BEFORE, text, ""))
     assert status == 0, said
 
 

@@ -34,6 +34,13 @@ for family in (40, 38, 31):  # hosts of virtual machines, the kernel's ciphers, 
     else: assert False, family
 for name in ("io_uring_setup", "clone3", "add_key", "keyctl", "request_key", "ptrace"):
     assert errno_of(name, None, None, None, None, None) == errno.ENOSYS, name
+# The first process of the namespace, which counts what the others take.
+assert errno_of("pidfd_getfd", os.pidfd_open(1), 0, 0) == errno.ENOSYS
+memory = ctypes.create_string_buffer(8)
+with open("/proc/1/maps") as maps:
+    there = next(int(line.split("-")[0], 16) for line in maps if " rw-p " in line)
+own = (ctypes.c_void_p * 2)(ctypes.addressof(memory), 8)
+assert errno_of("process_vm_writev", 1, own, 1, (ctypes.c_void_p * 2)(there, 8), 1, 0) == 38
 done = []
 thread = threading.Thread(target=done.append, args=(1,)); thread.start(); thread.join()
 assert done and subprocess.run(["true"]).returncode == 0
@@ -81,6 +88,14 @@ time.sleep(30)
     started_one = started(None, home(None), f"{BEFORE}{before}", deed, "memory")
     status, said = end_of(started_one)
     assert status == limits.TOO_LARGE, said
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_crash_starts_no_handler_of_the_system(user, home):
+    """Linux starts one at a limit of 0 bytes as well, and none at 1 byte."""
+    text = "import resource; assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)"
+    status, said = end_of(started(user, home(user), BEFORE, text, "crash"))
+    assert status == 0, said
 
 
 def test_limits_hold(home):

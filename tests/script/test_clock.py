@@ -1,6 +1,7 @@
 """How long a program may run, and what a terminal is told meanwhile."""
 
 import os
+import termios
 
 import pytest
 
@@ -8,7 +9,7 @@ from tests.script import HEAD, LOOP
 from tight_fit.command import script as command
 from tight_fit.gpus import find
 from tight_fit.script import clock, process
-from tight_fit.script.program import Refused, ToPlan, script_of
+from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
 
 WAITS = f"{HEAD}import time\ntime.sleep(3)\nwhile True:\n    pass\n"
 
@@ -32,6 +33,34 @@ def test_a_terminal_is_told_of_line_step_and_time_left(program):
     said = said_while(text, program)
     assert any(line.startswith("planning: train.py:9, step 1; ") for line in said), said
     assert any("step 2; " in line for line in said) and all(" s left" in line for line in said)
+
+
+def test_a_program_has_no_terminal_to_write_to_or_to_set(program):
+    """What it writes where its own lines are told comes without a terminal's commands."""
+    text = f"""\
+import os, termios
+for number in os.listdir("/proc/self/fd"):
+    assert not os.isatty(int(number)), number
+for number in range(3, 64):
+    try: os.write(number, b"{chr(92)}r{chr(92)}x1b[K{chr(92)}x1b]0;a window{chr(92)}x07told")
+    except OSError: pass
+os._exit(0)
+"""
+    ours, theirs = os.openpty()
+    before = termios.tcgetattr(theirs)
+    path = program(text)
+    try:
+        with pytest.raises(ProgramFailed, match="ended without an answer"):
+            process.plan(ToPlan(path, (), find("T4")), script_of(path, ()), 60.0, terminal=theirs)
+        clock.say(theirs, "end")
+        said = b""
+        while b"end" not in said:
+            said += os.read(ours, 1 << 16)
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"told" in said and b"]0;" not in said
 
 
 def test_seconds_are_those_of_the_cpu(program):

@@ -255,6 +255,31 @@ def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
     assert not with_mark(mark)
 
 
+def test_in_a_locked_container_nothing_runs_without_trust(program, tmp_path):
+    """One sentence; and where the program is trusted, the answer says that it was not isolated."""
+    path = program(f"open('best.pt', 'w')\n{LOOP}")
+    (tmp_path / "best.pt").write_text("weights")
+    before = state(tmp_path)
+    command = [sys.executable, "-m", "tests.isolation.locked", "-m", "tight_fit", "script", path]
+    environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2])}
+
+    def ended(*options: str):
+        return subprocess.run(
+            [*command, "--gpu", "T4", "--quick", *options],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+
+    refused = ended()
+    assert refused.returncode == 2 and refused.stdout == "" and state(tmp_path) == before
+    assert refused.stderr.count("\n") == 1
+    assert "(namespaces of its own: Operation not permitted): with --trust" in refused.stderr
+    trusted = ended("--trust")
+    assert trusted.returncode == 0 and (tmp_path / "best.pt").read_text() == "", trusted.stderr
+    assert "Note: The program was trusted, not isolated (namespaces" in trusted.stdout
+
+
 def without_isolation(monkeypatch):
     def refused(**options):
         raise isolation.Unavailable("namespaces of its own: Operation not permitted")

@@ -3,7 +3,8 @@
 A filter (seccomp) refuses user namespaces of its own, in which it would be root and could mount
 control groups; sockets of other kinds than those that a network namespace has for itself, such as
 those to the host of a virtual machine; io_uring, which makes sockets past this filter; the keys
-that a session shares; and to trace a process. Numbers are those of the kernel's headers.
+that a session shares; to trace a process; and to write into the process that counts what the
+others take, or to take its files. Numbers are those of the kernel's headers.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import struct
 from tight_fit.isolation import system
 
 # {machine: (its number for filters, {call: its number})}
-_NEW = {"io_uring_setup": 425, "clone3": 435}
+_NEW = {"io_uring_setup": 425, "clone3": 435, "pidfd_getfd": 438}
 _GENERIC = {"unshare": 97, "ptrace": 117, "socket": 198, "add_key": 217, "request_key": 218}
-_GENERIC |= {"keyctl": 219, "clone": 220, "seccomp": 277, **_NEW}
+_GENERIC |= {"keyctl": 219, "clone": 220, "process_vm_writev": 271, "seccomp": 277, **_NEW}
 _X86 = {"unshare": 272, "ptrace": 101, "socket": 41, "add_key": 248, "request_key": 249}
-_X86 |= {"keyctl": 250, "clone": 56, "seccomp": 317, **_NEW}
+_X86 |= {"keyctl": 250, "clone": 56, "process_vm_writev": 311, "seccomp": 317, **_NEW}
 MACHINES = {
     "x86_64": (0xC000003E, _X86),
     "aarch64": (0xC00000B7, _GENERIC),
@@ -28,7 +29,10 @@ MACHINES = {
 }
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 # What is not there may be done without: a C library then makes threads by clone.
-MISSING = ("io_uring_setup", "clone3", "add_key", "request_key", "keyctl", "ptrace")
+MISSING = (
+    *("io_uring_setup", "clone3", "add_key", "request_key", "keyctl", "ptrace"),
+    *("process_vm_writev", "pidfd_getfd"),
+)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _MACHINE, _FIRST = 0, 4, 16  # places in what a filter is given; arguments have 8 bytes
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000

@@ -43,12 +43,14 @@ class MachineLimits:
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
     def until_end_of(self, child: int) -> NoReturn:
-        """Take leave of every process that ends here; end as that one does, or at a limit."""
+        """Take leave of every process that ends here; end as that one does, or at a limit.
+
+        Signals are blocked by then.
+        """
         for place, file in enumerate(self.files):
             os.dup2(file, place)  # who reads from what was here learns of its end
         self.files = [0, 1]
         os.closerange(2, os.sysconf("SC_OPEN_MAX"))
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         while True:
             try:
                 ended, status, _ = os.wait3(os.WNOHANG)

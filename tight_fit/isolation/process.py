@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Collection
 from functools import lru_cache
+from pathlib import Path
 from typing import NoReturn
 
 from tight_fit.isolation import calls, inherited, limits, system
@@ -21,6 +22,8 @@ from tight_fit.isolation.places import HIDDEN, IsolatedFiles
 NAMESPACES = (
     system.NEWUSER | system.NEWNS | system.NEWPID | system.NEWNET | system.NEWIPC | system.NEWUTS
 )
+# Where it says 1, Ubuntu lets no ordinary user be root in a namespace of his own.
+RESTRICTED = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 SHARE = 4  # a copy may write files into 1 / SHARE of this machine's memory
 
 
@@ -69,8 +72,24 @@ def fork(
             said += part
     if said != b"ready":
         _end(child)
-        raise Unavailable(said.decode("utf8", "replace") or "a process of its own")
+        raise Unavailable(
+            (said.decode("utf8", "replace") or "a process of its own") + _whose_rule()
+        )
     return child
+
+
+def _whose_rule() -> str:
+    """Who refuses, where that is known and can be changed."""
+    try:
+        restricted = os.geteuid() != 0 and RESTRICTED.read_text().strip() == "1"
+    except OSError:
+        restricted = False
+    return (
+        "; AppArmor forbids it to ordinary users, unless the administrator sets "
+        "kernel.apparmor_restrict_unprivileged_userns=0"
+        if restricted
+        else ""
+    )
 
 
 def _end(child: int) -> None:
@@ -103,6 +122,8 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
     import resource  # which not every system has
 
     try:
+        # Handlers that this process has would run in those that wait, one of which has every file.
+        open_to = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.setsid()
         limits.end_first()
         limits.go_first()
@@ -120,13 +141,15 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         inherited.unshare_memory()
         places.lay_out()
         system.loopback_up()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _leave_no_core()
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         watch.limit_tasks()
         system.drop_privileges()
         calls.refuse()
         if child := os.fork():
             watch.until_end_of(child)
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, open_to)
         limits.go_last()
         for file in watch.files:
             os.close(file)
@@ -135,9 +158,23 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         talk.close()
     except BaseException as error:
         try:
-            talk.sendall(str(error).encode())
+            said = error.strerror if isinstance(error, OSError) else None
+            talk.sendall((said or str(error)).encode())
         finally:
             os._exit(1)
+
+
+def _leave_no_core() -> None:
+    """Let a crash be noted nowhere.
+
+    The system's own handler of crashes, which is no part of this copy, is started at a limit of 0
+    bytes as well; Linux starts none at 1 byte.
+    """
+    import resource  # which not every system has
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    most = 0 if hard == 0 else 1
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 
 
 def _wait_for(child: int) -> NoReturn:

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from tight_fit import isolation
 from tight_fit.gpus import VISIBLE
 from tight_fit.script import program, sandbox
 from tight_fit.script.answer import Facts, facts_of
-from tight_fit.script.clock import Clock, TooLong
+from tight_fit.script.clock import CLEAR, Clock, TooLong, say
 from tight_fit.script.program import Code, ProgramFailed, ProgramRun, Refused, ToPlan
 from tight_fit.script.steps import Watch
 
@@ -52,6 +53,7 @@ NOT_ISOLATED = (
     "what the program writes cannot be kept apart here ({}): with --trust it runs all the same, "
     "and what it writes and sends until its plan is done is written and sent."
 )
+TRUSTED = "The program was trusted, not isolated ({}): what it wrote and sent is written and sent."
 LIMITS = {
     isolation.TOO_MANY: f": it started more than {isolation.TASKS:,} processes and threads",
     isolation.TOO_LARGE: ": it left this machine hardly any memory",
@@ -73,58 +75,63 @@ def plan(
     seconds  of CPU time for which it may run
     shown    whether what the program prints is shown
     trust    whether it may run where nothing keeps apart what it writes
-    terminal open file that is told each second what runs; None for none
+    terminal open file that is told each second what runs, which the program does not get
     Raises Refused where it cannot be planned and ProgramFailed where it fails, in a sentence.
     """
     if not hasattr(os, "fork"):
         raise Refused("a program is planned in a copy of this process: use Linux, macOS or WSL.")
     if not copy_computes():
         raise Refused(NO_COPY)
-    kept = () if terminal is None else (terminal,)
     answers, answer = os.pipe()
     printed, output = os.pipe()
+    told, telling = os.pipe()  # the program is given no terminal, which takes commands and settings
     sys.stdout.flush()
     sys.stderr.flush()
+    refused = ""
     try:
-        isolated, child = True, isolation.fork(keep=(answer, output, *kept))
+        child = isolation.fork(keep=(answer, output, telling))
     except isolation.Unavailable as error:
         if not trust:
-            for pipe in (answers, answer, printed, output):
+            for pipe in (answers, answer, printed, output, told, telling):
                 os.close(pipe)
             raise Refused(NOT_ISOLATED.format(error)) from None
-        isolated, child = False, os.fork()
+        refused, child = str(error), os.fork()
     if not child:
         os.close(answers)
         os.close(printed)
-        clock = Clock(seconds, terminal)
-        _in_child(wanted, work, answer, output, clock, isolated)
+        os.close(told)
+        clock = Clock(seconds, None if terminal is None else telling)
+        _in_child(wanted, work, answer, output, clock, not refused)
     os.close(answer)
     os.close(output)
+    os.close(telling)
     output_of = Printed(printed, shown)
     try:
-        text = _read(answers, output_of, SLOWEST * seconds + GRACE)
+        text = _read(answers, [output_of, Heard(told, terminal)], SLOWEST * seconds + GRACE)
     finally:
         died = _end(child)
         output_of.rest()
-        os.close(answers)
-        os.close(printed)
+        for pipe in (answers, printed, told):
+            os.close(pipe)
     try:
-        told = json.loads(text, object_hook=_plain)
-        if not isinstance(told, dict):
+        facts = json.loads(text, object_hook=_plain)
+        if not isinstance(facts, dict):
             raise ValueError("the program has written to the pipe of the answer")
     except (ValueError, RecursionError):
         lines = plain(output_of.tail.decode("utf8", "replace")).splitlines()[-5:]
         raise ProgramFailed(f"the program's process ended without an answer{died}", lines) from None
-    if "refused" in told:
-        raise Refused(told["refused"])
-    if "failed" in told:
-        raise ProgramFailed(told["failed"], told["lines"])
-    if told.get("nothing_on_gpu"):
+    if "refused" in facts:
+        raise Refused(facts["refused"])
+    if "failed" in facts:
+        raise ProgramFailed(facts["failed"], facts["lines"])
+    if facts.get("nothing_on_gpu"):
         raise Refused(
             f"{'the cell' if wanted.cell else Path(wanted.script).name} puts nothing on the GPU: "
             "it trains on the CPU."
         )
-    return told
+    if refused:
+        facts["notes"].append(TRUSTED.format(refused))
+    return facts
 
 
 def copy_computes() -> bool:
@@ -177,6 +184,21 @@ class Printed:
                 break
 
 
+@dataclass(frozen=True)
+class Heard:
+    """What runs, as the program's process says it: a terminal is told in plain text."""
+
+    pipe: int
+    terminal: int | None
+
+    def read(self) -> bool:
+        """Read a part; False where there will be none."""
+        part = os.read(self.pipe, 1 << 20)
+        for text in part.decode("utf8", "replace").split(CLEAR)[1:]:
+            say(self.terminal, " ".join(plain(text).split()))
+        return bool(part)
+
+
 def plain(text: str) -> str:
     """A text of a program's without what terminals take for commands."""
     return COMMANDS.sub("", text)
@@ -191,14 +213,15 @@ def _plain(told: dict[str, Any]) -> dict[str, Any]:
     return {plain(name): part(value) for name, value in told.items()}
 
 
-def _read(answers: int, output: Printed, seconds: float) -> bytes:
+def _read(answers: int, others: list[Printed | Heard], seconds: float) -> bytes:
     """The answer of the other process, empty where it takes too long or has no end."""
     parts: list[bytes] = []
-    end, open_pipes = time.monotonic() + seconds, {answers, output.pipe}
+    reads = {other.pipe: other.read for other in others}
+    end, open_pipes = time.monotonic() + seconds, {answers, *reads}
     while answers in open_pipes and (left := end - time.monotonic()) > 0:
         for pipe in select.select(list(open_pipes), [], [], min(1.0, left))[0]:
-            if pipe == output.pipe:
-                more = output.read()
+            if pipe in reads:
+                more = reads[pipe]()
             elif more := bool(part := os.read(pipe, 1 << 20)):
                 parts.append(part)
             if not more:
