@@ -31,14 +31,17 @@ def layouts(job: Recipe | ModelStep, named: Mapping[str, Any], cluster: Cluster)
     """A row per layout: memory and messages of one GPU, and the planned time of a step.
 
     job      the step, of a model of transformers or a recipe: its batch size is that of all GPUs
-    named    {label: a `Layout`}; of a recipe {label: a `Parallel`, or a pair of one and a recipe
-             that replaces the job}
+    named    {label: a `Layout`, or of a recipe a `Parallel`, or a pair of one and a step that
+             replaces the job}
     cluster  the GPUs and the links between them
     Nothing is run. A row that does not fit says by how much. Raises
     ValueError for a layout that the cluster or the step cannot have.
     """
     if isinstance(job, ModelStep):
-        rows = [_row_of_step(label, job, layout, cluster) for label, layout in named.items()]
+        rows = []
+        for label, entry in named.items():
+            layout, step = entry if isinstance(entry, tuple) else (entry, job)
+            rows.append(_row_of_step(label, step, layout, cluster))
         return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
     rows = []
     for label, entry in named.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tight_fit.command.wrapper import run
 from tight_fit.files import replace_all
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
-from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.layout import SCHEDULES, Layout, parse
 from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
@@ -83,6 +83,30 @@ def questions() -> Iterator[Question]:
     images = ModelStep(vit, 64, classes=10, max_grad_norm=None)
     for layout in (one, two):
         yield images, layout, Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
+    llama = ModelStep(
+        read("meta-llama/Llama-3.1-8B"), 32, 4096, accumulation=32, weights="fp32", precision="bf16"
+    )
+    apart = Cluster("H100", machines=8, between="Ethernet 100 Gbit")
+    together = Cluster("H100", per_machine=8, inside="NVLink 4")
+    stages = {name: parse("pipeline=8", schedule=name) for name in SCHEDULES}
+    for layout in stages.values():
+        yield llama, layout, apart
+    yield llama, stages["1f1b"], together
+    for cluster in (apart, together):
+        yield replace(llama, accumulation=1, checkpointing=True), parse("fsdp=8"), cluster
+    tiny = ModelStep(
+        read("TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        8,
+        512,
+        accumulation=8,
+        weights="fp32",
+        precision="bf16",
+        checkpointing=True,
+    )
+    pair = Cluster("RTX 3060", machines=2, between="Ethernet 1 Gbit")
+    for layout in (one, parse("pipeline=2")):
+        yield tiny, layout, pair
+    yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
 
 
 def write() -> None:

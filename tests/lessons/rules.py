@@ -24,7 +24,7 @@ HEADINGS = (
     "References",
 )
 CARD = ("Use when", "Start from", "Watch")
-OLDER = ("14", "15", "16", "18", "24")  # first screens of an older form, and longer
+OLDER = ("14", "16", "18", "24")  # first screens of an older form, and longer
 OLDER_WORDS = 1500
 EMPTY = "No record of this comparison"
 
