@@ -151,6 +151,7 @@ notebooks: $(NEEDS)
 
 plans: $(NEEDS)
 	@$(PY) -m helpers.strategy
+	@$(PY) -m helpers.plan.kept_layouts
 	@$(PY) -m tight_fit.command.ship
 
 badges: $(NEEDS)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
+from helpers.plan import kept_layouts
 from helpers.recipe import Recipe
 from helpers.strategy import ladder, large_models, long_context
 from helpers.strategy.candidate import Candidate
 from helpers.strategy.plan_cache import planned
 from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
+from tight_fit.command.answer import attention_of
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.facts import facts_of
 from tight_fit.layouts.layout import Layout
-from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
 from tight_fit.units import duration, number, size, span
@@ -32,14 +31,17 @@ def layouts(job: Recipe | ModelStep, named: Mapping[str, Any], cluster: Cluster)
     """A row per layout: memory and messages of one GPU, and the planned time of a step.
 
     job      the step, of a model of transformers or a recipe: its batch size is that of all GPUs
-    named    {label: a `Layout`}; of a recipe {label: a `Parallel`, or a pair of one and a recipe
-             that replaces the job}
+    named    {label: a `Layout`, or of a recipe a `Parallel`, or a pair of one and a step that
+             replaces the job}
     cluster  the GPUs and the links between them
     Nothing is run. A row that does not fit says by how much. Raises
     ValueError for a layout that the cluster or the step cannot have.
     """
     if isinstance(job, ModelStep):
-        rows = [_row_of_step(label, job, layout, cluster) for label, layout in named.items()]
+        rows = []
+        for label, entry in named.items():
+            layout, step = entry if isinstance(entry, tuple) else (entry, job)
+            rows.append(_row_of_step(label, step, layout, cluster))
         return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
     rows = []
     for label, entry in named.items():
@@ -61,31 +63,28 @@ def layouts(job: Recipe | ModelStep, named: Mapping[str, Any], cluster: Cluster)
 
 def in_words(job: ModelStep) -> str:
     """Weights, precision, optimizer, attention and recomputation of a step."""
-    attention = f"{job.attention or 'fused (sdpa)'} attention"
+    taken = attention_of(job)
+    attention = f"{'fused (sdpa)' if taken == 'sdpa' else taken} attention"
     again = ", gradient checkpointing" if job.checkpointing else ""
     weights = f"{job.weights} weights, {COMPUTED[job.precision]}"
     return f"{weights}, {KINDS[job.optimizer].label}, {attention}{again}"
 
 
 def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -> dict[str, str]:
-    facts = facts_of(_planned_step(repr(job.config), job, layout), cluster)
+    facts = kept_layouts.facts(job, layout, cluster)
     sent = sum(sum(kinds.values()) for kinds in facts["sent"].values())
     over = facts["need"] - facts["card_memory"]
+    things, count = "tokens", job.batch_size * (job.tokens or 0)
+    if not count:
+        things, count = "images", job.batch_size
     return {
         "layout": label,
         "need per GPU": size(facts["need"]),
         "fits": "yes" if facts["fits"] else f"no, {size(over)} too much",
         "sent per GPU and step": size(sent) if sent else "nothing",
         "time per step": span(facts["seconds"]),
-        "tokens per second": f"{facts['tokens_per_second']:,.0f}",
+        f"{things} per second": f"{count / facts['seconds']:,.0f}",
     }
-
-
-@lru_cache(maxsize=64)
-def _planned_step(config: str, job: ModelStep, layout: Layout) -> LayoutPlan:
-    """A plan depends on no GPU and on no link. The configuration does not count when two steps are
-    compared, and so its text is a key of its own."""
-    return plan_step(job, layout)
 
 
 def contexts() -> Table:

@@ -54,13 +54,13 @@ def main():
     parallel = DistributedDataParallel(model)  # averages gradients over ranks
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
     images, labels = digits(model.config.image_size)
-    images, labels = images.to(device), labels.to(device)
 
     for step in range(args.steps):
         shuffled = torch.randperm(1297, generator=torch.Generator().manual_seed(step))
         batch = shuffled[: args.batch_size]  # the same on every rank
         mine = batch[rank::ranks]  # this rank's share
-        losses = cross_entropy(parallel(images[mine]).logits, labels[mine], reduction="sum")
+        inputs, targets = images[mine].to(device), labels[mine].to(device)
+        losses = cross_entropy(parallel(inputs).logits, targets, reduction="sum")
         loss = losses / len(batch)  # divide by the examples of all ranks
         (loss * ranks).backward()  # DDP divides by the number of ranks: undo it
         optimizer.step()
@@ -72,7 +72,8 @@ def main():
     if rank == 0:  # every rank has the same weights: one evaluates, one saves
         model.eval()
         with torch.no_grad():
-            right = (model(images[1297:]).logits.argmax(-1) == labels[1297:]).float().mean()
+            guesses = model(images[1297:].to(device)).logits.argmax(-1).cpu()
+        right = (guesses == labels[1297:]).float().mean()
         print(f"accuracy {right.item():.1%} ({ranks} x {len(mine)} examples per step)")
     dist.barrier()  # wait for rank 0 before the connections close
     dist.destroy_process_group()

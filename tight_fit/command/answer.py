@@ -98,7 +98,7 @@ class Answers:
             "base": step.base,
             "kbit": step.kbit,
             "attention": step.attention,
-            "attention_taken": _attention(step),
+            "attention_taken": attention_of(step),
             "trainer_optimizer": trainer_optimizer(),
             "loss": step.loss,
             "offload": step.offload,
@@ -187,7 +187,7 @@ def answers(
         yield facts
 
 
-def _attention(step: ModelStep) -> str | None:
+def attention_of(step: ModelStep) -> str | None:
     """ "sdpa" or "eager": what is asked for, or what the library takes; None without attention."""
     kind = hf_config.class_of(step.config, step.task or "")
     text = hf_config.text_config(step.config)

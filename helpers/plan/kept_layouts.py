@@ -1,0 +1,121 @@
+"""What lessons show of layouts over several GPUs, kept: no reader waits for their plans.
+
+A plan of a pipeline of 8 billion parameters takes minutes. `make plans` (`python -m
+helpers.plan.kept_layouts`) plans all `questions` anew and writes the file. What is not kept is
+planned when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from functools import cache, lru_cache
+from pathlib import Path
+
+from tight_fit.command.question import digest
+from tight_fit.command.wrapper import run
+from tight_fit.files import replace_all
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.facts import Facts, facts_of
+from tight_fit.layouts.layout import SCHEDULES, Layout, parse
+from tight_fit.layouts.plan import LayoutPlan, plan_step
+from tight_fit.models.config import read
+from tight_fit.models.step import ModelStep
+
+FILE = Path(__file__).parent / "kept_layouts.json"
+KEPT = ("need", "fits", "card_memory", "sent", "seconds", "seconds_of_bubble", "tokens_per_second")
+DIGITS = 6
+
+Question = tuple[ModelStep, Layout, Cluster]
+
+
+def facts(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
+    """The facts `KEPT` of `tight_fit.layouts.facts.facts_of`, kept or planned now.
+
+    job  its batch size is that of all GPUs
+    Raises what `plan_step` raises.
+    """
+    found = _kept().get(key(job, layout, cluster))
+    return found or plan_one(job, layout, cluster)
+
+
+def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:
+    """40 hexadecimal digits of all that an answer depends on, beside the planner itself."""
+    config = {**job.config.to_diff_dict(), "transformers_version": None}
+    step = {one.name: getattr(job, one.name) for one in fields(job) if one.name != "config"}
+    return digest([config, step, asdict(layout), str(cluster)])
+
+
+def plan_one(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
+    """What is kept of one question, planned now."""
+    of_plan = facts_of(_planned(repr(job.config), job, layout), cluster)
+    return {
+        name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+        for name in KEPT
+        for value in [of_plan.get(name)]
+    }
+
+
+@lru_cache(maxsize=64)
+def _planned(config: str, job: ModelStep, layout: Layout) -> LayoutPlan:
+    """A plan depends on no GPU and on no link. The configuration does not count when two steps are
+    compared, and so its text is a key of its own."""
+    return plan_step(job, layout)
+
+
+@cache
+def _kept() -> dict[str, Facts]:
+    return json.loads(FILE.read_text(encoding="utf8")) if FILE.exists() else {}
+
+
+def questions() -> Iterator[Question]:
+    """What the tables of lessons 13 and 15 ask."""
+    deberta = read("microsoft/deberta-v3-base")
+    one, two = parse("ddp=1"), parse("ddp=2")
+    accumulated = ModelStep(deberta, 64, 256, accumulation=4, precision="fp16")
+    for layout in (one, two, parse("ddp=2", gradient_as_bucket_view=True)):
+        yield accumulated, layout, Cluster("T4", per_machine=2, inside="PCIe 3 x16")
+    few = ModelStep(deberta, 32, 256, precision="fp16")
+    for layout in (one, parse("ddp=8")):
+        yield few, layout, Cluster("T4", machines=8, between="Ethernet 1 Gbit")
+    vit = read("google/vit-base-patch16-224-in21k")
+    images = ModelStep(vit, 64, classes=10, max_grad_norm=None)
+    for layout in (one, two):
+        yield images, layout, Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
+    llama = ModelStep(
+        read("meta-llama/Llama-3.1-8B"), 32, 4096, accumulation=32, weights="fp32", precision="bf16"
+    )
+    apart = Cluster("H100", machines=8, between="Ethernet 100 Gbit")
+    together = Cluster("H100", per_machine=8, inside="NVLink 4")
+    stages = {name: parse("pipeline=8", schedule=name) for name in SCHEDULES}
+    for layout in stages.values():
+        yield llama, layout, apart
+    yield llama, stages["1f1b"], together
+    for cluster in (apart, together):
+        yield replace(llama, accumulation=1, checkpointing=True), parse("fsdp=8"), cluster
+    tiny = ModelStep(
+        read("TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        8,
+        512,
+        accumulation=8,
+        weights="fp32",
+        precision="bf16",
+        checkpointing=True,
+    )
+    pair = Cluster("RTX 3060", machines=2, between="Ethernet 1 Gbit")
+    for layout in (one, parse("pipeline=2")):
+        yield tiny, layout, pair
+    yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
+
+
+def write() -> None:
+    """Plan all of `questions` and keep the answers, some minutes of pipelines among them."""
+    lines = [f"{json.dumps(key(*one))}: {json.dumps(plan_one(*one))}" for one in questions()]
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    replace_all(FILE.parent, {FILE.name: text})
+    print(f"Written: {FILE}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(write, "python -m helpers.plan.kept_layouts"))

@@ -1,0 +1,46 @@
+"""Answers about layouts that are kept for lessons are those that the planner gives."""
+
+import pytest
+from transformers import LlamaConfig
+
+from helpers.plan import kept_layouts
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.layout import parse
+from tight_fit.models.step import ModelStep
+
+PAIR = Cluster("RTX 3060", per_machine=2)
+QUESTIONS = list(kept_layouts.questions())
+IMAGES = [one for one in QUESTIONS if one[0].reads == "image"]
+REST = [one for one in QUESTIONS if one[0].reads != "image"]
+
+
+def test_all_that_lessons_ask_is_kept_and_nothing_else():
+    assert set(kept_layouts._kept()) == {kept_layouts.key(*one) for one in QUESTIONS}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [*IMAGES, *[pytest.param(one, marks=pytest.mark.night) for one in REST]],
+    ids=lambda asked: f"{asked[0].config.model_type}, {asked[1]}, {asked[1].schedule}, {asked[2]}",
+)
+def test_what_is_kept_is_planned_alike_today(asked):
+    assert kept_layouts.facts(*asked) == kept_layouts.plan_one(*asked)
+
+
+def small(**changed):
+    config = LlamaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, **changed)
+    return ModelStep(config, batch_size=4, length=16, weights="fp32")
+
+
+def test_what_is_not_kept_is_planned():
+    facts = kept_layouts.facts(small(), parse("ddp=2"), PAIR)
+    assert facts["fits"] and facts["need"] > 0 and facts["sent"]["data"]["all_reduce"] > 0
+
+
+def test_a_question_is_told_from_every_other():
+    asked = [(small(), parse("ddp=2"), PAIR), (small(intermediate_size=96), parse("ddp=2"), PAIR)]
+    asked += [(small(), parse("fsdp=2"), PAIR), (small(), parse("ddp=2"), Cluster("T4", 2))]
+    pipeline = [parse("pipeline=2", schedule=schedule) for schedule in ("1f1b", "gpipe")]
+    asked += [(small(), layout, PAIR) for layout in pipeline]
+    assert len({kept_layouts.key(*one) for one in asked}) == len(asked)
+    assert kept_layouts.key(*asked[0]) == kept_layouts.key(small(), parse("ddp=2"), PAIR)
