@@ -62,6 +62,7 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         "rank": _rank(state, watch),
         "timeline": _timeline(trace, categories, ends, peak_at),
         "asked": dict(state.known.asked),
+        "spread": dict(state.known.spread),
         "notes": state.notes.sentences,
         "found": {
             **{name: getattr(state.found, name) for name in ("trainer", "parses", "settings")},

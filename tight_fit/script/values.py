@@ -6,6 +6,8 @@ has a shape and no value. Where such a value is asked for, these rules answer:
 
 - a number (`.item()`, a comparison, a list or a NumPy array of them) is 1, which is true;
 - nothing is infinite or not a number, and nothing differs from itself;
+- the positions of the largest of such values (`topk`), by which routers send tokens to experts, are
+  spread evenly: each expert of a layer gets as many tokens as any other;
 - a shape that depends on such values cannot be known: the program is refused, with the line.
 """
 
@@ -43,6 +45,7 @@ LARGEST_MADE = 2**16  # elements of one that is made on the GPU out of nothing
 ITEM = {aten._local_scalar_dense.default, aten.item.default}
 NEVER = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
 NAME = "known_values"  # the attribute of a tensor on the GPU that holds its values
+TOPK = aten.topk.default
 MASKED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 
 
@@ -55,12 +58,15 @@ class NotFollowed(RuntimeError):
 
 
 class _Known:
-    """The values of a tensor on the GPU; `valid` is shared by all tensors of one storage."""
+    """The values of a tensor on the GPU; `valid` is shared by all tensors of one storage.
 
-    __slots__ = ("tensor", "valid")
+    spread  whether they follow from positions that were taken to be spread evenly
+    """
 
-    def __init__(self, tensor: torch.Tensor, valid: list[bool]):
-        self.tensor, self.valid = tensor, valid
+    __slots__ = ("spread", "tensor", "valid")
+
+    def __init__(self, tensor: torch.Tensor, valid: list[bool], spread: bool = False):
+        self.tensor, self.valid, self.spread = tensor, valid, spread
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -76,13 +82,15 @@ class KnownValues(PlainDispatchMode):
 
     Enter it inside `FakeTensorMode` and `FakeValues`, and outside `Places`.
 
-    asked  {line of the program: how often a value was asked for that is not known}
+    asked   {line of the program: how often a value was asked for that is not known}
+    spread  {line of the program: how many shapes follow from positions that were spread evenly}
     """
 
     def __init__(self, places: Places, code: UserCode):
         super().__init__()
         self.places, self.code = places, code
         self.asked: Counter[str] = Counter()
+        self.spread: Counter[str] = Counter()
         self._without = False  # whether what is made now has no values
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -120,6 +128,9 @@ class KnownValues(PlainDispatchMode):
             result = function(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             return self._shaped_by_values(function, args, kwargs, all_known, error)
+        if function is TOPK and not all_known:
+            self._spread(args[0], result[1])
+            return result
         self._follow(function, args, kwargs, tensors, all_known, result)
         self._write_to_real(function, args, kwargs, all_known)
         return result
@@ -140,7 +151,10 @@ class KnownValues(PlainDispatchMode):
             return
         values = _never(function, args, result)
         if values is None and all_known:
-            if all(leaf.numel() <= most for leaf in results):
+            spread = any(map(_is_spread, tensors))
+            if all(leaf.numel() <= most for leaf in results) and not (
+                spread and any(leaf.is_floating_point() for leaf in results)
+            ):
                 values = _computed(function, args, kwargs)
         if values is None:
             for place, name in written_arguments(function):
@@ -156,7 +170,16 @@ class KnownValues(PlainDispatchMode):
             if any(leaf is tensor for tensor in tensors):
                 continue  # written in place, as its values were
             valid = shared[0] if shared and is_view(function) else [True]
-            setattr(leaf, NAME, _Known(value, valid))
+            setattr(leaf, NAME, _Known(value, valid, any(map(_is_spread, tensors))))
+
+    def _spread(self, given: torch.Tensor, positions: torch.Tensor) -> None:
+        """Let the positions of the largest along the last dimension go round all that there are."""
+        count, largest = given.shape[-1], positions.shape[-1]
+        if positions.numel() <= LARGEST and tuple(positions.shape[:-1]) == given.shape[:-1]:
+            with disable_current_modes():
+                values = (torch.arange(positions.numel()) % count).view(-1, largest)
+                values = values.sort(-1).values.view(positions.shape)
+            setattr(positions, NAME, _Known(values, [True], spread=True))
 
     def _write_to_real(self, function, args, kwargs, all_known: bool) -> None:
         """Give real tensors that an operation with fake ones writes to what it writes: 1 where
@@ -180,6 +203,7 @@ class KnownValues(PlainDispatchMode):
         """The result of an operation whose shape depends on values, which are known."""
         mask = values_of(args[1]) if function is aten.masked_select.default else None
         if mask is not None:
+            self._tell_of_spread(args[1:])
             with disable_current_modes():
                 count = int(mask.expand(args[0].shape).sum())
             return args[0].new_empty(count)
@@ -190,16 +214,29 @@ class KnownValues(PlainDispatchMode):
                 f"the shape of what {name} gives depends on values that follow from parameters, "
                 "which a plan does not have"
             ) from error
-        return tree_map(self.without_values, values)
+        spread = self._tell_of_spread(args)
+        return tree_map(lambda leaf: self.without_values(leaf, spread), values)
 
-    def without_values(self, tensor: Any) -> Any:
+    def _tell_of_spread(self, given: Any) -> bool:
+        """Whether a shape follows from positions that were spread evenly, which is counted."""
+        spread = any(map(_is_spread, tree_leaves(given)))
+        if spread:
+            self.spread[self.code.line()] += 1
+        return spread
+
+    def without_values(self, tensor: Any, spread: bool = False) -> Any:
         """A tensor on the GPU of the same shape, whose values are followed."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
         with self.places.forced(True):
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        setattr(fake, NAME, _Known(tensor, [True]))
+        setattr(fake, NAME, _Known(tensor, [True], spread))
         return fake
+
+
+def _is_spread(tensor: Any) -> bool:
+    known = getattr(tensor, NAME, None)
+    return known is not None and known.spread
 
 
 def _computed(function: Callable, args: Any, kwargs: Any) -> Any:
