@@ -192,6 +192,11 @@ def notes(facts: Facts) -> list[str]:
             "values that follow from the weights are not known; they were asked for at "
             f"{listed}, and each was answered with 1."
         )
+    if facts["generates"]:
+        text.append(
+            f"what the model generates at {facts['generates']} is as long as it may become, and its "
+            "words are made up."
+        )
     if facts["spread"]:
         listed = ", ".join(line or "a library" for line in list(facts["spread"])[:4])
         text.append(

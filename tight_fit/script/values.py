@@ -46,6 +46,9 @@ ITEM = {aten._local_scalar_dense.default, aten.item.default}
 NEVER = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
 NAME = "known_values"  # the attribute of a tensor on the GPU that holds its values
 TOPK = aten.topk.default
+CTC = aten._ctc_loss.default, aten._ctc_loss.Tensor
+AND = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.__and__.Tensor}
+OR = {aten.bitwise_or.Tensor, aten.logical_or.default, aten.__or__.Tensor}
 MASKED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 
 
@@ -75,6 +78,11 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor
     known = getattr(tensor, NAME, None)
     return known.tensor if known is not None and known.valid[0] else None
+
+
+def know(tensor: FakeTensor, values: torch.Tensor) -> None:
+    """Say that a tensor has these values, of its shape."""
+    setattr(tensor, NAME, _Known(values, [True]))
 
 
 class KnownValues(PlainDispatchMode):
@@ -201,6 +209,9 @@ class KnownValues(PlainDispatchMode):
 
     def _shaped_by_values(self, function, args, kwargs, all_known: bool, error: Exception) -> Any:
         """The result of an operation whose shape depends on values, which are known."""
+        if function in CTC and (longest := _longest(args[3])) is not None:
+            steps, batch, _ = args[0].shape if args[0].dim() == 3 else (args[0].shape[0], 1, 0)
+            return args[0].new_empty(batch), args[0].new_empty(batch, steps, 2 * longest + 1)
         mask = values_of(args[1]) if function is aten.masked_select.default else None
         if mask is not None:
             self._tell_of_spread(args[1:])
@@ -256,7 +267,11 @@ def _never(function: Callable, args: Any, result: Any) -> torch.Tensor | None:
     """What is answered of every number: it is finite, and equal to itself."""
     if not isinstance(result, torch.Tensor) or result.numel() > LARGEST:
         return None
-    if function in NEVER or (function is aten.ne.Tensor and args[0] is args[1]):
+    if function in AND and any(_all_are(one, False) for one in args):
+        answer = False
+    elif function in OR and any(_all_are(one, True) for one in args):
+        answer = True
+    elif function in NEVER or (function is aten.ne.Tensor and args[0] is args[1]):
         answer = False
     elif function is aten.eq.Tensor and args[0] is args[1]:
         answer = True
@@ -267,7 +282,25 @@ def _never(function: Callable, args: Any, result: Any) -> torch.Tensor | None:
     else:
         return None
     with disable_current_modes():
-        return torch.full(result.shape, answer)
+        return torch.full(result.shape, answer, dtype=result.dtype)
+
+
+def _all_are(held: Any, answer: bool) -> bool:
+    """Whether it is known to be true, or false, at every place."""
+    known = values_of(held) if isinstance(held, torch.Tensor) else None
+    if known is None or known.is_meta or (answer and known.dtype is not torch.bool):
+        return False
+    with disable_current_modes():
+        return bool((known.bool() == answer).all())
+
+
+def _longest(lengths: Any) -> int | None:
+    """The largest of lengths, None where they are not known."""
+    if not isinstance(lengths, torch.Tensor):
+        return max(lengths, default=0)
+    known = values_of(lengths)
+    with disable_current_modes():
+        return None if known is None else int(known.max())
 
 
 def _without_masks(indices: Any) -> list[Any]:
