@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers, in each of its ways to compute them, as programs use them."""
+"""Mixtures of experts of transformers, in each of its ways to compute them, as in programs."""
 
 import pytest
 

@@ -194,8 +194,8 @@ def notes(facts: Facts) -> list[str]:
         )
     if facts["generates"]:
         text.append(
-            f"what the model generates at {facts['generates']} is as long as it may become, and its "
-            "words are made up."
+            f"what the model generates at {facts['generates']} is as long as it may become, and "
+            "its words are made up."
         )
     if facts["spread"]:
         listed = ", ".join(line or "a library" for line in list(facts["spread"])[:4])

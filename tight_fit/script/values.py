@@ -211,7 +211,9 @@ class KnownValues(PlainDispatchMode):
         """The result of an operation whose shape depends on values, which are known."""
         if function in CTC and (longest := _longest(args[3])) is not None:
             steps, batch, _ = args[0].shape if args[0].dim() == 3 else (args[0].shape[0], 1, 0)
-            return args[0].new_empty(batch), args[0].new_empty(batch, steps, 2 * longest + 1)
+            # Of the alignments the backward pass makes as many again, which no operation tells of.
+            twice = args[0].new_empty(2, batch, steps, 2 * longest + 1)
+            return args[0].new_empty(batch), twice[0]
         mask = values_of(args[1]) if function is aten.masked_select.default else None
         if mask is not None:
             self._tell_of_spread(args[1:])
