@@ -85,7 +85,7 @@ def adapted(notes: Notes, on_gpu: bool, line: Callable[[], str]) -> Iterator[Non
             "them to the host's memory, and the step takes longer."
         )
         states = torch.zeros(*shape, dtype=dtype, device="cuda")
-        states.is_paged = True
+        states.is_paged = True  # type: ignore[attr-defined]  # bitsandbytes' own mark
         return states
 
     find = transformers_hub.cached_files
