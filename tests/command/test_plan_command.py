@@ -372,6 +372,7 @@ def test_without_pytorch_a_new_plan_says_what_to_install():
         (["gpt2", "--length", "2048", "--chunked-loss"], "longer than the 1024 tokens"),
         (["bert", "--chunked-loss"], "is for the next token"),
         (["--model", "x/y/z", "--gpu", "T4"], "neither a folder"),
+        (["--model", "some/Llama-3.2-3B-GGUF", "--gpu", "T4"], "is stored as GGUF"),
         (["--model", "x", "--gpu", "T4", "--examples", "0"], "no whole number from 1 to"),
         (["--model", "x", "--gpu", "T4", "--examples", "1.5"], "no whole number from 1 to"),
         (["--model", "x", "--examples", "10"], "name one with --gpu"),

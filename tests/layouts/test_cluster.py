@@ -82,8 +82,8 @@ def test_links_agree_with_the_ranks_counted_one_by_one():
 
 
 def test_clusters_that_are_refused():
-    with pytest.raises(ValueError, match="gpu='K80' is not known"):
-        Cluster("K80")
+    with pytest.raises(ValueError, match="gpu='K90' is not known"):
+        Cluster("K90")
     with pytest.raises(ValueError, match="link='string' is not known"):
         Cluster("T4", inside="string")
     with pytest.raises(ValueError, match="machines=0 must be at least 1"):

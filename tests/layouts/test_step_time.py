@@ -99,8 +99,8 @@ def test_what_cannot_be_timed_is_refused(laid):
         planned.seconds("A100-40GB", {"tensor": "NVLink 3"})
     with pytest.raises(ValueError, match="link='string' is not known"):
         planned.seconds("A100-40GB", "string")
-    with pytest.raises(ValueError, match="gpu='K80' is not known: --list-gpus prints"):
-        planned.seconds("K80", "NVLink 3")
+    with pytest.raises(ValueError, match="gpu='K90' is not known: --list-gpus prints"):
+        planned.seconds("K90", "NVLink 3")
     with pytest.raises(ValueError, match='plan it for device="cuda"'):
         plan_parallel(replace(VIT, accumulation=1), Parallel(tensor=2), "cpu").seconds(
             "T4", "NVLink 3"

@@ -102,3 +102,19 @@ def test_the_option_and_torchruns_environment_name_the_rank(program, capsys, mon
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert command.main([path, "--gpu", "T4", "--quick"]) == command.FITS
     assert "Planned is rank 3 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", (1, 2))
+def test_accelerates_own_sharding_is_refused_with_a_way_on(version, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\n"
+        "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+        f"plugin = FullyShardedDataParallelPlugin(fsdp_version={version})\n"
+        "accelerator = Accelerator(fsdp_plugin=plugin)\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))\n",
+        encoding="utf8",
+    )
+    with pytest.raises(Refused, match=r"^train.py:6: .*FSDP plugin.*--layout fsdp=2.*fully_shard"):
+        run(str(path), rank=ProgramRank(0, 2))

@@ -66,8 +66,8 @@ def test_the_phases_are_shares_of_the_step():
 def test_what_cannot_be_shown_is_refused():
     with pytest.raises(ValueError, match="give at least 1"):
         show_plans({})
-    with pytest.raises(ValueError, match="gpu='K80' is not known"):
-        show_plans({"plain": VIT}, gpus=("K80",))
+    with pytest.raises(ValueError, match="gpu='K90' is not known"):
+        show_plans({"plain": VIT}, gpus=("K90",))
     with pytest.raises(ValueError, match="has no bf16"):
         show_phases({"half": replace(VIT, precision="bf16")}, "T4")
     with pytest.raises(ValueError, match="no seconds"):

@@ -22,6 +22,18 @@ BESIDE = re.compile(
     r"max-?q|edition|generation|oam|480gb"
 )
 BEFORE = re.compile(r"(rtx|gtx)(pro)?")  # left out where people write "4090"
+# Several at once: "2x4090", "4 x T4", "T4 x2". Kaggle writes "T4 x2".
+SEVERAL = re.compile(r"(\d{1,3})\s*[x×*]\s*(?=\S)(.+)|(.+?)\s+[x×*]\s*(\d{1,3})", re.I)
+# What people train on that no plan is made for, and why.
+OTHERS = (
+    (r"tpu.*|v[2-6][ep]?-\d+", "a TPU runs no CUDA"),
+    (r"(apple )?m[1-9]( pro| max| ultra)?|mps|macbook.*", "Apple's GPUs run no CUDA"),
+    (r"(intel )?(arc|gaudi|max).*|xpu", "Intel's GPUs run no CUDA"),
+    (r"(amd |radeon )?rx.*|radeon.*", "of AMD's GPUs only Instincts are known"),
+    (r"trn\d.*|trainium.*|inferentia.*", "Trainium runs no CUDA"),
+    (r"(tesla |nvidia )?k(20|40|80)\w*", "CUDA 12 and today's PyTorch have left Kepler GPUs out"),
+    (r"cpu|host|none", "a CPU has main memory, and no GPU's kernels"),
+)
 
 
 def find(name: str) -> GPU:
@@ -33,6 +45,8 @@ def find(name: str) -> GPU:
     found = matches(name)
     if found:
         return found[0]
+    if isinstance(name, str):
+        _refuse_known_others(name)
     plain = {_plain(known): known for known in KNOWN}
     asked = _parts(name)[0] or _plain(name) if isinstance(name, str) else ""
     inside = [known for key, known in plain.items() if asked and (asked in key or key in asked)]
@@ -44,6 +58,29 @@ def find(name: str) -> GPU:
     near = inside[:3] or [plain[key] for key in close]
     question = f"did you mean {' or '.join(near)}?" if near else "--list-gpus prints the names."
     raise ValueError(f"gpu={shown(name)} is not known: {question} A size such as 8GB does too.")
+
+
+def _refuse_known_others(name: str) -> None:
+    """Raises ValueError for several GPUs in one name, and for what is no GPU of the table's makers.
+
+    Names that mean one GPU never get here.
+    """
+    said = name.strip()
+    several = SEVERAL.fullmatch(said)
+    if several:
+        count, one = int(several[1] or several[4]), (several[2] or several[3]).strip()
+        if matches(one):
+            raise ValueError(
+                f"gpu={shown(name)} names {count} GPUs: name one of them, {matches(one)[0].name}, "
+                f"and plan a step over all with --gpus {count}, a program for torchrun with "
+                f"--ranks {count}."
+            )
+    for pattern, reason in OTHERS:
+        if re.fullmatch(pattern, said.lower()):
+            raise ValueError(
+                f"gpu={shown(name)} is not planned for: {reason}. A size such as 8GB plans the "
+                "memory that a GPU of NVIDIA's would need."
+            )
 
 
 def as_gpu(gpu: str | GPU) -> GPU:

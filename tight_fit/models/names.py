@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,14 @@ def full_name(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raises FileNotFoundError for what is no folder, no file and no name of the hub's form."""
+    """Raises FileNotFoundError for what is no folder, no file and no name of the hub's form, and
+    for GGUF."""
     path = Path(name).expanduser()
+    if re.search(r"[-_.]gguf$", name, re.I) and not (path / "config.json").is_file():
+        raise FileNotFoundError(
+            f"model={name!r} is stored as GGUF, from which nothing is trained: name the model that "
+            "it was made from, with --base nf4 for adapters beside weights in 4 bits."
+        )
     if path.is_dir() or path.suffix == ".json":
         return
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/"):

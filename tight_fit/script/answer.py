@@ -62,6 +62,8 @@ def facts_of(state: ProgramRun, watch: Watch) -> Facts:
         "rank": _rank(state, watch),
         "timeline": _timeline(trace, categories, ends, peak_at),
         "asked": dict(state.known.asked),
+        "spread": dict(state.known.spread),
+        "generates": state.evaluation.generates,
         "notes": state.notes.sentences,
         "found": {
             **{name: getattr(state.found, name) for name in ("trainer", "parses", "settings")},

@@ -5,6 +5,8 @@ its loader of training batches comes to an end, Trainer is told to evaluate, and
 does then is followed until it trains again. A model that is called without gradients, in evaluation
 mode, on batches of one shape takes the same memory each time: after two such calls its results are
 made without computing them, from as much memory.
+
+What a model of transformers generates is as long as it may become, and each new token is the same.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
+from transformers.generation import EosTokenCriteria, GenerationMixin
 from transformers.trainer_callback import DefaultFlowCallback
 
 from tight_fit.script import values
@@ -41,6 +44,7 @@ class Evaluation:
     """What a program evaluates.
 
     line      of the program that called its model to evaluate, "" for none so far
+    generates line at which a model has generated text first, "" for none so far
     calls     of the model
     marks     event at which each call of the last one began
     windows   [first event, event after the last] of each evaluation
@@ -53,6 +57,7 @@ class Evaluation:
         self.tracker, self.known = tracker, known
         self.line, self.calls, self.forced, self.stopped = "", 0, False, ""
         self.after = False
+        self.generates = ""
         self.windows: list[list[int]] = []
         self.marks: list[int] = []
         self._memory_before = 0
@@ -66,6 +71,7 @@ class Evaluation:
     def watching(self) -> Iterator[None]:
         """Inside, calls of models are followed."""
         call, flow = nn.Module.__call__, DefaultFlowCallback.on_step_end
+        generate = GenerationMixin.generate
         add = torch.optim.Optimizer.add_param_group
 
         def added(optimizer, group):
@@ -86,6 +92,22 @@ class Evaluation:
             finally:
                 self._depth -= 1
 
+        def generated(model, *args, **kwargs):
+            if self._depth or model.training or not self._trains(model):
+                made = generate(model, *args, **kwargs)
+            else:
+                self._depth += 1
+                try:
+                    made = self._evaluate(generate, model, args, kwargs)
+                finally:
+                    self._depth -= 1
+            prompt = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            self._write(made, model, prompt)
+            return made
+
+        def never_ends(criterion, input_ids, scores, **kwargs):
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
         def on_step_end(callback, arguments, state, control, **kwargs):
             control = flow(callback, arguments, state, control, **kwargs)
             if self.forced and str(getattr(arguments.eval_strategy, "value", "no")) != "no":
@@ -94,6 +116,8 @@ class Evaluation:
 
         with (
             patch.object(nn.Module, "__call__", called),
+            patch.object(GenerationMixin, "generate", generated),
+            patch.object(EosTokenCriteria, "__call__", never_ends),
             patch.object(torch.optim.Optimizer, "add_param_group", added),
             patch.object(DefaultFlowCallback, "on_step_end", on_step_end),
         ):
@@ -171,6 +195,24 @@ class Evaluation:
         whole = all(t.untyped_storage().nbytes() == t.numel() * t.itemsize for t in tensors)
         return found if whole and len(found) == len({id(t) for t in tensors}) else {-1}
 
+    def _write(self, made: Any, model: Any, prompt: Any) -> None:
+        """Give what was generated values: those of the prompt, and a token that ends nothing."""
+        ids = made if isinstance(made, torch.Tensor) else getattr(made, "sequences", None)
+        if not isinstance(ids, FakeTensor):
+            return
+        self.generates = self.generates or self.tracker.code.line()
+        special = _special(model.generation_config)
+        begin = values_of(prompt) if isinstance(prompt, torch.Tensor) else None
+        with disable_current_modes():
+            token = model.config.get_text_config(decoder=True).vocab_size // 2
+            while token in special:
+                token -= 1
+            written = torch.full(ids.shape, token)
+            if begin is not None and begin.dim() == 2 and not model.config.is_encoder_decoder:
+                rows = len(ids) // len(begin)
+                written[:, : begin.shape[1]] = begin.repeat_interleave(rows, 0)
+        values.know(ids, written)
+
     def _memory(self, size: int, on_gpu: bool) -> torch.Tensor:
         with self.known.places.forced(on_gpu):
             return self.known.empty((size,), (1,), torch.uint8)
@@ -200,6 +242,13 @@ class _Blank:
 
 def _autocast() -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+
+def _special(generation: Any) -> set[Any]:
+    """The tokens that begin, end or fill what is generated."""
+    names = "bos_token_id", "eos_token_id", "pad_token_id"
+    given = [getattr(generation, name) for name in names]
+    return {token for one in given for token in (one if isinstance(one, list) else [one])}
 
 
 def _described(held: Any, tracker: ScriptTracker) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -78,6 +79,15 @@ def adapted(notes: Notes, on_gpu: bool, line: Callable[[], str]) -> Iterator[Non
     def from_pretrained(kind, name, *args, **kwargs):
         return _from_configuration(kind, name, args, kwargs, notes)
 
+    def paged(*shape, dtype=torch.float32, device="cuda"):
+        notes.add(
+            "Paged optimizer states are counted on the GPU; where it is full, the driver moves "
+            "them to the host's memory, and the step takes longer."
+        )
+        states = torch.zeros(*shape, dtype=dtype, device="cuda")
+        states.is_paged = True  # type: ignore[attr-defined]  # bitsandbytes' own mark
+        return states
+
     find = transformers_hub.cached_files
 
     def found(path_or_repo_id, filenames, **options):
@@ -92,6 +102,10 @@ def adapted(notes: Notes, on_gpu: bool, line: Callable[[], str]) -> Iterator[Non
             (PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
         ):
             patches.enter_context(patch.object(owner, name, value))
+        if on_gpu and (functional := sys.modules.get("bitsandbytes.functional")) is not None:
+            patches.enter_context(patch.object(functional, "get_paged", paged))
+            for name in ("fill", "prefetch_tensor"):  # kernels for memory that the driver moves
+                patches.enter_context(patch.object(functional, name, lambda *args, **kwargs: None))
         yield
 
 

@@ -50,6 +50,11 @@ KNOWN = (
         "Train adapters instead: prepare_model_for_kbit_training(model), then get_peft_model",
     ),
     (
+        "attempted relative import",
+        "It is a module of a package: plan a file beside the package that holds import runpy; "
+        'runpy.run_module("package.module", run_name="__main__")',
+    ),
+    (
         "`fused=True` requires all the params",
         "Move the model to the GPU before the optimizer is made, or leave fused=True out",
     ),

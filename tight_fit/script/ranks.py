@@ -109,6 +109,9 @@ def one_of(rank: ProgramRank | None, places: Places, meter: Meter) -> Iterator[N
     if rank is None:
         yield
         return
+    from accelerate.accelerator import Accelerator  # takes a second, and few programs have ranks
+    from accelerate.utils import DistributedType
+
     make_mesh = device_mesh.init_device_mesh
 
     def mesh_here(device_type, *args, **kwargs):
@@ -121,6 +124,17 @@ def one_of(rank: ProgramRank | None, places: Places, meter: Meter) -> Iterator[N
             "receives objects of another rank, as a pipeline's stages do to learn shapes, and no "
             "other rank is there: plan such a model with tight-fit --layout"
         )
+
+    prepare = Accelerator.prepare
+
+    def prepared(accelerator, *args, **kwargs):
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise NotPlanned(
+                "shards its model by Accelerate's FSDP plugin, as Trainer's fsdp= does, which is "
+                "not planned: plan the model with tight-fit MODEL --layout fsdp="
+                f"{rank.ranks}, or a program that calls fully_shard itself"
+            )
+        return prepare(accelerator, *args, **kwargs)
 
     def objects(held, obj, *args, **kwargs):
         held[:] = [obj] * len(held)
@@ -135,6 +149,7 @@ def one_of(rank: ProgramRank | None, places: Places, meter: Meter) -> Iterator[N
         group = dist.new_group
         for owner, name, value in (
             *((module, "init_device_mesh", mesh_here) for module in meshes()),
+            (Accelerator, "prepare", prepared),
             (dist, "all_gather_object", objects),
             (dist, "gather_object", gathered),
             (dist, "broadcast_object_list", lambda *args, **kwargs: None),

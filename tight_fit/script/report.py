@@ -192,6 +192,17 @@ def notes(facts: Facts) -> list[str]:
             "values that follow from the weights are not known; they were asked for at "
             f"{listed}, and each was answered with 1."
         )
+    if facts["generates"]:
+        text.append(
+            f"what the model generates at {facts['generates']} is as long as it may become, and "
+            "its words are made up."
+        )
+    if facts["spread"]:
+        listed = ", ".join(line or "a library" for line in list(facts["spread"])[:4])
+        text.append(
+            "which tokens a router sends to which expert follows from the weights: each expert was "
+            f"taken to get as many as any other, at {listed}."
+        )
     return text
 
 

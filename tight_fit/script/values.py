@@ -6,6 +6,8 @@ has a shape and no value. Where such a value is asked for, these rules answer:
 
 - a number (`.item()`, a comparison, a list or a NumPy array of them) is 1, which is true;
 - nothing is infinite or not a number, and nothing differs from itself;
+- the positions of the largest of such values (`topk`), by which routers send tokens to experts, are
+  spread evenly: each expert of a layer gets as many tokens as any other;
 - a shape that depends on such values cannot be known: the program is refused, with the line.
 """
 
@@ -43,6 +45,10 @@ LARGEST_MADE = 2**16  # elements of one that is made on the GPU out of nothing
 ITEM = {aten._local_scalar_dense.default, aten.item.default}
 NEVER = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
 NAME = "known_values"  # the attribute of a tensor on the GPU that holds its values
+TOPK = aten.topk.default
+CTC = aten._ctc_loss.default, aten._ctc_loss.Tensor
+AND = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.__and__.Tensor}
+OR = {aten.bitwise_or.Tensor, aten.logical_or.default, aten.__or__.Tensor}
 MASKED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 
 
@@ -55,12 +61,15 @@ class NotFollowed(RuntimeError):
 
 
 class _Known:
-    """The values of a tensor on the GPU; `valid` is shared by all tensors of one storage."""
+    """The values of a tensor on the GPU; `valid` is shared by all tensors of one storage.
 
-    __slots__ = ("tensor", "valid")
+    spread  whether they follow from positions that were taken to be spread evenly
+    """
 
-    def __init__(self, tensor: torch.Tensor, valid: list[bool]):
-        self.tensor, self.valid = tensor, valid
+    __slots__ = ("spread", "tensor", "valid")
+
+    def __init__(self, tensor: torch.Tensor, valid: list[bool], spread: bool = False):
+        self.tensor, self.valid, self.spread = tensor, valid, spread
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -71,18 +80,25 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return known.tensor if known is not None and known.valid[0] else None
 
 
+def know(tensor: FakeTensor, values: torch.Tensor) -> None:
+    """Say that a tensor has these values, of its shape."""
+    setattr(tensor, NAME, _Known(values, [True]))
+
+
 class KnownValues(PlainDispatchMode):
     """Runs on real tensors what has only such, and follows the values of data on the GPU.
 
     Enter it inside `FakeTensorMode` and `FakeValues`, and outside `Places`.
 
-    asked  {line of the program: how often a value was asked for that is not known}
+    asked   {line of the program: how often a value was asked for that is not known}
+    spread  {line of the program: how many shapes follow from positions that were spread evenly}
     """
 
     def __init__(self, places: Places, code: UserCode):
         super().__init__()
         self.places, self.code = places, code
         self.asked: Counter[str] = Counter()
+        self.spread: Counter[str] = Counter()
         self._without = False  # whether what is made now has no values
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -120,6 +136,9 @@ class KnownValues(PlainDispatchMode):
             result = function(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             return self._shaped_by_values(function, args, kwargs, all_known, error)
+        if function is TOPK and not all_known:
+            self._spread(args[0], result[1])
+            return result
         self._follow(function, args, kwargs, tensors, all_known, result)
         self._write_to_real(function, args, kwargs, all_known)
         return result
@@ -140,7 +159,10 @@ class KnownValues(PlainDispatchMode):
             return
         values = _never(function, args, result)
         if values is None and all_known:
-            if all(leaf.numel() <= most for leaf in results):
+            spread = any(map(_is_spread, tensors))
+            if all(leaf.numel() <= most for leaf in results) and not (
+                spread and any(leaf.is_floating_point() for leaf in results)
+            ):
                 values = _computed(function, args, kwargs)
         if values is None:
             for place, name in written_arguments(function):
@@ -156,7 +178,16 @@ class KnownValues(PlainDispatchMode):
             if any(leaf is tensor for tensor in tensors):
                 continue  # written in place, as its values were
             valid = shared[0] if shared and is_view(function) else [True]
-            setattr(leaf, NAME, _Known(value, valid))
+            setattr(leaf, NAME, _Known(value, valid, any(map(_is_spread, tensors))))
+
+    def _spread(self, given: torch.Tensor, positions: torch.Tensor) -> None:
+        """Let the positions of the largest along the last dimension go round all that there are."""
+        count, largest = given.shape[-1], positions.shape[-1]
+        if positions.numel() <= LARGEST and tuple(positions.shape[:-1]) == given.shape[:-1]:
+            with disable_current_modes():
+                values = (torch.arange(positions.numel()) % count).view(-1, largest)
+                values = values.sort(-1).values.view(positions.shape)
+            setattr(positions, NAME, _Known(values, [True], spread=True))
 
     def _write_to_real(self, function, args, kwargs, all_known: bool) -> None:
         """Give real tensors that an operation with fake ones writes to what it writes: 1 where
@@ -178,8 +209,14 @@ class KnownValues(PlainDispatchMode):
 
     def _shaped_by_values(self, function, args, kwargs, all_known: bool, error: Exception) -> Any:
         """The result of an operation whose shape depends on values, which are known."""
+        if function in CTC and (longest := _longest(args[3])) is not None:
+            steps, batch, _ = args[0].shape if args[0].dim() == 3 else (args[0].shape[0], 1, 0)
+            # Of the alignments the backward pass makes as many again, which no operation tells of.
+            twice = args[0].new_empty(2, batch, steps, 2 * longest + 1)
+            return args[0].new_empty(batch), twice[0]
         mask = values_of(args[1]) if function is aten.masked_select.default else None
         if mask is not None:
+            self._tell_of_spread(args[1:])
             with disable_current_modes():
                 count = int(mask.expand(args[0].shape).sum())
             return args[0].new_empty(count)
@@ -190,16 +227,29 @@ class KnownValues(PlainDispatchMode):
                 f"the shape of what {name} gives depends on values that follow from parameters, "
                 "which a plan does not have"
             ) from error
-        return tree_map(self.without_values, values)
+        spread = self._tell_of_spread(args)
+        return tree_map(lambda leaf: self.without_values(leaf, spread), values)
 
-    def without_values(self, tensor: Any) -> Any:
+    def _tell_of_spread(self, given: Any) -> bool:
+        """Whether a shape follows from positions that were spread evenly, which is counted."""
+        spread = any(map(_is_spread, tree_leaves(given)))
+        if spread:
+            self.spread[self.code.line()] += 1
+        return spread
+
+    def without_values(self, tensor: Any, spread: bool = False) -> Any:
         """A tensor on the GPU of the same shape, whose values are followed."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
         with self.places.forced(True):
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        setattr(fake, NAME, _Known(tensor, [True]))
+        setattr(fake, NAME, _Known(tensor, [True], spread))
         return fake
+
+
+def _is_spread(tensor: Any) -> bool:
+    known = getattr(tensor, NAME, None)
+    return known is not None and known.spread
 
 
 def _computed(function: Callable, args: Any, kwargs: Any) -> Any:
@@ -219,7 +269,11 @@ def _never(function: Callable, args: Any, result: Any) -> torch.Tensor | None:
     """What is answered of every number: it is finite, and equal to itself."""
     if not isinstance(result, torch.Tensor) or result.numel() > LARGEST:
         return None
-    if function in NEVER or (function is aten.ne.Tensor and args[0] is args[1]):
+    if function in AND and any(_all_are(one, False) for one in args):
+        answer = False
+    elif function in OR and any(_all_are(one, True) for one in args):
+        answer = True
+    elif function in NEVER or (function is aten.ne.Tensor and args[0] is args[1]):
         answer = False
     elif function is aten.eq.Tensor and args[0] is args[1]:
         answer = True
@@ -230,7 +284,25 @@ def _never(function: Callable, args: Any, result: Any) -> torch.Tensor | None:
     else:
         return None
     with disable_current_modes():
-        return torch.full(result.shape, answer)
+        return torch.full(result.shape, answer, dtype=result.dtype)
+
+
+def _all_are(held: Any, answer: bool) -> bool:
+    """Whether it is known to be true, or false, at every place."""
+    known = values_of(held) if isinstance(held, torch.Tensor) else None
+    if known is None or known.is_meta or (answer and known.dtype is not torch.bool):
+        return False
+    with disable_current_modes():
+        return bool((known.bool() == answer).all())
+
+
+def _longest(lengths: Any) -> int | None:
+    """The largest of lengths, None where they are not known."""
+    if not isinstance(lengths, torch.Tensor):
+        return max(lengths, default=0)
+    known = values_of(lengths)
+    with disable_current_modes():
+        return None if known is None else int(known.max())
 
 
 def _without_masks(indices: Any) -> list[Any]:

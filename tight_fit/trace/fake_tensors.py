@@ -69,6 +69,10 @@ class FakeValues(PlainDispatchMode):
             return None
         if function is GROUPED_MM:
             return _grouped_mm(*args, **(kwargs or {}))
+        if function is aten.histc.default and not args[0].is_floating_point():
+            # Counts the tokens of each expert. PyTorch has no rule of shapes for it, and would run
+            # the CPU's kernel, which has no whole numbers.
+            return args[0].new_empty((kwargs or {}).get("bins", 100) if len(args) < 2 else args[1])
         if function is LAYER_NORM_BACKWARD and args[0].stride() != args[1].stride():
             # The real kernel's result has the layout of the input, not of the gradient.
             args = (torch.empty_like(args[1]), *args[1:])
