@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.script import HEAD, LOOP, STEP, run
+from tight_fit import plan_program
 from tight_fit.command import script as command
 from tight_fit.gpus import CONTEXT, find
 from tight_fit.script import report
@@ -94,3 +95,17 @@ def test_a_notebook_is_told_apart_from_a_program(tmp_path, capsys):
         command.main([str(tmp_path / "a.ipynb"), "--gpu", "T4"])
     said = capsys.readouterr().err
     assert "%%plan" in said and "nbconvert" in said and said.count("\n") == 1
+
+
+def test_a_batch_size_that_is_searched_is_said_to_be_the_first(program):
+    """As accelerate's decorator does, and Trainer's auto_find_batch_size by it."""
+    text = (
+        f"{HEAD}from accelerate.utils import find_executable_batch_size\n"
+        "@find_executable_batch_size(starting_batch_size=96)\n"
+        "def train(batch_size):\n    for step in range(100):\n"
+        "        loss = model(torch.rand(batch_size, 256, device=device)).square().mean()\n"
+        "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n"
+        "train()\n"
+    )
+    (note,) = plan_program(program(text), "T4").facts["notes"]
+    assert note.startswith("train.py:7 searches its batch size") and "it tries, 96;" in note

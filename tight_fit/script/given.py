@@ -56,12 +56,15 @@ def rank_of(ranks: int | None) -> ProgramRank | None:
 def load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
     """Import what the program imports and takes long, once for all of its runs.
 
-    bitsandbytes as well where an argument names it: its layers must be known beforehand.
+    bitsandbytes as well where an argument names it: its layers must be known beforehand. So must
+    accelerate's search of a batch size.
     """
     text = Path(script).read_text(encoding="utf8", errors="replace")
     wanted = {name for name in HEAVY if re.search(rf"^\s*(from|import)\s+{name}\b", text, re.M)}
     if re.search(r"bitsandbytes|load_in_[48]bit|8bit|bnb", text + " ".join(arguments)):
         wanted.add("bitsandbytes")
+    if re.search(r"(find_executable|auto_find)_batch_size", text + " ".join(arguments)):
+        wanted.add("accelerate")
     for name in sorted(wanted):
         if not missing(name):
             import_module(name)

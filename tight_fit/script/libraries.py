@@ -102,11 +102,27 @@ def adapted(notes: Notes, on_gpu: bool, line: Callable[[], str]) -> Iterator[Non
             (PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
         ):
             patches.enter_context(patch.object(owner, name, value))
+        if (utils := sys.modules.get("accelerate.utils")) is not None:
+            patches.enter_context(_searches_said(utils, notes, line))
         if on_gpu and (functional := sys.modules.get("bitsandbytes.functional")) is not None:
             patches.enter_context(patch.object(functional, "get_paged", paged))
             for name in ("fill", "prefetch_tensor"):  # kernels for memory that the driver moves
                 patches.enter_context(patch.object(functional, name, lambda *args, **kwargs: None))
         yield
+
+
+def _searches_said(utils: Any, notes: Notes, line: Callable[[], str]) -> Any:
+    """Accelerate's search of a batch size, Trainer's auto_find_batch_size too: with a note."""
+    search = utils.find_executable_batch_size
+
+    def searched(function=None, starting_batch_size=128, **options):
+        notes.add(
+            f"{line()} searches its batch size as it runs: planned is the first that it tries, "
+            f"{starting_batch_size}; where that does not fit, it goes on with smaller ones."
+        )
+        return search(function, starting_batch_size, **options)
+
+    return patch.object(utils, "find_executable_batch_size", searched)
 
 
 def _on_gpu(held: Any) -> Any:
