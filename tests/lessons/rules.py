@@ -14,7 +14,7 @@ from nbformat.v4 import new_markdown_cell
 from tools.course.lesson import CARD, HEADINGS
 
 WORDS, LINES, CELL, COLUMNS, ASSERTS, REFERENCES = 1400, 200, 15, 100, 5, 8
-OLDER = ("16", "18")  # first screens of an older form, and longer
+OLDER = ("18",)  # a first screen of an older form, and longer
 OLDER_WORDS = 1500
 EMPTY = "No record of this comparison"
 
