@@ -70,7 +70,7 @@ def _kept() -> dict[str, Facts]:
 
 
 def questions() -> Iterator[Question]:
-    """What the tables of lessons 13 and 15 ask."""
+    """What the tables of lessons 13, 15 and 16 ask."""
     deberta = read("microsoft/deberta-v3-base")
     one, two = parse("ddp=1"), parse("ddp=2")
     accumulated = ModelStep(deberta, 64, 256, accumulation=4, precision="fp16")
@@ -107,6 +107,30 @@ def questions() -> Iterator[Question]:
     for layout in (one, parse("pipeline=2")):
         yield tiny, layout, pair
     yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
+    yield from _of_lesson_16()
+
+
+def _of_lesson_16() -> Iterator[Question]:
+    llama = ModelStep(
+        read("meta-llama/Llama-3.1-8B"),
+        8,
+        4096,
+        weights="fp32",
+        precision="bf16",
+        checkpointing=True,
+    )
+    fsdp, tensor = parse("fsdp=8"), parse("tensor=8")
+    nvlink = Cluster("H100", per_machine=8, inside="NVLink 4")
+    for layout in (fsdp, tensor):
+        yield llama, layout, nvlink
+        yield llama, layout, Cluster("A100-80GB", per_machine=8, inside="PCIe 4 x16")
+    yield replace(llama, batch_size=1), tensor, nvlink
+    yield replace(llama, length=32768), fsdp, nvlink
+    yield replace(llama, batch_size=1, length=32768), tensor, nvlink
+    small = ModelStep(read("Qwen/Qwen3-0.6B"), 2, 512, weights="fp32", precision="bf16")
+    pair = Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
+    for name in ("ddp=1", "fsdp=2", "tensor=2"):
+        yield small, parse(name), pair
 
 
 def write() -> None:

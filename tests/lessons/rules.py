@@ -14,8 +14,6 @@ from nbformat.v4 import new_markdown_cell
 from tools.course.lesson import CARD, HEADINGS
 
 WORDS, LINES, CELL, COLUMNS, ASSERTS, REFERENCES = 1400, 200, 15, 100, 5, 8
-OLDER = ("16",)  # first screens of an older form, and longer
-OLDER_WORDS = 1500
 EMPTY = "No record of this comparison"
 
 
@@ -64,7 +62,7 @@ def length(nb):
         isinstance(node, ast.Assert) for c in own_code(nb) for node in ast.walk(python(c.source))
     )
     measured = (
-        (words, OLDER_WORDS if nb.cells[0].source[2:4] in OLDER else WORDS, "words"),
+        (words, WORDS, "words"),
         (count, LINES, "lines of code"),
         (asserts, ASSERTS, "asserts"),
     )
@@ -127,9 +125,8 @@ def opening(nb):
     """The first screen says what it is, what it buys, when not, the lines, and the minutes."""
     first = nb.cells[0].source
     wanted = ["**You will be able to**", "**In one line:**", "docs/glossary.md", "labs/"]
-    if first[2:4] not in OLDER:
-        wanted += ["| **Buys** |", "| **Not when** |", "minutes to read and run", "the exercises"]
-        wanted += ["```"] if "**Paste**" not in first else []
+    wanted += ["| **Buys** |", "| **Not when** |", "minutes to read and run", "the exercises"]
+    wanted += ["```"] if "**Paste**" not in first else []
     return [f"the first cell lacks {part!r}" for part in wanted if part not in first]
 
 
