@@ -8,7 +8,7 @@ from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.wrapper import run
 
 NAME = "python -m helpers.strategy"
-GROUPS = ("layouts", "ladder", "lessons", "techniques")  # kept plans, a file for each group
+GROUPS = ("layouts", "ladder", "techniques")  # kept plans, a file for each group
 # Plans of layouts of any model, which are kept as facts: `long_context`, `large_models`.
 CONTEXT, LARGE = "context", "large"
 ALL = (*GROUPS, CONTEXT, LARGE)
@@ -24,19 +24,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "groups",
         nargs="*",
         metavar="group",
-        help="layouts (notebooks 18, 19), ladder (notebook 19), lessons (notebooks 13, 15, 16), "
-        "techniques (README and notebooks), context (notebook 24), large (notebook 18); "
-        "all by default",
+        help="layouts (notebooks 18, 19), ladder (notebook 19), techniques (README and notebooks), "
+        "context (notebook 24), large (notebook 18); all by default",
     )
     groups = parser.parse_args(arguments).groups or ALL
     unknown = ", ".join(repr(group) for group in groups if group not in ALL)
     if unknown:
         parser.error(f"{unknown} is not known: use {', '.join(ALL)}.")
     # These take seconds to import.
-    from helpers.strategy import choose, ladder, large_models, lessons, long_context, techniques
+    from helpers.strategy import choose, ladder, large_models, long_context, techniques
     from helpers.strategy.plan_cache import CACHE
 
-    plans = {"layouts": choose, "ladder": ladder, "lessons": lessons, "techniques": techniques}
+    plans = {"layouts": choose, "ladder": ladder, "techniques": techniques}
     facts = {CONTEXT: long_context, LARGE: large_models}
     for group in groups:
         if group in facts:

@@ -1,12 +1,20 @@
 """Answers about layouts that are kept for lessons are those that the planner gives."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import nbformat
 import pytest
 from transformers import LlamaConfig
 
 from helpers.plan import kept_layouts
+from helpers.plan_tables import layouts
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.layout import parse
+from tight_fit.layouts.layout import SCHEDULES, parse
+from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
+from tools.course import NOTEBOOKS
 
 PAIR = Cluster("RTX 3060", per_machine=2)
 QUESTIONS = list(kept_layouts.questions())
@@ -25,6 +33,21 @@ def test_all_that_lessons_ask_is_kept_and_nothing_else():
 )
 def test_what_is_kept_is_planned_alike_today(asked):
     assert kept_layouts.facts(*asked) == kept_layouts.plan_one(*asked)
+
+
+@pytest.mark.parametrize("number", ["13", "15", "16"])
+def test_what_a_lesson_shows_is_kept(number, monkeypatch):
+    """What its cells give to `show.layouts`: a reader would wait minutes for other plans."""
+    planned = Mock(side_effect=AssertionError("not kept: add it to kept_layouts.questions"))
+    monkeypatch.setattr(kept_layouts, "plan_one", planned)
+    names = {"Cluster": Cluster, "ModelStep": ModelStep, "SCHEDULES": SCHEDULES, "parse": parse}
+    names |= {"read": read, "replace": replace, "show": SimpleNamespace(layouts=layouts)}
+    (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+    shown = [source for source in cells if "show.layouts(" in source]
+    assert len(shown) >= 3
+    for source in shown:
+        exec(source, names)
 
 
 def small(**changed):

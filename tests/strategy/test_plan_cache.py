@@ -1,20 +1,17 @@
 """The kept plans: what the files hold is what is planned today, and all that notebooks ask for."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
-import nbformat
 import pytest
 
 from helpers.parallel import Parallel
 from helpers.plan import plan
-from helpers.recipe import Recipe, replace
+from helpers.recipe import Recipe
 from helpers.strategy import __main__ as command
 from helpers.strategy import choose, ladder, plan_cache, techniques
 from helpers.strategy.plan_cache import PlanCache
 from helpers.strategy.plan_summary import by_last_use, peak_without_states, summarize
-from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.messages import SentMessage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +26,6 @@ ALONE = {
 SAMPLE = [
     *ALONE["layouts"][::25],
     *ALONE["ladder"][::8],
-    *ALONE["lessons"][::3],
     *ALONE["techniques"][::9],
     *[(key, ranks) for key, ranks in KEPT["layouts"].items() if key[0].profile != "full"],
 ]
@@ -67,23 +63,6 @@ def test_notebooks_and_readme_find_every_plan_kept():
         plan_cache.planned(*choose.TWO_T4)
         ladder.plan_everything()
         assert len(techniques.table("precision").frame) == len(techniques.TECHNIQUES)
-
-
-@pytest.mark.parametrize("number", ["13", "15", "16"])
-def test_a_lesson_shows_layouts_whose_plans_are_kept(number):
-    """What its cells give to `show.layouts`: a reader would wait minutes for other plans."""
-    asked = []
-    names: dict = {"Recipe": Recipe, "replace": replace, "Parallel": Parallel, "Cluster": Cluster}
-    names["show"] = SimpleNamespace(layouts=lambda job, rows, _: asked.append((job, rows)))
-    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "code" and "show.layouts(" in cell.source:
-            exec(cell.source, names)
-    assert asked
-    for job, rows in asked:
-        for row in rows.values():
-            layout, recipe = row if isinstance(row, tuple) else (row, job)
-            assert plan_cache.is_kept(recipe, layout), "add it to helpers/strategy/lessons.py"
 
 
 def test_written_and_read_again(tmp_path):
@@ -137,4 +116,4 @@ def test_the_command_explains_itself_and_refuses_other_groups(capsys):
                 command.main(arguments)
             assert stopped.value.code == status
     shown = capsys.readouterr()
-    assert "plans/" in shown.out and "use layouts, ladder, lessons, techniques, " in shown.err
+    assert "plans/" in shown.out and "use layouts, ladder, techniques, " in shown.err
