@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 import statistics
@@ -14,7 +16,6 @@ from benchmarks.peaks import qwen_plans
 from benchmarks.peaks.kept import ALLOCATED, RESERVED, Miss, misses, read
 from benchmarks.peaks.points import LEFT_OUT
 from helpers.tables import Table
-from tight_fit.units import size
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 SUFFICES = 0.95  # of the reserved peaks that the margin suffices for
@@ -59,16 +60,14 @@ one percent less would have been enough for {less}. The largest shortfall of the
 the {old_count} reserved peaks of older releases {margin:.0%} would have been enough for
 {old_enough}; their largest shortfall is {old_most:.1%}.
 
-## Every figure
-
-{table}
+Every figure is a row of [data/accuracy.csv](data/accuracy.csv), with its source.
 
 {language}
 {layouts}
 ## Left out
 
 After their plans were seen, the set-ups of these points proved not to be what was measured, or
-that is not known. They count nowhere above, and not all of their plans are kept.
+that is not known. They count nowhere above; those whose plans are kept are marked in the data.
 
 {left_out}
 """
@@ -153,25 +152,26 @@ def summary() -> Table:
     return Table(rows)
 
 
-def table(found: Iterable[Miss]) -> Table:
-    """A row per figure."""
-    return Table(
-        [
-            {
-                "step": miss.point.name,
-                "GPU": miss.point.gpu.name,
-                "PyTorch": miss.point.release or "not stated",
-                "peak": miss.kind,
-                "measured": size(miss.measured),
-                "planned": size(miss.planned),
-                "error": f"{miss.error:+.2%}",
-                "source": f"[source]({miss.point.source.split(' ')[0]})"
-                if miss.point.source.startswith("http")
-                else miss.point.source,
-            }
-            for miss in found
-        ]
-    )
+def files() -> dict[str, str]:
+    """{name of a file of docs/data: its text}"""
+    return {
+        "accuracy.csv": data(),
+        "qwen.csv": qwen_plans.table().frame.to_csv(index=False, lineterminator="\n"),
+        "torchtitan.csv": torchtitan_steps.table().frame.to_csv(index=False, lineterminator="\n"),
+    }
+
+
+def data() -> str:
+    """The text of docs/data/accuracy.csv: a row per figure, what is left out included."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow("step GPU PyTorch peak measured_bytes planned_bytes error counts source".split())
+    for miss in misses():
+        point, counts = miss.point, "no" if miss.why else "yes"
+        sizes = (miss.measured, miss.planned, f"{miss.error:+.4f}")
+        release = point.release or "not stated"
+        out.writerow((point.name, point.gpu.name, release, miss.kind, *sizes, counts, point.source))
+    return text.getvalue()
 
 
 def is_old(miss: Miss) -> bool:
@@ -201,7 +201,6 @@ def text() -> str:
     reserved = counted(RESERVED, every)
     short = shortfalls(miss for miss in reserved if not is_old(miss))
     old = shortfalls(miss for miss in reserved if is_old(miss))
-    left_out = [miss for miss in every if miss.why]
     reasons = "\n".join(f"- {why}" for why in dict.fromkeys(LEFT_OUT.values()))
     enough, old_enough = (sum(need <= margin() for need in needs) for needs in (short, old))
     return TEXT.format(
@@ -218,15 +217,16 @@ def text() -> str:
         old_count=len(old),
         old_enough=old_enough,
         old_most=old[-1],
-        table=table(miss for miss in every if not miss.why).to_markdown(),
         language=qwen_plans.section(),
-        left_out=f"{reasons}\n\n{table(left_out).to_markdown()}" if left_out else reasons,
+        left_out=reasons,
         layouts=torchtitan_steps.section(),
     )
 
 
 def write() -> None:
-    """Write docs/accuracy.md, but for the part between the marks of `make readme`, which stays."""
+    """Write the data and docs/accuracy.md; the part between the marks of `make readme` stays."""
+    for name, content in files().items():
+        (PAGE.parent / "data" / name).write_text(content, encoding="utf8")
     PAGE.write_text(with_kept(text(), PAGE.read_text(encoding="utf8")), encoding="utf8")
 
 

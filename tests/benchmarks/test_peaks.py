@@ -1,5 +1,6 @@
 """Published peaks of memory: the kept plans, and what is said of them."""
 
+import csv
 import re
 
 import pytest
@@ -35,13 +36,28 @@ def test_the_page_is_what_the_kept_plans_give():
     assert page.with_kept(page.text(), "") == page.text() != text
 
 
-def test_every_published_step_of_qwen_is_on_the_page():
+def test_the_data_are_what_the_kept_plans_give():
+    for name, content in page.files().items():
+        kept_data = (page.PAGE.parent / "data" / name).read_text(encoding="utf8")
+        assert kept_data == content, f"{name}: run `python -m benchmarks.peaks --page`"
+    rows = list(csv.DictReader(page.data().splitlines()))
+    assert len(rows) == len(kept.misses())
+    for kind in (page.ALLOCATED, page.RESERVED):
+        of_kind = [row for row in rows if row["peak"] == kind and row["counts"] == "yes"]
+        assert len(of_kind) == len(page.counted(kind))
+    for row in rows:
+        error = int(row["planned_bytes"]) / float(row["measured_bytes"]) - 1
+        assert f"{error:+.4f}" == row["error"] and row["source"], row["step"]
+
+
+def test_every_published_step_of_qwen_is_in_the_data():
     """None is left out for its error, and what is shown for the context is said."""
     planned, section = qwen_plans.read(), qwen_plans.section()
+    data = page.files()["qwen.csv"]
     assert set(planned) <= {row.name for row in PUBLISHED} and len(PUBLISHED) == 9
     for row in PUBLISHED:
-        shown = f"| {row.name} | {row.memory} GiB |" if row.name in planned else row.name
-        assert shown in section, row.name
+        shown = f'"{row.name}",{row.memory} GiB,' if row.name in planned else row.name
+        assert shown in (data if row.name in planned else section), row.name
     assert "500.0 MiB for the CUDA context" in section
 
 

@@ -14,7 +14,11 @@ def test_every_row_has_a_kept_plan_and_a_source():
         assert row.layout.ranks % 8 == 0
 
 
-def test_the_page_holds_the_table():
+def test_the_page_holds_what_is_said_and_the_data_every_row():
+    data = (page.PAGE.parent / "data" / "torchtitan.csv").read_text(encoding="utf8")
+    assert data == page.files()["torchtitan.csv"], "run `python -m benchmarks.peaks --page`"
+    assert len(data.splitlines()) == 1 + len(torchtitan_steps.ROWS)
+    assert all(row.source in data for row in torchtitan_steps.ROWS)
     assert torchtitan_steps.section() in page.PAGE.read_text(encoding="utf8")
 
 

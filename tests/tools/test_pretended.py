@@ -4,6 +4,7 @@ The checks on the GPU itself are in on_a_pretended_gpu.py and ranks_on_pretended
 need processes that start with it.
 """
 
+import csv
 import json
 import os
 import subprocess
@@ -495,8 +496,27 @@ def test_the_page_is_what_was_rehearsed():
 def test_the_page_names_what_failed():
     rows = [Rehearsed("00_x", "T4", 1, 3, 2, 5.0, failed={"2": "NameError: name 'x'"})]
     text = page.written(f"# Title\n\n{page.BEGIN}old\n{page.END}\nend\n", Kept(rows))
-    assert "2 of 3, 1 FAILED; 5 s" in text and "code cell 2: `NameError" in text
+    assert "| 1 × T4 | 1 | none | 3 | 2 | 0 | 1 | 0 |" in text and "code cell 2: `NameError" in text
     assert "old" not in text and text.endswith("end\n")
+
+
+def test_the_page_says_what_has_not_been_rehearsed_where():
+    rows = [
+        Rehearsed("00_x", "T4", 1, 3, 3, 60.0),
+        Rehearsed("00_x_lab", "T4", 1, 4, 3, 60.0, excused={"1": "narrow"}),
+        Rehearsed("00_x", "A100", 2, 3, 3, 60.0),
+    ]
+    one, two = page.table(rows).splitlines()[2:]
+    assert one == "| 1 × T4 | 2 | none | 7 | 6 | 1 | 0 | 2 |"
+    assert two == "| 2 × A100 | 1 | lab 00 | 3 | 3 | 0 | 0 | 1 |"
+
+
+def test_every_mended_defect_says_what_it_was_and_what_is_so_now():
+    with page.MENDED.open(encoding="utf8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == ["where", "what a GPU would have met", "found by", "now"]
+    assert len(rows) >= 24 and all(all(row.values()) for row in rows)
+    assert page.found().startswith(f"{len(rows)} defects")
 
 
 def test_an_error_is_kept_with_what_the_rank_said():

@@ -18,8 +18,8 @@ FAR = 0.05  # a CPU's step that the plan misses by more than this is named
 STEPS = (
     "**Against real steps of the full models, on {machine}.** {count} steps of {models}, every "
     "technique, each in a process of its own (`make proof`, {date}, PyTorch {torch}). {result}"
-    "The two estimators beside it speak of a GPU.\n\n"
-    "<details><summary>Every step</summary>\n\n{table}\n\n</details>\n\n"
+    "[results/steps](../results/steps) has every step, with what two estimators say that speak of "
+    "a GPU.\n\n"
 )
 STEPS_ON_A_GPU = (
     "The plan misses the allocated peak by {misses.mean:.2%} in the mean and by "
@@ -75,7 +75,6 @@ def of_steps(proof: measured.Proof) -> str:
         date=proof.date[:10],
         torch=proof.environment["torch"].split("+")[0],
         result=_on_a_cpu(proof.steps) if on_cpu else _on_a_gpu(proof.steps),
-        table=measured.table(proof).to_markdown(),
     )
 
 
