@@ -13,6 +13,7 @@ from dataclasses import asdict, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
+from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.question import digest
 from tight_fit.command.wrapper import run
 from tight_fit.files import replace_all
@@ -23,6 +24,7 @@ from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 
+NAME = "python -m helpers.plan.kept_layouts"
 FILE = Path(__file__).parent / "kept_layouts.json"
 KEPT = ("need", "fits", "card_memory", "sent", "seconds", "seconds_of_bubble", "tokens_per_second")
 DIGITS = 6
@@ -141,5 +143,13 @@ def write() -> None:
     print(f"Written: {FILE}", flush=True)
 
 
+def main() -> None:
+    """The command: plan anew what lessons show of layouts."""
+    OneLineParser(
+        prog=NAME, description="Plan anew the layouts that lessons show, which takes some minutes."
+    ).parse_args()
+    write()
+
+
 if __name__ == "__main__":
-    raise SystemExit(run(write, "python -m helpers.plan.kept_layouts"))
+    raise SystemExit(run(main, NAME))

@@ -264,7 +264,7 @@ def test_a_layout_needs_a_gpu(capsys):
     "fields",
     [
         {"layout": None},
-        {"layout": "fsdp=2"},
+        {"layout": "fsdp=two"},
         {"layout": 3},
         *({"reduce": value} for value in ("fp16", "", None, 3, "BF16")),
         *({"selective": value} for value in (1, "yes", None, "full")),
