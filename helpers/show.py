@@ -228,7 +228,7 @@ def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:
     gpus   names of `gpus.GPUS`; "does not fit" stands where the GPU has too little memory
 
     What moves is timed with data sheets' rates of PCI Express and of the host's memory, which are
-    not fitted (`timing.host_memory`). Raises TypeError for what is no plan.
+    not fitted (`kernels.host_memory`). Raises TypeError for what is no plan.
     """
     each_of_type("named", named, Plan)
     rows, before = [], None

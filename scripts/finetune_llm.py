@@ -101,7 +101,8 @@ def save(model, optimizer, out, step):
 
 def saved(out):
     """The folders of `save`, the last step's at the end."""
-    return sorted(Path(out).glob("step-*"), key=lambda folder: int(folder.name[5:]))
+    there = (folder for folder in Path(out).glob("step-*") if folder.name[5:].isdecimal())
+    return sorted(there, key=lambda folder: int(folder.name[5:]))
 
 
 def restore(model, optimizer, folder):
@@ -196,17 +197,19 @@ def main():
         arguments.error("--rate must be a number between 0 and 1.")
     if not 0 <= asked.held < 1:
         arguments.error("--held is the part of the examples that is held out, from 0 to below 1.")
-    if Path(asked.out).is_file():
-        arguments.error(f"--out: {asked.out} is a file; name a folder.")
+    for name in filter(None, (asked.out, asked.merge)):
+        if Path(name).is_file():
+            arguments.error(f"--out, --merge: {name} is a file; name a folder.")
     try:
         examples = read(asked.data)
     except (OSError, ValueError) as error:
         arguments.error(f"--data: {asked.data} cannot be used: {error}.")
-    try:
-        Path(asked.out).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=asked.out).close()
-    except OSError as error:
-        arguments.error(f"--out: {asked.out} cannot be written: {error.strerror}.")
+    for name in filter(None, (asked.out, asked.merge)):
+        try:
+            Path(name).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=name).close()
+        except OSError as error:
+            arguments.error(f"--out, --merge: {name} cannot be written: {error.strerror}.")
     if asked.resume and not saved(asked.out):
         arguments.error(f"--resume: {asked.out} holds no step-N to go on from; leave it out.")
     if saved(asked.out) and not asked.resume:

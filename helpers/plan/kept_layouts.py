@@ -26,7 +26,7 @@ from tight_fit.models.step import ModelStep
 
 NAME = "python -m helpers.plan.kept_layouts"
 FILE = Path(__file__).parent / "kept_layouts.json"
-KEPT = ("need", "fits", "card_memory", "sent", "seconds", "seconds_of_bubble", "tokens_per_second")
+KEPT = ("need", "fits", "card_memory", "sent", "seconds")
 DIGITS = 6
 
 Question = tuple[ModelStep, Layout, Cluster]

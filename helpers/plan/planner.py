@@ -26,7 +26,8 @@ from helpers.recipe import Recipe
 from tight_fit.checks import function, of_type
 from tight_fit.gpus import GPU
 from tight_fit.memory.plan import Plan, check_device, to_plan
-from tight_fit.models.step import FlatLogits, ModelStep
+from tight_fit.models.made import FlatLogits
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import trace_model_step
 from tight_fit.search.remedies import Remedies
 from tight_fit.techniques.base_weights import widen_heads

@@ -69,7 +69,7 @@ class Candidate:
 
     @cached_property
     def time(self) -> StepTime:
-        """Seconds of an optimizer step, by `step_time.step`."""
+        """Seconds of an optimizer step, by `layouts.seconds.step`."""
         time = self.plan.seconds(self.cluster.gpu, self.cluster.links(self.parallel))
         if self.offload:
             moved = 2 * self.plan.fullest.gradients  # gradients out, weights of that size back

@@ -112,7 +112,7 @@ def row(trial: Trial, facts: Facts) -> Facts:
 def search_one(job: LargeJob) -> Facts:
     """The answer of a search, the best trial of each layout, the best first, and the published one.
 
-    Raises what `search` raises.
+    Raises what `search_layouts` raises.
     """
     found = search_layouts(job.step, job.cluster)
     rows: dict[str, Facts] = {}

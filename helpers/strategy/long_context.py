@@ -29,7 +29,7 @@ KEPT = ("need", "peak", "fits", "at_peak", "sent", "seconds", "tokens_per_second
 
 
 def plan_one(length: int, layout: str) -> Facts:
-    """The facts `KEPT` of `layout_facts.facts_of`, for a text per data rank.
+    """The facts `KEPT` of `layouts.facts.facts_of`, for a text per data rank.
 
     All weights are trained with AdamW, layers are checkpointed, and the loss is taken in chunks.
     Raises what `parse` and `plan_layout` raise.

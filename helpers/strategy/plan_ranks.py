@@ -121,7 +121,7 @@ class ParallelPlan:
     def seconds(
         self, gpu: str | GPU, links: Link | str | Mapping[str, Link | str]
     ) -> step_time.StepTime:
-        """The time of the step by the model of `step_time.step`, which explains the arguments."""
+        """The time of the step by `layouts.seconds.step`, which explains the arguments."""
         return step_time.step(self, gpu, links)
 
     def __str__(self) -> str:

@@ -237,12 +237,14 @@ def test_data_of_a_fine_tune(content, says, tmp_path, capsys, monkeypatch):
     [
         *(
             ([f"--{name}", n], f"--{name}")
-            for name in ("length", "rank", "batch", "steps")
+            for name in ("length", "rank", "batch", "steps", "every")
             for n in "0x"
         ),
         *((["--rate", n], "--rate") for n in ("0", "nan", "inf", "1", "x")),
         (["--rate=-1"], "--rate"),
         (["--out", __file__], "is a file"),
+        (["--merge", __file__], "is a file"),
+        (["--held", "1"], "--held"),
         ([], "cannot be used"),
     ],
     ids=lambda value: "".join(value)[:30],

@@ -19,9 +19,9 @@ from tight_fit.command.options import main, parser
 from tight_fit.command.question import Question
 from tight_fit.command.ship import SIZES, asked_of
 from tight_fit.models import config as hf_config
-from tight_fit.models import hub
+from tight_fit.models import hub, made
 from tight_fit.models import names as model_names
-from tight_fit.models import step as hf_model
+from tight_fit.models.step import ModelStep
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,9 +52,9 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_known_models_have_the_published_sizes(name):
-    step = hf_model.ModelStep(hf_config.read(name))
+    step = ModelStep(hf_config.read(name))
     with torch.device("meta"):
-        model = hf_model.make(step)
+        model = made.make(step)
         model.tie_weights()
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
 

@@ -18,7 +18,8 @@ from tight_fit.command.answer import step_of
 from tight_fit.command.options import TASKS, WEIGHTS, main, parser
 from tight_fit.models import config as hf_config
 from tight_fit.plans.model import ModelStep, plan_model, plan_model_step
-from tight_fit.search.remedies import LIMIT, Remedies, largest_that_fits
+from tight_fit.search.largest import LIMIT, largest_that_fits
+from tight_fit.search.remedies import Remedies
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,8 @@ from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan import plan_layout, plan_step
 from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.stages import TYPES, cut_decoder
-from tight_fit.models.step import ModelStep, make, prepare
+from tight_fit.models.made import make, prepare
+from tight_fit.models.step import ModelStep
 from tight_fit.techniques import model_changes
 
 FP32 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "fp32", "accumulation": 4}

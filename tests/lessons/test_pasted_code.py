@@ -32,8 +32,11 @@ ROWS = ("torch.randint(5, 100, (12,))", "torch.randint(5, 100, (256,))")
 ON_THE_GPU = "model.to('cuda')\ntokens, labels = tokens.to('cuda'), labels.to('cuda')\n"
 
 
-def own_code(number: str, wanted: tuple[str, ...]) -> str:
-    """The cells of the lesson that have one of the `wanted` words in them, in order."""
+def own_code(number: str, wanted: tuple[str, ...], *changes: tuple[str, str]) -> str:
+    """The cells of the lesson that have one of the `wanted` words in them, in order.
+
+    Each of the changes, (what stands there, what replaces it), must be found once.
+    """
     (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
     cells = [
         cell.source
@@ -42,15 +45,16 @@ def own_code(number: str, wanted: tuple[str, ...]) -> str:
     ]
     assert len(cells) >= len(wanted), f"a cell of {wanted} is gone from lesson {number}"
     kept = [line for cell in cells for line in cell.splitlines() if not line.startswith("needs(")]
-    return "\n".join(kept) + "\n"
+    text = "\n".join(kept) + "\n"
+    for old, new in changes:
+        assert text.count(old) == 1, f"lesson {number} has {text.count(old)} times {old!r}"
+        text = text.replace(old, new)
+    return text
 
 
 def program(number: str, wanted: tuple[str, ...], recipe: Recipe, *changes: tuple[str, str]) -> str:
     """A lesson's cells as a program of the size of `recipe`. Each change must be found."""
-    text = own_code(number, wanted)
-    for old, new in changes:
-        assert text.count(old) == 1, f"lesson {number} has {text.count(old)} times {old!r}"
-        text = text.replace(old, new)
+    text = own_code(number, wanted, *changes)
     config = json.dumps(models.config(recipe).to_dict())
     head = "import json\nimport tempfile\nimport torch\nfrom torch import nn\n"
     return f"{head}FULL = json.loads({config!r})\n{text}"
@@ -199,18 +203,17 @@ def test_qlora_takes_what_is_planned_and_the_logits_of_a_chunk(tmp_path):
     recipe = Recipe("decoder-1.7b", profile="full", batch_size=1, length=512, precision="bf16")
     recipe = replace(recipe, base="nf4", lora_rank=8, lora_targets="all-linear")
     recipe = replace(recipe, checkpointing=True, loss="chunked")
-    text = own_code("21", ("four = BitsAnd", "adapter = Lora", "def loss_sum(", "def learn("))
     config = models.config(recipe).to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf8")
-    for old, new in (
+    text = own_code(
+        "21",
+        ("four = BitsAnd", "adapter = Lora", "def loss_sum(", "def learn("),
         ('models.MINI / "decoder"', repr(str(tmp_path))),
         ("tokenizer = AutoTokenizer.from_pretrained(name)\n", ""),
         ('model.add_adapter("profit", adapter)\n', ""),
         ("(name, **settings)", "(name, **settings, device_map='cuda')"),
         ('tokenizer(sentence, return_tensors="pt")["input_ids"]', "torch.ones(1, 512).long()"),
-    ):
-        assert text.count(old) == 1, f"lesson 21 has {text.count(old)} times {old!r}"
-        text = text.replace(old, new)
+    )
     head = "import torch\nimport torch.nn.functional as F\n"
     head += "from torch.utils.checkpoint import checkpoint\n"
     path = tmp_path / "train.py"
@@ -237,9 +240,10 @@ def test_the_script_of_data_parallelism_takes_what_its_table_says(tmp_path):
 def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
     """Lesson 13: the pasted step in fp16, with accumulation, on one of two GPUs."""
     name = "microsoft/deberta-v3-base"
-    text = own_code("13", ("def train_step(", "micro_batches = [("))
     call = "train_step(model, micro_batches, optimizer, scaler, "
-    for old, new in (
+    text = own_code(
+        "13",
+        ("def train_step(", "micro_batches = [("),
         ("DebertaV2Config(vocab_size=100, **sizes))", "DebertaV2Config(**FULL)).to('cuda')"),
         ('"gloo", store=dist.HashStore(), rank=0, world_size=1', '"nccl"'),
         ('GradScaler("cpu")', 'GradScaler("cuda")'),
@@ -248,9 +252,7 @@ def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
         (f'{call}"cpu")', f'for step in range(5):\n    {call}"cuda")'),
         ('print("the step was made:", not torch.equal(start, tiny.classifier.weight))\n', ""),
         ("dist.destroy_process_group()", ""),
-    ):
-        assert text.count(old) == 1, f"lesson 13 has {text.count(old)} times {old!r}"
-        text = text.replace(old, new)
+    )
     head = "import contextlib\nimport json\nimport torch\nimport torch.distributed as dist\n"
     head += "import torch.nn.functional as F\n"
     head += "from torch.nn.parallel import DistributedDataParallel\n"

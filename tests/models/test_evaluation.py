@@ -5,7 +5,8 @@ import torch
 import transformers as library
 
 from tight_fit.models.evaluation import logits_bytes
-from tight_fit.models.step import ModelStep, make
+from tight_fit.models.made import make
+from tight_fit.models.step import ModelStep
 
 SIZES = {
     "vocab_size": 128,

@@ -5,7 +5,8 @@ import torch
 import transformers as library
 
 from tight_fit.memory.plan import to_plan
-from tight_fit.models.step import FlatLogits, ModelStep, make, prepare
+from tight_fit.models.made import FlatLogits, make, prepare
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import batch, measured, plan_model_step
 from tight_fit.techniques import four_bits, model_changes, targets
 from tight_fit.techniques.optimizers import make_optimizer

@@ -7,7 +7,8 @@ import torch
 import transformers as library
 from torch import nn
 
-from tight_fit.models.step import FlatLogits, Logits, ModelStep, make, prepare
+from tight_fit.models.made import FlatLogits, Logits, make, prepare
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.compiled import kept_bytes, measure_compiled, plan_compiled
 from tight_fit.plans.model import measured
 

@@ -14,8 +14,7 @@ from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from tight_fit.models import config as hf_config
-from tight_fit.models import hub
-from tight_fit.models import step as hf_model
+from tight_fit.models import hub, made
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.local import MIRROR
 from tight_fit.plans import model as hf_plan
@@ -226,7 +225,7 @@ def test_parameters_are_the_unique_storages(name):
 def test_the_cpus_own_allocator_agrees(name):
     """An untracked step by the profiler: kernels also take scratch memory that no tensor shows."""
     asked = step(name)
-    net = hf_model.prepare(hf_model.make(asked), asked)
+    net = made.prepare(made.make(asked), asked)
     optimizer, batch = make_optimizer(net, asked), hf_plan.batch(net, asked)
     train_step(net, optimizer, [batch], asked.batch_size, asked)
     gc.collect()

@@ -25,7 +25,8 @@ from tight_fit.layouts.trace import trace_model_rank
 from tight_fit.layouts.trace_pipeline import trace_pipeline_rank
 from tight_fit.layouts.wrapping import enable_recomputation
 from tight_fit.memory.plan import to_plan
-from tight_fit.models.step import ModelStep, make, prepare
+from tight_fit.models.made import make, prepare
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import batch
 from tight_fit.techniques import model_changes
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler

@@ -110,6 +110,21 @@ def test_the_architecture_page_draws_the_layers_that_are_tested():
     assert [layers[number] for number in sorted(layers)] == list(LAYERS)
 
 
+def test_docstrings_name_rooms_of_the_planner_as_they_are_today():
+    """Such as `layouts.facts.facts_of`: `tight_fit.` is left out there."""
+    rooms = {path.parent.name for path in ROOT.glob("tight_fit/*/__init__.py")}
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for folder in FOLDERS
+        for file in (ROOT / folder).rglob("*.py")
+        for name in re.findall(
+            r"`([a-z]+\.(?!json\b)[a-z_]+\.\w+)`", file.read_text(encoding="utf8")
+        )
+        if name.partition(".")[0] in rooms and not exists(f"tight_fit.{name}")
+    ]
+    assert wrong == []
+
+
 def test_these_checks_can_fail():
     assert exists("helpers.plan.planner.plan") and exists("helpers.plan.plan")
     assert not exists("helpers.strangers") and not exists("helpers.plan.planner.nothing")

@@ -9,7 +9,8 @@ import transformers as library
 from torch import nn
 
 from tests.plans.test_hf_model import CONFIGS
-from tight_fit.models.step import Logits, ModelStep
+from tight_fit.models.made import Logits
+from tight_fit.models.step import ModelStep
 from tight_fit.plans import model as hf_plan
 from tight_fit.plans.model import trace_model_step
 from tight_fit.trace import repeated_layers, splice

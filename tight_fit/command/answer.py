@@ -66,7 +66,7 @@ class Answers:
         return self.remedies.step
 
     def planned(self) -> Plan:
-        """The plan of the step itself. Raises what `hf_plan.plan_model` raises."""
+        """The plan of the step itself. Raises what `plans.model.plan_model` raises."""
         with quietly():
             return self.remedies.plan()
 
@@ -175,7 +175,7 @@ def answers(
     """The facts as far as they are known: without advice first, then with it.
 
     search  also for the fastest combination of techniques that fits
-    Raises what `hf_plan.plan_model` raises.
+    Raises what `plans.model.plan_model` raises.
     """
     maker = Answers(asked, say)
     facts = maker.shared() | maker.on(asked.gpu)

@@ -21,8 +21,9 @@ from IPython.display import display
 
 from tight_fit.command.arguments import OneLineParser, whole_number
 from tight_fit.gpus import find
-from tight_fit.script import existing, process, program, remedies, report
+from tight_fit.script import existing, process, program
 from tight_fit.script.given import SECONDS
+from tight_fit.script.plan import ProgramPlan, with_remedies
 from tight_fit.script.sandbox import NotPlanned
 
 CELL = "<the cell>"
@@ -57,21 +58,19 @@ class PlanMagics(Magics):
         """Plan the training that the cell does, print the report, and draw the timeline."""
         try:
             asked = options().parse_args(shlex.split(line))
-            facts, found = planned(self.shell, cell, asked)
+            found = planned(self.shell, cell, asked)
         except (ValueError, SyntaxError) as error:
             print(f"%%plan: {error}")
             return
         except program.ProgramFailed as error:
             print("\n".join([f"%%plan: {error}.", *(f"  {own}" for own in error.lines)]))
             return
-        print("\n".join(report.lines(facts, found)))
-        display(_figure(facts))
+        print(found)
+        display(_figure(found.facts))
 
 
-def planned(
-    shell: Any, cell: str, asked: argparse.Namespace
-) -> tuple[dict[str, Any], list[remedies.Remedy] | None]:
-    """(facts of the cell's plan, remedies or None where it fits). Raises as `process.plan`."""
+def planned(shell: Any, cell: str, asked: argparse.Namespace) -> ProgramPlan:
+    """The plan of the cell. Raises as `process.plan`."""
     gpu = find(asked.gpu)
     work = work_of(shell, cell)
 
@@ -79,8 +78,7 @@ def planned(
         wanted = program.ToPlan(CELL, (), gpu, change=change, cell=True)
         return process.plan(wanted, work, asked.seconds, trust=asked.trust)
 
-    facts = plan({})
-    return facts, None if facts["fits"] or asked.quick else remedies.find(facts, gpu, plan)
+    return with_remedies(plan, gpu, asked.quick)
 
 
 def work_of(shell: Any, cell: str) -> Callable[[], object]:

@@ -32,8 +32,8 @@ from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
 from tight_fit.units import GIB
 
 NAME = "tight-fit"
-WEIGHTS = ("fp32", "bf16", "fp16")  # the keys of `hf_config.WEIGHTS`, as a test compares
-# The keys of `hf_config.TASKS`, which a test compares: that module imports transformers.
+WEIGHTS = ("fp32", "bf16", "fp16")  # the keys of `models.config.WEIGHTS`, as a test compares
+# The keys of `models.config.TASKS`, which a test compares: that module imports transformers.
 TASKS = (
     "sequence-classification",
     "token-classification",

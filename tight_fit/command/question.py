@@ -21,7 +21,7 @@ from tight_fit.gpus import GPU
 from tight_fit.models import bounds
 from tight_fit.models import names as model_names
 
-# The options that set the field of the same name of `hf_model.ModelStep`.
+# The options that set the field of the same name of `models.step.ModelStep`.
 STEP = (
     "batch_size length side precision optimizer checkpointing accumulation lora_rank frozen task "
     "classes weights base kbit lora_targets lora_alpha lora_scale attention loss "

@@ -9,19 +9,17 @@ itself failed (its own lines are shown).
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 from tight_fit.command.arguments import OneLineParser, whole_number
 from tight_fit.command.wrapper import run, sentence
-from tight_fit.gpus import GPU, VISIBLE, find
+from tight_fit.gpus import GPU, find
 from tight_fit.script.clock import say
-from tight_fit.script.given import SECONDS, check, load_what_is_mentioned
+from tight_fit.script.given import SECONDS, check, importing
 
 NAME = "tight-fit script"
 FITS, TOO_LARGE, REFUSED, FAILED = 0, 1, 2, 3
@@ -88,14 +86,9 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
     told = (asked.progress or sys.stderr.isatty()) and not asked.json and not asked.output
     terminal = os.dup(sys.stderr.fileno()) if told else None  # the program's own is elsewhere
     say(terminal, f"planning: importing what {Path(asked.script).name} uses")
-    with patch.dict(os.environ, {VISIBLE: ""}):  # or CUDA would start here, and work in no copy
-        gc.disable()  # nothing that is imported is garbage, and looking for it takes time
-        try:
-            from tight_fit.script.plan import plan_program
-            from tight_fit.script.program import ProgramFailed, Refused
-        finally:
-            gc.enable()
-        load_what_is_mentioned(asked.script, arguments)
+    with importing():
+        from tight_fit.script.plan import plan_program
+        from tight_fit.script.program import ProgramFailed, Refused
     options = {name: getattr(asked, name) for name in ("ranks", "quick", "seconds", "trust")}
     try:
         planned = plan_program(

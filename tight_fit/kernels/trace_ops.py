@@ -5,7 +5,7 @@ the kind of kernel, the floating-point operations, the bytes read and written, t
 decides its speed. It never touches a tensor's values, and describes each distinct operation once,
 so that a traced step takes little longer with it than without.
 
-`memory.tracker.Tracker`, which sees every operation of a planned step, has a `Recorder`; `TraceOps`
+`trace.tracker.Tracker`, which sees every operation of a planned step, has a `Recorder`; `TraceOps`
 is a mode that does nothing but record.
 """
 

@@ -44,7 +44,7 @@ class Cluster:
     between      link of one network card of a machine to the other machines
     host         link of a GPU to the memory of its machine
     cards        network cards per machine; a DGX has one for each of its eight GPUs
-    Links are a `Link` or the name of one in `step_time.LINKS`.
+    Links are a `Link` or the name of one in `layouts.seconds.LINKS`.
     Raises ValueError for an unknown GPU or link and for a number below 1, TypeError for a number
     that is not whole.
     """

@@ -17,7 +17,8 @@ from tight_fit.layouts.pipeline_rank import PipelineRank
 from tight_fit.layouts.rank import ModelRank
 from tight_fit.layouts.torch_private_ranks import forget_process_groups, fsdp_param_module
 from tight_fit.layouts.wrapping import enable_recomputation
-from tight_fit.models.step import FlatLogits, ModelStep, empty
+from tight_fit.models.made import FlatLogits, empty
+from tight_fit.models.step import ModelStep
 from tight_fit.techniques.four_bits import count_parameters
 from tight_fit.torch_private import fake_store
 from tight_fit.trace.cuda_kernels import CudaKernels
@@ -27,7 +28,7 @@ Kind = TypeVar("Kind", ModelRank, PipelineRank)
 
 
 class BatchShape:
-    """What `hf_plan.batch` asks a model for."""
+    """What `plans.model.batch` asks a model for."""
 
     def __init__(self, model: FlatLogits):
         self.model = self

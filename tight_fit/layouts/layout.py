@@ -45,11 +45,11 @@ class Layout:
     tensor     ranks that divide every layer (Megatron), with sequence parallelism between the
                divided matrices and a loss over a divided vocabulary, as torchtitan does
     context    ranks that divide the tokens of each example; the attention is PyTorch's ring
-               (`model_context`), and FSDP2 shards the model over these ranks as well
+               (`layouts.context`), and FSDP2 shards the model over these ranks as well
     expert     data ranks that divide the experts of every layer between them: it is no axis of its
                own, and is taken from `data`, whose ranks it must divide (torchtitan's expert
                parallelism). Each token goes to the ranks of its experts and comes back
-               (`model_experts`). FSDP2 shards the experts of a rank over data / expert ranks, and
+               (`layouts.experts`). FSDP2 shards the experts of a rank over data / expert ranks, and
                all other weights over all data ranks
     pipeline   stages that the layers of a decoder are cut into; the micro-batches are the step's
                `accumulation`. Data ranks hold the same stage: copies of it (DDP), or shards

@@ -29,7 +29,8 @@ from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.stages import cut_decoder, like_of_stage
 from tight_fit.layouts.torch_private_ranks import lay_out_messages, rebuild_buckets
 from tight_fit.layouts.wrapping import apply_fsdp2
-from tight_fit.models.step import FlatLogits, ModelStep
+from tight_fit.models.made import FlatLogits
+from tight_fit.models.step import ModelStep
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import AUTOCAST, Batch, autocast, cross_entropy_sum
 from tight_fit.trace.fake_tensors import Indices
@@ -73,7 +74,7 @@ class WatchedStage(PipelineStage):
 class PipelineRank:
     """One rank's stages and optimizer.
 
-    model_step, layout, model, mesh, reduce  as for `model_rank.ModelRank`; the micro-batches are
+    model_step, layout, model, mesh, reduce  as for `layouts.rank.ModelRank`; the micro-batches are
     the step's `accumulation`
     Raises ValueError where step and layout do not go together.
     """

@@ -36,7 +36,8 @@ from tight_fit.memory.allocator import AllocatorPeaks, replay
 from tight_fit.memory.plan import Fit, Plan, check_device, to_plan
 from tight_fit.models import config as hf_config
 from tight_fit.models.config import CannotPlan
-from tight_fit.models.step import FlatLogits, ModelStep
+from tight_fit.models.made import FlatLogits
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import as_cannot_plan, batch
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.torch_private import FakeTensorMode
@@ -52,7 +53,7 @@ class LayoutPlan(Plan):
     """A `Plan` of the step of one rank of a layout; all ranks of it need as much, or a little less.
 
     layout     how the step is laid over ranks
-    streams    int8 [storages], index into `trace_layout.STREAMS` of the stream on which each is
+    streams    int8 [storages], index into `layouts.trace.STREAMS` of the stream on which each is
                allocated
     selective  whether only some activations are recomputed
     reduce     dtype in which FSDP2 sums gradients
@@ -86,7 +87,7 @@ class LayoutPlan(Plan):
 
     @property
     def parallel(self) -> Layout:
-        """The layout, as `step_time.step` asks for it."""
+        """The layout, as `layouts.seconds.step` asks for it."""
         return self.layout
 
     @property
@@ -128,13 +129,13 @@ class LayoutPlan(Plan):
     def step_seconds(
         self, gpu: Any, links: Link | str | Mapping[str, Link | str]
     ) -> step_time.StepTime:
-        """The time of the step of all ranks, messages included, as `step_time.step`."""
+        """The time of the step of all ranks, messages included, as `layouts.seconds.step`."""
         return step_time.step(self, gpu, links)
 
     def seconds_on(self, cluster: Cluster) -> step_time.StepTime:
         """The same on a cluster, whose links each axis of the layout uses as its ranks lie.
 
-        Raises what `step_time.step` raises.
+        Raises what `layouts.seconds.step` raises.
         """
         return self.step_seconds(cluster.gpu, cluster.links_of_axes(self.layout.axes))
 

@@ -26,7 +26,8 @@ from tight_fit.layouts.layout import AXES, Layout
 from tight_fit.layouts.stages import check_pipeline
 from tight_fit.layouts.tensor import split_decoder
 from tight_fit.layouts.wrapping import apply_fsdp2, layers, prefetch
-from tight_fit.models.step import FlatLogits, ModelStep
+from tight_fit.models.made import FlatLogits
+from tight_fit.models.step import ModelStep
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import Batch, loss_sum
 
@@ -153,7 +154,7 @@ class ModelRank:
     def part(self, batch: Batch) -> Batch:
         """This rank's part of a micro-batch of its data rank, which context ranks divide by tokens.
 
-        batch  as `hf_plan.batch` makes it for `self.undivided`
+        batch  as `plans.model.batch` makes it for `self.undivided`
         Raises ValueError for padding among context ranks, and for attention of both kinds.
         """
         ranks, tokens = self.layout.context, self.model_step.tokens

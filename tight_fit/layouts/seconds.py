@@ -107,7 +107,7 @@ class Stages(Protocol):
 
 class TimedPlan(Protocol):
     """What the model needs of a layout's plan: `plan_ranks.ParallelPlan`, kept or just made, or
-    `plan_layout.LayoutPlan`."""
+    `layouts.plan.LayoutPlan`."""
 
     @property
     def recipe(self) -> StepSettings: ...

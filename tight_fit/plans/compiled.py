@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tight_fit.models import step as hf_model
-from tight_fit.models.step import FlatLogits, ModelStep
+from tight_fit.models import made
+from tight_fit.models.made import FlatLogits
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import batch
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.techniques.step import loss_sum
@@ -49,11 +50,11 @@ class KeptForBackward:
 def plan_compiled(step: ModelStep) -> KeptForBackward:
     """Plan what one micro-batch of a step keeps, with and without torch.compile; runs nothing.
 
-    The kernels are those of a CPU. Raises what `hf_plan.plan_model` raises.
+    The kernels are those of a CPU. Raises what `plans.model.plan_model` raises.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         with FakeValues():
-            model = hf_model.empty(step)
+            model = made.empty(step)
         return _both(model, step, _as_if_with_values, code=False)
 
 
@@ -62,7 +63,7 @@ def measure_compiled(step: ModelStep) -> KeptForBackward:
 
     Takes up to a minute, and a C++ compiler.
     """
-    model = hf_model.prepare(hf_model.make(step), step)
+    model = made.prepare(made.make(step), step)
     return _both(model, step, nullcontext, code=True)
 
 

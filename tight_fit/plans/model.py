@@ -24,7 +24,8 @@ from tight_fit.memory.plan import Plan, check_device, to_plan
 from tight_fit.models import config as hf_config
 from tight_fit.models import odd
 from tight_fit.models.config import CannotPlan
-from tight_fit.models.step import FlatLogits, ModelStep, empty, make, prepare
+from tight_fit.models.made import FlatLogits, empty, make, prepare
+from tight_fit.models.step import ModelStep
 from tight_fit.techniques import model_changes
 from tight_fit.techniques.four_bits import count_parameters
 from tight_fit.techniques.model_changes import as_if_real

@@ -3,8 +3,8 @@
 Before the first step a program evaluates as it likes. Once the memory of its training has settled,
 its loader of training batches comes to an end, Trainer is told to evaluate, and what the program
 does then is followed until it trains again. A model that is called without gradients, in evaluation
-mode, on batches of one shape takes the same memory each time: after two such calls its results are
-made without computing them, from as much memory.
+mode or once the training is planned, on batches of one shape takes the same memory each time: after
+two such calls its results are made without computing them, from as much memory.
 
 What a model of transformers generates is as long as it may become, and each new token is the same.
 """

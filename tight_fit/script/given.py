@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+from tight_fit.gpus import VISIBLE
 from tight_fit.packages import missing
 
 if TYPE_CHECKING:
@@ -53,6 +58,17 @@ def rank_of(ranks: int | None) -> ProgramRank | None:
     return None if ranks is None else ProgramRank(0, ranks)
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Inside, imports start no CUDA, with which no copy of this process could work."""
+    gc.disable()  # nothing that is imported is garbage, and looking for it takes time
+    try:
+        with patch.dict(os.environ, {VISIBLE: ""}):
+            yield
+    finally:
+        gc.enable()
+
+
 def load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
     """Import what the program imports and takes long, once for all of its runs.
 
@@ -65,6 +81,7 @@ def load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
         wanted.add("bitsandbytes")
     if re.search(r"(find_executable|auto_find)_batch_size", text + " ".join(arguments)):
         wanted.add("accelerate")
-    for name in sorted(wanted):
-        if not missing(name):
-            import_module(name)
+    with importing():
+        for name in sorted(wanted):
+            if not missing(name):
+                import_module(name)

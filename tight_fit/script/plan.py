@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,19 @@ class ProgramPlan:
 
     def __str__(self) -> str:
         return "\n".join(report.lines(self.facts, self.remedies))
+
+
+def with_remedies(
+    plan: Callable[[dict[str, Any]], dict[str, Any]], gpu: GPU, quick: bool
+) -> ProgramPlan:
+    """What `plan` plans as it is, and, where that does not fit, the changes that were tried.
+
+    plan   gives the facts with a change; {} changes nothing
+    quick  whether no change is tried
+    """
+    facts = plan({})
+    tried = None if facts["fits"] or quick else remedies.find(facts, gpu, plan)
+    return ProgramPlan(facts, tried)
 
 
 def plan_program(
@@ -96,7 +109,4 @@ def plan_program(
         wanted = ToPlan(script, given, gpu, change=change, rank=rank)
         return process.plan(wanted, work, seconds, output and not change, trust, terminal)
 
-    facts = planned({})
-    if facts["fits"] or quick:
-        return ProgramPlan(facts)
-    return ProgramPlan(facts, remedies.find(facts, gpu, planned))
+    return with_remedies(planned, gpu, quick)

@@ -266,7 +266,8 @@ def _computed(function: Callable, args: Any, kwargs: Any) -> Any:
 
 
 def _never(function: Callable, args: Any, result: Any) -> torch.Tensor | None:
-    """What is answered of every number: it is finite, and equal to itself."""
+    """What holds whatever the values are: a number is finite and equal to itself, and one side that
+    is known settles an `and` or an `or`."""
     if not isinstance(result, torch.Tensor) or result.numel() > LARGEST:
         return None
     if function in AND and any(_all_are(one, False) for one in args):

@@ -9,7 +9,8 @@ from tight_fit.kernels.step_seconds import Seconds
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.experts import check_experts, experts_of
 from tight_fit.layouts.layout import Layout
-from tight_fit.models.step import ModelStep, on_meta
+from tight_fit.models.made import on_meta
+from tight_fit.models.step import ModelStep
 
 PRODUCT = "_grouped_mm"  # of the experts of a layer, two in its forward pass
 ALL_TO_ALLS = 4  # of rows, in a layer that has experts: there and back, forward and backward

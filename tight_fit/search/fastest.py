@@ -14,7 +14,7 @@ which the one with the fewest changes wins.
 
 The optimizer or the activations on the host are tried last, only where nothing fits without: they
 wait for the link and for the CPU, and are nearly always slower. Their seconds are planned for a
-usual host (`timing.host_memory`); another CPU or link takes another time.
+usual host (`kernels.host_memory`); another CPU or link takes another time.
 """
 
 from __future__ import annotations

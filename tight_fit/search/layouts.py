@@ -2,7 +2,7 @@
 
 Of each layout with each recomputation the fewest micro-batches that fit are taken: more never make
 a step faster. Of pipelines, whose bubble they shorten, all numbers are tried. What cannot fit or
-cannot win by arithmetic (`search_space`) is not planned.
+cannot win by arithmetic (`search.space`) is not planned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.tensor import check_decoder
-from tight_fit.models.step import ModelStep, empty
+from tight_fit.models.made import empty
+from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import NO_EXPERTS, Experts
 from tight_fit.search.space import (
     RECOMPUTED,
@@ -40,7 +41,7 @@ MOST_PLANS = 32  # of one search; what comes after them is left out, and said to
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial that was planned: `facts` as `layout_facts.facts_of` gives them."""
+    """A trial that was planned: `facts` as `layouts.facts.facts_of` gives them."""
 
     trial: Trial
     facts: Facts
@@ -146,7 +147,7 @@ def search_layouts(
 
     job           its `batch_size` counts the examples of all GPUs; its own accumulation and
                   checkpointing are replaced by those that are tried
-    recompute     which recomputations to try, of `search_space.RECOMPUTED`
+    recompute     which recomputations to try, of `space.RECOMPUTED`
     accumulation  the only number of micro-batches to try; None tries all that divide
     reduce        dtype in which FSDP2 sums gradients
     tell          is called with what is being planned, in words

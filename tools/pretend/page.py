@@ -50,10 +50,11 @@ def found() -> str:
     """How many defects that a GPU would have met were found, and how, in a sentence."""
     with MENDED.open(encoding="utf8", newline="") as lines:
         ways = [row["found by"] for row in csv.DictReader(lines)]
-    read_ = sum("reading" in way for way in ways)
+    by_reading = sum("reading" in way for way in ways)
     return (
-        f"{len(ways)} defects that only a GPU would have met were found and mended: {read_} by "
-        f"reading the code for what a GPU does with it, {len(ways) - read_} by what ran. "
+        f"{len(ways)} defects that only a GPU would have met were found and mended: "
+        f"{by_reading} by reading the code for what a GPU does with it, {len(ways) - by_reading} "
+        "by what ran. "
         "[data/mended.csv](data/mended.csv) has each of them, with how it was found and what is "
         "so now."
     )

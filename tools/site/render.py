@@ -11,6 +11,8 @@ from sphinx.application import Sphinx
 
 from tools.site.formulas import mathml
 
+SEARCHED = 30_000  # characters of a page
+
 
 def inline(self: Any, node: nodes.math) -> None:
     """Write a formula in a line."""
@@ -23,9 +25,6 @@ def block(self: Any, node: nodes.math_block) -> None:
     formula = mathml(node.astext(), "block")
     self.body.append(f'<div class="math-block" tabindex="0" role="math">{formula}</div>')
     raise nodes.SkipNode
-
-
-SEARCHED = 30_000  # characters of a page
 
 
 def search(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
