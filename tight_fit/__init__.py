@@ -15,18 +15,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tight_fit.callback import PlanCallback
+    from tight_fit.callback.lightning import LightningPlanCallback
+    from tight_fit.callback.trainer import PlanCallback
     from tight_fit.memory.plan import Fit, Plan
     from tight_fit.plans.model import plan_model
     from tight_fit.plans.own_step import plan_custom_step
 
-__all__ = ["Fit", "Plan", "PlanCallback", "plan_custom_step", "plan_model"]
+__all__ = [
+    "Fit",
+    "LightningPlanCallback",
+    "Plan",
+    "PlanCallback",
+    "plan_custom_step",
+    "plan_model",
+]
 __version__ = "0.2.0.dev0"  # the only place of the version; CHANGELOG.md says what is in it
 
 _HOMES = {
     "Fit": "tight_fit.memory.plan",
+    "LightningPlanCallback": "tight_fit.callback.lightning",
     "Plan": "tight_fit.memory.plan",
-    "PlanCallback": "tight_fit.callback",
+    "PlanCallback": "tight_fit.callback.trainer",
     "plan_custom_step": "tight_fit.plans.own_step",
     "plan_model": "tight_fit.plans.model",
 }
