@@ -17,6 +17,7 @@ from tight_fit.gpus import GPU, as_gpu, here
 from tight_fit.plans.own_step import CustomStepPlan, plan_custom_step
 from tight_fit.script.loaders import find_longest, shape_of
 from tight_fit.torch_private import OUT_OF_MEMORY_OBSERVER
+from tight_fit.trace.quantized import copy_4_bits, in_4_bits
 from tight_fit.units import size, span
 
 MICRO_BATCHES = 2  # that are traced: all others repeat the second
@@ -33,9 +34,7 @@ class Teller:
         self.say = say
         self.facts: dict[str, Any] = {}
 
-    def begin(
-        self, make: Callable[[], CopiedStep], advice: Callable[[CopiedStep, GPU], str]
-    ) -> None:
+    def begin(self, make: Make, advice: Advise) -> None:
         """Plan the step that `make` gives, and watch the GPU from here on."""
         try:
             self._plan(make, advice)
@@ -58,9 +57,7 @@ class Teller:
             f"{size(planned)} ({off:+.1f} %)."
         )
 
-    def _plan(
-        self, make: Callable[[], CopiedStep], advice: Callable[[CopiedStep, GPU], str]
-    ) -> None:
+    def _plan(self, make: Make, advice: Advise) -> None:
         gpu = self.gpu or here()
         if gpu.capability == (0, 0):
             raise NotImplementedError(
@@ -166,12 +163,19 @@ class CopiedStep(ABC):
         memo: dict[int, Any] = {id(thing): thing for thing in self.shared()}
         for module in self.model.modules():
             for value in (*module._parameters.values(), *module._buffers.values()):
-                if value is not None and id(value) not in memo:
+                if value is None or id(value) in memo:
+                    continue
+                if in_4_bits(value):
+                    copy_4_bits(value, memo, _twin)
+                else:
                     memo[id(value)] = _twin(value)
             for value in vars(module).values():
                 if isinstance(value, torch.Tensor):
                     memo.setdefault(id(value), _twin(value))
         model: Any = copy.deepcopy(self.model, memo)
+        for layer in model.modules():
+            if getattr(getattr(layer, "weight", None), "module", None) is not None:
+                layer.weight.module = layer
         self.prepare(model, checkpointing)
         optimizer = copy.copy(self.optimizer)
         optimizer.__dict__.pop("step", None)  # a scheduler's, which steps the real optimizer
@@ -189,9 +193,9 @@ class CopiedStep(ABC):
 
 
 def check_weights(model: nn.Module) -> None:
-    """Raises NotImplementedError for weights of another class than nn.Parameter."""
+    """Raises NotImplementedError for weights that are neither plain nor in 4 bits."""
     for name, parameter in model.named_parameters():
-        if type(parameter) is not nn.Parameter:
+        if type(parameter) is not nn.Parameter and not in_4_bits(parameter):
             raise NotImplementedError(
                 f"{name} is a {type(parameter).__name__}; `tight-fit script` plans the program."
             )
