@@ -33,7 +33,8 @@ class PlanCallback(Teller, TrainerCallback):
            "fits", "allocated", "reserved", "seconds" (or None), "measured"}, in bytes and seconds
 
     The step of one process is planned, uncompiled, with the model's own loss; weights of
-    bitsandbytes in 4 bits as they are. Raises ValueError for an unknown GPU. What cannot be planned is said in one line, and training goes on.
+    bitsandbytes in 4 bits as they are. Raises ValueError for an unknown GPU. What cannot be
+    planned is said in one line, and training goes on.
     """
 
     def on_train_begin(self, args, state, control, **given):
