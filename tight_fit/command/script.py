@@ -29,6 +29,7 @@ from tight_fit.script.clock import say
 NAME = "tight-fit script"
 FITS, TOO_LARGE, REFUSED, FAILED = 0, 1, 2, 3
 SECONDS = 600  # for one run of the program
+LAUNCHERS = ("accelerate", "deepspeed", "python", "python3", "torchrun")
 HEAVY = ("accelerate", "bitsandbytes", "datasets", "lightning_fabric", "peft")  # to import
 EXAMPLES = """\
 examples:
@@ -79,6 +80,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = NAME) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     cut = given.index("--") if "--" in given else len(given)
     options = parser(prog)
+    first = next((word for word in given if word != "--"), "")
+    if first in LAUNCHERS and not Path(first).exists():
+        options.error(
+            f"{first} launches a program: name the program itself, and how many processes train "
+            f"it, as in {prog} train.py --gpu T4 --ranks 2 -- --its_own_options."
+        )
     asked = options.parse_args(given[:cut])
     try:
         gpu = find(asked.gpu)
