@@ -1,5 +1,7 @@
 """PlanCallback in real training on the CPU: what it says, against plans of the same program."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -87,6 +89,9 @@ def test_the_plan_is_that_of_the_same_program(options, program):
     callback, (line,) = told(**options)
     facts = run(program(LLAMA + TRAIN.replace("OPTIONS", repr(options))), gpu="A100")
     assert callback.facts["batch"] == facts["batch_longest"] == [8, 64]
+    assert json.loads(json.dumps(callback.facts)) == callback.facts
+    assert callback.facts["terms"].keys() == facts["terms"].keys()
+    assert sum(callback.facts["terms"].values()) == callback.facts["need"]
     ahead = options.get("gradient_accumulation_steps", 1) * A_BATCH
     assert (
         0 <= facts["reserved"] - callback.facts["reserved"] <= (2 * MIB if ahead > A_BATCH else 0)

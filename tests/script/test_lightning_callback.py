@@ -1,5 +1,6 @@
 """LightningPlanCallback in real training on the CPU, against plans of the same program."""
 
+import json
 import os
 import subprocess
 import sys
@@ -110,6 +111,9 @@ def test_the_plan_is_that_of_the_same_program(options, program):
     callback, (line,) = told(**here)
     facts = run(program(MODULE + FIT.replace("OPTIONS", repr(options))), gpu="A100", seconds=200.0)
     assert callback.facts["batch"] == facts["batch_longest"] == [8, 64]
+    assert json.loads(json.dumps(callback.facts)) == callback.facts
+    assert callback.facts["terms"].keys() == facts["terms"].keys()
+    assert sum(callback.facts["terms"].values()) == callback.facts["need"]
     assert facts["reserved"] == callback.facts["reserved"]
     assert 0 <= facts["allocated"] - callback.facts["allocated"] <= NUMBERS
     assert callback.facts["seconds"] == pytest.approx(facts["longest_seconds"], rel=0.15)

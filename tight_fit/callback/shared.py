@@ -71,6 +71,7 @@ class Teller:
             "memory": gpu.memory,
             "batch": step.shape,
             "need": fit.need,
+            "terms": fit.terms,
             "fits": bool(fit),
             "allocated": peaks.allocated,
             "reserved": peaks.reserved,

@@ -29,8 +29,9 @@ class PlanCallback(Teller, TrainerCallback):
 
     gpu    the GPU to plan for, a name, a size ("16GB") or a `GPU`; None takes the one that is here
     say    what a line is given to; `print` by default
-    facts  what was planned and measured, for dashboards: {"gpu", "memory", "batch" (shape), "need",
-           "fits", "allocated", "reserved", "seconds" (or None), "measured"}, in bytes and seconds
+    facts  what was planned and measured, for dashboards, as JSON holds it: {"gpu", "memory",
+           "batch" (shape), "need", "terms" (of it), "fits", "allocated", "reserved", "seconds" (or
+           None), "measured"}, in bytes and seconds
 
     The step of one process is planned, uncompiled, with the model's own loss; weights of
     bitsandbytes in 4 bits as they are. Raises ValueError for an unknown GPU. What cannot be
