@@ -29,7 +29,6 @@ from tight_fit.script.clock import say
 NAME = "tight-fit script"
 FITS, TOO_LARGE, REFUSED, FAILED = 0, 1, 2, 3
 SECONDS = 600  # for one run of the program
-LAUNCHERS = ("accelerate", "deepspeed", "python", "python3", "torchrun")
 HEAVY = ("accelerate", "bitsandbytes", "datasets", "lightning_fabric", "peft")  # to import
 EXAMPLES = """\
 examples:
@@ -37,6 +36,7 @@ examples:
   tight-fit script train.py --gpu "RTX 3060" -- --batch_size 16 --epochs 3
   tight-fit script run_glue.py --gpu 8GB -- --model_name_or_path roberta-base --output_dir out
 """
+LAUNCHERS = ("accelerate", "deepspeed", "python", "python3", "torchrun")
 
 
 def parser(prog: str = NAME) -> argparse.ArgumentParser:
