@@ -78,7 +78,7 @@ $(READY): requirements.txt requirements-dev.txt requirements-data.txt constraint
 
 # One thread is enough: these small models gain little from a second one, they stand still when another process wants
 # that core, and with one thread sums are added in the same order on every machine.
-run quick test test-all durations attack mutants soak notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
+run quick test test-all durations attack mutants soak lab notebooks record-dry sweeps: export OMP_NUM_THREADS ?= 1
 
 # Sets in one order in every process, or two workers may name a test differently and refuse to begin.
 quick test test-all durations attack mutants: export PYTHONHASHSEED ?= 0

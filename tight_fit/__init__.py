@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tight_fit.callback import PlanCallback
+    from tight_fit.callback.lightning import LightningPlanCallback
+    from tight_fit.callback.trainer import PlanCallback
     from tight_fit.gpus.table import GPU
     from tight_fit.layouts.cluster import Cluster
     from tight_fit.layouts.layout import Layout
@@ -35,6 +36,7 @@ __all__ = [
     "Cluster",
     "Fit",
     "Layout",
+    "LightningPlanCallback",
     "ModelStep",
     "Plan",
     "PlanCallback",
@@ -52,9 +54,10 @@ _HOMES = {
     "Cluster": "tight_fit.layouts.cluster",
     "Fit": "tight_fit.memory.plan",
     "Layout": "tight_fit.layouts.layout",
+    "LightningPlanCallback": "tight_fit.callback.lightning",
     "ModelStep": "tight_fit.models.step",
     "Plan": "tight_fit.memory.plan",
-    "PlanCallback": "tight_fit.callback",
+    "PlanCallback": "tight_fit.callback.trainer",
     "Remedies": "tight_fit.search.remedies",
     "fastest": "tight_fit.search.fastest",
     "plan_custom_step": "tight_fit.plans.own_step",

@@ -133,6 +133,13 @@ def test_make_passes_notebooks_on():
     assert "venv" not in make("run", "PY=python3").stdout
 
 
+@pytest.mark.parametrize("target", ["lab", "run", "notebooks"])
+def test_lessons_run_on_one_thread(target, monkeypatch):
+    """In JupyterLab as well: with two threads small models wait for each other."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert f"\n{target}: OMP_NUM_THREADS = 1\n" in make("-p", target, "PY=python3").stdout
+
+
 # The first cell's check of the machine
 
 

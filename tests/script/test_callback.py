@@ -1,11 +1,14 @@
 """PlanCallback in real training on the CPU: what it says, against plans of the same program."""
 
+import json
+
 import pytest
 import torch
 import transformers
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from tests.forked import forked
 from tests.script import run
 from tight_fit import PlanCallback
 from tight_fit.gpus import GPU
@@ -33,6 +36,7 @@ arguments = transformers.TrainingArguments(
 trainer = transformers.Trainer(model, arguments, train_dataset=data, data_collator=collate)
 trainer.train()
 """
+CALLBACK = "callbacks=[__import__('tight_fit').PlanCallback('T4')], train_dataset"
 A_BATCH = 2 * 8 * 64 * 8  # bytes of the longest
 
 
@@ -85,6 +89,9 @@ def test_the_plan_is_that_of_the_same_program(options, program):
     callback, (line,) = told(**options)
     facts = run(program(LLAMA + TRAIN.replace("OPTIONS", repr(options))), gpu="A100")
     assert callback.facts["batch"] == facts["batch_longest"] == [8, 64]
+    assert json.loads(json.dumps(callback.facts)) == callback.facts
+    assert callback.facts["terms"].keys() == facts["terms"].keys()
+    assert sum(callback.facts["terms"].values()) == callback.facts["need"]
     ahead = options.get("gradient_accumulation_steps", 1) * A_BATCH
     assert (
         0 <= facts["reserved"] - callback.facts["reserved"] <= (2 * MIB if ahead > A_BATCH else 0)
@@ -124,6 +131,45 @@ def test_adapters_are_planned_with_what_they_train():
     assert whole.facts["allocated"] - lora.facts["allocated"] > 2 * 4 * count  # of 3 copies less
 
 
+QLORA = """\
+import torch, transformers
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+transformers.set_seed(0)
+four = transformers.BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=TWICE,
+    bnb_4bit_compute_dtype=torch.bfloat16,
+)
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    FOLDER, quantization_config=four, dtype=torch.bfloat16, device_map=WHERE
+)
+model = get_peft_model(
+    prepare_model_for_kbit_training(
+        model, gradient_checkpointing_kwargs={"use_reentrant": False}
+    ),
+    LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+)
+"""
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["scaled once", "scaled twice"])
+def test_adapters_on_4_bits_are_planned_as_the_same_program(twice, program, tmp_path):
+    pytest.importorskip("peft")
+    pytest.importorskip("bitsandbytes")
+    names = {}
+    exec(LLAMA, names)
+    names["model"].to(torch.bfloat16).save_pretrained(tmp_path / "tiny")
+    load = QLORA.replace("FOLDER", repr(str(tmp_path / "tiny"))).replace("TWICE", str(twice))
+    here = {}
+    exec(load.replace("WHERE", "'cpu'"), here)
+    callback, _ = told(change=lambda model: here["model"], bf16=True)
+    data = LLAMA[: LLAMA.index("config =")] + LLAMA[LLAMA.index("row =") :]
+    text = data + load.replace("WHERE", "'auto'") + TRAIN.replace("OPTIONS", "{'bf16': True}")
+    facts = run(program(text), gpu="A100", seconds=200.0)
+    assert 0 <= facts["reserved"] - callback.facts["reserved"] <= 2 * MIB
+    assert 0 <= facts["allocated"] - callback.facts["allocated"] <= 4096
+    assert callback.facts["seconds"] == pytest.approx(facts["longest_seconds"], rel=0.05)
+
+
 def test_where_it_does_not_fit_what_it_advises_fits():
     need = told()[0].facts["need"]
     small = GPU("a small GPU", need - 6 * MIB, (8, 0))
@@ -146,7 +192,7 @@ class Stream(IterableDataset):
 
 
 def other_parameter(model):
-    model.lm_head.weight = type("Weight4bit", (nn.Parameter,), {})(model.lm_head.weight.data)
+    model.lm_head.weight = type("Weight2bit", (nn.Parameter,), {})(model.lm_head.weight.data)
     return model
 
 
@@ -156,7 +202,7 @@ def other_parameter(model):
         ({"label_smoothing_factor": 0.1}, "label smoothing computes another loss"),
         ({"data": Stream()}, "the data set has no length"),
         ({"gpu": None}, 'there is no GPU here; PlanCallback(gpu="T4") names one.'),
-        ({"change": other_parameter}, "lm_head.weight is a Weight4bit; `tight-fit script` plans"),
+        ({"change": other_parameter}, "lm_head.weight is a Weight2bit; `tight-fit script` plans"),
     ],
 )
 def test_what_is_not_planned_is_said_and_training_goes_on(options, words):
@@ -208,3 +254,15 @@ def test_out_of_memory_is_explained_by_the_plan():
     held = "PyTorch holds 9.00 GiB, and 2.00 GiB more were asked for."
     assert [held in line for line in lines] == [True] * 3
     assert "needs only 4.00 GiB" in lines[1] and "as planned (40.00 GiB)" in lines[2]
+
+
+def test_of_several_processes_one_says_once_that_they_are_not_planned(tmp_path):
+    """Two real ones that gloo connects, as torchrun and `accelerate launch` start them."""
+    options = "use_cpu=True, disable_tqdm=True"
+    train = TRAIN.replace("**OPTIONS", options).replace("train_dataset", CALLBACK)
+    path = tmp_path / "two.py"
+    path.write_text(f"{LLAMA}{train}print('done')\n")
+    said = forked(path, ranks=2)
+    assert [text.count("done") for text in said] == [1, 1]
+    assert [text.count("tight-fit:") for text in said] == [1, 0]
+    assert "several GPUs train it" in said[0]

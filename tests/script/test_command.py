@@ -69,6 +69,8 @@ def test_a_program_that_fails_shows_its_own_lines(program):
         ([".", "--gpu", "T4"], ". is a folder"),
         (["train.py", "--gpu", "T5"], "gpu='T5' is not known"),
         (["train.py"], "--gpu"),
+        (["accelerate", "launch", "train.py", "--gpu", "T4"], "train.py --gpu T4 --ranks 2"),
+        (["--", "torchrun", "--nproc_per_node", "2", "train.py"], "torchrun launches a program"),
         (["broken.py", "--gpu", "T4"], "broken.py:1 is not Python"),
         (["train.py", "--gpu", "T4", "--seconds", "0"], "'0' is no whole number"),
     ],

@@ -28,7 +28,7 @@ REPOSITORY = (
 OWN = {*PACKAGED, *REPOSITORY, *(path.stem for path in (ROOT / "tests").glob("*.py"))}
 # Packages that the code looks for first, and does without or says that they are missing.
 PROGRAMS = ROOT / "tests" / "script" / "programs"
-OF_PROGRAMS = {"lightning", "trl"}
+OF_PROGRAMS = {"trl"}
 OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torch_preflight", "torchvision")
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 

@@ -29,6 +29,7 @@ examples:
   tight-fit script train.py --gpu "RTX 3060" -- --batch_size 16 --epochs 3
   tight-fit script run_glue.py --gpu 8GB -- --model_name_or_path roberta-base --output_dir out
 """
+LAUNCHERS = ("accelerate", "deepspeed", "python", "python3", "torchrun")
 
 
 def parser(prog: str = NAME) -> argparse.ArgumentParser:
@@ -72,6 +73,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = NAME) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     cut = given.index("--") if "--" in given else len(given)
     options = parser(prog)
+    first = next((word for word in given if word != "--"), "")
+    if first in LAUNCHERS and not Path(first).exists():
+        options.error(
+            f"{first} launches a program: name the program itself, and how many processes train "
+            f"it, as in {prog} train.py --gpu T4 --ranks 2 -- --its_own_options."
+        )
     asked = options.parse_args(given[:cut])
     try:
         gpu = find(asked.gpu)

@@ -16,7 +16,7 @@ are left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from importlib import import_module
@@ -41,16 +41,40 @@ def state_tensors(module: nn.Module) -> list[torch.Tensor]:
 
 def state_of(layer: nn.Module) -> list[torch.Tensor]:
     """The same of one layer."""
-    tensors = []
     state = getattr(getattr(layer, "weight", None), "quant_state", None)
-    if state is not None:
-        second = state.state2
-        tensors += [state.absmax, state.code]
-        tensors += [state.offset, second.absmax, second.code] if second is not None else []
+    tensors = [] if state is None else _tensors_of(state)
     for holder in (getattr(layer, "weight", None), getattr(layer, "state", None)):
         scales = getattr(holder, "SCB", None)
         tensors += [scales] if isinstance(scales, torch.Tensor) else []
     return tensors
+
+
+def _tensors_of(state: Any) -> list[torch.Tensor]:
+    second = state.state2
+    scaled_twice = [] if second is None else [state.offset, second.absmax, second.code]
+    return [state.absmax, state.code, *scaled_twice]
+
+
+def in_4_bits(weight: torch.Tensor) -> bool:
+    """Whether it is a real weight of bitsandbytes that has its 4 bits."""
+    return type(weight).__name__ == "Params4bit" and bool(getattr(weight, "bnb_quantized", False))
+
+
+def copy_4_bits(
+    weight: Any, memo: dict[int, Any], twin: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """A copy of a real weight `in_4_bits`, made of what `twin` makes of its tensors.
+
+    memo  as of `deepcopy`, is told of the copy and of that of its state, which its layer holds too
+    """
+    for tensor in _tensors_of(weight.quant_state):
+        memo[id(tensor)] = twin(tensor)
+    made: Any = type(weight)(twin(weight.data), requires_grad=False)
+    for name, value in vars(weight).items():
+        setattr(made, name, value)
+    made.quant_state = deepcopy(weight.quant_state, memo)
+    memo[id(weight)] = made
+    return made
 
 
 def quantize(module: nn.Module) -> None:

@@ -1,65 +1,43 @@
-"""`PlanCallback`: what a step of transformers' Trainer will need, said before the first one.
-
-    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[PlanCallback()])
-
-The Trainer's own model and optimizer are copied without values, and its step (forward, backward,
-clipping, update) is planned on the longest batch that the data set can give. Where it will not fit,
-the changes are named that make it fit. After the training, the plan stands beside what the GPU
-reserved; where the GPU runs out of memory, a line says what the plan expected.
-"""
+"""What the callbacks of both Trainers have in common: what they say, and a step on copies."""
 
 from __future__ import annotations
 
 import copy
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import nn
-from transformers import TrainerCallback, TrainingArguments
 
 from tight_fit.gpus import GPU, as_gpu, here
-from tight_fit.memory.plan import Fit
 from tight_fit.plans.own_step import CustomStepPlan, plan_custom_step
 from tight_fit.script.loaders import find_longest, shape_of
 from tight_fit.torch_private import OUT_OF_MEMORY_OBSERVER
+from tight_fit.trace.quantized import copy_4_bits, in_4_bits
 from tight_fit.units import size, span
 
 MICRO_BATCHES = 2  # that are traced: all others repeat the second
 REMEDIES = 3  # times that the batch is halved
+Make = Callable[[], "CopiedStep"]
+Advise = Callable[["CopiedStep", GPU], str]  # changes with which a step fits
 
 
-class PlanCallback(TrainerCallback):
-    """Plan a Trainer's step before its first one, and compare the plan with the GPU at the end.
-
-    >>> from tight_fit import PlanCallback
-    >>> PlanCallback("2080 ti").gpu.name  # goes into the Trainer's `callbacks`
-    'RTX 2080 Ti'
-
-    gpu    the GPU to plan for, a name, a size ("16GB") or a `GPU`; None takes the one that is here
-    say    what a line is given to; `print` by default
-    facts  what was planned and measured, for dashboards: {"gpu", "memory", "batch" (shape), "need",
-           "fits", "allocated", "reserved", "seconds" (or None), "measured"}, in bytes and seconds
-
-    The step of one process is planned, uncompiled, with the model's own loss. Raises ValueError for
-    an unknown GPU. What cannot be planned is said in one line, and training goes on.
-    """
+class Teller:
+    """Plans a step before training, and says so; compares the plan with the GPU afterwards."""
 
     def __init__(self, gpu: str | GPU | None = None, say: Callable[[str], object] = print):
         self.gpu = None if gpu is None else as_gpu(gpu)
         self.say = say
         self.facts: dict[str, Any] = {}
 
-    def on_train_begin(self, args, state, control, **given):
-        """Plan the step, and say what it needs."""
-        if not state.is_world_process_zero:
-            return
+    def begin(self, make: Make, advice: Advise) -> None:
+        """Plan the step that `make` gives, and watch the GPU from here on."""
         try:
-            self._plan(args, given["model"], given["optimizer"], given["train_dataloader"])
+            self._plan(make, advice)
         except NotImplementedError as error:
             self._tell(f"this training is not planned: {error}")
         if torch.cuda.is_available():
@@ -67,7 +45,7 @@ class PlanCallback(TrainerCallback):
             if OUT_OF_MEMORY_OBSERVER is not None:
                 OUT_OF_MEMORY_OBSERVER(self._explain)
 
-    def on_train_end(self, args, state, control, **given):
+    def end(self) -> None:
         """Say how far the plan was from what the GPU reserved."""
         if "reserved" not in self.facts or not torch.cuda.is_available():
             return
@@ -79,12 +57,13 @@ class PlanCallback(TrainerCallback):
             f"{size(planned)} ({off:+.1f} %)."
         )
 
-    def _plan(self, args: TrainingArguments, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    def _plan(self, make: Make, advice: Advise) -> None:
         gpu = self.gpu or here()
         if gpu.capability == (0, 0):
-            raise NotImplementedError('there is no GPU here; PlanCallback(gpu="T4") names one.')
-        _check(args, model)
-        step = _TrainerStep(args, model, optimizer, _longest_batch(loader))
+            raise NotImplementedError(
+                f'there is no GPU here; {type(self).__name__}(gpu="T4") names one.'
+            )
+        step = make()
         planned = step.plan(gpu)
         fit, peaks = planned.fits(gpu), planned.allocator_peaks(gpu)
         self.facts |= {
@@ -92,6 +71,7 @@ class PlanCallback(TrainerCallback):
             "memory": gpu.memory,
             "batch": step.shape,
             "need": fit.need,
+            "terms": fit.terms,
             "fits": bool(fit),
             "allocated": peaks.allocated,
             "reserved": peaks.reserved,
@@ -99,7 +79,7 @@ class PlanCallback(TrainerCallback):
         }
         self._tell(self._verdict())
         if not fit:
-            self._tell(_advice(step, gpu))
+            self._tell(advice(step, gpu))
 
     def _verdict(self) -> str:
         facts, shape = self.facts, " × ".join(map(str, self.facts["batch"]))
@@ -128,40 +108,40 @@ class PlanCallback(TrainerCallback):
         self.say(f"tight-fit: {line}")
 
 
-class _TrainerStep:
-    """A Trainer's step on copies without values."""
+class CopiedStep(ABC):
+    """A training step on copies without values.
 
-    def __init__(self, args: TrainingArguments, model: nn.Module, optimizer: Any, batch: Mapping):
-        self.args, self.model, self.batch = args, model, batch
-        self.optimizer = getattr(optimizer, "optimizer", optimizer)  # out of Accelerate's wrapper
-        self.accumulation = args.gradient_accumulation_steps
+    model, optimizer  the real ones, which are left as they are
+    batch             the longest batch that the data set can give
+    accumulation      micro-batches of a step
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any, batch: Any, accumulation: int):
+        self.model, self.optimizer, self.batch = model, optimizer, batch
+        self.accumulation = accumulation
         self.shape = list(shape_of(batch) or ())
+
+    @abstractmethod
+    def of(self, model: Any, optimizer: Any, batch: Any, parts: int) -> Callable[[], object]:
+        """The step of so many micro-batches, as a function."""
+
+    def shared(self) -> list[Any]:
+        """What a copy of the model shares with the model."""
+        return []
+
+    @abstractmethod
+    def prepare(self, model: Any, checkpointing: bool) -> None:
+        """Change the copy of the model before it is planned."""
 
     def plan(self, gpu: GPU, halvings: int = 0, checkpointing: bool = False, most=MICRO_BATCHES):
         """The plan with a batch that is halved so many times, and with checkpointing."""
 
         def setup():
             model, optimizer = self._twins(checkpointing)
-            batch = {name: _halved(_twin(value), halvings) for name, value in self._tensors()}
-            rest = {k: v for k, v in self.batch.items() if not isinstance(v, torch.Tensor)}
-            scaler = torch.amp.GradScaler("cuda") if self.args.fp16 else None
+            held: list[torch.Tensor] = []
+            batch = _moved(self.batch, halvings, held)
             parts = min(self.accumulation << halvings, most)
-
-            def step():
-                for _ in range(parts):
-                    loss = self._loss(model, {**batch, **rest}) / parts
-                    (scaler.scale(loss) if scaler else loss).backward()
-                    del loss
-                if scaler:
-                    scaler.unscale_(optimizer)
-                if self.args.max_grad_norm:
-                    nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
-                scaler.step(optimizer) if scaler else optimizer.step()
-                if scaler:
-                    scaler.update()
-                model.zero_grad()
-
-            return [model, *batch.values()], step
+            return [model, *held], self.of(model, optimizer, batch, parts)
 
         return plan_custom_step(setup, flash=gpu.capability >= (8, 0))
 
@@ -179,27 +159,25 @@ class _TrainerStep:
             return None
         return taken
 
-    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
-        return [(k, v) for k, v in self.batch.items() if isinstance(v, torch.Tensor)]
-
-    def _loss(self, model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        outputs = model(**batch)
-        return outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
-
     def _twins(self, checkpointing: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Copies of model and optimizer on a planned GPU; nothing of the real ones is changed."""
-        memo: dict[int, Any] = {}
+        memo: dict[int, Any] = {id(thing): thing for thing in self.shared()}
         for module in self.model.modules():
             for value in (*module._parameters.values(), *module._buffers.values()):
-                if value is not None and id(value) not in memo:
+                if value is None or id(value) in memo:
+                    continue
+                if in_4_bits(value):
+                    copy_4_bits(value, memo, _twin)
+                else:
                     memo[id(value)] = _twin(value)
             for value in vars(module).values():
                 if isinstance(value, torch.Tensor):
                     memo.setdefault(id(value), _twin(value))
         model: Any = copy.deepcopy(self.model, memo)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        self._as_accelerate(model)
+        for layer in model.modules():
+            if getattr(getattr(layer, "weight", None), "module", None) is not None:
+                layer.weight.module = layer
+        self.prepare(model, checkpointing)
         optimizer = copy.copy(self.optimizer)
         optimizer.__dict__.pop("step", None)  # a scheduler's, which steps the real optimizer
         optimizer.param_groups = [
@@ -214,44 +192,19 @@ class _TrainerStep:
             }
         return model.train(), optimizer
 
-    def _as_accelerate(self, model: nn.Module) -> None:
-        """Autocast for CUDA around the forward pass, and outputs in fp32, as Accelerate has it."""
-        if (plain := vars(model).pop("_original_forward", None)) is not None:
-            model.forward = plain
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(_precision(self.args))
-        if dtype is None:
-            return
-        plain = model.forward
 
-        def forward(*args, **kwargs):
-            with torch.autocast("cuda", dtype):
-                return plain(*args, **kwargs)
-
-        model.forward = convert_outputs_to_fp32(forward)
-
-
-def _precision(args: TrainingArguments) -> str:
-    return "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32"
-
-
-def _check(args: TrainingArguments, model: nn.Module) -> None:
-    """Raises NotImplementedError for what is not one process's plain step."""
-    if args.world_size > 1 or args.n_gpu > 1:
-        raise NotImplementedError(
-            "several GPUs train it; `tight-fit MODEL --layout ddp=2` plans a rank of them."
-        )
-    if args.label_smoothing_factor:
-        raise NotImplementedError("label smoothing computes another loss than the model's own.")
+def check_weights(model: nn.Module) -> None:
+    """Raises NotImplementedError for weights that are neither plain nor in 4 bits."""
     for name, parameter in model.named_parameters():
-        if type(parameter) is not nn.Parameter:
+        if type(parameter) is not nn.Parameter and not in_4_bits(parameter):
             raise NotImplementedError(
                 f"{name} is a {type(parameter).__name__}; `tight-fit script` plans the program."
             )
 
 
-def _longest_batch(loader: Any) -> Mapping[str, Any]:
+def longest_batch(loader: Any) -> Any:
     """The largest batch that a loader can give; random numbers are drawn as if none were."""
-    with _random_numbers_kept():
+    with random_numbers_kept():
         longest = find_longest(loader)
         if longest is None:
             raise NotImplementedError(
@@ -262,13 +215,12 @@ def _longest_batch(loader: Any) -> Mapping[str, Any]:
             count = loader.batch_size or loader.batch_sampler.batch_size
             some = [loader.dataset[index] for index in range(min(count, len(loader.dataset)))]
             batch = loader.collate_fn(some)
-    if not isinstance(batch, Mapping):
-        raise NotImplementedError("its batches are no dictionaries of tensors.")
-    return dict(batch)
+    return batch
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def random_numbers_kept() -> Iterator[None]:
+    """Inside, random numbers may be drawn; afterwards they go on as if none were."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -284,33 +236,18 @@ def _twin(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
+def _moved(value: Any, halvings: int, held: list[torch.Tensor]) -> Any:
+    """A batch on the planned GPU, halved so many times; its tensors are put into `held`."""
+    if isinstance(value, torch.Tensor):
+        held.append(_halved(_twin(value), halvings))
+        return held[-1]
+    if isinstance(value, Mapping):
+        return {name: _moved(each, halvings, held) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [_moved(each, halvings, held) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
 def _halved(tensor: torch.Tensor, times: int) -> torch.Tensor:
     return tensor[: max(1, len(tensor) >> times)].clone() if times and tensor.dim() else tensor
-
-
-def _advice(step: _TrainerStep, gpu: GPU) -> str:
-    """The changes of TrainingArguments with which the step fits, each planned."""
-    args, found = step.args, []
-    size_of_batch = args.per_device_train_batch_size
-    can_recompute = getattr(step.model, "supports_gradient_checkpointing", False)
-    tried = [(0, True)] if can_recompute and not args.gradient_checkpointing else []
-    tried += [(times, False) for times in range(1, REMEDIES + 1)]
-    if tried[:1] == [(0, True)]:
-        tried += [(times, True) for times in range(1, REMEDIES + 1)]
-    for halvings, checkpointing in tried:
-        if size_of_batch % (1 << halvings):
-            continue
-        fit: Fit = step.plan(gpu, halvings, checkpointing).fits(gpu)
-        if fit:
-            changes = ["gradient_checkpointing=True"] if checkpointing else []
-            if halvings:
-                changes += [
-                    f"per_device_train_batch_size={size_of_batch >> halvings}",
-                    f"gradient_accumulation_steps={step.accumulation << halvings}",
-                ]
-            found.append(f"{', '.join(changes)} ({size(fit.need)})")
-            if halvings:
-                break
-    if not found:
-        return "neither smaller batches nor gradient_checkpointing=True make it fit."
-    return f"it fits with {'; or with '.join(found)}."
