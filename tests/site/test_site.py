@@ -107,6 +107,15 @@ def test_every_notebook_is_a_page_with_neighbours_and_a_copy_to_take(site):
         assert copied["nbformat"] == 4
 
 
+def test_every_lesson_has_a_card_with_its_own_drawing(site, noted):
+    shown = noted.open(site / "docs" / "lessons.html")
+    drawings = shown.locator(".lesson img").evaluate_all(
+        "all => all.map(one => [one.src.split('/').pop(), one.complete && one.naturalWidth > 0])"
+    )
+    lessons = [path.name[:2] for path in every_notebook() if path.parent.name == "notebooks"]
+    assert [(name[:2], drawn) for name, drawn in drawings] == [(each, True) for each in lessons]
+
+
 def test_formulas_are_mathml_and_none_is_left_as_it_was_written(site):
     text = (site / "notebooks/02_gradient_accumulation.html").read_text(encoding="utf8")
     assert text.count("<math") > 5 and "MathJax" not in text

@@ -38,6 +38,8 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "techniques.md": {
         "planned": blocks.planned_techniques,
         "epochs": blocks.epochs,
+    },
+    ROOT / "docs" / "layouts.md": {
         "ranks": blocks.ranks,
         "large": blocks.large,
     },

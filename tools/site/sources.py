@@ -15,12 +15,14 @@ from nbformat import NotebookNode
 
 from tools.course import ROOT, badges
 from tools.course.notebooks import every_notebook
+from tools.site.cards import cards
 
 LONG = 25  # lines of code; a longer cell is folded
 CODE = re.compile(r"(```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$|\[[^\]]*\]\([^)]*\)|<[^>]+>)", re.S)
 LESSON = re.compile(r"\((\d\d)((?:, \d\d)*)\)")
 ISSUE = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*/[\w.-]+)#(\d+)\b")
 LINK = re.compile(r"\[((?:[^\[\]]|`[^`]*`)*)\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)\s]*)?\)")
+TABLE = re.compile(r"<!-- notebooks -->.*?<!-- /notebooks -->\n?", re.S)  # of docs/lessons.md
 GENERATED = re.compile(r"<!-- /?[\w-]+ -->\n?")
 PICTURES = ("image/svg+xml", "image/png")
 FILES = "files"  # folder of the site that holds copies of files
@@ -96,7 +98,11 @@ class Sources:
             if page.suffix == ".ipynb":
                 nbformat.write(self.notebook(page), target)
             else:
-                text = GENERATED.sub("", (ROOT / page).read_text(encoding="utf8"))
+                text = (ROOT / page).read_text(encoding="utf8")
+                if page == Path("docs/lessons.md"):
+                    shown = cards([ROOT / path for path in self.lessons.values()])
+                    text = shown.join(TABLE.split(text, 1))
+                text = GENERATED.sub("", text)
                 target.write_text(self._links(linked(text, page, self.lessons), page), "utf8")
         for picture in (ROOT / "docs").glob("*.png"):
             (self.folder / "docs" / picture.name).write_bytes(picture.read_bytes())
