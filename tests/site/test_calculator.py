@@ -13,7 +13,7 @@ from tight_fit.command.ship import asked_of
 from tight_fit.models import names as model_names
 from tight_fit.plans.model import plan_model_step
 from tools.calculator import make, page, plans
-from tools.calculator.chunks import StreamChunks
+from tools.calculator.copies import pack, unpack
 from tools.calculator.families import OPTIMIZERS
 from tools.calculator.sizes import Size, primes_for, size_of
 
@@ -50,7 +50,11 @@ def settings(name, draw):
 
 def test_there_are_many_models_in_a_small_file():
     assert set(MODELS) == set(make.MODELS) <= set(model_names.known())
-    assert make.FILE.stat().st_size < 400_000
+    assert make.FILE.stat().st_size < 200_000
+
+
+def test_the_page_loads_less_than_200_kilobytes_of_data(folder):
+    assert (folder / "plans.js").stat().st_size < 200_000
 
 
 @pytest.mark.night
@@ -75,11 +79,15 @@ def test_sizes_are_told_by_primes():
 
 
 def test_packed_streams_are_the_streams():
-    streams = {"a": {"first": [f"b3{n % 7}" for n in range(500)], "second": []}}
-    chunks = StreamChunks()
-    packed = chunks.pack(streams)
-    again = StreamChunks(json.loads(json.dumps(chunks.levels())))
-    assert again.unpack(packed) == streams and len(packed["a"]["first"]) < 50
+    draw = random.Random(0)
+    layers = [draw.choice(["b31", "d32", "m414", "p0"]) for _ in range(90)]
+    models = {
+        "repeated": {"a/0/all": {"first": [f"b3{n % 7}" for n in range(500)], "second": []}},
+        "drawn": {"a": {"first": layers * 3 + ["p1"], "update": layers[40:]}, "b": {"one": layers}},
+    }
+    packed = json.loads(json.dumps(pack(models)))
+    assert {name: unpack(packed, name) for name in models} == models
+    assert len(packed["letters"]["repeated"]) < 30 and len(packed["letters"]["drawn"]) < 120
 
 
 # -- in a browser ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tight_fit.gpus import GPUS
 from tight_fit.models import config as hf_config
 from tight_fit.models import names as model_names
 from tight_fit.models.step import ModelStep
-from tools.calculator.chunks import StreamChunks
+from tools.calculator.copies import pack, unpack
 from tools.calculator.families import ModelStreams
 
 FILE = Path(__file__).parent / "plans.json.xz"
@@ -97,30 +97,31 @@ def times(name: str) -> dict[str, float]:
 
 
 def read_file() -> dict[str, Any]:
-    """The kept plans as they are in the file, streams in chunks; empty where there is none.
+    """The kept plans as the file has them, streams packed beside them; empty without a file.
 
     Raises ValueError for a damaged file.
     """
     try:
         kept = json.loads(lzma.decompress(FILE.read_bytes()))
     except FileNotFoundError:
-        return {"models": {}, "chunks": [[], []]}
+        return {"models": {}, "streams": {}}
     except (lzma.LZMAError, EOFError, ValueError) as error:
         raise ValueError(f"{FILE} is damaged ({error}): delete it, or restore it.") from None
-    if not isinstance(kept, dict) or not {"models", "chunks"} <= kept.keys():
+    if not isinstance(kept, dict) or not {"models", "streams"} <= kept.keys():
         raise ValueError(f"{FILE} holds no plans of the calculator: delete it, or restore it.")
     return kept
 
 
 def write_file(models: dict[str, dict[str, Any]]) -> None:
     """Write plans whose streams are lists of words, whole or not at all."""
-    chunks = StreamChunks()
-    packed = {
-        name: facts | {"streams": chunks.pack(facts["streams"])} for name, facts in models.items()
+    streams = {name: facts["streams"] for name, facts in models.items()}
+    others = {
+        name: {key: value for key, value in facts.items() if key != "streams"}
+        for name, facts in models.items()
     }
-    data = {"versions": question.versions(), "chunks": chunks.levels(), "models": packed}
+    data = {"versions": question.versions(), "streams": pack(streams), "models": others}
     unfinished = FILE.with_suffix(".unfinished")
-    text = json.dumps(data, separators=(",", ":"))
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     unfinished.write_bytes(lzma.compress(text.encode(), preset=9))
     os.replace(unfinished, FILE)
 
@@ -128,9 +129,8 @@ def write_file(models: dict[str, dict[str, Any]]) -> None:
 def kept_models() -> dict[str, dict[str, Any]]:
     """The kept plans, their streams as lists of words again."""
     data = read_file()
-    chunks = StreamChunks(data["chunks"])
     return {
-        name: facts | {"streams": chunks.unpack(facts["streams"])}
+        name: facts | {"streams": unpack(data["streams"], name)}
         for name, facts in data["models"].items()
     }
 

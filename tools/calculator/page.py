@@ -58,6 +58,6 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in PAGE.iterdir():
         shutil.copy(file, folder / file.name)
-    packed = zlib.compress(json.dumps(data(), separators=(",", ":")).encode(), 9)
-    text = base64.b64encode(packed).decode()
+    text = json.dumps(data(), separators=(",", ":"), ensure_ascii=False)
+    text = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     (folder / "plans.js").write_text(f'window.TIGHT_FIT_PLANS = "{text}";\n', encoding="utf8")

@@ -14,15 +14,34 @@ const Planner = (() => {
     const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     DATA.value = JSON.parse(await new Response(stream).text());
-    DATA.value.words = DATA.value.chunks[0].map((text) => text.split(" "));
     return DATA.value;
   }
 
-  function unpacked(numbers) {
-    const words = [];
-    for (const outer of numbers)
-      for (const inner of DATA.value.chunks[1][outer]) words.push(...DATA.value.words[inner]);
-    return words;
+  const UNPACKED = {};
+
+  /* The streams of a model, {family: {section: words}}: tools/calculator/copies.py packs them. */
+  function unpacked(model) {
+    const { words, sections, letters, backs, lengths } = DATA.value.streams;
+    const known = words.split(" "), said = [], streams = {};
+    let copy = 0, begin = 0;
+    for (const letter of letters[model]) {
+      const number = letter.charCodeAt(0) - 0x23;
+      if (number) {
+        said.push(known[number - 1]);
+        continue;
+      }
+      const back = backs[model][copy], end = said.length + lengths[model][copy++];
+      while (said.length < end) said.push(said[said.length - back]);
+    }
+    for (const [key, names] of Object.entries(sections[model])) {
+      streams[key] = {};
+      for (const name of names) {
+        const end = said.indexOf("e", begin);
+        streams[key][name] = said.slice(begin, end);
+        begin = end + 1;
+      }
+    }
+    return streams;
   }
 
   /* The family of streams that a step belongs to: [its key, that of another optimizer]. */
@@ -37,12 +56,14 @@ const Planner = (() => {
   /* {bytes, given, states, moves, phases, categories} of a step; null where it is not kept. */
   function trace(model, step) {
     const facts = DATA.value.models[model], [key, other] = keys(step);
-    let sections = facts.streams[key];
+    UNPACKED[model] ??= unpacked(model);
+    const streams = UNPACKED[model];
+    let sections = streams[key];
     if (!sections) return null;
     if (step.weights === "bf16" && step.precision !== "bf16") return null;
     if (step.optimizer !== "adamw") {
-      if (!facts.streams[other]) return null;
-      sections = { ...sections, ...facts.streams[other] };
+      if (!streams[other]) return null;
+      sections = { ...sections, ...streams[other] };
     }
     const examples = step.batch_size / step.accumulation;
     const shape = [examples, facts.longest ? step.length / 32 : 1, step.lora_rank || 1];
@@ -53,7 +74,7 @@ const Planner = (() => {
     let phase = 0, begin = -1;
     for (const name of names) {
       if (name === "second" && step.accumulation === 1) continue;
-      for (const word of unpacked(sections[name])) {
+      for (const word of sections[name]) {
         const kind = word[0];
         if (kind === "p") {
           if (begin < 0) begin = events.length;
