@@ -10,6 +10,7 @@ clean [NN ...]               clean without executing
 tables [NN ...]              print the tables of the last run
 grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exercises are right;
                              exit status 1 where one could not be graded whole
+assign NN ... --out DIR      lessons as assignments for nbgrader, with answers and checks apart
 soak [NN ...] [--only KIND]  run notebooks in random order, offline, interrupted, with a GPU that
                              has no kernels, on a pretended GPU
 lesson NN TITLE              write a new lesson, its lab and its exercises, as stubs that fail
@@ -102,6 +103,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="GIB",
         help="that all processes of a notebook may take together (8)",
     )
+    assign = commands.add_parser("assign")
+    assign.add_argument("numbers", nargs="+", metavar="NN", help="lessons, as 02, or names of labs")
+    assign.add_argument(
+        "--out", type=new_folder, required=True, help="the assignment's folder in source/"
+    )
     commands.add_parser("keep").add_argument("folder", type=Path, metavar="DIR")
     new = commands.add_parser("lesson")
     new.add_argument("number", metavar="NN", help="two digits that no lesson has")
@@ -147,6 +153,13 @@ def _run(asked: argparse.Namespace, typed: str) -> int:
         from tools.course import lesson
 
         written = lesson.write(asked.number, asked.title)
+        print("Written:\n" + "\n".join(f"    {path}" for path in written))
+        return 0
+    if asked.command == "assign":
+        from tools.course import assignment
+        from tools.course.notebooks import chosen
+
+        written = assignment.write(chosen(asked.numbers), asked.out)
         print("Written:\n" + "\n".join(f"    {path}" for path in written))
         return 0
     from tools.course import badges, build, clean, grade, sandbox, stress, tables  # take seconds
