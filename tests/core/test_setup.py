@@ -21,15 +21,18 @@ from tools.course.execute import execute
 
 
 ADDRESS = "https://github.com/some/course"
+COMMIT = "0123456789" * 4
 
 
-def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path):
+def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, monkeypatch):
     path = notebook(folder, "import torch")
     page, cited = tmp_path / "README.md", tmp_path / "CITATION.cff"
     page.write_text(
         "# T\n<!-- badges -->\nold\n<!-- /badges -->\n<!-- clone -->\n<!-- /clone -->\nend\n"
     )
     cited.write_text("version: 1\nlicense: MIT\n")
+
+    monkeypatch.setattr(notebook_setup, "release", lambda: COMMIT)
 
     def told(address):
         """What `make badges` writes with this address in pyproject.toml."""
@@ -45,7 +48,7 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path):
     assert cells[0].count("some/course/blob/main/notebooks/00_small.ipynb") == 2
     assert cells[0].startswith("# Small\n\n[![") and "\n\nSee [the next]" in cells[0]
     assert cells[1:] == [notebook_setup.first_cell(ADDRESS), "import torch"]
-    assert f'"{ADDRESS}"' in cells[1] and "clone" in cells[1]
+    assert f" {ADDRESS} {COMMIT}" in cells[1] and "fetch" in cells[1]
     assert f"git clone {ADDRESS}\n" in page.read_text()
     assert cited.read_text() == f"version: 1\nrepository-code: {ADDRESS}\nlicense: MIT\n"
     assert set(badges.stale(folder, page, cited, f"{ADDRESS}-2")) == {path, page, cited}
@@ -63,10 +66,13 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path):
     for text in (*cells, page.read_text(), cited.read_text()):
         assert "some/course" not in text and "git" not in text
 
+    monkeypatch.setattr(notebook_setup, "release", lambda: "")
+    assert told(ADDRESS)[1][1] == notebook_setup.first_cell("")  # without a release none is fetched
 
-def start(folder, address="", **environment):
+
+def start(folder, address="", commit="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
-    program = notebook_setup.first_cell(address).partition("from helpers")[0]
+    program = notebook_setup.first_cell(address, commit).partition("from helpers")[0]
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\nprint(sys.path[0])"],
         cwd=folder,
@@ -96,17 +102,45 @@ def test_the_first_cell_finds_the_files_or_says_how_to_bring_them(tmp_path):
     assert start(apart) == (str(attached), "")
 
 
-def test_with_an_address_the_first_cell_fetches_what_it_does_not_find(tmp_path):
-    origin = copied(tmp_path / "origin")
+@pytest.fixture
+def origin(tmp_path):
+    """A repository of the course, and the commits of its release and of what came after it."""
+    folder, commits = copied(tmp_path / "origin"), []
     as_me = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
-        subprocess.run([*as_me, *words], cwd=origin, check=True)
+    for name in ("released", "later"):
+        (folder / name).write_text("")
+        for words in (["init", "-q"], ["add", "."], ["commit", "-qm", name]):
+            subprocess.run([*as_me, *words], cwd=folder, check=True)
+        said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True)
+        commits.append(said.stdout.decode().strip())
+    return f"file://{folder}", *commits
+
+
+def test_with_an_address_the_first_cell_fetches_the_release(tmp_path, origin):
+    address, released, later = origin
     reader = tmp_path / "reader"
     reader.mkdir()
     said = "FileNotFoundError: Unpack the course's zip"
-    assert start(reader, f"file://{tmp_path}/none")[1].startswith(said)
-    assert start(reader, f"file://{origin}", PATH="")[1].startswith(said)  # there is no git
-    assert start(reader, f"file://{origin}") == (str(reader / "origin"), "")
+    assert start(reader, f"file://{tmp_path}/none", released)[1].startswith(said)
+    assert start(reader, address, released, PATH="")[1].startswith(said)  # there is no git
+    assert start(reader, address, "0" * 40)[1].startswith(said)  # it has no such commit
+    copied(reader / ".origin")  # what an interrupted fetch left is not taken
+    assert start(reader, address, released) == (str(reader / "origin"), "")
+    assert (reader / "origin" / "released").exists()
+    assert not (reader / "origin" / "later").exists() and not (reader / ".origin").exists()
+
+
+def test_a_fetch_leaves_a_folder_of_that_name_alone(tmp_path, origin):
+    reader = tmp_path / "reader"
+    copied(reader / "origin", "tight_fit/units.py")
+    assert start(reader, *origin[:2])[1].startswith("FileNotFoundError")
+    assert (reader / "origin" / "helpers" / "recipe.py").exists()
+
+
+def test_a_release_is_a_whole_commit(monkeypatch):
+    monkeypatch.setattr(notebook_setup, "_setting", lambda name: "v0.2.0")
+    with pytest.raises(ValueError, match="is no commit: write all 40 digits"):
+        notebook_setup.release()
 
 
 # The commands, as make calls them
