@@ -3,10 +3,12 @@
 python on_a_pretended_gpu.py    prints {name of a check: "" or what was wrong} as JSON
 """
 
+import gc
 import json
 import os
 import pickle
 import sys
+import tempfile
 import traceback
 from functools import partial
 
@@ -318,6 +320,67 @@ def a_step_is_what_its_plan_says():
 
         planned = inside(plan)(changed)
         assert seen.peak == planned.peak and seen.at_peak == planned.at_peak, change
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=4096, num_attention_heads=4, **sizes))
+
+
+TEXTS = [{name: torch.arange(256) for name in ("input_ids", "labels")} for _ in range(24)]
+
+
+def planned_as_reserved(callback, fit):
+    """The callback's plan of the training that `fit` runs is what PyTorch reserves in it, to a segment."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    fit()
+    facts = callback.facts
+    off = facts["reserved"] - facts["measured"]
+    assert facts["fits"] and 0 <= off <= 2 << 20, facts  # a segment of small tensors
+    assert facts["measured"] == torch.cuda.max_memory_reserved()
+
+
+@check
+def a_callback_plans_what_trainer_reserves():
+    from transformers import Trainer, TrainingArguments
+
+    from tight_fit import PlanCallback
+
+    callback = PlanCallback(say=lambda line: None)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
+        arguments = TrainingArguments(folder, per_device_train_batch_size=4, max_steps=4, **options)
+        trainer = Trainer(llama(), arguments, train_dataset=TEXTS, callbacks=[callback])
+        planned_as_reserved(callback, trainer.train)
+
+
+@check
+def a_callback_plans_what_lightning_reserves():
+    import lightning
+
+    from tight_fit import LightningPlanCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+        def training_step(self, batch, index):
+            return self.model(**batch).loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    callback = LightningPlanCallback(say=lambda line: None)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_steps=4, callbacks=[callback], **options)
+    loader = torch.utils.data.DataLoader(TEXTS, batch_size=4)
+    planned_as_reserved(callback, lambda: trainer.fit(Module(), loader))
 
 
 @check
