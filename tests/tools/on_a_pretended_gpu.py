@@ -334,7 +334,7 @@ TEXTS = [{name: torch.arange(256) for name in ("input_ids", "labels")} for _ in 
 
 
 def planned_as_reserved(callback, fit):
-    """The callback's plan of the training that `fit` runs is what PyTorch reserves in it, to a segment."""
+    """What PyTorch reserves in the training that `fit` runs is planned, to a segment."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
