@@ -160,6 +160,14 @@ def test_a_gpu_without_the_arithmetic_has_no_time(folder, no_search, capsys, ext
     assert "The T4 has no bf16 arithmetic" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_compile_is_taken_and_said_not_to_be_planned(folder, no_search, capsys):
+    step = ("--model", folder, "--gpu", "T4", "--batch", 2, "--length", 16, "--json")
+    plain = asked(capsys, *step)
+    assert main([str(word) for word in (*step, "--compile")]) == plain[0] == 0
+    said = capsys.readouterr()
+    assert said.out == plain[1] and "torch.compile is not planned." in said.err
+
+
 def test_a_gpu_whose_kernels_nobody_measured_says_so(folder, no_search, capsys):
     code, text = asked(capsys, "--model", folder, "--gpu", "H100", "--batch", 2, "--length", 16)
     assert code == 0 and "No kernels of the H100 were measured: those of the A100-40GB" in text
