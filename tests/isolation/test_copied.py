@@ -233,6 +233,24 @@ def test_a_folder_is_the_same_by_relative_paths_and_links(tmp_path, monkeypatch)
         made.deep(str(work / "many"))
 
 
+def test_making_the_copy_writes_to_no_file_of_the_user_s(tmp_path):
+    """Whatever the names of files beside each other, and where one cannot be copied."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("x", "x.new", "x.new.new", "x~", ".x"):
+        (work / name).write_text(name)
+    (work / "link.new").symlink_to("x")
+    (work / "link").write_text("link")
+    before = digest(work)
+    made = mirror.Mirror(str(tmp_path / "root"))
+    made.deep(str(work))
+    assert digest(work) == before
+    there = Path(made.place(str(work)))
+    assert {path.name: path.read_text() for path in there.iterdir() if not path.is_symlink()} == {
+        path.name: path.read_text() for path in work.iterdir() if not path.is_symlink()
+    }
+
+
 def test_numbers_of_calls_are_those_of_the_kernel_s_headers():
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     if not all(map(os.path.exists, headers)):

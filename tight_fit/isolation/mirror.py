@@ -105,13 +105,14 @@ class Mirror:
     def _copy(self, path: str, marks: os.stat_result) -> None:
         if not stat.S_ISREG(marks.st_mode) or marks.st_size > min(SMALL, self.bytes):
             return
+        if not os.access(path, os.R_OK):
+            return
         here = self.root + path
         try:
-            made = here + ".new"
-            shutil.copy2(path, made)
-            os.replace(made, here)
-        except OSError:
-            return  # not ours to read, or gone: the link says so
+            os.unlink(here)  # a link to the file itself: what is copied may not go through it
+            shutil.copy2(path, here)
+        except FileNotFoundError:
+            return  # it is gone
         self.bytes -= marks.st_size
 
     def give_room(self, path: str, emptied: bool) -> None:
