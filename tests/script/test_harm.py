@@ -261,7 +261,7 @@ def test_in_a_locked_container_nothing_runs_without_trust(program, tmp_path):
     (tmp_path / "best.pt").write_text("weights")
     before = state(tmp_path)
     command = [sys.executable, "-m", "tests.isolation.locked", "-m", "tight_fit", "script", path]
-    environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2]), "NO_LANDLOCK": "1"}
 
     def ended(*options: str):
         return subprocess.run(
@@ -274,17 +274,19 @@ def test_in_a_locked_container_nothing_runs_without_trust(program, tmp_path):
     refused = ended()
     assert refused.returncode == 2 and refused.stdout == "" and state(tmp_path) == before
     assert refused.stderr.count("\n") == 1
-    assert "(namespaces of its own: Operation not permitted): with --trust" in refused.stderr
+    assert "(namespaces of its own: Operation not permitted; no Landlock" in refused.stderr
+    assert ": with --trust" in refused.stderr
     trusted = ended("--trust")
     assert trusted.returncode == 0 and (tmp_path / "best.pt").read_text() == "", trusted.stderr
     assert "Note: The program was trusted, not isolated (namespaces" in trusted.stdout
 
 
 def without_isolation(monkeypatch):
-    def refused(**options):
+    def refused(*given, **options):
         raise isolation.Unavailable("namespaces of its own: Operation not permitted")
 
     monkeypatch.setattr(isolation, "fork", refused)
+    monkeypatch.setattr(isolation, "fork_on_copy", refused)
 
 
 def test_where_nothing_isolates_nothing_runs_without_trust(program, tmp_path, monkeypatch):

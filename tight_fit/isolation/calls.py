@@ -33,9 +33,9 @@ MISSING = (
     *("io_uring_setup", "clone3", "add_key", "request_key", "keyctl", "ptrace"),
     *("process_vm_writev", "pidfd_getfd"),
 )
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _MACHINE, _FIRST = 0, 4, 16  # places in what a filter is given; arguments have 8 bytes
-_ALLOW, _FAIL = 0x7FFF0000, 0x00050000
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER, MACHINE, FIRST = 0, 4, 16  # places in what a filter is given; arguments have 8 bytes
+ALLOW, FAIL = 0x7FFF0000, 0x00050000
 _OTHER_NUMBERS = 0x40000000  # of x86-64's calls for 32-bit pointers
 _SET_FILTER, _AS_FAST_AS_BEFORE = 1, 4
 
@@ -48,34 +48,37 @@ def refuse() -> None:
     found = MACHINES.get(platform.machine())
     if found is None:
         raise OSError(f"no filter of calls is known for {platform.machine()}")
-    program = b"".join(struct.pack("HBBI", *line) for line in _filter(*found))
+    install(_filter(*found), found[1]["seccomp"])
+
+
+def install(filter_lines: list[tuple[int, int, int, int]], number: int) -> None:
+    """Let every call go through these lines as well; `number` is that of the call `seccomp`."""
+    program = b"".join(struct.pack("HBBI", *line) for line in filter_lines)
     held = ctypes.create_string_buffer(program)
     lines = struct.pack("H6xP", len(program) // 8, ctypes.addressof(held))
-    system.call(
-        found[1]["seccomp"], "a filter of its calls", _SET_FILTER, _AS_FAST_AS_BEFORE, lines
-    )
+    system.call(number, "a filter of its calls", _SET_FILTER, _AS_FAST_AS_BEFORE, lines)
 
 
 def _filter(machine: int, numbers: dict[str, int]) -> list[tuple[int, int, int, int]]:
     """Lines (operation, lines to skip if so, lines to skip if not, value)."""
 
     def fail(number: int) -> tuple[int, int, int, int]:
-        return (_RETURN, 0, 0, _FAIL | number)
+        return (RETURN, 0, 0, FAIL | number)
 
     lines = [
-        (_LOAD, 0, 0, _MACHINE),
-        (_EQUAL, 1, 0, machine),
+        (LOAD, 0, 0, MACHINE),
+        (EQUAL, 1, 0, machine),
         fail(errno.ENOSYS),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, _OTHER_NUMBERS),
+        (LOAD, 0, 0, NUMBER),
+        (AT_LEAST, 0, 1, _OTHER_NUMBERS),
         fail(errno.ENOSYS),
     ]
     for name in MISSING:
-        lines += [(_EQUAL, 0, 1, numbers[name]), fail(errno.ENOSYS)]
+        lines += [(EQUAL, 0, 1, numbers[name]), fail(errno.ENOSYS)]
     for name in ("unshare", "clone"):
-        refused = [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, system.NEWUSER), fail(errno.EPERM)]
-        refused.append((_RETURN, 0, 0, _ALLOW))
-        lines += [(_EQUAL, 0, len(refused), numbers[name]), *refused]
-    lines += [(_EQUAL, 0, len(FAMILIES) + 2, numbers["socket"]), (_LOAD, 0, 0, _FIRST)]
-    lines += [(_EQUAL, len(FAMILIES) - at, 0, kind) for at, kind in enumerate(FAMILIES)]
-    return [*lines, fail(errno.EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]
+        refused = [(LOAD, 0, 0, FIRST), (ANY_BIT, 0, 1, system.NEWUSER), fail(errno.EPERM)]
+        refused.append((RETURN, 0, 0, ALLOW))
+        lines += [(EQUAL, 0, len(refused), numbers[name]), *refused]
+    lines += [(EQUAL, 0, len(FAMILIES) + 2, numbers["socket"]), (LOAD, 0, 0, FIRST)]
+    lines += [(EQUAL, len(FAMILIES) - at, 0, kind) for at, kind in enumerate(FAMILIES)]
+    return [*lines, fail(errno.EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import NoReturn
 
 TASKS = 4096  # processes and threads that may run beside those of the machine
 SMALLEST = 20  # the machine keeps 1 / SMALLEST of its memory
 TICK = 0.1  # seconds between two looks
-TOO_MANY, TOO_LARGE = 201, 202  # exit statuses
+TOO_MANY, TOO_LARGE, TOO_FULL = 201, 202, 203  # exit statuses
 
 
 class MachineLimits:
@@ -42,29 +41,49 @@ class MachineLimits:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
-    def until_end_of(self, child: int) -> NoReturn:
-        """Take leave of every process that ends here; end as that one does, or at a limit.
+    def until_end_of(self, child: int, folder: int | None = None, files: int = 0) -> int:
+        """Take leave of every process that ends here; the exit status of that one, or of a limit.
 
+        folder  an open folder: then SIGTERM is heeded, and the disk below it is watched
+        files   bytes that its disk may lose
         Signals are blocked by then.
         """
-        for place, file in enumerate(self.files):
+        kept = [*self.files, *([] if folder is None else [folder])]
+        for place, file in enumerate(kept):
             os.dup2(file, place)  # who reads from what was here learns of its end
         self.files = [0, 1]
-        os.closerange(2, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(len(kept), os.sysconf("SC_OPEN_MAX"))
+        least = None if folder is None else _least(2, files)
+        heard = {signal.SIGCHLD} | ({signal.SIGTERM} if least else set())
         while True:
             try:
                 ended, status, _ = os.wait3(os.WNOHANG)
             except ChildProcessError:
-                os._exit(1)
+                return 1
             if ended == child:
                 code = os.waitstatus_to_exitcode(status)
-                os._exit(code if code >= 0 else 128 - code)
+                return code if code >= 0 else 128 - code
             if not ended:
-                signal.sigtimedwait({signal.SIGCHLD}, TICK)
+                got = signal.sigtimedwait(heard, TICK)
+                if got is not None and got.si_signo == signal.SIGTERM:
+                    return 128 + signal.SIGTERM
             if self._tasks() > self.tasks + TASKS:
-                os._exit(TOO_MANY)
+                return TOO_MANY
             if self._memory("MemAvailable") < self.least:
-                os._exit(TOO_LARGE)
+                return TOO_LARGE
+            if least and any(left < most for left, most in zip(_free(2), least)):
+                return TOO_FULL
+
+
+def _free(folder: int) -> tuple[int, int]:
+    """Blocks and names that are left on the disk of an open folder."""
+    disk = os.fstatvfs(folder)
+    return disk.f_bavail, disk.f_favail
+
+
+def _least(folder: int, files: int) -> tuple[int, int]:
+    blocks, names = _free(folder)
+    return max(blocks // 2, blocks - files // os.fstatvfs(folder).f_frsize), names // 2
 
 
 def go_first() -> None:
@@ -91,3 +110,16 @@ def end_first() -> None:
             file.write("1000")
     except OSError:
         pass
+
+
+def leave_no_core() -> None:
+    """Let a crash be noted nowhere.
+
+    The system's own handler of crashes, which is no part of this copy, is started at a limit of 0
+    bytes as well; Linux starts none at 1 byte.
+    """
+    import resource  # which not every system has
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    most = 0 if hard == 0 else 1
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))

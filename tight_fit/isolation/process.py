@@ -141,13 +141,13 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         inherited.unshare_memory()
         places.lay_out()
         system.loopback_up()
-        _leave_no_core()
+        limits.leave_no_core()
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         watch.limit_tasks()
         system.drop_privileges()
         calls.refuse()
         if child := os.fork():
-            watch.until_end_of(child)
+            os._exit(watch.until_end_of(child))
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, open_to)
         limits.go_last()
@@ -162,19 +162,6 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
             talk.sendall((said or str(error)).encode())
         finally:
             os._exit(1)
-
-
-def _leave_no_core() -> None:
-    """Let a crash be noted nowhere.
-
-    The system's own handler of crashes, which is no part of this copy, is started at a limit of 0
-    bytes as well; Linux starts none at 1 byte.
-    """
-    import resource  # which not every system has
-
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    most = 0 if hard == 0 else 1
-    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 
 
 def _wait_for(child: int) -> NoReturn:

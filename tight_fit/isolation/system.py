@@ -19,7 +19,7 @@ NEWPID, NEWNET = 0x20000000, 0x40000000
 NOSUID, NODEV, NOEXEC = 2, 4, 8
 BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
 DETACH = 2
-_PDEATHSIG, _NO_NEW_PRIVS, _DROP_BOUND = 1, 38, 24
+_PDEATHSIG, _ORPHANS, _NO_NEW_PRIVS, _DROP_BOUND = 1, 36, 38, 24
 _MOUNT_SETATTR, _AT_RECURSIVE, _READ_ONLY, _HERE = 442, 0x8000, 1, -100
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 _CAPABILITIES = 0x20080522  # version 3 of the structures of capset
@@ -36,7 +36,14 @@ def _check(result: int, what: str) -> None:
 
 def call(number: int, what: str, *arguments: Any) -> None:
     """The call of Linux with this number."""
-    _check(_libc.syscall(ctypes.c_long(number), *arguments), what)
+    answer(number, what, *arguments)
+
+
+def answer(number: int, what: str, *arguments: Any) -> int:
+    """What the call of Linux with this number gives."""
+    given = _libc.syscall(ctypes.c_long(number), *arguments)
+    _check(given, what)
+    return given
 
 
 def unshare(flags: int) -> None:
@@ -72,6 +79,11 @@ def make_root(folder: str) -> None:
 def die_with_parent(signal: int) -> None:
     """Get this signal when the thread that made this process ends."""
     _check(_libc.prctl(_PDEATHSIG, signal, 0, 0, 0), "an end with its parent")
+
+
+def take_orphans() -> None:
+    """Become the parent of every process below this one whose own parent ends."""
+    _check(_libc.prctl(_ORPHANS, 1, 0, 0, 0), "orphans of its own")
 
 
 def drop_privileges() -> None:

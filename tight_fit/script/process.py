@@ -1,9 +1,10 @@
 """The process in which a program is planned: a copy of this one, from which only facts come back.
 
 The copy sees everything that is imported, defined and stored here, and what it changes stays its
-own: the system isolates it (`tight_fit.isolation`). Where the system cannot, a program runs only
-for a user who trusts it. It ends at the last step of the plan without running anything else of the
-program: no `finally`, no `atexit`, nothing that would save or push.
+own: the system isolates it (`tight_fit.isolation`), in namespaces, or else on a copy of its folder.
+Where the system can do neither, a program runs only for a user who trusts it. It ends at the last
+step of the plan without running anything else of the program: no `finally`, no `atexit`, nothing
+that would save or push.
 """
 
 from __future__ import annotations
@@ -54,9 +55,19 @@ NOT_ISOLATED = (
     "and what it writes and sends until its plan is done is written and sent."
 )
 TRUSTED = "The program was trusted, not isolated ({}): what it wrote and sent is written and sent."
+ON_COPY = (
+    "The program ran on a copy of its folder, and could write nowhere else, as this system refuses "
+    "{}."
+)
+FORBIDDEN = re.compile(r"Permission denied|not permitted|Read-only file system|readonly database")
+NOT_IN_COPY = (
+    "{}: {}; where this system refuses {}, a program can write to a copy of its folder alone: let "
+    "it write to a path relative to that folder, or plan it with --trust."
+)
 LIMITS = {
     isolation.TOO_MANY: f": it started more than {isolation.TASKS:,} processes and threads",
     isolation.TOO_LARGE: ": it left this machine hardly any memory",
+    isolation.TOO_FULL: ": it filled the disk of temporary files",
 }
 PROBE_SECONDS = 30.0  # that the first gradient of a copy may take
 SETTLE = 0.2  # seconds in which a thread for a GPU that cannot be used has ended the process
@@ -87,21 +98,24 @@ def plan(
     told, telling = os.pipe()  # the program is given no terminal, which takes commands and settings
     sys.stdout.flush()
     sys.stderr.flush()
-    refused = ""
+    refused, on_copy, keep = "", False, (answer, output, telling)
     try:
-        child = isolation.fork(keep=(answer, output, telling))
+        child = isolation.fork(keep)
     except isolation.Unavailable as error:
-        if not trust:
+        refused, on_copy = str(error), not trust
+        try:
+            folder = os.path.dirname(os.path.abspath(wanted.script))
+            child = isolation.fork_on_copy(keep, (folder,)) if on_copy else os.fork()
+        except isolation.Unavailable as other:
             for pipe in (answers, answer, printed, output, told, telling):
                 os.close(pipe)
-            raise Refused(NOT_ISOLATED.format(error)) from None
-        refused, child = str(error), os.fork()
+            raise Refused(NOT_ISOLATED.format(f"{refused}; {other}")) from None
     if not child:
         os.close(answers)
         os.close(printed)
         os.close(told)
         clock = Clock(seconds, None if terminal is None else telling)
-        _in_child(wanted, work, answer, output, clock, not refused)
+        _in_child(wanted, work, answer, output, clock, on_copy or not refused)
     os.close(answer)
     os.close(output)
     os.close(telling)
@@ -109,7 +123,7 @@ def plan(
     try:
         text = _read(answers, [output_of, Heard(told, terminal)], SLOWEST * seconds + GRACE)
     finally:
-        died = _end(child)
+        died = _end(child, isolation.end if on_copy else _kill)
         output_of.rest()
         for pipe in (answers, printed, told):
             os.close(pipe)
@@ -122,6 +136,9 @@ def plan(
         raise ProgramFailed(f"the program's process ended without an answer{died}", lines) from None
     if "refused" in facts:
         raise Refused(facts["refused"])
+    if "failed" in facts and on_copy and FORBIDDEN.search(facts["failed"]):
+        at = facts["lines"][-1].partition(" ")[0] if facts["lines"] else Path(wanted.script).name
+        raise Refused(NOT_IN_COPY.format(at, facts["failed"], refused))
     if "failed" in facts:
         raise ProgramFailed(facts["failed"], facts["lines"])
     if facts.get("nothing_on_gpu"):
@@ -130,7 +147,7 @@ def plan(
             "it trains on the CPU."
         )
     if refused:
-        facts["notes"].append(TRUSTED.format(refused))
+        facts["notes"].append((ON_COPY if on_copy else TRUSTED).format(refused))
     return facts
 
 
@@ -157,7 +174,7 @@ def copy_computes() -> bool:
         ended, status = os.waitpid(child, os.WNOHANG)
         time.sleep(0 if ended else 0.005)
     if not ended:
-        _end(child)
+        _kill(child)
     return bool(ended) and status == 0
 
 
@@ -231,7 +248,12 @@ def _read(answers: int, others: list[Printed | Heard], seconds: float) -> bytes:
     return b"" if answers in open_pipes else b"".join(parts)
 
 
-def _end(child: int) -> str:
+def _kill(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _end(child: int, kill: Callable[[int], object]) -> str:
     """Wait for a process that has answered, end one that has not, and give what it died of."""
     for _ in range(50):
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -239,8 +261,7 @@ def _end(child: int) -> str:
             break
         time.sleep(0.02)
     else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        kill(child)
         return ""
     code = os.waitstatus_to_exitcode(status)
     if code in LIMITS:
