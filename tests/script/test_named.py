@@ -84,12 +84,8 @@ def test_what_gets_no_gradient_is_said(program):
             f"{HEAD}model.requires_grad_(False)\n" + LOOP.removeprefix(HEAD),
             "model.enable_input_require_grads()",
         ),
-        (
-            "raise ModuleNotFoundError(\"No module named 'mpi4py'\")\n",  # DeepSpeed, started alone
-            "tight-fit MODEL --layout zero1=8",
-        ),
     ],
-    ids=["fp16 gradients", "nothing trains", "deepspeed"],
+    ids=["fp16 gradients", "nothing trains"],
 )
 def test_a_failure_that_is_known_names_its_remedy(text, todo, program):
     with pytest.raises(ProgramFailed) as error:

@@ -50,11 +50,6 @@ KNOWN = (
         "Train adapters instead: prepare_model_for_kbit_training(model), then get_peft_model",
     ),
     (
-        "No module named 'mpi4py'",
-        "DeepSpeed is not planned: leave it out of the program (deepspeed=None), or plan its ZeRO "
-        "stage with tight-fit MODEL --layout zero1=8, zero2=8 or, for stage 3, fsdp=8",
-    ),
-    (
         "attempted relative import",
         "It is a module of a package: plan a file beside the package that holds import runpy; "
         'runpy.run_module("package.module", run_name="__main__")',
