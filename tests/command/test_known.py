@@ -116,7 +116,7 @@ def test_the_courses_configurations_are_the_known_ones():
         ("24GiB", ["24GiB"]),
         ("A10", ["A10"]),
         ("RTX 4060", ["RTX 4060"]),
-        ("RTX 3060 8GB", []),
+        ("RTX 3060 6GB", []),
         ("", []),
     ],
 )

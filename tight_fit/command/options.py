@@ -26,7 +26,7 @@ from tight_fit.command.question import Question
 from tight_fit.command.wrapper import run, sentence
 from tight_fit.gpus import KNOWN
 from tight_fit.gpus.specs import no_speed
-from tight_fit.gpus.table import AMD, SPECS
+from tight_fit.gpus.table import SPECS
 from tight_fit.optimizer_kinds import ALSO, OPTIMIZERS
 from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
 from tight_fit.units import GIB
@@ -295,8 +295,8 @@ def main(
         if asked.name or asked.model:
             options.error("--list-gpus lists the GPUs and plans no model: ask for one of the two.")
         for gpu in KNOWN.values():
-            lacks = "no bf16" if not gpu.bf16 else "no time" if gpu.name in AMD else ""
-            print(f"{gpu.name:17} {gpu.memory / GIB:6.2f} GiB   {lacks}".rstrip())
+            lacks = "no bf16" if not gpu.bf16 else "no time" if gpu.name not in SPECS else ""
+            print(f"{gpu.name:19} {gpu.memory / GIB:6.2f} GiB   {lacks}".rstrip())
         return 0
     if asked.name and asked.model:
         options.error("the model is named twice, as MODEL and with --model: name one.")

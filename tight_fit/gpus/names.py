@@ -18,7 +18,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)")
 LEAST_SEEN = 0.85  # of the size that is written on a card
 # What makers, drivers and shops write beside a name.
 BESIDE = re.compile(
-    r"nvidia|geforce|tesla|quadro|amd|instinct|gpu|sxm\d?|hbm\d\w?|blackwell|workstation|server|"
+    r"nvidia|geforce|tesla|amd|instinct|gpu|sxm\d?|hbm\d\w?|blackwell|workstation|server|"
     r"max-?q|edition|generation|oam|480gb"
 )
 BEFORE = re.compile(r"(rtx|gtx)(pro)?")  # left out where people write "4090"
@@ -29,9 +29,20 @@ OTHERS = (
     (r"tpu.*|v[2-6][ep]?-\d+", "a TPU runs no CUDA"),
     (r"(apple )?m[1-9]( pro| max| ultra)?|mps|macbook.*", "Apple's GPUs run no CUDA"),
     (r"(intel )?(arc|gaudi|max).*|xpu", "Intel's GPUs run no CUDA"),
-    (r"(amd |radeon )?rx.*|radeon.*", "of AMD's GPUs only Instincts are known"),
+    (r"(amd |radeon )*(rx|w\d{4}).*|radeon.*", "of AMD's GPUs only Instincts are known"),
     (r"trn\d.*|trainium.*|inferentia.*", "Trainium runs no CUDA"),
-    (r"(tesla |nvidia )?k(20|40|80)\w*", "CUDA 12 and today's PyTorch have left Kepler GPUs out"),
+    (
+        r"(tesla |nvidia )?k(20|40|80)\w*|(nvidia |geforce )*gtx ?[67]\d\d.*",
+        "CUDA 12 and today's PyTorch have left Kepler GPUs out",
+    ),
+    (
+        r"(tesla |nvidia )?m(10|40|60)\b.*|(nvidia |geforce )*gtx ?(9\d\d.*|titan x)",
+        "PyTorch's builds for CUDA 12.8 and later have no kernels for Maxwell GPUs",
+    ),
+    (
+        r"(nvidia )?(gb10|dgx spark|thor|(jetson )?(agx )?(orin|xavier|nano|thor).*|jetson.*)",
+        "its GPU shares one memory with the CPU, of which the system and the data take a part",
+    ),
     (r"cpu|host|none", "a CPU has main memory, and no GPU's kernels"),
 )
 
@@ -123,7 +134,8 @@ def matches(name: str) -> list[GPU]:
         return [_of_size(float(size[1]), size[2])]
     asked = _plain(name)
     equal = [gpu for gpu in KNOWN.values() if _plain(gpu.name) == asked]
-    found = equal or _by_parts(name)
+    # "Quadro RTX 6000" and "RTX 6000 Ada" are told apart by it; "Quadro RTX A4000" has it for show.
+    found = equal or _by_parts(name) or _by_parts(re.sub("quadro", "", name, flags=re.I))
     return sorted(found, key=lambda gpu: gpu.memory)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tight_fit.checks import PRECISIONS, of_type, one_of, real, shown, whole
 from tight_fit.gpus.names import SIZE, find, matches
-from tight_fit.gpus.table import AMD, ARITHMETICS, GPU, MEASURED, SPECS, GpuSpecs
+from tight_fit.gpus.table import AMD, ARITHMETICS, GPU, KNOWN, MEASURED, SPECS, GpuSpecs
 
 __all__ = ["ARITHMETICS", "MEASURED", "SPECS", "GpuSpecs"]
 
@@ -35,6 +35,8 @@ def no_speed(gpu: GPU) -> str:
         return f"time is not known for AMD, and of the {gpu.name} the memory alone is planned."
     if SIZE.fullmatch(gpu.name.lower()):
         return "a size says nothing of a GPU's speed: name the GPU (--list-gpus)."
+    if gpu.name in KNOWN:
+        return f"of the {gpu.name}, whose speed is not known, the memory alone is planned."
     return f"the speed of the {gpu.name} is not known: name a GPU of the list (--list-gpus)."
 
 
