@@ -102,3 +102,14 @@ def test_packed_sequences_are_refused_for_what_they_are(program):
     )
     with pytest.raises(Refused, match=r"^train\.py:5: pack_padded_sequence is not planned: let"):
         run(path)
+
+
+def test_fsdp_of_trainer_on_one_gpu_is_told_how_to_be_planned(program):
+    path = program(
+        "import torch\n"
+        "from transformers import Trainer, TrainingArguments\n"
+        "args = TrainingArguments('out', max_steps=2, report_to=[], fsdp='full_shard')\n"
+        "Trainer(torch.nn.Linear(8, 8), args, train_dataset=[{'x': torch.ones(8)}] * 8).train()\n"
+    )
+    with pytest.raises(ProgramFailed, match=r"distributed training.*--layout fsdp=N"):
+        run(path)

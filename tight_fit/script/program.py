@@ -50,6 +50,10 @@ KNOWN = (
         "Train adapters instead: prepare_model_for_kbit_training(model), then get_peft_model",
     ),
     (
+        "Using fsdp only works in distributed training",
+        "Plan the model with tight-fit MODEL --layout fsdp=N for N GPUs",
+    ),
+    (
         "attempted relative import",
         "It is a module of a package: plan a file beside the package that holds import runpy; "
         'runpy.run_module("package.module", run_name="__main__")',
