@@ -7,7 +7,7 @@ import pytest
 
 from tests.script import LOOP, run
 from tight_fit.command import script
-from tight_fit.script.program import ProgramFailed
+from tight_fit.script.program import ProgramFailed, Refused
 
 COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -73,3 +73,43 @@ def test_a_program_that_multiplies_is_ended_and_told(program, monkeypatch):
     expected = "processes and threads" if os.geteuid() == 0 else "can't start new thread|processes"
     with pytest.raises(ProgramFailed, match=expected):
         run(program(text))
+
+
+def test_deepspeed_in_trainer_is_refused_with_a_way_on(program):
+    """Not that mpi4py is missing: DeepSpeed looks for it where no launcher has set ranks."""
+    pytest.importorskip("deepspeed")
+    path = program(
+        "import torch\n"
+        "from transformers import Trainer, TrainingArguments\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "deep = {'zero_optimization': {'stage': 2}, 'train_micro_batch_size_per_gpu': 'auto'}\n"
+        "args = TrainingArguments('out', max_steps=2, report_to=[], deepspeed=deep)\n"
+        "Trainer(model, args, train_dataset=[{'x': torch.ones(8)}] * 8).train()\n"
+    )
+    with pytest.raises(Refused, match=r"^train\.py:\d starts DeepSpeed.*--layout fsdp=N") as said:
+        run(path)
+    assert "mpi4py" not in str(said.value)
+
+
+def test_packed_sequences_are_refused_for_what_they_are(program):
+    """Their lengths are data, and no parameter decides them."""
+    path = program(
+        "import torch\n"
+        "lstm = torch.nn.LSTM(8, 8, batch_first=True).cuda()\n"
+        "words = torch.rand(2, 5, 8).cuda()\n"
+        "pack = torch.nn.utils.rnn.pack_padded_sequence\n"
+        "lstm(pack(words, torch.tensor([5, 3]), batch_first=True))\n"
+    )
+    with pytest.raises(Refused, match=r"^train\.py:5: pack_padded_sequence is not planned: let"):
+        run(path)
+
+
+def test_fsdp_of_trainer_on_one_gpu_is_told_how_to_be_planned(program):
+    path = program(
+        "import torch\n"
+        "from transformers import Trainer, TrainingArguments\n"
+        "args = TrainingArguments('out', max_steps=2, report_to=[], fsdp='full_shard')\n"
+        "Trainer(torch.nn.Linear(8, 8), args, train_dataset=[{'x': torch.ones(8)}] * 8).train()\n"
+    )
+    with pytest.raises(ProgramFailed, match=r"distributed training.*--layout fsdp=N"):
+        run(path)

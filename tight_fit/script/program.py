@@ -50,6 +50,10 @@ KNOWN = (
         "Train adapters instead: prepare_model_for_kbit_training(model), then get_peft_model",
     ),
     (
+        "Using fsdp only works in distributed training",
+        "Plan the model with tight-fit MODEL --layout fsdp=N for N GPUs",
+    ),
+    (
         "attempted relative import",
         "It is a module of a package: plan a file beside the package that holds import runpy; "
         'runpy.run_module("package.module", run_name="__main__")',
@@ -276,6 +280,12 @@ def _explain(error: BaseException, code: UserCode, steps: int, hint: str) -> Non
         raise ProgramFailed(
             f"the program exited with {error.code!r} before its first step{hint}", lines
         )
+    inside = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    if any("deepspeed" in Path(file).parts for file in inside):
+        raise Refused(
+            f"{at} starts DeepSpeed, which is not planned: plan the model with tight-fit MODEL "
+            "--layout fsdp=N for N GPUs, which shards what its ZeRO stage 3 does."
+        ) from None
     if name == "GatedRepoError" or "gated repo" in text.lower():
         raise Refused(
             f"{at} needs a gated model: accept its terms on the hub and log in with `hf auth "

@@ -214,6 +214,11 @@ class KnownValues(PlainDispatchMode):
             # Of the alignments the backward pass makes as many again, which no operation tells of.
             twice = args[0].new_empty(2, batch, steps, 2 * longest + 1)
             return args[0].new_empty(batch), twice[0]
+        if function is aten._pack_padded_sequence.default:
+            raise DependsOnValues(
+                "pack_padded_sequence is not planned: let the recurrent layer read the padded "
+                "batch, which as a rule takes more"
+            ) from error
         mask = values_of(args[1]) if function is aten.masked_select.default else None
         if mask is not None:
             self._tell_of_spread(args[1:])
