@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterable
 
 SMALL = 1 << 22  # bytes of a file that is copied
-COPIED = 1 << 28  # bytes that are copied of all files together
-NAMES = 50_000  # files and folders that are named in the tree
+COPIED = 1 << 26  # bytes that are copied of all files together
+NAMES = 5_000  # files and folders that are named in the tree
 _APART = {"/proc", "/sys", "/dev"}
 
 
