@@ -34,7 +34,7 @@ Note = Callable[[Op | None], int]
 LAYOUTS = {
     "dp4": Layout(RANKS, "ddp"),
     "tp4": Layout(tensor=RANKS),
-    "pp4_1": Layout(pipeline=RANKS),
+    "pp4_1": Layout(1, "ddp", pipeline=RANKS),
 }
 
 
