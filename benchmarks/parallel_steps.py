@@ -20,9 +20,9 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from benchmarks.neusight_steps import ATTENTION, MODELS
-from helpers.parallel.layout import Parallel
 from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
 from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.seconds import StepTime, step
 from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
@@ -32,9 +32,9 @@ LENGTH, EXAMPLES, RANKS = 1024, 4, 4
 GPU, LINK = "A100-40GB", "NVLink 3"
 Note = Callable[[Op | None], int]
 LAYOUTS = {
-    "dp4": Parallel(data=RANKS),
-    "tp4": Parallel(tensor=RANKS),
-    "pp4_1": Parallel(pipeline=RANKS),
+    "dp4": Layout(RANKS, "ddp"),
+    "tp4": Layout(tensor=RANKS),
+    "pp4_1": Layout(1, "ddp", pipeline=RANKS),
 }
 
 
