@@ -2,12 +2,13 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
 
 from tight_fit import gpus
-from tight_fit.command import kept
+from tight_fit.command import kept, report
 from tight_fit.command.answer import quietly
 from tight_fit.command.ship import asked_of
 from tight_fit.models import names as model_names
@@ -212,12 +213,16 @@ def test_the_seconds_of_a_step_are_the_commands(calculator):
     shown, known = calculator("#gpu=T4"), 0
     for name, facts in page.data()["models"].items():
         answer = kept.shipped(replace(asked_of(name), gpu=gpus.find("T4"))) or {}
-        assert facts["seconds"].get("T4") == (answer.get("seconds") or None), name
+        told = [answer.get(f"seconds{which}") for which in ("", "_low", "_high")]
+        assert facts["seconds"].get("T4", [None] * 3) == told, name
         known += "T4" in facts["seconds"]
     assert known >= 12
     shown.select_option("[name=model]", "microsoft/deberta-v3-base")
     shown.wait_for_selector("#answer[aria-busy=false]")
-    assert shown.inner_text("#time").startswith("A step takes")
+    said = kept.shipped(replace(asked_of("microsoft/deberta-v3-base"), gpu=gpus.find("T4")))
+    [line] = [line for line in report.details(said) if line.startswith("A step takes")]
+    first, interval = re.fullmatch(r"(A step takes .*?) (\(.*?\)): .*", line).groups()
+    assert shown.inner_text("#time") == f"{first} there, by plan {interval}."
     shown.fill("[name=batch_size]", "8")
     shown.wait_for_selector("#answer[aria-busy=false]")
     assert "known here only for the settings" in shown.inner_text("#time")

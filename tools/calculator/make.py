@@ -82,17 +82,16 @@ def planned(name: str) -> dict[str, Any]:
         "weights": step.weights,
         "sizes": streams.sizes,
         "streams": made,
-        "seconds": times(name),
     }
 
 
-def times(name: str) -> dict[str, float]:
-    """{GPU: seconds} of the model's step as the command plans it where nothing is said."""
+def times(name: str) -> dict[str, list[float]]:
+    """{GPU: [seconds, from, to]} of the model's step as the command plans it without options."""
     asked, found = asked_of(name), {}
     for gpu in GPUS.values():
         facts = kept.shipped(replace(asked, gpu=gpu))
         if facts and facts.get("seconds"):
-            found[gpu.name] = facts["seconds"]
+            found[gpu.name] = [facts[f"seconds{which}"] for which in ("", "_low", "_high")]
     return found
 
 

@@ -21,11 +21,11 @@ PAGE = Path(__file__).with_name("page")
 def data() -> dict[str, Any]:
     """What the page reads: kept plans, GPUs, and what a GPU needs beside tensors (bytes).
 
-    Seconds are those of the command's kept answers, which may be newer than the file.
+    Seconds are those of the command's kept answers.
     """
     kept = read_file()
     models = {
-        name: facts | {"seconds": times(name) or facts["seconds"], "grouped": _grouped(name)}
+        name: facts | {"seconds": times(name), "grouped": _grouped(name)}
         for name, facts in kept["models"].items()
     }
     return {

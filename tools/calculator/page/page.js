@@ -191,8 +191,9 @@ function time({ model, facts, gpu, step }) {
   const usual = step.batch_size === 16 && step.length === facts.length && step.accumulation === 1
     && step.weights === facts.weights && step.optimizer === "adamw" && !step.checkpointing
     && !step.lora_rank && !step.frozen && step.precision === facts.weights;
-  const seconds = facts.seconds[gpu.name];
-  if (usual && seconds) return `A step takes ${duration(seconds)} there, by plan.`;
+  const [seconds, low, high] = facts.seconds[gpu.name] ?? [];
+  if (usual && seconds)
+    return `A step takes ${duration(seconds)} there, by plan (${duration(low)} to ${duration(high)}).`;
   if (!Object.keys(facts.seconds).length || usual)
     return "This page does not know the seconds of this step: the command below plans them.";
   return "The seconds of a step are known here only for the settings with which a model is first "
