@@ -32,11 +32,11 @@ OTHERS = (
     (r"(amd |radeon )*(rx|w\d{4}).*|radeon.*", "of AMD's GPUs only Instincts are known"),
     (r"trn\d.*|trainium.*|inferentia.*", "Trainium runs no CUDA"),
     (
-        r"(tesla |nvidia )?k(20|40|80)\w*|(nvidia |geforce )*gtx ?[67]\d\d.*",
+        r"(tesla |nvidia )?k(20|40|80)\w*|(nvidia |geforce )*gtx ?[67]\d\d(?!\d).*",
         "CUDA 12 and today's PyTorch have left Kepler GPUs out",
     ),
     (
-        r"(tesla |nvidia )?m(10|40|60)\b.*|(nvidia |geforce )*gtx ?(9\d\d.*|titan x)",
+        r"(tesla |nvidia )?m(10|40|60)\b.*|(nvidia |geforce )*gtx ?(9\d\d(?!\d).*|titan x)",
         "PyTorch's builds for CUDA 12.8 and later have no kernels for Maxwell GPUs",
     ),
     (

@@ -21,7 +21,7 @@ MOST = 0xD800 - FIRST  # letters of one UTF-16 unit
 Streams = dict[str, dict[str, list[str]]]  # {family: {section: words}}
 
 
-class Packed(TypedDict):
+class PackedStreams(TypedDict):
     """The streams of all models, as JSON holds them.
 
     words     those in use, the most frequent first, between spaces
@@ -38,7 +38,7 @@ class Packed(TypedDict):
     lengths: dict[str, list[int]]
 
 
-def pack(models: dict[str, Streams]) -> Packed:
+def pack(models: dict[str, Streams]) -> PackedStreams:
     """The streams of models, {model: streams}.
 
     Raises ValueError where there are more words than letters.
@@ -63,7 +63,7 @@ def pack(models: dict[str, Streams]) -> Packed:
     }
 
 
-def unpack(packed: Packed, model: str) -> Streams:
+def unpack(packed: PackedStreams, model: str) -> Streams:
     """A model's streams as words."""
     names, said = packed["words"].split(), []
     copies = zip(packed["backs"][model], packed["lengths"][model])
