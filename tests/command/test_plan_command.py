@@ -1,5 +1,6 @@
 """`python -m tight_fit`: what it prints, what it answers, how it ends."""
 
+import csv
 import json
 import os
 import shlex
@@ -166,6 +167,10 @@ def test_compile_is_taken_and_said_not_to_be_planned(folder, no_search, capsys):
     assert main([str(word) for word in (*step, "--compile")]) == plain[0] == 0
     said = capsys.readouterr()
     assert said.out == plain[1] and "torch.compile is not planned." in said.err
+    with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
+        rows = [row for row in csv.DictReader(file) if row["torch.compile"] == "yes"]
+    off = [f"{float(row['GiB off'].rstrip('%')):.0f}" for row in rows if row["GiB off"]]
+    assert f"{' and '.join(off)} % more memory than two compiled runs" in said.err
 
 
 def test_a_gpu_whose_kernels_nobody_measured_says_so(folder, no_search, capsys):

@@ -136,6 +136,23 @@ def test_what_is_kept_names_no_path_of_a_machine(path):
         assert not PATH.search(line), line[:200]
 
 
+def test_the_hours_of_a_week_are_those_that_its_lessons_say():
+    text = (ROOT / "docs" / "teaching.md").read_text(encoding="utf8")
+    weeks = re.findall(r"^\| (\d+) \| (.*?) \| ([\d.]+) \|", text, re.M)
+    total = 0.0
+    for week, lessons, hours in weeks:
+        minutes = 0
+        for path in re.findall(r"\(\.\./(notebooks/\d\d_\w+\.ipynb)\)", lessons):
+            said = (ROOT / path).read_text(encoding="utf8")
+            match = re.search(r"About (\d+) minutes to read and run, (\d+) for the exercises", said)
+            assert match, path
+            minutes += int(match[1]) + int(match[2])
+        minutes += 60 if "a review" in lessons else 0
+        assert float(hours) == round(minutes / 30) / 2, week
+        total += float(hours)
+    assert len(weeks) == 10 and f"exercises together: {total:g}," in text.replace("\n", " ")
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_a_page_of_docs_is_a_page(page):
     if page.name == "glossary.md":

@@ -1,5 +1,5 @@
 "use strict";
-/* The plan of a step from its stream, by the rules of helpers/measure: what is alive after each
+/* The plan of a step from its stream, by the rules of tight_fit/memory: what is alive after each
    event, and what PyTorch's caching allocator reserves for it. Sizes are bytes. */
 const Planner = (() => {
   const MIB = 2 ** 20, UNIT = 512, SMALL = MIB, SMALL_SEGMENT = 2 * MIB, LARGE_SEGMENT = 20 * MIB;
