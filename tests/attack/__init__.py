@@ -10,6 +10,8 @@ table. Cases are cheap: functions and `main(arguments)` are called in this proce
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,6 +40,27 @@ def sections() -> dict[str, tuple[str, str]]:
 def counted(items: Iterable[pytest.Item]) -> Counter[str]:
     """{file name: cases} of the collected tests that lie in this folder."""
     return Counter(item.path.name for item in items if item.path.parent == HERE)
+
+
+class Collector:
+    """Keeps what pytest collects."""
+
+    items: tuple[pytest.Item, ...] = ()
+
+    def pytest_collection_finish(self, session):
+        self.items = tuple(session.items)
+
+
+def collected() -> Counter[str]:
+    """{file name: cases} of all sections, collected anew. Raises RuntimeError where pytest fails."""
+    collector, printed = Collector(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = pytest.main(
+            ["--collect-only", "-q", "-p", "no:cacheprovider", str(HERE)], plugins=[collector]
+        )
+    if status:
+        raise RuntimeError(printed.getvalue())
+    return counted(collector.items)
 
 
 def table(cases: Counter[str]) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.attack import counted
+from tests.attack import collected, counted, sections
 
 CASES = pytest.StashKey()
 
@@ -14,7 +14,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def cases(request):
-    """{file name: cases} of the sections that were collected whole."""
-    if any("::" in str(argument) for argument in request.config.args):
-        pytest.skip("single tests were asked for, so nothing can be counted")
-    return request.config.stash[CASES]
+    """{file name: cases} of all sections, also where this run has but some of them."""
+    known = request.config.stash[CASES]
+    some = any("::" in str(argument) for argument in request.config.args)
+    return collected() if some or sections().keys() - known.keys() else known
