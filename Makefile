@@ -108,7 +108,7 @@ test-all: lint
 	@$(AGAIN)
 
 durations: $(NEEDS)
-	@TQDM_DISABLE=1 $(PY) -m pytest tests -p tests.durations -n $(JOBS) --dist loadfile
+	@TQDM_DISABLE=1 $(PY) -m pytest tests -p tests.durations -m "not night" -n $(JOBS) --dist loadfile
 
 attack: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests/attack -q -n $(JOBS) --dist loadfile
