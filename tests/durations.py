@@ -1,8 +1,8 @@
 """Which tests `make quick` leaves out: those that took longest when all were last timed.
 
-`make durations` times every test and writes slow.tsv: a line per slow test, with its seconds of CPU time. Of
-each test function the quickest parameters stay, up to a second together, so that none is left out
-altogether because it has many. A test that the file does not know counts as quick.
+`make durations` times every test and writes slow.tsv: a line per slow test, with its seconds of CPU
+time. Of each test function the quickest parameters stay, up to a second together, so that none is
+left out altogether because it has many. A test that the file does not know counts as quick.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Collector:
 
 
 def collected() -> Counter[str]:
-    """{file name: cases} of all sections, collected anew. Raises RuntimeError where pytest fails."""
+    """{file name: cases} of all sections, collected anew. RuntimeError where pytest fails."""
     collector, printed = Collector(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = pytest.main(
