@@ -33,12 +33,14 @@ def test_a_rank_of_ddp_takes_what_a_real_rank_takes(options, tmp_path, monkeypat
     path = str(PROGRAMS / "ddp_loop.py")
     facts = planned(path, *options)
     plan = [step["peak"] - step["begin"] for step in facts["steps"]]
+    weights = 4 * (256 * 2048 + 2048 + 2048 * 1000 + 1000)
     for real in results(forked(REAL, "recorded", path, STEPS, *options, ranks=2)):
         beside = [there - here for there, here in zip(real, plan)]
         assert all(0 <= number <= NUMBERS for number in beside[1:]), (real, plan)
         # With views DDP takes in its first step what it gives back after it.
-        assert options or 0 <= beside[0] <= 2 * NUMBERS, (real, plan)
-    weights = 4 * (256 * 2048 + 2048 + 2048 * 1000 + 1000)
+        # A thread of gloo's may hold on to a copy of all weights, by which ranks are made equal.
+        begun = [beside[0], beside[0] - weights]
+        assert options or any(0 <= number <= 2 * NUMBERS for number in begun), (real, plan)
     assert facts["at_peak"]["gradients"] == weights * (1 if options else 2)
     assert facts["rank"]["sent"]["all_reduce"][1] == weights  # 2 (n - 1) / n of it, of 2 ranks
 
