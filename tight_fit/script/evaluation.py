@@ -267,9 +267,12 @@ def _described(held: Any, tracker: ScriptTracker) -> Any:
 
 
 def _without_zero(known: torch.Tensor) -> bool:
-    """Whether a mask masks nothing, by which libraries choose a kernel."""
+    """Whether a mask masks nothing, by which libraries choose a kernel; what is no mask has none.
+
+    Ids of tokens are drawn, and some batches have the token 0.
+    """
     with disable_current_modes():
-        return bool((known != 0).all())
+        return bool((known != 0).all() or (known > 1).any() or (known < 0).any())
 
 
 def _is_data(held: Any) -> bool:
