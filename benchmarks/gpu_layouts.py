@@ -52,7 +52,7 @@ def cases() -> list[tuple[str, str, Recipe]]:
 
 
 def step_of(recipe: Recipe) -> ModelStep:
-    """The step of a decoder's recipe as the planner of layouts takes it: weights in fp32, untied."""
+    """A decoder's recipe as a step for the planner of layouts: fp32 weights, an untied head."""
     config = models.config(recipe)
     config.tie_word_embeddings = False
     return ModelStep(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from helpers.plan import kept_layouts
-from helpers.recipe import Recipe
-from helpers.strategy import ladder, large_models, long_context
-from helpers.strategy.candidate import Candidate
-from helpers.strategy.plan_cache import planned
+from helpers.plan import kept_layouts, searches
+from helpers.strategy import ladder, long_context
 from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
+from tight_fit.checks import of_type
 from tight_fit.command.answer import attention_of
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
@@ -27,38 +25,21 @@ COMPUTED = {
 }
 
 
-def layouts(job: Recipe | ModelStep, named: Mapping[str, Any], cluster: Cluster) -> Table:
+def layouts(job: ModelStep, named: Mapping[str, Any], cluster: Cluster) -> Table:
     """A row per layout: memory and messages of one GPU, and the planned time of a step.
 
-    job      the step, of a model of transformers or a recipe: its batch size is that of all GPUs
-    named    {label: a `Layout`, or of a recipe a `Parallel`, or a pair of one and a step that
-             replaces the job}
+    job      the step: its batch size is that of all GPUs
+    named    {label: a `Layout`, or a pair of one and a step that replaces the job}
     cluster  the GPUs and the links between them
-    Nothing is run. A row that does not fit says by how much. Raises
+    Nothing is run. A row that does not fit says by how much. Raises TypeError for what is no step,
     ValueError for a layout that the cluster or the step cannot have.
     """
-    if isinstance(job, ModelStep):
-        rows = []
-        for label, entry in named.items():
-            layout, step = entry if isinstance(entry, tuple) else (entry, job)
-            rows.append(_row_of_step(label, step, layout, cluster))
-        return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
+    of_type("job", job, ModelStep)
     rows = []
     for label, entry in named.items():
-        layout, recipe = entry if isinstance(entry, tuple) else (entry, job)
-        candidate = Candidate(recipe, cluster, planned(recipe, layout))
-        sent = sum(candidate.plan.bytes_by_collective.values())
-        rows.append(
-            {
-                "layout": label,
-                "memory per GPU": size(candidate.peak),
-                "fits": "yes" if candidate.fit else f"no, {size(candidate.fit.over)} too much",
-                "sent per GPU and step": size(sent) if sent else "nothing",
-                "time per step": span(candidate.time.total),
-                "examples per second": f"{candidate.examples_per_second:.0f}",
-            }
-        )
-    return Table(rows, f"Planned, nothing was run: {cluster}.")
+        layout, step = entry if isinstance(entry, tuple) else (entry, job)
+        rows.append(_row_of_step(label, step, layout, cluster))
+    return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
 
 
 def in_words(job: ModelStep) -> str:
@@ -118,28 +99,58 @@ def contexts() -> Table:
 
 
 def large(name: str, most: int = 4) -> Table:
-    """The best layouts of a job of `large_models.JOBS`, the best first, and the published one.
+    """The best layouts of a job of `searches.JOBS` or `OWNED`, the best first, and the published.
 
-    The last column marks what torchtitan published, with its tokens per second and GPU.
+    The last column marks what torchtitan published, with its tokens per second and GPU; a job of
+    `OWNED` has no such column.
 
     Nothing is planned here: the plans are kept with the package. Raises KeyError for another name.
     """
-    job, found = large_models.JOBS[name], large_models.kept()[name]
+    job, found = (searches.JOBS | searches.OWNED)[name], searches.kept()[name]
     published, rows = found["published"], found["rows"][:most]
-    rows += [published] if published not in rows else []
+    rows += [published] if published and published not in rows else []
+    marks = [{"published": _measured(job) if row == published else ""} for row in rows]
     return Table(
-        [_line(row, _measured(job) if row == published else "") for row in rows],
-        f"Planned, nothing was run: Llama 3.1 {job.model} on {job.cluster}, "
-        f"{job.step.batch_size} examples of {large_models.LENGTH:,} tokens per step.",
+        [_line(row) | (mark if published else {}) for row, mark in zip(rows, marks)],
+        f"Planned, nothing was run: {_model(job)} on {job.cluster}, {_examples(job)}.",
     )
 
 
-def _measured(job: large_models.LargeJob) -> str:
+def owned() -> Table:
+    """A row per job of `searches.OWNED`: the layout that the search takes, and one GPU beside it.
+
+    Nothing is planned here: the plans are kept with the package.
+    """
+    rows = []
+    for name, job in searches.OWNED.items():
+        found = searches.kept()[name]
+        best, alone = found["rows"][0], found["alone"]
+        rows.append(
+            {
+                "GPUs": name,
+                "step": f"{_model(job)}, {_examples(job)}",
+                **{key: value for key, value in _line(best).items() if "tokens" not in key},
+                "one GPU": duration(alone) if alone else "does not fit",
+            }
+        )
+    return Table(rows, "Planned, nothing was run: the layout that a search takes, a row per job.")
+
+
+def _model(job: searches.SearchJob) -> str:
+    name = "Llama-3.1-70B" if job.model == "70B" else job.model.split("/")[-1]
+    return name.replace("-", " ")
+
+
+def _examples(job: searches.SearchJob) -> str:
+    return f"{job.step.batch_size} examples of {job.step.tokens:,} tokens per step"
+
+
+def _measured(job: searches.SearchJob) -> str:
     eager, compiled = job.measured
     return f"torchtitan's: {f'{eager:,}, ' if eager else ''}compiled {compiled:,}"
 
 
-def _line(row: large_models.Facts, mark: str) -> dict[str, str]:
+def _line(row: searches.Facts) -> dict[str, str]:
     return {
         "layout": row["layout"],
         "recomputation": row["recompute"],
@@ -147,7 +158,6 @@ def _line(row: large_models.Facts, mark: str) -> dict[str, str]:
         "need per GPU": size(row["need"]),
         "time per step": duration(row["seconds"]),
         "tokens per second and GPU": f"{row['tokens_per_second_per_gpu']:,.0f}",
-        "published": mark,
     }
 
 

@@ -110,6 +110,16 @@ def questions() -> Iterator[Question]:
         yield tiny, layout, pair
     yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
     yield from _of_lesson_16()
+    yield from page()
+
+
+def page() -> Iterator[Question]:
+    """What the first table of docs/layouts.md asks: a step on two GPUs, on fast and slow links."""
+    config = read("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
+    step = ModelStep(config, 16, 512, accumulation=4, weights="fp32", precision="bf16")
+    for name in ("ddp=1", "ddp=2", "zero1=2", "zero2=2", "fsdp=2", "tensor=2", "pipeline=2"):
+        for link in ("NVLink 3", "PCIe 4 x16"):
+            yield step, parse(name), Cluster("A100-40GB", per_machine=2, inside=link)
 
 
 def _of_lesson_16() -> Iterator[Question]:

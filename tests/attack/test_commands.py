@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, ViTConfig
 
-from helpers.parallel.layout import Parallel
 from tests.attack import one_sentence, refused
 from tight_fit.command.arguments import new_file, new_folder, whole_number
 from tight_fit.command.wrapper import run
+from tight_fit.layouts.layout import Layout
 from tight_fit.models.bounds import check_sizes
 from tight_fit.models.step import ModelStep
 from tools.course import ROOT, build, notebooks, record, stress
@@ -282,7 +282,7 @@ def test_labels_beyond_all_models_are_refused():
 @pytest.mark.parametrize("axis", ["data", "pipeline", "tensor"])
 @pytest.mark.parametrize("ranks", [10**9, 10**30])
 def test_ranks_beyond_all_machines_are_refused(axis, ranks):
-    refused(ValueError, axis, lambda: Parallel(**{axis: ranks}))
+    refused(ValueError, axis, lambda: Layout(**{axis: ranks}))
 
 
 # -- what is left behind ---------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Plans, GPUs and layouts: what is no recipe, no plan, no GPU, no link, no layout."""
 
-import dataclasses
 import math
 import re
 
@@ -9,20 +8,22 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from helpers.parallel.layout import Parallel
 from helpers.plan import plan, plan_at
 from helpers.recipe import Recipe
 from helpers.strategy import ladder
-from helpers.strategy.choose import choose
 from helpers.strategy.show import show_phases, show_plans
 from tests.attack import refused
 from tight_fit.gpus import GPU, GPUS, as_gpu, device, find, matches, specs
 from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.seconds import Link, find_link, rate
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
 from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.search.layouts import search_layouts
 
 RECIPE = Recipe(model="vit", batch_size=4)
+STEP = ModelStep(BertConfig(num_hidden_layers=1))
 WRONG = (ValueError, TypeError)
 HUGE = 10**5000
 # What is no number and no name of anything; text that is far too long; numbers that are none.
@@ -166,10 +167,10 @@ def test_a_device_has_a_name(thing):
 # -- layouts
 
 
-@pytest.mark.parametrize("field", [one.name for one in dataclasses.fields(Parallel)])
+@pytest.mark.parametrize("field", ["data", "pipeline", "tensor", "context", "replicate"])
 @pytest.mark.parametrize("value", [*NUMBERS, -1, 1.5, 2**40], ids=short)
 def test_a_layout_has_whole_numbers_of_ranks(field, value):
-    refused(WRONG, field, lambda: Parallel(**{field: value}))
+    refused(WRONG, field, lambda: Layout(**{field: value}))
 
 
 @pytest.mark.parametrize("field", ["per_machine", "machines", "cards"])
@@ -196,10 +197,9 @@ def test_every_axis_has_a_link(links):
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)
-def test_a_choice_is_for_a_job_on_a_cluster_with_a_goal(thing):
-    refused(TypeError, "job", lambda: choose(thing, Cluster("T4")))
-    refused(TypeError, "cluster", lambda: choose(RECIPE, thing))
-    refused(ValueError, "goal", lambda: choose(RECIPE, Cluster("T4"), thing))
+def test_a_search_is_for_a_step_on_a_cluster(thing):
+    refused(TypeError, "job", lambda: search_layouts(thing, Cluster("T4")))
+    refused(TypeError, "cluster", lambda: search_layouts(STEP, thing))
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)

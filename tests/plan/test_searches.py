@@ -1,4 +1,4 @@
-"""The kept searches for large models: those of today, and in agreement with themselves."""
+"""The kept searches of layouts: those of today, and in agreement with themselves."""
 
 import json
 
@@ -6,26 +6,26 @@ import pytest
 
 from benchmarks.torchtitan_steps import ROWS
 from helpers import show
-from helpers.strategy import large_models
+from helpers.plan import searches
 from tight_fit.layouts.layout import parse
 from tight_fit.search.space import TIE, Trial
 
-KEPT = large_models.kept()
+KEPT = searches.kept()
 
 
-@pytest.fixture(params=large_models.JOBS)
+@pytest.fixture(params=searches.JOBS)
 def searched(request):
-    return large_models.JOBS[request.param], KEPT[request.param]
+    return searches.JOBS[request.param], KEPT[request.param]
 
 
 def test_every_job_is_kept():
-    assert list(KEPT) == list(large_models.JOBS)
+    assert list(KEPT) == list(searches.JOBS)
 
 
 def test_rates_are_those_of_the_seconds(searched):
     job, found = searched
     for row in [*found["rows"], found["published"]]:
-        tokens = job.step.batch_size * large_models.LENGTH
+        tokens = job.step.batch_size * searches.LENGTH
         rate = tokens / job.cluster.gpus / row["seconds"]
         assert row["tokens_per_second_per_gpu"] == pytest.approx(rate)
 
@@ -54,7 +54,7 @@ def test_a_rank_holds_its_share_of_the_states(searched):
 
 def test_the_table_marks_the_published_layout_once(searched):
     job, found = searched
-    name = next(name for name, other in large_models.JOBS.items() if other is job)
+    name = next(name for name, other in searches.JOBS.items() if other is job)
     table = show.large(name).frame
     marked = table[table["published"] != ""]
     assert list(marked["layout"]) == [found["published"]["layout"]]
@@ -67,14 +67,14 @@ def test_the_table_marks_the_published_layout_once(searched):
 def test_what_was_measured_is_that_of_the_page_of_accuracy():
     """On 8, 64 and 256 GPUs, each without torch.compile and with it."""
     measured = {(row.layout.ranks, row.compiled): row.tokens for row in ROWS if not row.float8}
-    for job in large_models.JOBS.values():
+    for job in searches.JOBS.values():
         ranks = job.cluster.gpus
         assert job.measured == (measured.get((ranks, False)), measured[ranks, True])
 
 
 def test_the_kept_plans_are_todays():
-    job, found = large_models.JOBS["8B on 8"], KEPT["8B on 8"]
+    job, found = searches.JOBS["8B on 8"], KEPT["8B on 8"]
     best = found["rows"][0]
     trial = Trial(parse(best["layout"]), best["recompute"], best["micro_batches"])
-    today = json.loads(json.dumps(large_models.plan_one(job, trial)))
+    today = json.loads(json.dumps(searches.plan_one(job, trial)))
     assert today == best, "stale: python -m helpers.strategy large"
