@@ -72,7 +72,7 @@ def _kept() -> dict[str, Facts]:
 
 
 def questions() -> Iterator[Question]:
-    """What the tables of lessons 13, 15 and 16 ask."""
+    """What the tables of lessons 13, 15, 16 and 18 ask, those of lab 19, and a page."""
     deberta = read("microsoft/deberta-v3-base")
     one, two = parse("ddp=1"), parse("ddp=2")
     accumulated = ModelStep(deberta, 64, 256, accumulation=4, precision="fp16")
@@ -110,6 +110,13 @@ def questions() -> Iterator[Question]:
         yield tiny, layout, pair
     yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
     yield from _of_lesson_16()
+    kaggle = Cluster("T4", per_machine=2)
+    qwen = ModelStep(read("Qwen/Qwen3-0.6B"), 8, 256, weights="fp32")
+    yield replace(qwen, accumulation=4), two, kaggle  # lesson 18
+    yield replace(qwen, accumulation=8, precision="fp16"), one, kaggle
+    large = ModelStep(read("microsoft/deberta-v3-large"), 16, 512, precision="fp16")
+    yield replace(large, accumulation=8), one, kaggle  # lab 19
+    yield replace(large, accumulation=4), two, kaggle
     yield from page()
 
 
