@@ -156,7 +156,7 @@ def _(answer):
         "your answer should be a number: bytes per second"
     )
     assert answer > 1e6, "bytes per second, please: 10 Gbit/s are 1.1e9 of them in practice"
-    work, sent = seconds(PARAMETERS, TOKENS, RANKS, FLOPS, answer)
+    work, sent = map(span, seconds(PARAMETERS, TOKENS, RANKS, FLOPS, answer))
     assert abs(answer / break_even() - 1) < 0.05, (
-        f"at {answer:.3g} bytes per second the messages take {span(sent)}, and the work {span(work)}"
+        f"at {answer:.3g} bytes per second the messages take {sent}, and the work {work}"
     )

@@ -22,12 +22,22 @@ import numpy as np
 
 from helpers.batching import Batch, padded_length
 from helpers.plan.planner import plan
-from helpers.plan_tables import contexts, large, layouts, owned, rungs, savings
+from helpers.plan_tables import (
+    SHOWN,
+    contexts,
+    large,
+    layouts,
+    owned,
+    phases,
+    plans,
+    rungs,
+    savings,
+    settings,
+    techniques,
+    within,
+)
 from helpers.recipe import Recipe, difference, replace
 from helpers.record import Run, read
-from helpers.strategy.show import SHOWN, settings, within
-from helpers.strategy.show import show_phases as phases
-from helpers.strategy.show import show_plans as plans
 from helpers.tables import Table
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
@@ -47,6 +57,7 @@ __all__ = [
     "plans",
     "rungs",
     "savings",
+    "techniques",
 ]
 
 WIDTHS = 3  # padded lengths that are planned for each number of examples

@@ -1,8 +1,8 @@
 """What lessons show of layouts over several GPUs, kept: no reader waits for their plans.
 
-A plan of a pipeline of 8 billion parameters takes minutes. `make plans` (`python -m
-helpers.plan.kept_layouts`) plans all `questions` anew and writes the file. What is not kept is
-planned when it is asked for.
+A plan of a pipeline of 8 billion parameters takes minutes. `make plans` (`python -m helpers.plan
+layouts`) plans all `questions` anew and writes the file. What is not kept is planned when it is
+asked for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import asdict, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
-from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.question import digest
-from tight_fit.command.wrapper import run
 from tight_fit.files import replace_all
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
@@ -24,8 +22,7 @@ from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 
-NAME = "python -m helpers.plan.kept_layouts"
-FILE = Path(__file__).parent / "kept_layouts.json"
+FILE = Path(__file__).parent / "plans" / "layouts.json"
 KEPT = ("need", "fits", "card_memory", "sent", "seconds")
 DIGITS = 6
 
@@ -152,21 +149,8 @@ def _of_lesson_16() -> Iterator[Question]:
         yield small, parse(name), pair
 
 
-def write() -> None:
-    """Plan all of `questions` and keep the answers, some minutes of pipelines among them."""
+def write() -> Path:
+    """Plan all of `questions` and keep the answers; returns the path of the file."""
     lines = [f"{json.dumps(key(*one))}: {json.dumps(plan_one(*one))}" for one in questions()]
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
-    replace_all(FILE.parent, {FILE.name: text})
-    print(f"Written: {FILE}", flush=True)
-
-
-def main() -> None:
-    """The command: plan anew what lessons show of layouts."""
-    OneLineParser(
-        prog=NAME, description="Plan anew the layouts that lessons show, which takes some minutes."
-    ).parse_args()
-    write()
-
-
-if __name__ == "__main__":
-    raise SystemExit(run(main, NAME))
+    replace_all(FILE.parent, {FILE.name: "{\n" + ",\n".join(lines) + "\n}\n"})
+    return FILE

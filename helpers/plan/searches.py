@@ -1,6 +1,6 @@
 """Searches of layouts for decoders on many GPUs, kept: some beside published choices.
 
-A search takes minutes. `make plans` (`python -m helpers.strategy searches`) makes all of them anew
+A search takes minutes. `make plans` (`python -m helpers.plan searches`) makes all of them anew
 and writes the file. Published: torchtitan's tables of Llama 3.1 on H100s
 (https://github.com/pytorch/torchtitan/tree/main/benchmarks), whose GPUs had 96 GB.
 """
@@ -26,7 +26,7 @@ from tight_fit.models.step import ModelStep
 from tight_fit.search.layouts import Searched, search_layouts
 from tight_fit.search.space import RECOMPUTED, Trial
 
-FILE = Path(__file__).parent / "searches.json"
+FILE = Path(__file__).parent / "plans" / "searches.json"
 KEPT = ("need", "fits", "seconds", "tokens_per_second_per_gpu")
 ALL_WEIGHTS = {"weights": "fp32", "precision": "bf16"}  # AdamW: fp32 shards, bf16 products
 LLAMA_70B = LlamaConfig(  # table 3 of the Llama 3 paper (arXiv 2407.21783)
@@ -155,8 +155,8 @@ def row(trial: Trial, facts: Facts) -> Facts:
 
 def search_one(job: SearchJob) -> Facts:
     """What is kept of a search: its answer, the best trial of each layout, the best first, and the
-    published one where there is one; "alone" has the seconds of one GPU, at the least, or None where
-    the step does not fit.
+    published one, if any; "alone" has the seconds of one GPU at the least, None where it does not
+    fit.
 
     Raises what `search_layouts` raises.
     """

@@ -77,4 +77,4 @@ def test_the_kept_plans_are_todays():
     best = found["rows"][0]
     trial = Trial(parse(best["layout"]), best["recompute"], best["micro_batches"])
     today = json.loads(json.dumps(searches.plan_one(job, trial)))
-    assert today == best, "stale: python -m helpers.strategy large"
+    assert today == best, "stale: python -m helpers.plan searches"

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.peaks import page
 from helpers import record, show, sweeps
 from helpers.plan import kept_layouts, planner, searches
+from helpers.plan import techniques as planned
 from helpers.recipe import Recipe, replace
-from helpers.strategy import techniques as planned
 from helpers.tables import Table
 from tight_fit.command import kept, report
 from tight_fit.command.ship import asked_of
