@@ -146,7 +146,7 @@ def owned() -> Table:
             {
                 "GPUs": name,
                 "step": f"{_model(job)}, {_examples(job)}",
-                **{key: value for key, value in _line(best).items() if "tokens" not in key},
+                **_line(best),
                 "one GPU": duration(alone) if alone else "does not fit",
             }
         )

@@ -155,8 +155,7 @@ def row(trial: Trial, facts: Facts) -> Facts:
 
 def search_one(job: SearchJob) -> Facts:
     """What is kept of a search: its answer, the best trial of each layout, the best first, and the
-    published one, if any; "alone" has the seconds of one GPU at the least, None where it does not
-    fit.
+    published one, if any; "alone" has the seconds of one GPU, None where it does not fit.
 
     Raises what `search_layouts` raises.
     """
@@ -166,12 +165,16 @@ def search_one(job: SearchJob) -> Facts:
         rows.setdefault(str(one.trial.layout), row(one.trial, one.facts))
     published = plan_one(job, job.published) if job.published else None
     entry = {"answer": answer(found), "rows": list(rows.values()), "published": published}
-    return entry | {"alone": _alone(found)}
+    return entry | {"alone": _alone(job, found)}
 
 
-def _alone(found: Searched) -> float | None:
+def _alone(job: SearchJob, found: Searched) -> float | None:
+    """Seconds of the step on one GPU: planned by the search, or now where it only said slower."""
     seconds = [one.seconds for one in found.ranked if one.trial.layout == ONE_GPU]
-    seconds += [least for trial, least in found.slower.items() if trial.layout == ONE_GPU]
+    slower = {trial.recompute for trial in found.slower if trial.layout == ONE_GPU}
+    if not seconds and slower:
+        rows = [plan_one(job, Trial(ONE_GPU, kind)) for kind in job.recompute if kind in slower]
+        seconds = [one["seconds"] for one in rows if one["fits"]]
     return min(seconds, default=None)
 
 
