@@ -150,8 +150,7 @@ notebooks: $(NEEDS)
 	@$(COURSE) save $(N)
 
 plans: $(NEEDS)
-	@$(PY) -m helpers.strategy
-	@$(PY) -m helpers.plan.kept_layouts
+	@$(PY) -m helpers.plan
 	@$(PY) -m tight_fit.command.ship
 
 badges: $(NEEDS)

@@ -12,17 +12,20 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
-from benchmarks.measure_step import alone_on_the_gpu, real_batch
-from helpers import models
+from benchmarks.gpu_layouts import LARGE, SMALL, step_of
+from benchmarks.measure_step import alone_on_the_gpu
 from helpers.measure import MEASURED, WARM_UP, release
-from helpers.parallel.layout import Parallel
-from helpers.parallel.rank import Rank, grid
-from helpers.recipe import Recipe
-from helpers.strategy.plan_ranks import ModelShape
-from tight_fit.techniques.step import Batch, tensor_cores
+from helpers.recipe import Recipe, replace
+from tight_fit.layouts.fake_rank import BatchShape
+from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.pipeline_rank import PipelineRank
+from tight_fit.layouts.rank import ModelRank, grid_of
+from tight_fit.models.made import make, prepare
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import batch
+from tight_fit.techniques.step import tensor_cores
 
 TIMED = 10  # steps, and messages, whose median counts
-LARGE, SMALL = 2**28, 4  # bytes of the all-reduces that measure the link
 
 
 def median_seconds(work: Callable[[], object], times: int = TIMED) -> float:
@@ -50,16 +53,17 @@ def meet() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def measure(recipe: Recipe, parallel: Parallel) -> dict[str, float]:
+def measure(step: ModelStep, layout: Layout) -> dict[str, float]:
     """See `benchmarks.gpu_layouts.measure`."""
-    model = models.build(recipe)
-    shape = ModelShape(model.config)
-    with alone_on_the_gpu() if dist.get_rank() == 0 else nullcontext(), tensor_cores(recipe):
+    model = prepare(make(step), step)
+    shape = BatchShape(model)
+    with alone_on_the_gpu() if dist.get_rank() == 0 else nullcontext(), tensor_cores(step):
         meet()
-        rank = Rank(recipe, parallel, model.to("cuda"), grid(parallel, "cuda"))
+        kind: type[ModelRank | PipelineRank] = PipelineRank if layout.pipeline > 1 else ModelRank
+        rank = kind(step, layout, model.to("cuda"), grid_of(layout, "cuda"))
         del model  # a stage of a pipeline needs no more of it than its own layers
         release()
-        found = _of_steps(rank, shape)
+        found = _of_steps(_step_of(rank, shape))
         found |= {"large": all_reduce_seconds(LARGE), "small": all_reduce_seconds(SMALL)}
         del rank
         release()  # the GPUs' memory, before the next step has its turn
@@ -67,29 +71,33 @@ def measure(recipe: Recipe, parallel: Parallel) -> dict[str, float]:
     return found
 
 
-def _of_steps(rank: Rank, shape: ModelShape) -> dict[str, float]:
+def _step_of(rank: ModelRank | PipelineRank, shape: BatchShape) -> Callable[[], object]:
+    """A step of a rank over a batch that is on its GPU already."""
+
+    def made(step: ModelStep) -> dict[str, torch.Tensor]:
+        return {name: value.to("cuda") for name, value in batch(shape, step).items()}
+
+    if isinstance(rank, PipelineRank):
+        whole = made(replace(rank.local, accumulation=1))  # of all micro-batches
+        return lambda: rank.step(whole)
+    micro_batches = [rank.part(made(rank.undivided)) for _ in range(rank.local.accumulation)]
+    return lambda: rank.step(micro_batches)
+
+
+def _of_steps(step: Callable[[], object]) -> dict[str, float]:
     """Bytes and seconds of this rank's steps."""
-
-    def batch() -> Batch:
-        return real_batch(shape, rank.local, "cuda")
-
-    def batches() -> list[Batch]:
-        return [batch() for _ in range(rank.local.accumulation)]
-
-    rank.settle(batch)
     for _ in range(WARM_UP):
-        rank.step(batches())
+        step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(MEASURED):
-        rank.step(batches())
+        step()
     torch.cuda.synchronize()
-    found: dict[str, float] = {
+    return {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
+        "seconds": median_seconds(step),
     }
-    ready = batches()  # making them is not a part of the step
-    return found | {"seconds": median_seconds(lambda: rank.step(ready))}
 
 
 if __name__ == "__main__":
@@ -97,6 +105,6 @@ if __name__ == "__main__":
     dist.init_process_group("cpu:gloo,cuda:nccl")
     torch.manual_seed(0)
     asked = json.loads(sys.argv[1])
-    answer = measure(Recipe.from_dict(asked["recipe"]), Parallel(**asked["parallel"]))
+    answer = measure(step_of(Recipe.from_dict(asked["recipe"])), parse(asked["layout"]))
     dist.destroy_process_group()
     print(json.dumps(answer), flush=True)  # last: NCCL may print as well

@@ -1,8 +1,8 @@
 """Steps laid over two GPUs, planned and measured: what each holds, and how long a step takes.
 
-The steps are those of lessons 13 to 16: DDP, ZeRO-1, FSDP2, tensor parallelism and a pipeline, by
-`helpers.parallel.rank` over NCCL. The ranks measure the link between the GPUs as well, so that the
-planned seconds do not rest on a guess about it.
+The layouts are those of lessons 13 to 16: DDP, ZeRO-1, FSDP2, tensor parallelism and a pipeline of
+a decoder, by the ranks that the planner follows (`tight_fit.layouts`), over NCCL. The ranks measure
+the link between the GPUs as well, so that the planned seconds do not rest on a guess about it.
 """
 
 from __future__ import annotations
@@ -14,38 +14,55 @@ from pathlib import Path
 from benchmarks.apart import last_object
 from benchmarks.proof import Step
 from benchmarks.room import has_room
+from helpers import models
 from helpers.parallel.launcher import RankFailed, launch
-from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe, replace
-from helpers.strategy.plan_ranks import ParallelPlan, plan_parallel
-from helpers.strategy.techniques import MODELS
 from tight_fit import gpus
 from tight_fit.gpus.specs import of_device
+from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.layouts.seconds import BEGIN, Link
-from tight_fit.memory.plan import Plan
+from tight_fit.models.step import ModelStep
 
 SCRIPT = Path(__file__).with_name("gpu_layout_ranks.py")
 # Seconds of work of one step: about a minute to plan it, two for the ranks. A call of `make record`
 # may have nine minutes, and ranks that wait for each other for ever should not take them all.
 TIME_LIMIT = 180.0
+LARGE, SMALL = 2**28, 4  # bytes of the all-reduces that measure the link
 WAIT_LIMIT = 3600.0  # seconds, if nobody else looks at the ranks; waiting for the GPU is included
+# Tensor ranks and stages need a decoder, and stages a head of its own. In fp32 any GPU runs it.
+MODEL = "Qwen3-0.6B with an untied head, 4 × 256 tokens"
+WHOLE = Recipe("decoder", profile="full", batch_size=4, length=256, weights="random")
 # {technique: (its layout, micro-batches of a step)}
 LAYOUTS = {
-    "DDP on 2 GPUs": (Parallel(data=2), 1),
-    "FSDP2 (ZeRO-3) on 2 GPUs": (Parallel(data=2, zero_stage=3), 1),
-    "tensor parallelism on 2 GPUs": (Parallel(tensor=2), 1),
-    "pipeline (1F1B, 4 micro-batches) on 2 GPUs": (Parallel(pipeline=2), 4),
-    "ZeRO-1 on 2 GPUs": (Parallel(data=2, zero_stage=1), 1),
+    "DDP on 2 GPUs": (parse("ddp=2"), 1),
+    "FSDP2 (ZeRO-3) on 2 GPUs": (parse("fsdp=2"), 1),
+    "tensor parallelism on 2 GPUs": (parse("tensor=2"), 1),
+    "pipeline (1F1B, 4 micro-batches) on 2 GPUs": (parse("pipeline=2"), 4),
+    "ZeRO-1 on 2 GPUs": (parse("zero1=2"), 2),  # with one micro-batch it would be ZeRO-2
 }
 
 
 def cases() -> list[tuple[str, str, Recipe]]:
     """(model, technique, recipe of the step of both GPUs together) of every step."""
     return [
-        (model, name, replace(recipe, accumulation=micro_batches, weights="random"))
+        (MODEL, name, replace(WHOLE, accumulation=micro_batches))
         for name, (_, micro_batches) in LAYOUTS.items()
-        for model, recipe in MODELS.items()
     ]
+
+
+def step_of(recipe: Recipe) -> ModelStep:
+    """A decoder's recipe as a step for the planner of layouts: fp32 weights, an untied head."""
+    config = models.config(recipe)
+    config.tie_word_embeddings = False
+    return ModelStep(
+        config,
+        batch_size=recipe.batch_size,
+        length=recipe.tokens,
+        accumulation=recipe.accumulation,
+        precision=recipe.precision,
+        weights="fp32",
+    )
 
 
 def one(case: tuple[str, str, Recipe]) -> Step | None:
@@ -54,14 +71,13 @@ def one(case: tuple[str, str, Recipe]) -> Step | None:
     Raises RuntimeError where a rank fails or gives no answer, TimeoutError after `WAIT_LIMIT`.
     """
     (_, technique, recipe), gpu = case, gpus.here()
-    parallel = LAYOUTS[technique][0]
-    planned = plan_parallel(recipe, parallel)
+    layout = LAYOUTS[technique][0]
+    planned = plan_step(step_of(recipe), layout)
     if not has_room(planned, gpu.memory):
         return None
-    ranks = measure(recipe, parallel)
+    ranks = measure(recipe, layout)
     link = link_of(ranks)
-    assert isinstance(planned.fullest, Plan)
-    peaks = planned.fullest.allocator_peaks(gpu)
+    peaks = planned.allocator_peaks(gpu)
     return Step(
         *case,
         planned=planned.peak,
@@ -75,15 +91,15 @@ def one(case: tuple[str, str, Recipe]) -> Step | None:
     )
 
 
-def measure(recipe: Recipe, parallel: Parallel) -> list[dict[str, float]]:
+def measure(recipe: Recipe, layout: Layout) -> list[dict[str, float]]:
     """What each rank measures: {"allocated", "reserved": bytes; "seconds": of a step; "large",
     "small": of an all-reduce of so many bytes}. Raises as `one`."""
-    asked = json.dumps({"recipe": recipe.to_dict(), "parallel": vars(parallel)})
+    asked = json.dumps({"recipe": recipe.to_dict(), "layout": str(layout)})
     try:
         texts = launch(
             SCRIPT,
             asked,
-            ranks=parallel.ranks,
+            ranks=layout.ranks,
             timeout=WAIT_LIMIT,
             env=quiet(),
             show=False,
@@ -103,13 +119,11 @@ def quiet() -> dict[str, str]:
 
 def link_of(ranks: list[dict[str, float]]) -> Link:
     """The link between two GPUs, from their all-reduces: each sends as many bytes as it sums."""
-    from benchmarks.gpu_layout_ranks import LARGE
-
     large, small = (min(rank[name] for rank in ranks) for name in ("large", "small"))
     return Link("measured", LARGE / large, max(0.0, (small - BEGIN) / 2))
 
 
-def _seconds(planned: ParallelPlan, device: str, link: Link) -> float | None:
+def _seconds(planned: LayoutPlan, device: str, link: Link) -> float | None:
     """By plan, on GPUs that the driver names so; None where their speed is not known."""
     gpu = of_device(device)
-    return None if gpu is None else planned.seconds(gpu, link).total
+    return None if gpu is None else planned.step_seconds(gpu, link).total

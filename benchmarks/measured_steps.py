@@ -31,11 +31,11 @@ from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
 from benchmarks.room import MEMORY_FRACTION, has_room
 from helpers import models, record
+from helpers.plan import ladder
 from helpers.plan.planner import plan
+from helpers.plan.techniques import MODELS, TECHNIQUES
 from helpers.profile import environment, usable_cuda
 from helpers.recipe import Recipe, replace
-from helpers.strategy import ladder
-from helpers.strategy.techniques import MODELS, TECHNIQUES
 from tight_fit import gpus
 from tight_fit.command.arguments import new_folder, whole_number
 from tight_fit.command.wrapper import run as run_command
@@ -43,7 +43,7 @@ from tight_fit.memory.plan import Plan
 from tight_fit.plans.model import ModelStep
 from tight_fit.units import size
 
-# Beside the techniques of `helpers.strategy.techniques`: {name: fields of the recipe that change}.
+# Beside the techniques of `helpers.plan.techniques`: {name: fields of the recipe that change}.
 MORE: dict[str, dict] = {
     "half of the batch": {"batch_size": 8},
     "SGD with momentum": {"optimizer": "sgd"},

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEEPEST = 40  # levels of lists in lists
 MOST_ITEMS = 10**5  # of a generator
-RECORDS = {"Recipe": "helpers.recipe", "Parallel": "helpers.parallel.layout"}
+RECORDS = {"Recipe": "helpers.recipe", "Layout": "tight_fit.layouts.layout"}
 DTYPES = {  # of torch: bytes of an element
     "float64": 8,
     "float32": 4,

@@ -5,121 +5,92 @@ from __future__ import annotations
 import random
 
 from exercises.check import exercise
-from exercises.comparisons import same
-from helpers.parallel import Parallel
-from helpers.recipe import Recipe, replace
-from helpers.strategy import plan_cache
-from helpers.strategy.candidate import Candidate
-from helpers.strategy.choose import SCENARIOS, choose
+from exercises.comparisons import agree, same
 from tight_fit.checks import plain
-from tight_fit.layouts.seconds import Link
 from tight_fit.units import span
 
-SPREAD = Parallel(data=16)  # over both machines
-STAGED = Parallel(data=8, pipeline=2)  # a machine per stage
+PER_TOKEN = 6  # FLOPs per parameter and token, forward and backward
+SENT = 2 + 2 + 4  # bytes per parameter: gathered twice in bf16, gradients reduced in fp32
+WORDS = ("one GPU", "ddp", "fsdp", "context", "nothing")
+# The job of lab exercise 4: Llama 3.1 8B, 16,384 tokens on each of 16 A100s at 0.4 of their peak.
+PARAMETERS, TOKENS, RANKS, FLOPS = 8.03e9, 16_384, 16, 0.4 * 312e12
 
 
-def seconds(parallel: Parallel, speed: float) -> float:
-    """Seconds per step of the job of two machines whose link has this speed in bytes per second."""
-    job, machines = SCENARIOS["fast links"]
-    machines = replace(machines, between=Link("between", speed, machines.between.latency))
-    recipe = replace(job, accumulation=8) if parallel.pipeline > 1 else job
-    return Candidate(job, machines, plan_cache.planned(recipe, parallel)).time.total
-
-
-def break_even() -> float:
-    """The speed in bytes per second at which both take equally long, found by bisection."""
-    low, high = 1e8, 1e12
-    while high / low > 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (
-            (middle, high) if seconds(SPREAD, middle) > seconds(STAGED, middle) else (low, middle)
-        )
-    return (low * high) ** 0.5
+def seconds(parameters: float, tokens: float, ranks: int, flops: float, speed: float) -> tuple:
+    """(seconds of computing, seconds of FSDP's messages) of a step, estimated by hand."""
+    sent = SENT * parameters * (ranks - 1) / ranks
+    return PER_TOKEN * parameters * tokens / flops, sent / speed
 
 
 @exercise(
     "18.1",
     hints=[
+        "Two times: FLOPs divided by FLOPs per second, and bytes divided by bytes per second.",
         (
-            "Ranks are counted through: tensor ranks first, then data, then pipeline. "
-            "Of one line of ranks along an axis, how far apart are the first and the last?"
-        ),
-        (
-            "A line of tensor ranks covers `tensor` ranks in a row, "
-            "a line of data ranks `data * tensor`, a line of stages all of them. "
-            "A line of one rank sends nothing."
+            "FLOPs: 6 * parameters * tokens. Bytes: 8 * parameters * (ranks - 1) / ranks. "
+            "What is hidden takes no time of its own, so the larger of the two counts."
         ),
     ],
     why=(
-        "Where an axis lies decides which link it pays, and the order of the axes decides "
-        "where it lies."
+        "Both grow with the parameters, so the model's size cancels: tokens per GPU, the GPU and "
+        "the link decide whether FSDP waits."
     ),
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of parallel and per_machine"
-    generator = random.Random(0)
-    for _ in range(200):
-        parallel = Parallel(
-            data=generator.choice((1, 2, 4, 8)),
-            pipeline=generator.choice((1, 2, 4)),
-            tensor=generator.choice((1, 2, 4)),
-        )
-        per_machine = parallel.tensor * generator.choice((1, 2, 4, 8))
-        given = answer(parallel, per_machine)
-        assert isinstance(given, (set, frozenset)), (
-            "your function should give a set of names of axes"
-        )
-        truth = leaving(parallel, per_machine)
-        assert set(given) == truth, (
-            f"for {parallel} and {per_machine} GPUs per machine, "
-            f"your function gives {sorted(given) or 'nothing'}, "
-            f"which is {'too much' if set(given) > truth else 'not right'}"
-        )
+    agree(answer, lambda *job: max(seconds(*job)), [], _some_job, times=40)
 
 
-def leaving(parallel: Parallel, per_machine: int) -> set[str]:
-    """The axes some of whose messages leave a machine."""
-    spans, axes = 1, set()
-    for axis in ("tensor", "data", "pipeline"):
-        spans *= getattr(parallel, axis)
-        if getattr(parallel, axis) > 1 and spans > per_machine:
-            axes.add(axis)
-    return axes
+def _some_job(rng: random.Random) -> tuple:
+    return (
+        rng.uniform(0.5e9, 70e9),
+        rng.choice((512, 2_048, 16_384, 65_536)),
+        rng.choice((2, 4, 16, 256)),
+        rng.choice((26e12, 125e12, 400e12)),
+        rng.choice((0.11e9, 1.1e9, 12e9, 190e9, 370e9)),
+    )
 
 
 @exercise(
     "18.2",
     hints=[
+        "Ask the tree's questions in its order, and return at the first that is answered.",
         (
-            "Nothing about the layout of two GPUs is wrong. What does a T4 do in fp32, "
-            "and what can it do?"
-        ),
-        (
-            "step_time.PEAKS['T4'] has four numbers. The recipe has a field for it, "
-            "and one GPU must hold the step."
+            "One GPU holds states + example. FSDP holds states / gpus + example: an example stays "
+            "whole. With context ranks both are divided by gpus."
         ),
     ],
     why=(
-        "A second GPU at most halves the time. The GPU's own half precision does more, "
-        "and no layout can know that it was not asked for."
+        "Two numbers, what the model takes and what one example takes, decide which layouts can "
+        "fit at all; only then does time decide."
     ),
 )
 def _(answer):
-    assert isinstance(answer, Recipe), "your answer should be a Recipe: replace(job, ...)"
-    job, machines = SCENARIOS["two T4 GPUs"]
-    for field in ("model", "profile", "length", "batch_size", "optimizer", "lora_rank", "frozen"):
-        mine, asked = getattr(answer, field), getattr(job, field)
-        assert mine == asked, f"{field} should stay {asked!r}, yours is {mine!r}"
-    assert answer.precision != "bf16", "a T4 has no bf16 arithmetic"
-    assert answer.precision != "tf32", "a T4 has no TF32 arithmetic"
-    single = Candidate(job, replace(machines, per_machine=1), plan_cache.planned(answer))
-    assert single.fit, f"it {single.fit}"
-    fastest = choose(job, machines).best.time.total
-    assert single.time.total < fastest, (
-        f"one T4 takes {span(single.time.total)} for it, "
-        f"and two take {span(fastest)} for the job as it was"
-    )
+    assert callable(answer), "your answer should be a function of states, example, memory and gpus"
+    generator = random.Random(2)
+    for _ in range(400):
+        job = (
+            generator.randint(1, 160),
+            generator.randint(1, 120),
+            generator.choice((12, 24, 80)),
+            generator.choice((1, 2, 8)),
+        )
+        given, truth = answer(*job), fitting(*job)
+        assert given in WORDS, f"your function should return one of {', '.join(WORDS)}"
+        assert given == truth, (
+            f"for states={job[0]}, example={job[1]}, memory={job[2]} and gpus={job[3]} "
+            f"it should be {truth!r}, and yours is {given!r}"
+        )
+
+
+def fitting(states: int, example: int, memory: int, gpus: int) -> str:
+    """The first layout of the lesson's tree that fits."""
+    if states + example <= memory:
+        return "one GPU" if gpus == 1 else "ddp"
+    if gpus > 1 and states / gpus + example <= memory:
+        return "fsdp"
+    if gpus > 1 and (states + example) / gpus <= memory:
+        return "context"
+    return "nothing"
 
 
 @exercise(
@@ -136,7 +107,7 @@ def _(answer):
     ],
     why=(
         "ZeRO's saving is a constant. It matters as long as the activations are not far larger: "
-        "that is the whole difference between a language model of billions and this one."
+        "that is the whole difference between a language model of billions and a small one."
     ),
 )
 def _(answer):
@@ -162,19 +133,21 @@ def _(answer):
         )
 
 
+def break_even() -> float:
+    """Bytes per second at which FSDP's messages take as long as the computing beside them."""
+    work, sent = seconds(PARAMETERS, TOKENS, RANKS, FLOPS, 1.0)
+    return sent / work
+
+
 @exercise(
     "18.4",
     hints=[
-        (
-            "Both steps are in the kept plans: "
-            'choose(job, replace(machines, between=Link("mine", speed, 5e-6))) at some speeds, '
-            "and compare the two candidates."
-        ),
-        "Between 10 and 1,000 Gbit/s; halve the interval until the two take as long.",
+        "Set the two times of exercise 18.1 equal, and solve for the speed.",
+        "speed = 8 * (15 / 16) * flops / (6 * tokens): the parameters cancel.",
     ],
     why=(
-        "Below it, put stages on the machines; above it, spread the examples. "
-        "One number of your own network replaces the rule."
+        "One number to hold beside the network's data sheet: below it, send less (a replica or a "
+        "stage in each machine) or give each GPU more tokens."
     ),
 )
 def _(answer):
@@ -183,8 +156,7 @@ def _(answer):
         "your answer should be a number: bytes per second"
     )
     assert answer > 1e6, "bytes per second, please: 10 Gbit/s are 1.1e9 of them in practice"
-    truth = break_even()
-    assert abs(answer / truth - 1) < 0.1, (
-        f"at {answer:.3g} bytes per second, spread examples take "
-        f"{span(seconds(SPREAD, answer))} and stages {span(seconds(STAGED, answer))}"
+    work, sent = map(span, seconds(PARAMETERS, TOKENS, RANKS, FLOPS, answer))
+    assert abs(answer / break_even() - 1) < 0.05, (
+        f"at {answer:.3g} bytes per second the messages take {sent}, and the work {work}"
     )

@@ -9,9 +9,9 @@ from functools import cache
 from exercises.check import exercise
 from exercises.comparisons import same
 from exercises.handout import observe
+from helpers.plan.ladder import START
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
-from helpers.strategy.ladder import START
 from tight_fit.units import size
 
 SHORT = Recipe("deberta", profile="full", batch_size=2, length=32)

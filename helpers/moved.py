@@ -5,6 +5,7 @@ An import of one of them ends in one sentence, which names its new place.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -79,7 +80,9 @@ PLACES = {
     "helpers.parallel.collectives": "by_hand.collectives",
     "helpers.parallel.comm_meter": "tight_fit.layouts.messages",
     "helpers.parallel.ddp": "tight_fit.layouts.ddp",
+    "helpers.parallel.dtensor_dropout": "tight_fit.layouts.tensor",
     "helpers.parallel.exchange": "by_hand.exchange",
+    "helpers.parallel.layout": "tight_fit.layouts.layout",
     "helpers.parallel.model_context": "tight_fit.layouts.context",
     "helpers.parallel.model_experts": "tight_fit.layouts.experts",
     "helpers.parallel.model_layout": "tight_fit.layouts.layout",
@@ -91,8 +94,10 @@ PLACES = {
     "helpers.parallel.pipeline_rank": "tight_fit.layouts.pipeline_rank",
     "helpers.parallel.pipeline_runner": "by_hand.pipeline_runner",
     "helpers.parallel.pipeline_stage": "by_hand.pipeline_stage",
+    "helpers.parallel.rank": "tight_fit.layouts.rank",
     "helpers.parallel.schedules": "tight_fit.layouts.schedules",
     "helpers.parallel.tensor_by_hand": "by_hand.tensor",
+    "helpers.parallel.tensor_dtensor": "tight_fit.layouts.tensor",
     "helpers.parallel.torch_private_ranks": "tight_fit.layouts.torch_private_ranks",
     "helpers.parallel.transport": "by_hand.transport",
     "helpers.parallel.zero_by_hand": "by_hand.zero",
@@ -180,19 +185,32 @@ PLACES = {
     "helpers.storage.optimizer_state": "helpers.checkpoint",
     "helpers.storage.run_fields": "helpers.record_fields",
     "helpers.storage.state_file": "helpers.state_file",
+    "helpers.strategy": "helpers.plan",
+    "helpers.strategy.candidate": "tight_fit.search.layouts",
+    "helpers.strategy.candidates": "tight_fit.search.space",
+    "helpers.strategy.choose": "tight_fit.search.layouts",
     "helpers.strategy.cluster": "tight_fit.layouts.cluster",
     "helpers.strategy.command": "tight_fit.command.main",
     "helpers.strategy.fake_rank": "tight_fit.layouts.fake_rank",
+    "helpers.strategy.ladder": "helpers.plan.ladder",
+    "helpers.strategy.large_models": "helpers.plan.searches",
     "helpers.strategy.layout_facts": "tight_fit.layouts.facts",
     "helpers.strategy.layout_report": "tight_fit.command.layout_report",
+    "helpers.strategy.long_context": "helpers.plan.long_context",
+    "helpers.strategy.packed_trace": "helpers.plan.packed_trace",
+    "helpers.strategy.plan_cache": "helpers.plan.plan_cache",
     "helpers.strategy.plan_layout": "tight_fit.layouts.plan",
     "helpers.strategy.plan_pipeline": "tight_fit.layouts.plan_pipeline",
+    "helpers.strategy.plan_ranks": "tight_fit.layouts.plan",
+    "helpers.strategy.plan_summary": "helpers.plan.plan_summary",
     "helpers.strategy.rank_time": "tight_fit.layouts.clocks",
     "helpers.strategy.search": "tight_fit.search.layouts",
     "helpers.strategy.search_experts": "tight_fit.search.experts",
     "helpers.strategy.search_report": "tight_fit.command.search_report",
     "helpers.strategy.search_space": "tight_fit.search.space",
+    "helpers.strategy.show": "helpers.show",
     "helpers.strategy.step_time": "tight_fit.layouts.seconds",
+    "helpers.strategy.techniques": "helpers.plan.techniques",
     "helpers.strategy.trace_layout": "tight_fit.layouts.trace",
     "helpers.strategy.trace_pipeline": "tight_fit.layouts.trace_pipeline",
     "helpers.sweeps.results": "helpers.sweeps",
@@ -214,7 +232,7 @@ PLACES = {
     "helpers.timing.kernel_time": "tight_fit.kernels.kernel_time",
     "helpers.timing.names": "tight_fit.kernels.names",
     "helpers.timing.op": "tight_fit.kernels.op",
-    "helpers.timing.packed_trace": "helpers.strategy.packed_trace",
+    "helpers.timing.packed_trace": "helpers.plan.packed_trace",
     "helpers.timing.products": "tight_fit.kernels.products",
     "helpers.timing.sizes": "tight_fit.kernels.sizes",
     "helpers.timing.specs": "tight_fit.gpus.specs",
@@ -239,7 +257,7 @@ NAMES = {
 def refuse(name: str) -> NoReturn:
     """Raises ImportError, in one sentence, for a module or a name that has another place today."""
     parts = {
-        place if place.startswith("helpers.") else place.rpartition(".")[0]
+        place if re.fullmatch(r"helpers\.\w+", place) else place.rpartition(".")[0]
         for old, place in PLACES.items()
         if old.startswith(f"{name}.")
     }

@@ -1,24 +1,39 @@
-"""Tables of plans: layouts over several GPUs, long texts, large models, the ladder."""
+"""Tables of plans: steps on one GPU, layouts over several, long texts, searches, the ladder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from helpers.plan import kept_layouts
+from helpers.plan import kept_layouts, ladder, long_context, searches
+from helpers.plan import techniques as kept_techniques
+from helpers.plan.plan_summary import PlanSummary
+from helpers.plan.planner import plan
 from helpers.recipe import Recipe
-from helpers.strategy import ladder, large_models, long_context
-from helpers.strategy.candidate import Candidate
-from helpers.strategy.plan_cache import planned
-from helpers.strategy.plan_summary import PlanSummary
 from helpers.tables import Table
+from tight_fit.checks import each_of_type, of_type
 from tight_fit.command.answer import attention_of
+from tight_fit.gpus import GPU, as_gpu
+from tight_fit.kernels.kernel_time import constants
+from tight_fit.kernels.step_seconds import lacks
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
+from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
+from tight_fit.plans.own_step import CustomStepPlan
+from tight_fit.techniques.settings import StepSettings
 from tight_fit.units import duration, number, size, span
 
+# What many readers have: Colab's and Kaggle's GPU, one for games, and a data centre's.
+SHOWN = ("T4", "RTX 3060", "A100-40GB")
+# What a caption says of a step's precision and optimizer: they decide how long a step takes.
+PRECISIONS = {
+    "fp32": "fp32 without TF32",
+    "tf32": "fp32 with TF32",
+    "bf16": "bf16 autocast",
+    "fp16": "fp16 autocast",
+}
 COMPUTED = {
     "fp32": "computed in fp32 without TF32",
     "tf32": "computed in fp32 with TF32",
@@ -27,38 +42,21 @@ COMPUTED = {
 }
 
 
-def layouts(job: Recipe | ModelStep, named: Mapping[str, Any], cluster: Cluster) -> Table:
+def layouts(job: ModelStep, named: Mapping[str, Any], cluster: Cluster) -> Table:
     """A row per layout: memory and messages of one GPU, and the planned time of a step.
 
-    job      the step, of a model of transformers or a recipe: its batch size is that of all GPUs
-    named    {label: a `Layout`, or of a recipe a `Parallel`, or a pair of one and a step that
-             replaces the job}
+    job      the step: its batch size is that of all GPUs
+    named    {label: a `Layout`, or a pair of one and a step that replaces the job}
     cluster  the GPUs and the links between them
-    Nothing is run. A row that does not fit says by how much. Raises
+    Nothing is run. A row that does not fit says by how much. Raises TypeError for what is no step,
     ValueError for a layout that the cluster or the step cannot have.
     """
-    if isinstance(job, ModelStep):
-        rows = []
-        for label, entry in named.items():
-            layout, step = entry if isinstance(entry, tuple) else (entry, job)
-            rows.append(_row_of_step(label, step, layout, cluster))
-        return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
+    of_type("job", job, ModelStep)
     rows = []
     for label, entry in named.items():
-        layout, recipe = entry if isinstance(entry, tuple) else (entry, job)
-        candidate = Candidate(recipe, cluster, planned(recipe, layout))
-        sent = sum(candidate.plan.bytes_by_collective.values())
-        rows.append(
-            {
-                "layout": label,
-                "memory per GPU": size(candidate.peak),
-                "fits": "yes" if candidate.fit else f"no, {size(candidate.fit.over)} too much",
-                "sent per GPU and step": size(sent) if sent else "nothing",
-                "time per step": span(candidate.time.total),
-                "examples per second": f"{candidate.examples_per_second:.0f}",
-            }
-        )
-    return Table(rows, f"Planned, nothing was run: {cluster}.")
+        layout, step = entry if isinstance(entry, tuple) else (entry, job)
+        rows.append(_row_of_step(label, step, layout, cluster))
+    return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
 
 
 def in_words(job: ModelStep) -> str:
@@ -118,28 +116,58 @@ def contexts() -> Table:
 
 
 def large(name: str, most: int = 4) -> Table:
-    """The best layouts of a job of `large_models.JOBS`, the best first, and the published one.
+    """The best layouts of a job of `searches.JOBS` or `OWNED`, the best first, and the published.
 
-    The last column marks what torchtitan published, with its tokens per second and GPU.
+    The last column marks what torchtitan published, with its tokens per second and GPU; a job of
+    `OWNED` has no such column.
 
     Nothing is planned here: the plans are kept with the package. Raises KeyError for another name.
     """
-    job, found = large_models.JOBS[name], large_models.kept()[name]
+    job, found = (searches.JOBS | searches.OWNED)[name], searches.kept()[name]
     published, rows = found["published"], found["rows"][:most]
-    rows += [published] if published not in rows else []
+    rows += [published] if published and published not in rows else []
+    marks = [{"published": _measured(job) if row == published else ""} for row in rows]
     return Table(
-        [_line(row, _measured(job) if row == published else "") for row in rows],
-        f"Planned, nothing was run: Llama 3.1 {job.model} on {job.cluster}, "
-        f"{job.step.batch_size} examples of {large_models.LENGTH:,} tokens per step.",
+        [_line(row) | (mark if published else {}) for row, mark in zip(rows, marks)],
+        f"Planned, nothing was run: {_model(job)} on {job.cluster}, {_examples(job)}.",
     )
 
 
-def _measured(job: large_models.LargeJob) -> str:
+def owned() -> Table:
+    """A row per job of `searches.OWNED`: the layout that the search takes, and one GPU beside it.
+
+    Nothing is planned here: the plans are kept with the package.
+    """
+    rows = []
+    for name, job in searches.OWNED.items():
+        found = searches.kept()[name]
+        best, alone = found["rows"][0], found["alone"]
+        rows.append(
+            {
+                "GPUs": name,
+                "step": f"{_model(job)}, {_examples(job)}",
+                **_line(best),
+                "one GPU": duration(alone) if alone else "does not fit",
+            }
+        )
+    return Table(rows, "Planned, nothing was run: the layout that a search takes, a row per job.")
+
+
+def _model(job: searches.SearchJob) -> str:
+    name = "Llama-3.1-70B" if job.model == "70B" else job.model.split("/")[-1]
+    return name.replace("-", " ")
+
+
+def _examples(job: searches.SearchJob) -> str:
+    return f"{job.step.batch_size} examples of {job.step.tokens:,} tokens per step"
+
+
+def _measured(job: searches.SearchJob) -> str:
     eager, compiled = job.measured
     return f"torchtitan's: {f'{eager:,}, ' if eager else ''}compiled {compiled:,}"
 
 
-def _line(row: large_models.Facts, mark: str) -> dict[str, str]:
+def _line(row: searches.Facts) -> dict[str, str]:
     return {
         "layout": row["layout"],
         "recomputation": row["recompute"],
@@ -147,7 +175,6 @@ def _line(row: large_models.Facts, mark: str) -> dict[str, str]:
         "need per GPU": size(row["need"]),
         "time per step": duration(row["seconds"]),
         "tokens per second and GPU": f"{row['tokens_per_second_per_gpu']:,.0f}",
-        "published": mark,
     }
 
 
@@ -196,3 +223,95 @@ def savings() -> Table:
 
 def _flops(planned: PlanSummary) -> int:
     return sum(planned.flops.values())
+
+
+def techniques(*fields: str) -> Table:
+    """All techniques for one GPU side by side, by plan at full size.
+
+    An arrow marks those that change one of `fields` of the recipe.
+    """
+    marked = [
+        {"": "→" if any(row["recipe"].startswith(f"{field}=") for field in fields) else ""} | row
+        for row in kept_techniques.rows()
+    ]
+    return Table(
+        marked,
+        "Plan for a GPU: peak of one optimizer step at full size, the smallest GPU that holds it, "
+        "and the step's time, × what the plain step takes",
+    )
+
+
+def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN) -> Table:
+    """A row per recipe: the planned peak of memory, and the planned time of a step on each GPU.
+
+    named  {label: a recipe, which is planned here, or a plan for "cuda" that is made already, also
+           of a model of transformers (`plan_model`) or of a step of one's own (`plan_custom_step`)}
+    gpus   names of `gpus.GPUS`
+
+    Behind a time stands what multiple it is of the first row's that has one on that GPU. "does not
+    fit" says that the GPU has too little memory, "no bf16" that it lacks this arithmetic. Recipes
+    are planned as they are: a lesson on the models that readers come for gives `profile="full"`.
+    Raises ValueError for no recipe, an unknown GPU, and a plan without seconds (for a CPU).
+    """
+    made, first = _planned(named), dict[str, float]()
+    rows = []
+    for label, planned in made.items():
+        row = {"planned": label, "peak": size(planned.peak)}
+        for gpu in map(as_gpu, gpus):
+            row[gpu.name] = _cell(planned, gpu, first)
+        rows.append(row)
+    used = settings(planned.recipe for planned in made.values())
+    return Table(rows, f"Planned, not run: a step's memory and time, {used}. {within()}")
+
+
+def phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:
+    """A row per recipe: the planned time of a step on one GPU, and the share of each phase.
+
+    "recompute" is the forward passes that gradient checkpointing repeats. "waiting" is the part of
+    the whole step in which the GPU waits for the CPU to launch a kernel; it lies in the phases.
+    The arguments, and what is raised, are those of `plans`; ValueError as well where the GPU
+    lacks an arithmetic of a step. Whether the GPU holds the step is not asked.
+    """
+    gpu = as_gpu(gpu)
+    made, rows = _planned(named), []
+    for label, planned in made.items():
+        took = planned.seconds(gpu)
+        shares = {name: f"{seconds / took.total:.0%}" for name, seconds in took.phases.items()}
+        waiting = f"{took.waiting / took.total:.0%}"
+        rows.append({"planned": label, "step": span(took.total), **shares, "waiting": waiting})
+    used = settings(planned.recipe for planned in made.values())
+    return Table(rows, f"Planned for the {gpu.name}, not run: a step's time, {used}. {within()}")
+
+
+def settings(steps: Iterable[StepSettings]) -> str:
+    """Precisions and optimizers of some steps, as the end of a sentence, each named once."""
+    used = list(steps)
+    precisions = dict.fromkeys(PRECISIONS[step.precision] for step in used)
+    optimizers = dict.fromkeys(KINDS[step.optimizer].label for step in used)
+    return f"in {' or '.join(precisions)}, with {' or '.join(optimizers)}"
+
+
+def within() -> str:
+    """A sentence on how far measured steps were from planned ones (docs/gpu-time.md)."""
+    error = constants()["shared"]["error"]
+    return f"Nine of ten times are within {max(error.values()):.0%}."
+
+
+def _planned(named: Mapping[str, Recipe | Plan]) -> dict[str, Plan]:
+    each_of_type("named", named, (Recipe, Plan, CustomStepPlan))
+    return {
+        label: plan(given) if isinstance(given, Recipe) else given for label, given in named.items()
+    }
+
+
+def _cell(planned: Plan, gpu: GPU, first: dict[str, float]) -> str:
+    """The time of a step on a GPU; `first` gets the time of the first row that has one there."""
+    if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
+        return f"no {lacking}"
+    if not planned.fits(gpu):
+        return "does not fit"
+    took = planned.seconds(gpu)
+    if gpu.name not in first:
+        first[gpu.name] = took.total
+        return span(took.total)
+    return f"{span(took.total)} (× {took.total / first[gpu.name]:.2f})"

@@ -5,10 +5,11 @@ from helpers import show
 show.before_and_after(before, after)  # two runs: memory, time, accuracy, and the record
 show.plans({"before": before, "after": after})  # memory and seconds at full size, per GPU
 show.phases({"before": before, "after": after}, "T4")  # where the time of a step goes
-show.layouts(job, {"DDP": Parallel(data=4)}, cluster)  # memory, messages and seconds per GPU
+show.layouts(job, {"DDP": parse("ddp=4")}, cluster)  # memory, messages and seconds per GPU
 show.moved({"offloaded": plan}, ["T4"])  # bytes on the GPU and on the host, and seconds
 show.contexts()  # long texts, on one GPU each or over several
-show.large("8B on 8")  # layouts of 8 and 70 billion parameters on many GPUs
+show.large("8B on 8")  # the best layouts of a job that was searched
+show.owned()  # the best layout for GPUs that many readers have
 show.rungs(), show.savings()  # the ladder of techniques, and what each is worth
 """
 
@@ -21,12 +22,22 @@ import numpy as np
 
 from helpers.batching import Batch, padded_length
 from helpers.plan.planner import plan
-from helpers.plan_tables import contexts, large, layouts, rungs, savings
+from helpers.plan_tables import (
+    SHOWN,
+    contexts,
+    large,
+    layouts,
+    owned,
+    phases,
+    plans,
+    rungs,
+    savings,
+    settings,
+    techniques,
+    within,
+)
 from helpers.recipe import Recipe, difference, replace
 from helpers.record import Run, read
-from helpers.strategy.show import SHOWN, settings, within
-from helpers.strategy.show import show_phases as phases
-from helpers.strategy.show import show_plans as plans
 from helpers.tables import Table
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
@@ -41,10 +52,12 @@ __all__ = [
     "large",
     "layouts",
     "moved",
+    "owned",
     "phases",
     "plans",
     "rungs",
     "savings",
+    "techniques",
 ]
 
 WIDTHS = 3  # padded lengths that are planned for each number of examples

@@ -21,8 +21,6 @@ from typing import Any
 IMPORTS = [
     "torch.distributed.tensor",
     "helpers.train",
-    "helpers.parallel.rank",
-    "helpers.strategy.plan_ranks",
     "tight_fit.layouts.plan",
     "tests.by_hand.test_frameworks",
 ]

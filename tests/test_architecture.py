@@ -33,7 +33,7 @@ ROOMS = (
     "command",
 )
 COURSE = {"helpers", "by_hand", "exercises", "benchmarks", "tools", "tests", "notebooks"}
-SUBPACKAGES = ("plan", "parallel", "strategy")
+SUBPACKAGES = ("plan", "parallel")
 WIDTH, LENGTH = 100, 420  # of a line in columns, of a file in lines
 MODULES = 25  # that lie flat in helpers/
 
@@ -65,7 +65,6 @@ LAYERS = (
     {"tables", "plots", "panels"},
     {"by_hand", "setup", "sweeps"},
     {"parallel"},
-    {"strategy"},
     {"plan_tables"},
     {"show"},
     {"exercises", "benchmarks"},

@@ -1,6 +1,5 @@
 """Several processes on one machine: one rank per GPU where there are enough, else on the CPU."""
 
 from helpers.parallel.launcher import RankFailed, launch
-from helpers.parallel.layout import Parallel
 
-__all__ = ["Parallel", "RankFailed", "launch"]
+__all__ = ["RankFailed", "launch"]

@@ -1,8 +1,8 @@
 """What lessons show of layouts over several GPUs, kept: no reader waits for their plans.
 
-A plan of a pipeline of 8 billion parameters takes minutes. `make plans` (`python -m
-helpers.plan.kept_layouts`) plans all `questions` anew and writes the file. What is not kept is
-planned when it is asked for.
+A plan of a pipeline of 8 billion parameters takes minutes. `make plans` (`python -m helpers.plan
+layouts`) plans all `questions` anew and writes the file. What is not kept is planned when it is
+asked for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import asdict, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
-from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.question import digest
-from tight_fit.command.wrapper import run
 from tight_fit.files import replace_all
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
@@ -24,8 +22,7 @@ from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 
-NAME = "python -m helpers.plan.kept_layouts"
-FILE = Path(__file__).parent / "kept_layouts.json"
+FILE = Path(__file__).parent / "plans" / "layouts.json"
 KEPT = ("need", "fits", "card_memory", "sent", "seconds")
 DIGITS = 6
 
@@ -72,7 +69,7 @@ def _kept() -> dict[str, Facts]:
 
 
 def questions() -> Iterator[Question]:
-    """What the tables of lessons 13, 15 and 16 ask."""
+    """What the tables of lessons 13, 15, 16 and 18 ask, those of lab 19, and a page."""
     deberta = read("microsoft/deberta-v3-base")
     one, two = parse("ddp=1"), parse("ddp=2")
     accumulated = ModelStep(deberta, 64, 256, accumulation=4, precision="fp16")
@@ -110,6 +107,23 @@ def questions() -> Iterator[Question]:
         yield tiny, layout, pair
     yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
     yield from _of_lesson_16()
+    kaggle = Cluster("T4", per_machine=2)
+    qwen = ModelStep(read("Qwen/Qwen3-0.6B"), 8, 256, weights="fp32")
+    yield replace(qwen, accumulation=4), two, kaggle  # lesson 18
+    yield replace(qwen, accumulation=8, precision="fp16"), one, kaggle
+    large = ModelStep(read("microsoft/deberta-v3-large"), 16, 512, precision="fp16")
+    yield replace(large, accumulation=8), one, kaggle  # lab 19
+    yield replace(large, accumulation=4), two, kaggle
+    yield from page()
+
+
+def page() -> Iterator[Question]:
+    """What the first table of docs/layouts.md asks: a step on two GPUs, on fast and slow links."""
+    config = read("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
+    step = ModelStep(config, 16, 512, accumulation=4, weights="fp32", precision="bf16")
+    for name in ("ddp=1", "ddp=2", "zero1=2", "zero2=2", "fsdp=2", "tensor=2", "pipeline=2"):
+        for link in ("NVLink 3", "PCIe 4 x16"):
+            yield step, parse(name), Cluster("A100-40GB", per_machine=2, inside=link)
 
 
 def _of_lesson_16() -> Iterator[Question]:
@@ -135,21 +149,8 @@ def _of_lesson_16() -> Iterator[Question]:
         yield small, parse(name), pair
 
 
-def write() -> None:
-    """Plan all of `questions` and keep the answers, some minutes of pipelines among them."""
+def write() -> Path:
+    """Plan all of `questions` and keep the answers; returns the path of the file."""
     lines = [f"{json.dumps(key(*one))}: {json.dumps(plan_one(*one))}" for one in questions()]
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
-    replace_all(FILE.parent, {FILE.name: text})
-    print(f"Written: {FILE}", flush=True)
-
-
-def main() -> None:
-    """The command: plan anew what lessons show of layouts."""
-    OneLineParser(
-        prog=NAME, description="Plan anew the layouts that lessons show, which takes some minutes."
-    ).parse_args()
-    write()
-
-
-if __name__ == "__main__":
-    raise SystemExit(run(main, NAME))
+    replace_all(FILE.parent, {FILE.name: "{\n" + ",\n".join(lines) + "\n}\n"})
+    return FILE

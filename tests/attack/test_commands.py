@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, ViTConfig
 
-from helpers.parallel.layout import Parallel
 from tests.attack import one_sentence, refused
 from tight_fit.command.arguments import new_file, new_folder, whole_number
 from tight_fit.command.wrapper import run
+from tight_fit.layouts.layout import Layout
 from tight_fit.models.bounds import check_sizes
 from tight_fit.models.step import ModelStep
 from tools.course import ROOT, build, notebooks, record, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
-QUICK = ("tight_fit", "helpers.strategy", "tools.course", "benchmarks")  # import no PyTorch
+QUICK = ("tight_fit", "helpers.plan", "tools.course", "benchmarks")  # import no PyTorch
 # Started by path, by another file or by torchrun, or an example in a docstring.
 STARTED_OTHERWISE = (
     "main.py",
@@ -107,7 +107,7 @@ def test_a_narrow_encoding_prints_what_it_can(module, encoding):
     assert process.returncode == 0 and not err and b"u" in out
 
 
-@pytest.mark.parametrize("module", ["helpers.strategy"])
+@pytest.mark.parametrize("module", ["helpers.plan"])
 def test_an_interrupt_while_libraries_load_is_one_line(module):
     # What runs in the background does not listen to SIGINT by itself.
     slow = (
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monk
 
 @pytest.mark.parametrize("groups", [["nothing"], [""], ["layouts", "Ladder"]])
 def test_plans_that_are_not_kept_are_refused(groups, capsys):
-    from helpers.strategy.__main__ import main
+    from helpers.plan.__main__ import main
 
     with pytest.raises(SystemExit) as ended:
         main(groups)
@@ -282,7 +282,7 @@ def test_labels_beyond_all_models_are_refused():
 @pytest.mark.parametrize("axis", ["data", "pipeline", "tensor"])
 @pytest.mark.parametrize("ranks", [10**9, 10**30])
 def test_ranks_beyond_all_machines_are_refused(axis, ranks):
-    refused(ValueError, axis, lambda: Parallel(**{axis: ranks}))
+    refused(ValueError, axis, lambda: Layout(**{axis: ranks}))
 
 
 # -- what is left behind ---------------------------------------------------------------------------

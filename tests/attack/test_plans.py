@@ -1,6 +1,5 @@
 """Plans, GPUs and layouts: what is no recipe, no plan, no GPU, no link, no layout."""
 
-import dataclasses
 import math
 import re
 
@@ -9,20 +8,21 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from helpers.parallel.layout import Parallel
-from helpers.plan import plan, plan_at
+from helpers.plan import ladder, plan, plan_at
 from helpers.recipe import Recipe
-from helpers.strategy import ladder
-from helpers.strategy.choose import choose
-from helpers.strategy.show import show_phases, show_plans
+from helpers.show import phases, plans
 from tests.attack import refused
 from tight_fit.gpus import GPU, GPUS, as_gpu, device, find, matches, specs
 from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.seconds import Link, find_link, rate
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
 from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.search.layouts import search_layouts
 
 RECIPE = Recipe(model="vit", batch_size=4)
+STEP = ModelStep(BertConfig(num_hidden_layers=1))
 WRONG = (ValueError, TypeError)
 HUGE = 10**5000
 # What is no number and no name of anything; text that is far too long; numbers that are none.
@@ -101,7 +101,7 @@ def test_a_plan_has_seconds_on_gpus_only(thing, planned):
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)
-@pytest.mark.parametrize("shows", [show_plans, lambda named: show_phases(named, "T4")])
+@pytest.mark.parametrize("shows", [plans, lambda named: phases(named, "T4")])
 def test_a_table_of_plans_takes_recipes_and_plans(shows, thing):
     refused(WRONG, "named", lambda: shows(thing))
     refused(WRONG, "named", lambda: shows({"a label": thing}))
@@ -166,10 +166,10 @@ def test_a_device_has_a_name(thing):
 # -- layouts
 
 
-@pytest.mark.parametrize("field", [one.name for one in dataclasses.fields(Parallel)])
+@pytest.mark.parametrize("field", ["data", "pipeline", "tensor", "context", "replicate"])
 @pytest.mark.parametrize("value", [*NUMBERS, -1, 1.5, 2**40], ids=short)
 def test_a_layout_has_whole_numbers_of_ranks(field, value):
-    refused(WRONG, field, lambda: Parallel(**{field: value}))
+    refused(WRONG, field, lambda: Layout(**{field: value}))
 
 
 @pytest.mark.parametrize("field", ["per_machine", "machines", "cards"])
@@ -178,7 +178,7 @@ def test_a_cluster_has_whole_numbers_of_things(field, value):
     refused(WRONG, field, lambda: Cluster("T4", **{field: value}))
 
 
-@pytest.mark.parametrize("field", ["gpu", "inside", "between", "host"])
+@pytest.mark.parametrize("field", ["gpu", "inside", "between"])
 @pytest.mark.parametrize("thing", THINGS, ids=short)
 def test_a_cluster_has_gpus_and_links(field, thing):
     refused(WRONG, field if field == "gpu" else [], lambda: Cluster(**{"gpu": "T4", field: thing}))
@@ -196,10 +196,9 @@ def test_every_axis_has_a_link(links):
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)
-def test_a_choice_is_for_a_job_on_a_cluster_with_a_goal(thing):
-    refused(TypeError, "job", lambda: choose(thing, Cluster("T4")))
-    refused(TypeError, "cluster", lambda: choose(RECIPE, thing))
-    refused(ValueError, "goal", lambda: choose(RECIPE, Cluster("T4"), thing))
+def test_a_search_is_for_a_step_on_a_cluster(thing):
+    refused(TypeError, "job", lambda: search_layouts(thing, Cluster("T4")))
+    refused(TypeError, "cluster", lambda: search_layouts(STEP, thing))
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=short)

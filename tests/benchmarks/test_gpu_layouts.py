@@ -7,14 +7,15 @@ import json
 
 import pytest
 
-from benchmarks import gpu_layout_ranks, gpu_layouts, gpu_steps, proof, room
+from benchmarks import gpu_layouts, gpu_steps, proof, room
 from benchmarks.measured_steps import LARGE, cases
 from helpers.parallel.launcher import RankFailed
 from helpers.recipe import Recipe
-from helpers.strategy.plan_ranks import plan_parallel
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tight_fit import gpus
 from tight_fit.layouts.messages import SentMessage
+from tight_fit.layouts.plan import plan_step
+from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.seconds import LINKS, transfer
 
 RANKS = [
@@ -22,14 +23,14 @@ RANKS = [
     {"allocated": 100, "reserved": 105, "seconds": 0.3, "large": 0.02, "small": 2e-5},
 ]
 DDP = "DDP on 2 GPUs"
-MINI = Recipe("vit", batch_size=8, weights="random")
+MINI = Recipe("decoder", profile="mini", batch_size=8, length=32, weights="random")
 
 
 def test_every_layout_suits_its_step():
     for _, technique, recipe in gpu_layouts.cases():
-        parallel, micro_batches = gpu_layouts.LAYOUTS[technique]
-        assert parallel.ranks == 2 and recipe.accumulation == micro_batches
-        assert parallel.local(recipe).micro_batch >= 1
+        layout, micro_batches = gpu_layouts.LAYOUTS[technique]
+        assert layout.ranks == 2 and recipe.accumulation == micro_batches
+        assert local_step(gpu_layouts.step_of(recipe), layout).micro_batch >= 1
 
 
 def test_two_gpus_have_steps_of_their_own_before_those_of_the_large_model():
@@ -51,11 +52,11 @@ def two_gpus(monkeypatch):
 
 def test_a_step_has_the_figures_of_its_fullest_and_slowest_rank(two_gpus):
     step = gpu_steps.one(two_gpus)
-    planned = plan_parallel(MINI, gpu_layouts.LAYOUTS[DDP][0])
+    planned = plan_step(gpu_layouts.step_of(MINI), gpu_layouts.LAYOUTS[DDP][0])
     assert (step.planned, step.allocated, step.reserved) == (planned.peak, 100, 110)
-    assert step.planned_allocated == planned.fullest.allocator_peaks("T4").allocated
+    assert step.planned_allocated == planned.allocator_peaks("T4").allocated
     assert (step.seconds, step.link["bytes_per_second"]) == (0.3, 2**28 / 0.02)
-    assert step.planned_seconds == planned.seconds("T4", gpu_layouts.link_of(RANKS)).total
+    assert step.planned_seconds == planned.step_seconds("T4", gpu_layouts.link_of(RANKS)).total
     assert proof.Step.from_dict(step.to_dict()) == step
 
 
@@ -74,7 +75,7 @@ def test_a_step_that_is_too_large_is_not_begun(two_gpus, monkeypatch):
 def test_the_link_is_the_one_whose_messages_take_so_long(name):
     """Of the model of time, whose all-reduce between two ranks it is the reverse of."""
     link = LINKS[name]
-    sizes = {"large": gpu_layout_ranks.LARGE, "small": gpu_layout_ranks.SMALL}
+    sizes = {"large": gpu_layouts.LARGE, "small": gpu_layouts.SMALL}
     seconds = {
         kind: transfer(SentMessage("all_reduce", size, 2, "data", "backward"), link)
         for kind, size in sizes.items()

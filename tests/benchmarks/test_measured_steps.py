@@ -11,10 +11,10 @@ import torch
 from benchmarks import gpu_layouts, measure_step, measured_steps, other_estimators, proof, room
 from helpers import models
 from helpers.plan import plan
+from helpers.plan.techniques import MODELS, TECHNIQUES
 from helpers.recipe import Recipe, replace
-from helpers.strategy.plan_ranks import plan_parallel
-from helpers.strategy.techniques import MODELS, TECHNIQUES
 from tight_fit import gpus
+from tight_fit.layouts.plan import plan_step
 from tight_fit.trace.tracker import PHASES
 
 TEXT, IMAGE = Recipe(batch_size=4, length=16), Recipe(model="vit", batch_size=4)
@@ -299,11 +299,12 @@ def test_kept_plans_are_todays(kept):
 
 def peak_today(step, device):
     if step.technique in gpu_layouts.LAYOUTS:
-        return plan_parallel(step.recipe, gpu_layouts.LAYOUTS[step.technique][0]).peak
+        layout = gpu_layouts.LAYOUTS[step.technique][0]
+        return plan_step(gpu_layouts.step_of(step.recipe), layout).peak
     return plan(step.recipe, device).peak
 
 
 def test_a_step_on_two_gpus_is_planned_on_both():
-    _, technique, recipe = gpu_layouts.cases()[-1]
+    _, technique, recipe = next(case for case in gpu_layouts.cases() if "FSDP2" in case[1])
     on_both = peak_today(a_step(technique=technique, recipe=recipe), "cuda")
     assert on_both < peak_today(a_step(recipe=recipe), "cuda")

@@ -1,7 +1,7 @@
 """The tables of the ladder: their sums are those of the plans."""
 
 from helpers import show
-from helpers.strategy import ladder
+from helpers.plan import ladder
 from tight_fit.units import size
 
 

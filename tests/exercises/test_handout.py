@@ -17,8 +17,8 @@ import torch
 from exercises.check import load_all, verdict
 from exercises.encoding import Unreadable, decode, encode
 from exercises.handout import Broken, HandedFunction, receive, send
-from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe
+from tight_fit.layouts.layout import Layout
 from tools.course import sandbox
 from tools.course.judge import Judge
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 VALUES = [
     *(None, True, False, 0, -1, 2**200, 1.5, math.inf, -0.0, "", "×\ud800", ..., 1 + 2j),
     *([], [1, [2.0, (3,)]], (1,), {1, "a"}, frozenset({(1, 2)}), {"a": {1: [None]}}),
-    *(Recipe(accumulation=4), Parallel(data=2, zero_stage=1)),
+    *(Recipe(accumulation=4), Layout(data=2, strategy="zero1")),
 ]
 
 

@@ -1,28 +1,33 @@
 """The model of a step's time: links by hand, and planned layouts."""
 
 import pytest
+from transformers import LlamaConfig
 
-from helpers.parallel import Parallel
-from helpers.plan import plan
-from helpers.recipe import Recipe, replace
-from helpers.strategy.plan_ranks import plan_parallel
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.clocks import events_of
+from tight_fit.layouts.layout import parse
 from tight_fit.layouts.messages import SentMessage
+from tight_fit.layouts.plan import plan_step
 from tight_fit.layouts.seconds import BEGIN, LINKS, Link, rate, transfer
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import plan_model_step
 
-VIT = Recipe("vit", batch_size=16, accumulation=4)
-LAYOUTS = (
-    Parallel(data=2),
-    Parallel(data=2, zero_stage=3),
-    Parallel(tensor=2),
-    Parallel(pipeline=2),
+CONFIG = LlamaConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
 )
+STEP = ModelStep(CONFIG, batch_size=16, length=64, accumulation=4, weights="fp32")
+DDP = parse("ddp=2")
+LAYOUTS = (DDP, *map(parse, ("fsdp=2", "tensor=2", "pipeline=2")))
 
 
 @pytest.fixture(scope="module")
 def laid():
-    return {layout: plan_parallel(VIT, layout) for layout in LAYOUTS}
+    return {layout: plan_step(STEP, layout) for layout in LAYOUTS}
 
 
 def test_time_of_a_collective():
@@ -68,17 +73,19 @@ def test_the_trace_holds_every_message_that_is_sent(laid, layout):
 
 
 def test_one_rank_takes_what_one_gpu_takes():
-    laid_out = plan_parallel(VIT, Parallel())
-    alone = laid_out.seconds("T4", "PCIe 3 x16")
-    assert alone.total == pytest.approx(laid_out.ranks[0].seconds("T4").total, rel=1e-9)
-    assert alone.total == pytest.approx(plan(VIT).seconds("T4").total, rel=0.02)
+    laid_out = plan_step(STEP, parse("ddp=1"))
+    alone = laid_out.step_seconds("T4", "PCIe 3 x16")
+    assert alone.total == pytest.approx(laid_out.seconds("T4").total, rel=1e-9)
+    assert alone.total == pytest.approx(plan_model_step(STEP).seconds("T4").total, rel=0.02)
     assert alone.bubble == 0 and not alone.exposed
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_slower_links_cost_time_and_never_work(laid, layout):
     plans = laid[layout]
-    times = [plans.seconds("T4", link) for link in (LINKS["NVLink 3"], Link("slow", 1e6, 1e-3))]
+    times = [
+        plans.step_seconds("T4", link) for link in (LINKS["NVLink 3"], Link("slow", 1e6, 1e-3))
+    ]
     fast, slow = times
     axis = "data" if layout.data > 1 else "tensor" if layout.tensor > 1 else "pipeline"
     assert fast.compute == slow.compute and fast.total < slow.total and slow.limit == axis
@@ -87,21 +94,19 @@ def test_slower_links_cost_time_and_never_work(laid, layout):
         assert time.total == pytest.approx(parts) and set(time.exposed) == {axis}
         assert all(value >= -1e-9 for value in time.exposed.values())
     own = max(rank.seconds("T4").total for rank in plans.ranks)
-    assert fast.compute == pytest.approx(own, rel=0.02)  # and the launches of its messages
+    assert fast.compute == pytest.approx(own, rel=0.05)  # and the launches of its messages
     assert (fast.bubble > 0) == (layout.pipeline > 1)
 
 
 def test_what_cannot_be_timed_is_refused(laid):
-    planned = laid[Parallel(data=2)]
+    planned = laid[DDP]
     with pytest.raises(ValueError, match="no bf16"):
         rate("T4", "bf16")
     with pytest.raises(ValueError, match="No link is given for the data"):
-        planned.seconds("A100-40GB", {"tensor": "NVLink 3"})
+        planned.step_seconds("A100-40GB", {"tensor": "NVLink 3"})
     with pytest.raises(ValueError, match="link='string' is not known"):
-        planned.seconds("A100-40GB", "string")
+        planned.step_seconds("A100-40GB", "string")
     with pytest.raises(ValueError, match="gpu='K90' is not known: --list-gpus prints"):
-        planned.seconds("K90", "NVLink 3")
+        planned.step_seconds("K90", "NVLink 3")
     with pytest.raises(ValueError, match='plan it for device="cuda"'):
-        plan_parallel(replace(VIT, accumulation=1), Parallel(tensor=2), "cpu").seconds(
-            "T4", "NVLink 3"
-        )
+        plan_step(STEP, parse("tensor=2"), "cpu").step_seconds("T4", "NVLink 3")

@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from helpers.parallel.layout import Parallel
 from helpers.recipe import Recipe, replace
 from tight_fit.models.step import ModelStep
 from tight_fit.techniques.rules import check_ordinary
@@ -83,23 +82,12 @@ def test_a_record_of_before_has_the_fields_as_they_were():
         ({"optimizer_in_backward": True, "max_grad_norm": None}, "optimizer_in_backward=True"),
         ({"compile": True}, "compile=True"),
         ({"max_grad_norm": None}, "norm to clip to"),
-        ({"base": "bf16"}, "use one of fp32"),
     ],
     ids=str,
 )
-def test_several_ranks_refuse_what_only_one_gpu_does(changes, says):
-    recipe = Recipe(**changes)
-    refused(ValueError, says, lambda: Parallel(data=2).local(recipe))
-    assert Parallel().local(recipe) == recipe
-
-
-def test_other_loops_refuse_it_too():
+def test_ordinary_loops_refuse_what_only_the_courses_own_does(changes, says):
     check_ordinary(Recipe(), "This loop")
-    refused(
-        ValueError,
-        "This loop cannot take",
-        lambda: check_ordinary(replace(Recipe(), offload="optimizer"), "This loop"),
-    )
+    refused(ValueError, says, lambda: check_ordinary(Recipe(**changes), "This loop"))
 
 
 def test_steps_of_other_models_have_the_same_rules():

@@ -74,10 +74,10 @@ alone = trained("cpu", examples, False)
 assert torch.allclose(trained(device, examples[2 * rank : 2 * rank + 2], True), alone, atol=1e-5)
 
 from by_hand.transport import PipelineTransport, ProcessGroupTransport  # noqa: E402
-from helpers.parallel.layout import Parallel  # noqa: E402
-from helpers.parallel.rank import grid  # noqa: E402
+from tight_fit.layouts.layout import parse  # noqa: E402
+from tight_fit.layouts.rank import grid_of  # noqa: E402
 
-mesh = grid(Parallel(pipeline=2), "cuda")
+mesh = grid_of(parse("pipeline=2"), "cuda")
 both = dist.new_group(backend="cpu:gloo,cuda:nccl")  # get_backend does not call it "nccl"
 for group in (mesh["pipeline"].get_group(), both):
     transport = PipelineTransport(group)

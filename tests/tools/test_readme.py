@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from helpers import record, sweeps, tables
-from helpers.plan import plan
-from helpers.strategy import techniques
+from helpers.plan import plan, techniques
 from tests.small import a_run
 from tight_fit.command import options as command
 from tools.course import blocks, readme, trust

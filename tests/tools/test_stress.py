@@ -134,7 +134,7 @@ def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(fol
     data = (
         "from helpers import data\n"
         "print(len(data.load('r8')['train']), 'rows')\n"
-        "import by_hand.frameworks, helpers.record, helpers.parallel, helpers.strategy"
+        "import by_hand.frameworks, helpers.record, helpers.parallel, helpers.plan"
     )
     path = notebook(folder, first, needing, "print(x)", data)
     done, _ = execute(path, stress.environment("offline"), ROOT / "notebooks")

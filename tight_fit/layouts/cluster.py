@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from tight_fit.checks import whole
 from tight_fit.gpus import GPU, as_gpu
@@ -14,19 +13,7 @@ LIMITS = {
     "data": "data messages",
     "tensor": "tensor messages",
     "pipeline": "pipeline messages",
-    "host": "host messages",
 }
-
-
-class Grid(Protocol):
-    """Ranks on three axes: tensor ranks are neighbours, then data ranks, then stages."""
-
-    @property
-    def tensor(self) -> int: ...
-    @property
-    def data(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
 
 
 @dataclass(frozen=True, init=False)
@@ -42,7 +29,6 @@ class Cluster:
     machines     number of machines
     inside       link between two GPUs of a machine; each pair has its full speed
     between      link of one network card of a machine to the other machines
-    host         link of a GPU to the memory of its machine
     cards        network cards per machine; a DGX has one for each of its eight GPUs
     Links are a `Link` or the name of one in `layouts.seconds.LINKS`.
     Raises ValueError for an unknown GPU or link and for a number below 1, TypeError for a number
@@ -54,7 +40,6 @@ class Cluster:
     machines: int
     inside: Link
     between: Link
-    host: Link
     cards: int
 
     def __init__(
@@ -64,7 +49,6 @@ class Cluster:
         machines: int = 1,
         inside: Link | str = "PCIe 3 x16",
         between: Link | str = "Ethernet 10 Gbit",
-        host: Link | str = "PCIe 3 x16",
         cards: int = 1,
     ):
         whole("per_machine", per_machine, least=1)
@@ -76,7 +60,6 @@ class Cluster:
             "machines": machines,
             "inside": find_link(inside, "inside"),
             "between": find_link(between, "between"),
-            "host": find_link(host, "host"),
             "cards": cards,
         }
         for name, value in values.items():
@@ -87,32 +70,14 @@ class Cluster:
         """Number of GPUs of all machines."""
         return self.per_machine * self.machines
 
-    def links(self, parallel: Grid) -> dict[str, Link]:
-        """{axis: the link that its messages use}.
-
-        Ranks fill one machine after the other: tensor ranks lie next to each other, then data
-        ranks, then stages. Groups of ranks that send out of a machine at the same time share its
-        cards; a single group uses all of them, as NCCL does (github NVIDIA/nccl-tests, issue 119).
-        Raises ValueError where the tensor ranks of a group would lie in more than one machine.
-        """
-        if self.per_machine % parallel.tensor:
-            raise ValueError(
-                f"tensor={parallel.tensor} ranks would lie in more than one machine of "
-                f"{self.per_machine}: use a divisor of per_machine."
-            )
-        links = self.links_of_axes(
-            {
-                "data": (parallel.tensor, parallel.tensor * parallel.data),
-                "pipeline": (parallel.tensor * parallel.data, parallel.ranks),
-            }
-        )
-        return {"tensor": self.inside, **links}
-
     def links_of_axes(self, axes: Mapping[str, tuple[int, int]]) -> dict[str, Link]:
-        """{axis: the link that its messages use}, as `links`, of any grid of ranks.
+        """{axis: the link that its messages use} of a grid of ranks, as `Layout.axes` gives it.
 
         axes  {axis: (stride, reach)}: neighbours on the axis are `stride` ranks apart, and a whole
               group covers `reach` ranks. Those of "expert" send each rank its own part
+        Ranks fill one machine after the other. Groups of ranks that send out of a machine at the
+        same time share its cards; a single group uses all of them, as NCCL does (github
+        NVIDIA/nccl-tests, issue 119).
         """
         ranks = max(reach for _, reach in axes.values())
         links = {

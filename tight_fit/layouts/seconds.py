@@ -106,8 +106,7 @@ class Stages(Protocol):
 
 
 class TimedPlan(Protocol):
-    """What the model needs of a layout's plan: `plan_ranks.ParallelPlan`, kept or just made, or
-    `layouts.plan.LayoutPlan`."""
+    """What the model needs of a layout's plan, as `layouts.plan.LayoutPlan` has it."""
 
     @property
     def recipe(self) -> StepSettings: ...

@@ -123,7 +123,7 @@ def _check_early_update(settings: StepSettings) -> None:
 def check_ordinary(settings: StepSettings, who: str) -> None:
     """Raises ValueError for what only the course's own step on one GPU does.
 
-    who  takes the step instead, as the message begins: "Several ranks"
+    who  takes the step instead, as the message begins: "These loops"
     """
     for name, usual in (
         ("loss", "full"),

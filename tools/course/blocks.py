@@ -11,12 +11,9 @@ from pathlib import Path
 
 from benchmarks.peaks import page
 from helpers import record, show, sweeps
-from helpers.parallel import Parallel
-from helpers.plan import planner
+from helpers.plan import kept_layouts, planner, searches
+from helpers.plan import techniques as planned
 from helpers.recipe import Recipe, replace
-from helpers.strategy import large_models
-from helpers.strategy import techniques as planned
-from helpers.strategy.plan_ranks import plan_parallel
 from helpers.tables import Table
 from tight_fit.command import kept, report
 from tight_fit.command.ship import asked_of
@@ -30,16 +27,6 @@ from tools.course import NOTEBOOKS
 RECORDED = (
     "{label} {peak} (plan {miss:+.1%}), {speed:.0f} {examples}/s, {accuracy_label} {accuracy:.1%}"
 )
-LAYOUTS = (
-    Parallel(),
-    Parallel(data=4),
-    Parallel(data=4, zero_stage=1),
-    Parallel(data=4, zero_stage=2),
-    Parallel(data=4, zero_stage=3),
-    Parallel(tensor=4),
-    Parallel(pipeline=4),
-)
-LINKS = ("NVLink 3", "PCIe 4 x16")  # between the A100s of the table of ranks
 ASKED = ("roberta-large", "T4")  # what README asks the command
 EPOCH = 10_000  # examples
 PRICES = {"T4": 0.35, "A100-40GB": 1.50}  # per GPU hour, stated for the table; --price takes others
@@ -221,28 +208,21 @@ def recorded(notebook: str) -> str:
 
 
 def ranks() -> str:
-    """The table of layouts: what each of four GPUs holds and sends, planned anew for one step."""
-    recipe = Recipe(profile="full", batch_size=16, length=256, accumulation=4, precision="bf16")
-    return Table([_of_layout(recipe, layout) for layout in LAYOUTS]).to_markdown()
+    """The table of layouts: what each of two GPUs holds and sends, by kept plans of one step."""
+    rows: dict[str, dict[str, str]] = {}
+    for step, layout, cluster in kept_layouts.page():
+        facts = kept_layouts.facts(step, layout, cluster)
+        sent = sum(sum(kinds.values()) for kinds in facts["sent"].values())
+        row = {
+            "layout": f"`{layout}`",
+            "need per GPU": size(facts["need"]),
+            "sent per GPU": size(sent) if sent else "nothing",
+        }
+        rows.setdefault(str(layout), row)[f"A100s, {cluster.inside.name}"] = span(facts["seconds"])
+    return Table(list(rows.values())).to_markdown()
 
 
 def large() -> str:
     """The kept searches of layouts for 8 and 70 billion parameters, a table each."""
-    tables = [show.large(name) for name in large_models.JOBS]
+    tables = [show.large(name) for name in searches.JOBS]
     return "\n\n".join(f"{table.caption}\n\n{table.to_markdown()}" for table in tables)
-
-
-def _of_layout(recipe: Recipe, layout: Parallel) -> dict[str, str]:
-    planned_ranks = plan_parallel(recipe, layout)
-    changed = {
-        name: value for name, value in vars(layout).items() if value != getattr(Parallel, name)
-    }
-    fields = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-    sent = sum(planned_ranks.bytes_by_collective.values())
-    seconds = {link: planned_ranks.seconds("A100-40GB", link).total for link in LINKS}
-    return {
-        "layout": f"`Parallel({fields})`",
-        "peak per rank": size(planned_ranks.peak),
-        "sent per rank": size(sent) if sent else "nothing",
-        **{f"A100s, {link}": f"{total * 1e3:.0f} ms" for link, total in seconds.items()},
-    }

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks.programs import table
 from helpers import plots
+from helpers.plan import techniques as planned
 from helpers.plan.planner import plan
 from helpers.recipe import replace
-from helpers.strategy import techniques as planned
 from tight_fit import gpus
 from tight_fit.memory.plan import Plan
 from tools.course import ROOT, blocks, trust

@@ -1,36 +1,51 @@
 """Answers to the exercises of notebook 18, right and wrong."""
 
 from exercises.nb18 import break_even
-from helpers.recipe import replace
-from helpers.strategy.choose import SCENARIOS
-
-JOB = SCENARIOS["two T4 GPUs"][0]
 
 
-def crossing(parallel, per_machine):
-    reach = {
-        "tensor": parallel.tensor,
-        "data": parallel.tensor * parallel.data,
-        "pipeline": parallel.ranks,
-    }
-    return {
-        axis for axis, ranks in reach.items() if getattr(parallel, axis) > 1 and ranks > per_machine
-    }
+def step_seconds(parameters, tokens, ranks, flops, speed):
+    work = 6 * parameters * tokens / flops
+    return max(work, 8 * parameters * (ranks - 1) / ranks / speed)
 
 
-def idle_too(parallel, per_machine):
-    reach = {
-        "tensor": parallel.tensor,
-        "data": parallel.tensor * parallel.data,
-        "pipeline": parallel.ranks,
-    }
-    return {axis for axis, ranks in reach.items() if ranks > per_machine}
+def nothing_hidden(parameters, tokens, ranks, flops, speed):
+    work = 6 * parameters * tokens / flops
+    return work + 8 * parameters * (ranks - 1) / ranks / speed
 
 
-def by_own_size(parallel, per_machine):
-    return {
-        axis for axis in ("tensor", "data", "pipeline") if getattr(parallel, axis) > per_machine
-    }
+def whole_shards(parameters, tokens, ranks, flops, speed):
+    return max(6 * parameters * tokens / flops, 8 * parameters / speed)
+
+
+def of_all_tokens(parameters, tokens, ranks, flops, speed):
+    return step_seconds(parameters, tokens * ranks, ranks, flops, speed)
+
+
+def first(states, example, memory, gpus):
+    if states + example <= memory:
+        return "ddp" if gpus > 1 else "one GPU"
+    if gpus == 1:
+        return "nothing"
+    if states / gpus + example <= memory:
+        return "fsdp"
+    return "context" if (states + example) / gpus <= memory else "nothing"
+
+
+def shards_examples(states, example, memory, gpus):
+    if states + example <= memory:
+        return "ddp" if gpus > 1 else "one GPU"
+    return "fsdp" if gpus > 1 and (states + example) / gpus <= memory else "nothing"
+
+
+def forgets_examples(states, example, memory, gpus):
+    if states <= memory:
+        return "ddp" if gpus > 1 else "one GPU"
+    return "fsdp" if gpus > 1 and states / gpus <= memory else "nothing"
+
+
+def always_one(states, example, memory, gpus):
+    found = first(states, example, memory, gpus)
+    return "one GPU" if found == "ddp" else found
 
 
 def rows(states, per_row, ranks, share):
@@ -45,29 +60,10 @@ def of_what_is_left(states, per_row, ranks, share):
     return max(0, states * (1 - 1 / ranks) / share / per_row)
 
 
-RIGHT = {
-    "18.1": crossing,
-    "18.2": replace(JOB, precision="fp16"),
-    "18.3": rows,
-    "18.4": break_even() * 1.03,
-}
+RIGHT = {"18.1": step_seconds, "18.2": first, "18.3": rows, "18.4": break_even() * 1.03}
 WRONG = {
-    "18.1": [
-        idle_too,
-        by_own_size,
-        lambda parallel, per_machine: {"pipeline"},
-        lambda parallel, per_machine: ["data"],
-        3,
-    ],
-    "18.2": [
-        JOB,
-        replace(JOB, precision="bf16"),
-        replace(JOB, precision="tf32"),
-        replace(JOB, accumulation=4),
-        replace(JOB, precision="fp16", length=256),
-        replace(JOB, precision="fp16", lora_rank=8),
-        3,
-    ],
+    "18.1": [nothing_hidden, whole_shards, of_all_tokens, lambda *job: 0.0, 3],
+    "18.2": [shards_examples, forgets_examples, always_one, lambda *job: "fsdp", len, 3],
     "18.3": [all_of_it, of_what_is_left, lambda states, per_row, ranks, share: 0, 3],
     "18.4": [1.1e9, 11, break_even() / 1.5, break_even() * 1.5, "fast"],
 }

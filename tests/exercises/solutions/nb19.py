@@ -3,8 +3,8 @@
 import itertools
 import math
 
+from helpers.plan.ladder import START
 from helpers.recipe import replace
-from helpers.strategy.ladder import START
 
 
 def credit(peak, names):

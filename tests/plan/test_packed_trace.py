@@ -3,8 +3,8 @@
 import pytest
 
 from helpers.plan import plan
+from helpers.plan.packed_trace import COLUMNS, PackedTrace
 from helpers.recipe import Recipe
-from helpers.strategy.packed_trace import COLUMNS, PackedTrace
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.trace_ops import TracedOps
 

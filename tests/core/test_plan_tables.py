@@ -2,10 +2,10 @@
 
 import pytest
 
+from helpers import plan_tables as show
 from helpers.plan import plan
+from helpers.plan_tables import phases, plans
 from helpers.recipe import Recipe, replace
-from helpers.strategy import show
-from helpers.strategy.show import show_phases, show_plans
 from tight_fit import checks as values
 from tight_fit.kernels.kernel_time import constants
 from tight_fit.optimizer_kinds import KINDS
@@ -16,7 +16,7 @@ VIT = Recipe("vit", profile="full", batch_size=32)
 
 def test_a_cell_is_the_plans_own_time():
     after = replace(VIT, checkpointing=True)
-    table = show_plans({"plain": VIT, "again": after}, gpus=("T4", "RTX 3060", "A100-40GB"))
+    table = plans({"plain": VIT, "again": after}, gpus=("T4", "RTX 3060", "A100-40GB"))
     first, second = table.frame.to_dict("records")
     assert list(first) == ["planned", "peak", "T4", "RTX 3060", "A100-40GB"]
     assert first["peak"] == size(plan(VIT).peak) and second["peak"] == size(plan(after).peak)
@@ -30,7 +30,7 @@ def test_a_cell_is_the_plans_own_time():
 
 def test_what_a_gpu_cannot_do_is_said():
     recipes = {"bf16": replace(VIT, precision="bf16"), "fp32": VIT, "fp16": plan(VIT)}
-    table = show_plans(recipes, gpus=("GTX 1650", "T4"))
+    table = plans(recipes, gpus=("GTX 1650", "T4"))
     assert list(table.frame["GTX 1650"]) == ["no bf16", "does not fit", "does not fit"]
     first, second, third = table.frame["T4"]
     assert first == "no bf16" and "×" not in second  # the first that has a time is the measure
@@ -40,11 +40,11 @@ def test_what_a_gpu_cannot_do_is_said():
 def test_the_caption_names_each_precision_and_optimizer_once():
     half = replace(VIT, precision="fp16")
     steps = {"plain": VIT, "fp16": half, "8-bit": replace(half, optimizer="adamw8bit")}
-    for table in (show_plans(steps), show_phases(steps, "T4")):
+    for table in (plans(steps), phases(steps, "T4")):
         assert "in fp32 without TF32 or fp16 autocast, with fused AdamW or 8-bit AdamW." in (
             table.caption
         )
-    assert "in fp16 autocast, with fused AdamW." in show_plans({"fp16": half}).caption
+    assert "in fp16 autocast, with fused AdamW." in plans({"fp16": half}).caption
 
 
 def test_every_precision_and_optimizer_has_a_name():
@@ -52,7 +52,7 @@ def test_every_precision_and_optimizer_has_a_name():
 
 
 def test_the_phases_are_shares_of_the_step():
-    row, plain = show_phases(
+    row, plain = phases(
         {"again": replace(VIT, checkpointing=True), "plain": VIT}, "T4"
     ).frame.to_dict("records")
     names = ("forward", "backward", "recompute", "optimizer")
@@ -65,10 +65,10 @@ def test_the_phases_are_shares_of_the_step():
 
 def test_what_cannot_be_shown_is_refused():
     with pytest.raises(ValueError, match="give at least 1"):
-        show_plans({})
+        plans({})
     with pytest.raises(ValueError, match="gpu='K90' is not known"):
-        show_plans({"plain": VIT}, gpus=("K90",))
+        plans({"plain": VIT}, gpus=("K90",))
     with pytest.raises(ValueError, match="has no bf16"):
-        show_phases({"half": replace(VIT, precision="bf16")}, "T4")
+        phases({"half": replace(VIT, precision="bf16")}, "T4")
     with pytest.raises(ValueError, match="no seconds"):
-        show_phases({"CPU": plan(Recipe(), "cpu")}, "T4")
+        phases({"CPU": plan(Recipe(), "cpu")}, "T4")

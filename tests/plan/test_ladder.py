@@ -7,10 +7,9 @@ import pytest
 
 from exercises.nb19 import BLOG, confounded
 from helpers import plots
-from helpers.plan import plan
+from helpers.plan import ladder, plan
+from helpers.plan.plan_summary import PlanSummary
 from helpers.recipe import Recipe, difference, replace
-from helpers.strategy import ladder
-from helpers.strategy.plan_summary import PlanSummary
 from tight_fit import gpus
 from tight_fit.units import GIB
 

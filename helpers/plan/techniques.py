@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from helpers.plan import plan_cache
+from helpers.plan.plan_summary import PlanSummary
 from helpers.recipe import Recipe, replace
-from helpers.strategy import plan_cache
-from helpers.strategy.plan_summary import PlanSummary
-from helpers.tables import Table
 from tight_fit import gpus
 from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
@@ -38,7 +37,7 @@ TIMED = ("T4", "A100-40GB")  # the GPUs that the time of a step is planned for
 
 
 def rows(
-    planner: Callable[[Recipe], Plan | PlanSummary] = plan_cache.planned_alone,
+    planner: Callable[[Recipe], Plan | PlanSummary] = plan_cache.planned,
 ) -> list[dict[str, str]]:
     """A row per technique: peak on a GPU for both models, and the smallest GPU that holds it; then
     the time of a step on each GPU of `TIMED`, for the plain step in seconds, for the others as a
@@ -77,22 +76,6 @@ def smallest_gpu(planned: Plan | PlanSummary) -> str:
         if planned.fits(gpu) and (planned.recipe.precision != "bf16" or gpu.bf16):
             return gpu.name
     return "no GPU"
-
-
-def table(*fields: str) -> Table:
-    """All techniques for one GPU side by side, by plan at full size.
-
-    An arrow marks those that change one of `fields` of the recipe.
-    """
-    marked = [
-        {"": "→" if any(row["recipe"].startswith(f"{field}=") for field in fields) else ""} | row
-        for row in rows()
-    ]
-    return Table(
-        marked,
-        "Plan for a GPU: peak of one optimizer step at full size, the smallest GPU that holds it, "
-        "and the step's time, × what the plain step takes",
-    )
 
 
 def plan_everything() -> None:

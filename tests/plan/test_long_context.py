@@ -5,7 +5,7 @@ import json
 import pytest
 
 from helpers import show
-from helpers.strategy import long_context
+from helpers.plan import long_context
 
 KEPT = long_context.kept()
 

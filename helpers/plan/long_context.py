@@ -1,6 +1,6 @@
 """Plans of a fine-tune on long texts, kept: each GPU with texts of its own, or four for a text.
 
-Planning all of them takes a minute. `make plans` (`python -m helpers.strategy context`) plans them
+Planning all of them takes a minute. `make plans` (`python -m helpers.plan context`) plans them
 anew and writes the file.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from helpers.strategy.plan_cache import pretty
 from tight_fit.files import replace_all
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
@@ -21,7 +20,7 @@ MODEL = "meta-llama/Llama-3.1-8B"
 CLUSTER = Cluster("H100", per_machine=8, inside="NVLink 4")
 LENGTHS = (8_192, 32_768, 131_072, 262_144)  # tokens of a text
 LAYOUTS = ("fsdp=8", "fsdp=2,context=4")
-FILE = Path(__file__).parent / "plans" / "long" / "context.json"
+FILE = Path(__file__).parent / "plans" / "context.json"
 # Tokens per second and GPU that torchtitan published (benchmarks/llama3_h100_202412_torchtitan.md)
 # on H100s of 96 GB, with torch.compile and float8, which are not planned.
 PUBLISHED = {(32_768, "fsdp=8"): 3_890, (131_072, "fsdp=2,context=4"): 1_071}
@@ -50,7 +49,7 @@ def write() -> Path:
         for length in LENGTHS
         for layout in LAYOUTS
     ]
-    replace_all(FILE.parent, {FILE.name: pretty(entries) + "\n"})
+    replace_all(FILE.parent, {FILE.name: json.dumps(entries, indent=1) + "\n"})
     return FILE
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from helpers.plan import plan_cache
+from helpers.plan.plan_summary import PlanSummary
 from helpers.recipe import Recipe, replace
-from helpers.strategy import plan_cache
-from helpers.strategy.plan_summary import PlanSummary
 from tight_fit import gpus
 from tight_fit.checks import each_of_type, of_type, real, shown
 from tight_fit.gpus import GPU
@@ -128,7 +128,7 @@ T4 = {
 
 def planned(recipe: Recipe) -> PlanSummary:
     """The plan of a recipe for one GPU, kept or made now."""
-    return plan_cache.planned_alone(recipe)
+    return plan_cache.planned(recipe)
 
 
 def everything() -> Iterator[Recipe]:

@@ -1,1 +1,0 @@
-"""Which technique, which layout: plans of many ranks, their time, and the choice between them."""
