@@ -1,48 +1,122 @@
-"""Fine-tune a decoder on one GPU: NF4 base, LoRA beside all linear layers, a loss in chunks.
+"""Fine-tune a decoder: NF4 base, LoRA beside all linear layers, a loss in chunks.
 
     python scripts/finetune_llm.py --model Qwen/Qwen3-8B --data answers.jsonl --out adapter
+    torchrun --nproc-per-node 2 scripts/finetune_llm.py --model Qwen/Qwen3-32B --data ...
 
 Each line of the data is {"prompt": ..., "answer": ...}; only the answer counts in the loss. Part of
-the examples is held out, to evaluate. The same command with --resume goes on where it stopped, and
---merge writes a whole model in the end. Needs torch, transformers, peft, bitsandbytes and a GPU
-with bf16 (a CPU will do for tiny models). The whole fine-tune is in the functions up to `finetune`;
-below them is the command line.
+the examples is held out, to evaluate. The same command with --resume goes on where it stopped, on
+as many GPUs as you like, and --merge writes a whole model in the end. Under torchrun FSDP2 divides
+the weights over the GPUs, and each takes its part of a batch; every process loads the whole model
+into the host's memory first. --base bf16 leaves the weights in 16 bits (LoRA). Needs torch,
+transformers, peft, bitsandbytes and GPUs with bf16 (CPUs will do for tiny models). The whole
+fine-tune is in the functions up to `finetune`; below them is the command line.
 """
 
 import argparse
 import itertools
 import json
 import math
+import os
 import random
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RANK, RANKS = (int(os.environ.get(name, one)) for name, one in (("RANK", 0), ("WORLD_SIZE", 1)))
+DEVICE = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
-def load(name, rank):
-    """The tokenizer, and the model: its weights in NF4 and frozen, adapters in fp32 beside them."""
+def load(name, rank, base="nf4"):
+    """The tokenizer, and the model: its weights in NF4 or bf16 and frozen, adapters in fp32.
+
+    Several processes have it on the host, from where `divide` moves one layer at a time.
+    """
     tokenizer = AutoTokenizer.from_pretrained(name)
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_quant_storage=torch.bfloat16,  # bytes in the dtype that FSDP2 gathers
     )
     model = AutoModelForCausalLM.from_pretrained(
-        name, quantization_config=nf4, dtype=torch.bfloat16, device_map=DEVICE
+        name,
+        quantization_config=nf4 if base == "nf4" else None,
+        dtype=torch.bfloat16,
+        device_map=DEVICE if RANKS == 1 else "cpu",
     )
     model.gradient_checkpointing_enable()
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    torch.manual_seed(0)  # the same adapters in every process
     return tokenizer, get_peft_model(model, lora).train()
+
+
+class Loss(torch.nn.Module):
+    """`loss_sum` as the forward pass of a module: FSDP2 gathers weights where one begins."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, labels):
+        return loss_sum(self.model, ids, labels)
+
+
+def divide(model):
+    """`loss_sum` of this model; under torchrun its weights are divided over the ranks by FSDP2."""
+    loss = Loss(model)
+    if RANKS > 1:
+        options = {
+            "mesh": init_device_mesh(DEVICE.split(":")[0], (RANKS,)),
+            "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
+        }
+        for layer in model.get_base_model().model.layers:
+            fully_shard(layer.to(DEVICE), **options)
+        fully_shard(loss.to(DEVICE), **options)  # the rest: embeddings, head, last norm
+    return loss
+
+
+def whole(value):
+    """A tensor with the parts of all ranks, which all must call this."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def like(value, divided):
+    """A whole tensor, divided over the ranks as another one is."""
+    if not isinstance(divided, DTensor):
+        return value
+    return distribute_tensor(value.to(DEVICE), divided.device_mesh, divided.placements)
+
+
+def added(number):
+    """A number, summed over the ranks."""
+    total = torch.tensor(number, dtype=torch.float64, device=DEVICE)
+    if RANKS > 1:
+        dist.all_reduce(total)
+    return total.item()
+
+
+def tell(text):
+    """Print a line of one rank."""
+    if RANK == 0:
+        print(text, flush=True)
 
 
 def encode(tokenizer, example, length):
@@ -76,27 +150,42 @@ def epochs(rows, seed=0):
 
 
 @torch.no_grad()
-def evaluate(model, rows):
-    """The mean loss of a token of the answers of `rows`."""
-    model.eval()
-    total = sum(loss_sum(model, ids.to(DEVICE), labels.to(DEVICE)).item() for ids, labels in rows)
-    model.train()
-    return total / sum((labels[:, 1:] != -100).sum().item() for _, labels in rows)
+def evaluate(loss, rows):
+    """The mean loss of a token of the answers of `rows`, of which each rank takes its part.
+
+    All ranks call the model equally often, as FSDP2 asks; what is one too many is not counted.
+    """
+    loss.eval()
+    total = 0.0
+    for first in range(0, len(rows), RANKS):
+        ids, labels = rows[min(first + RANK, len(rows) - 1)]
+        value = loss(ids.to(DEVICE), labels.to(DEVICE)).item()
+        total += value if first + RANK < len(rows) else 0.0
+    loss.train()
+    return added(total) / sum((labels[:, 1:] != -100).sum().item() for _, labels in rows)
+
+
+def save_adapters(model, folder):
+    """The adapters, as peft reads them, written by one rank."""
+    weights = {name: whole(value) for name, value in get_peft_model_state_dict(model).items()}
+    if RANK == 0:
+        model.save_pretrained(folder, state_dict=weights)
 
 
 def save(model, optimizer, out, step):
     """A folder with adapters and optimizer states, whole or not there; the older one goes."""
     states = {
-        f"{place}.{name}": value
+        f"{place}.{name}": whole(value)
         for place, state in optimizer.state_dict()["state"].items()
         for name, value in state.items()
     }
-    new = Path(tempfile.mkdtemp(dir=out, prefix=".unfinished-"))
-    model.save_pretrained(new)
-    save_file(states, new / "optimizer.safetensors")
-    new.rename(Path(out, f"step-{step}"))
-    for old in saved(out)[:-1]:
-        shutil.rmtree(old)
+    new = Path(tempfile.mkdtemp(dir=out, prefix=".unfinished-")) if RANK == 0 else None
+    save_adapters(model, new)
+    if RANK == 0:
+        save_file(states, new / "optimizer.safetensors")
+        new.rename(Path(out, f"step-{step}"))
+        for old in saved(out)[:-1]:
+            shutil.rmtree(old)
 
 
 def saved(out):
@@ -107,11 +196,14 @@ def saved(out):
 
 def restore(model, optimizer, folder):
     """Adapters and optimizer states as `save` found them; the step that follows."""
-    set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
-    states = {}
+    own = get_peft_model_state_dict(model)
+    weights = load_file(folder / "adapter_model.safetensors")
+    set_peft_model_state_dict(model, {key: like(weights[key], own[key]) for key in weights})
+    states, (group,) = {}, optimizer.param_groups
     for key, value in load_file(folder / "optimizer.safetensors").items():
         place, name = key.split(".", 1)
-        states.setdefault(int(place), {})[name] = value
+        part = value if name == "step" else like(value, group["params"][int(place)])
+        states.setdefault(int(place), {})[name] = part
     optimizer.load_state_dict(
         {"state": states, "param_groups": optimizer.state_dict()["param_groups"]}
     )
@@ -121,9 +213,11 @@ def restore(model, optimizer, folder):
 def finetune(model, rows, batch, steps, rate, held=(), every=100, out=None, resume=None):
     """Train on `batch` of the encoded `rows` per step; a micro-batch of one is never padded.
 
+    Each rank takes its part of every batch, and all gradients together are those of one process.
     Every `every` steps and after the last one the rows of `held` are evaluated, and what is needed
     to go on is saved in `out`. `resume` is such a folder.
     """
+    loss_of = divide(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate, fused=True)
     first = restore(model, optimizer, resume) if resume else 1
@@ -131,10 +225,11 @@ def finetune(model, rows, batch, steps, rate, held=(), every=100, out=None, resu
     for step in range(first, steps + 1):
         examples, total = list(itertools.islice(rows, batch)), 0.0
         count = sum((labels != -100).sum().item() for _, labels in examples)
-        for ids, labels in examples:
-            loss = loss_sum(model, ids.to(DEVICE), labels.to(DEVICE)) / count
-            loss.backward()
+        for ids, labels in examples[RANK::RANKS]:
+            loss = loss_of(ids.to(DEVICE), labels.to(DEVICE)) / count
+            (loss * RANKS).backward()  # FSDP2 takes the mean over the ranks
             total += loss.item()
+        total = added(total)
         if not math.isfinite(total):
             raise SystemExit(f"The loss of step {step} is {total}: use a lower --rate.")
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -142,10 +237,10 @@ def finetune(model, rows, batch, steps, rate, held=(), every=100, out=None, resu
             group["lr"] = rate * (1 - (step - 1) / steps)
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: loss {total:.4f}", flush=True)
+        tell(f"step {step}: loss {total:.4f}")
         if step % every == 0 or step == steps:
             if held:
-                print(f"step {step}: held-out loss {evaluate(model, held):.4f}", flush=True)
+                tell(f"step {step}: held-out loss {evaluate(loss_of, held):.4f}")
             if out:
                 save(model, optimizer, out, step)
 
@@ -186,6 +281,7 @@ def main():
     arguments.add_argument("--data", required=True)
     arguments.add_argument("--merge", metavar="FOLDER", help="write a whole model there as well")
     arguments.add_argument("--resume", action="store_true", help="go on where --out stopped")
+    arguments.add_argument("--base", choices=("nf4", "bf16"), default="nf4", help="frozen weights")
     numbers = {"length": 2048, "rank": 16, "batch": 8, "steps": 100, "every": 100}
     for name, value in {"out": "adapter", "rate": 2e-4, "held": 0.05, **numbers}.items():
         arguments.add_argument(f"--{name}", type=type(value), default=value)
@@ -193,6 +289,8 @@ def main():
     for name in numbers:
         if getattr(asked, name) < 1:
             arguments.error(f"--{name} must be a whole number of at least 1.")
+    if asked.batch % RANKS:
+        arguments.error(f"--batch must be a multiple of {RANKS}, the number of processes.")
     if not 0 < asked.rate < 1:
         arguments.error("--rate must be a number between 0 and 1.")
     if not 0 <= asked.held < 1:
@@ -218,8 +316,13 @@ def main():
             "go on from it, or name another folder."
         )
     resume = saved(asked.out)[-1] if asked.resume else None
+    if RANKS > 1:
+        if DEVICE != "cpu":
+            torch.cuda.set_device(DEVICE)
+        dist.init_process_group("gloo" if DEVICE == "cpu" else "nccl")
+        dist.barrier()  # nobody looks into --out once it is written to
     try:
-        tokenizer, model = load(asked.model, asked.rank)
+        tokenizer, model = load(asked.model, asked.rank, asked.base)
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         arguments.error(f"--model: {asked.model} cannot be loaded ({why}).")
@@ -245,9 +348,11 @@ def main():
         asked.out,
         resume,
     )
-    model.save_pretrained(asked.out)
-    if asked.merge:
+    save_adapters(model, asked.out)
+    if asked.merge and RANK == 0:
         merge(asked.model, asked.out, asked.merge)
+    if RANKS > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -243,7 +243,6 @@ NOT_DIVIDED = [
     ),
     (["fsdp=2", "--optimizer-in-backward", "--precision", "fp32"], "planned for one GPU"),
     (["ddp=2", "--optimizer-in-backward", "--precision", "fp32"], "planned for one GPU"),
-    (["fsdp=2", "--base", "nf4", "--lora", "8"], "cannot divide them"),
     *(
         (["fsdp=2", "--optimizer", name], "does not work on parts")
         for name in ("adamw8bit", "paged_adamw8bit", "adafactor", "lion", "sgd")

@@ -48,6 +48,20 @@ def test_an_answer_as_json(model, capsys):
     assert facts["tokens_per_second"] == pytest.approx(8 * 64 / facts["seconds"])
 
 
+def test_weights_in_4_bits_are_divided_by_fsdp2_in_numbers_of_16_bits(model, capsys):
+    step = [model, *STEP, "--base", "nf4", "--lora", "4"]
+    whole, divided = (
+        json.loads(said)
+        for layout in ("ddp=2", "fsdp=2")
+        for said in [(main([*step, "--layout", layout, "--json"]), capsys.readouterr().out)[1]]
+    )
+    assert divided["at_peak"]["parameters"] < whole["at_peak"]["parameters"]
+    main([*step, "--layout", "fsdp=2"])
+    assert "only if bnb_4bit_quant_storage is bf16" in capsys.readouterr().out
+    main([*step, "--layout", "ddp=2"])
+    assert "bnb_4bit_quant_storage" not in capsys.readouterr().out
+
+
 def test_a_gpu_by_its_size_has_no_seconds(model, capsys):
     main([model, "--gpu", "24GB", "--batch", "4", "--length", "16", "--layout", "ddp=2"])
     said = capsys.readouterr().out

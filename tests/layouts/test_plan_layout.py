@@ -26,6 +26,7 @@ TWICE = {"accumulation": 2}
 FOUR = {"length": 16}
 FP16 = BF16 | {"precision": "fp16"}
 LORA, ALL_LINEAR = {"lora_rank": 4}, {"lora_targets": "all-linear"}
+QLORA = LORA | {"base": "nf4", "weights": None}
 CHUNKED = {"loss": "chunked"}
 # {(ranks, which): (fields of the step, layout, model, selective recomputation)}. Context ranks have
 # processes of their own: DTensor would take the equal mesh of another case for theirs.
@@ -53,6 +54,11 @@ CASES = {
         (BF16 | LORA | {"base": "bf16", "weights": None}, Layout(2), "qwen3", True),
         (FP32 | LORA | {"base": "bf16", "weights": None}, Layout(2, "zero2"), "llama", False),
         (FP32 | LORA | ALL_LINEAR | TWICE, Layout(2, "zero1"), "llama", False),
+        (BF16 | QLORA, Layout(2), "llama", False),
+        (BF16 | QLORA, Layout(2, "ddp"), "llama", False),
+        (FP16 | QLORA | TWICE, Layout(2), "qwen3", False),
+        (FP32 | QLORA, Layout(2), "llama", True),
+        (BF16 | QLORA | ALL_LINEAR | {"checkpointing": True}, Layout(2, "zero2"), "qwen3", False),
         (BF16 | LORA | {"task": "sequence-classification"}, Layout(2), "llama", False),
         (BF16 | {"frozen": 2}, Layout(2), "qwen3", False),
         (FP32 | {"frozen": 1, "checkpointing": True}, Layout(2), "bert", False),
@@ -81,6 +87,7 @@ CASES = {
     (4, "all"): [
         (BF16 | TWICE, Layout(4, replicate=2), "llama", False),
         (FP32, Layout(4, replicate=2), "qwen3", False),
+        (BF16 | QLORA, Layout(4, replicate=2), "llama", False),
         (BF16, Layout(4), "qwen3", True),
         (FP16, Layout(4, replicate=2), "llama", False),
         (FP32 | TWICE, Layout(2, tensor=2), "llama", False),
@@ -153,6 +160,8 @@ def deep(layers: int = 7) -> LlamaConfig:
         (Layout(8, replicate=2, prefetch=2), False, {"checkpointing": True}),
         (Layout(4, tensor=2), True, {}),
         (Layout(4), False, {"lora_rank": 4, "base": "bf16"}),
+        (Layout(4), False, {"lora_rank": 4, "base": "nf4"}),
+        (Layout(8, replicate=2), False, {"lora_rank": 4, "base": "nf4", "checkpointing": True}),
         (Layout(4), False, {"precision": "fp16"}),
     ],
     ids=str,
@@ -441,11 +450,7 @@ def test_layouts_that_are_none(text, says):
         (Layout(2), {"optimizer": "lion"}, "does not work on parts of tensors"),
         (Layout(2, tensor=2), {"loss": "chunked"}, "words only: use loss='full'"),
         (Layout(2, tensor=2), {"lora_rank": 4}, "data ranks only: leave tensor out"),
-        (
-            Layout(2),
-            {"lora_rank": 4, "base": "nf4", "weights": None},
-            "cannot divide them: use ddp",
-        ),
+        (Layout(2, tensor=2), QLORA, "data ranks only: leave tensor out"),
     ],
 )
 def test_layouts_and_steps_that_do_not_go_together(layout, fields, says):

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,7 +127,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_adapters(script, tmp_path, m
     def run(folder, *more):
         files = ["--model", str(DECODER), "--data", str(data), "--out", str(folder)]
         monkeypatch.setattr(sys, "argv", ["finetune_llm.py", *files, *asked, *more])
-        torch.manual_seed(0)  # of the adapters
         script.main()
 
     run(out[0], "--merge", str(tmp_path / "merged"))
@@ -145,7 +146,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_adapters(script, tmp_path, m
     with pytest.raises(SystemExit):
         run(out[1])
     capsys.readouterr()
-    torch.manual_seed(1)
     run(out[1], "--resume")
     assert steps_of(capsys) == told[1:]
     one, other = (load_file(folder / "adapter_model.safetensors") for folder in out)
@@ -161,6 +161,40 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_adapters(script, tmp_path, m
     assert (merged(ids).logits - beside(ids).logits).abs().max() < moved / 4
 
 
+@pytest.mark.parametrize("base", ["nf4", "bf16"])
+def test_two_ranks_train_the_adapters_of_one_process(tmp_path, base):
+    """Under torchrun, FSDP2 divides all weights; a run goes on with another number of processes."""
+    pytest.importorskip("bitsandbytes")
+    data = tmp_path / "answers.jsonl"
+    data.write_text("\n".join(map(json.dumps, EXAMPLES * 4)), encoding="utf8")
+    asked = ["--batch", "4", "--every", "2", "--held", "0", "--rate", "3e-3", "--base", base]
+    files = ["--model", str(DECODER), "--data", str(data)]
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def run(start, folder, *more):
+        program = [str(ROOT / "scripts/finetune_llm.py"), *files, *asked]
+        done = subprocess.run(
+            [sys.executable, *start, *program, "--out", str(tmp_path / folder), *more],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
+
+    alone = run([], "one", "--steps", "4")
+    together = run(two, "two", "--steps", "4")
+    assert len(alone) == 4 and together == pytest.approx(alone, rel=2e-3)
+    one, other = (
+        load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("one", "two")
+    )
+    assert one.keys() == other.keys()
+    moved = max(value.abs().max() for name, value in one.items() if "lora_B" in name)
+    for name, value in one.items():
+        assert (value - other[name]).abs().mean() < moved / 200, name
+    assert run([], "two", "--steps", "6", "--resume")[0] < alone[0]
+
+
 def test_the_held_out_loss_is_the_mean_of_a_token(script):
     model = AutoModelForCausalLM.from_pretrained(DECODER, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(DECODER)
@@ -171,7 +205,9 @@ def test_the_held_out_loss_is_the_mean_of_a_token(script):
         for ids, labels in rows
     ]
     tokens = sum((labels[:, 1:] != -100).sum() for _, labels in rows)
-    assert script.evaluate(wrapped, rows) == pytest.approx((sum(losses) / tokens).item(), rel=1e-5)
+    assert script.evaluate(script.Loss(wrapped), rows) == pytest.approx(
+        (sum(losses) / tokens).item(), rel=1e-5
+    )
 
 
 def test_answers_that_are_cut_away_are_refused_in_one_sentence(script, tmp_path, monkeypatch):

@@ -166,10 +166,13 @@ def overflow_on_one_rank(rank: ModelRank, micro_batch: dict[str, torch.Tensor], 
                 0
             ] = torch.inf
 
-    before = [parameter.to_local().clone() for parameter in rank.module.parameters()]
-    scale = rank.scaler.get_scale()
+    def weights() -> list[torch.Tensor]:
+        """As bytes: those in 4 bits are no numbers, and may be equal and NaN."""
+        return [one.to_local().view(torch.uint8).clone() for one in rank.module.parameters()]
+
+    before, scale = weights(), rank.scaler.get_scale()
     rank.step([rank.part(micro_batch)] * rank.local.accumulation, overflow)
-    after = [parameter.to_local() for parameter in rank.module.parameters()]
+    after = weights()
     return all(map(torch.equal, before, after)) and rank.scaler.get_scale() == scale / 2
 
 
@@ -178,6 +181,8 @@ def furthest(own: torch.Tensor, expected: torch.Tensor, mesh: dict, experts: boo
     if experts:
         line = mesh["expert"]
         expected = expected.chunk(line.size())[line.get_local_rank()]
+    if expected.dtype == torch.uint8:  # weights in 4 bits, packed in bytes or in numbers of 16 bits
+        own, expected = own.view(-1).view(torch.uint8).int(), expected.view(-1).int()
     return (own - expected).abs().max().item()
 
 

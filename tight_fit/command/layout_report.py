@@ -93,7 +93,13 @@ def _settings(facts: Mapping[str, Any]) -> str:
         )
     recompute = f"; {facts['recompute']} recomputation" if facts["recompute"] else ""
     scaler = ", loss scaling" if facts["reduce"] and precision == "fp16" else ""
-    return f"Planned: {engine}{scaler}; {facts['optimizer']}{recompute}."
+    line = f"Planned: {engine}{scaler}; {facts['optimizer']}{recompute}."
+    if facts["reduce"] and facts["base"] == "nf4":
+        line += (
+            f" FSDP2 divides 4-bit weights only if bnb_4bit_quant_storage is {facts['weights']}; "
+            "their scales stay whole on each GPU."
+        )
+    return line
 
 
 def _line(name: str, count: int) -> str:

@@ -269,11 +269,6 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
 
 def _check_adapters(model_step: ModelStep, layout: Layout) -> None:
     """Raises ValueError for adapters and frozen weights that FSDP2 cannot divide, or the others."""
-    if model_step.base == "nf4":
-        raise ValueError(
-            "base='nf4' packs weights as FSDP2 cannot divide them: use ddp, or bf16 weights beside "
-            "the adapters."
-        )
     for name in ("lora_rank", "frozen"):
         for axis in ("tensor", "context", "expert"):
             if getattr(model_step, name) is not None and getattr(layout, axis) > 1:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from tight_fit.layouts.experts import experts_of, shard_experts, sum_gradients
 from tight_fit.layouts.layout import Layout
-from tight_fit.techniques import model_changes
+from tight_fit.techniques import four_bits, model_changes
 from tight_fit.techniques.model_changes import Recompute
 from tight_fit.techniques.step import AUTOCAST
 
@@ -70,9 +70,11 @@ def apply_fsdp2(
              are then a group of their own
     compute  dtype in which weights are gathered and the model computes: "fp32" or "bf16"
     reduce   dtype in which gradients are summed over the ranks
-    The shards keep the dtype of the weights. Raises ValueError where embeddings and head are one
-    tensor and should be groups of their own.
+    The shards keep the dtype of the weights; those in 4 bits are packed in numbers of 16, and their
+    scales are buffers, which every rank holds whole. Raises ValueError where embeddings and head
+    are one tensor and should be groups of their own.
     """
+    four_bits.pack_in_compute_dtype(model)
     policy = MixedPrecisionPolicy(
         param_dtype=AUTOCAST.get(compute), reduce_dtype=AUTOCAST.get(reduce, torch.float32)
     )

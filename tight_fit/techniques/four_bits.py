@@ -108,6 +108,19 @@ def rest_in_fp32(model: nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
+def pack_in_compute_dtype(model: nn.Module) -> None:
+    """Let the bytes of quantized weights be numbers of the products' dtype, in place.
+
+    So does `bnb_4bit_quant_storage`. FSDP2 gathers the weights of a group in one dtype, to which it
+    would cast bytes as if they were numbers.
+    """
+    for module in model.modules():
+        if getattr(module, "quant_state", None) is not None:
+            layer: Any = module
+            packed = layer.weight.detach().view(-1).view(layer.quant_state.dtype)
+            layer.weight = nn.Parameter(packed.unsqueeze(1), requires_grad=False)
+
+
 def state_tensors(state: Any) -> list[torch.Tensor]:
     """What a quantized weight holds beside its bytes: scales, tables, the mean of the scales."""
     second = state.state2
