@@ -130,7 +130,7 @@ def encode(tokenizer, example, length):
     return ids, labels
 
 
-def loss_sum(model, ids, labels, chunk=1024):
+def loss_sum(model, ids, labels, chunk=256):
     """The summed loss of the next tokens. Logits exist for `chunk` tokens at a time."""
     hidden = model.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
     head = model.get_output_embeddings()

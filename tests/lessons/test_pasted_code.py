@@ -177,7 +177,130 @@ CASES["11"] = (
     ),
     ("batch_size=4)", "batch_size=16)"),
 )
-LONG = ("19",)  # 24 layers of 512 tokens, in four micro-batches
+SIXTEEN = replace(BASE, precision="fp16")
+READER = (  # of texts that are cut at 256 tokens
+    "from transformers import AutoTokenizer, DebertaV2Config, DebertaV2ForSequenceClassification\n"
+    f"tokenizer = AutoTokenizer.from_pretrained({str(models.MINI / 'deberta')!r})\n"
+    "text = 'oil prices rose and wheat fell ' * 100\n"
+)
+CASES["00"] = (
+    BASE,
+    ("def peak_of(", "def train_step("),
+    (
+        "model = nn.Sequential(nn.Linear(100, 400), nn.GELU(), nn.Linear(400, 10)).to(device)",
+        "from transformers import DebertaV2Config, DebertaV2ForSequenceClassification\n"
+        + made("")[1],
+    ),
+    ("torch.randn(64, 100, device=device)", "torch.randint(5, 100, (16, 256), device=device)"),
+    ("torch.arange(64, device=device) % 10", "torch.arange(16, device=device) % 2"),
+    ("model(batch)", "model(batch).logits"),
+)
+CASES["08"] = (
+    BASE,
+    ("tokens = news.select(", "prefetch_factor=2,  #"),
+    (
+        "def tokenize(batch):",
+        f"{READER}from datasets import Dataset\nfrom torch.utils.data import DataLoader\n"
+        "news = Dataset.from_dict({'text': [text] * 200, 'label': [0, 1] * 100})\n"
+        f"device = 'cuda'\n{made('')[1]}\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n\n"
+        "def step(batch):\n    model(**batch).loss.backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()\n\n"
+        "def tokenize(batch):",
+    ),
+    ("max_length=64", "max_length=256"),
+    ("batch_size=8,", "batch_size=16,"),
+)
+CASES["09"] = (
+    SIXTEEN,
+    ("collator = DataCollatorWithPadding", "trainer.data_collator"),
+    (
+        "from torch.utils.data import DataLoader\n",
+        f"{READER}{made('')[1]}\nfrom torch.utils.data import DataLoader\n"
+        "from transformers import DataCollatorWithPadding\ntexts = [text] * 96\n",
+    ),
+    ("    loss = model(**batch).loss.item()\n", "    loss = 0\n"),
+    ("per_device_train_batch_size=2,", "per_device_train_batch_size=16,\n    fp16=True,"),
+    ("max_steps=2,", "max_steps=5,"),
+)
+CASES["10"] = (
+    SIXTEEN,
+    ("def buckets(", "batch_sampler=buckets(", 'train_sampling_strategy="group_by_length"'),
+    (
+        "def cut(items",
+        f"{READER}import numpy as np\nlengths, labels = [256] * 96, [0, 1] * 48\n\ndef cut(items",
+    ),
+    ("tokenizer = models.processor(news)\n", ""),
+    ('data.columns["input_ids"][i, :n].tolist()', "[7] * n"),
+    ("max_steps=2,", "max_steps=5,\n    fp16=True,"),
+    ("model = models.build(news)", made("")[1]),
+)
+CASES["12"] = (
+    replace(LADDER, length=256, accumulation=4, precision="fp16", checkpointing=True),
+    (
+        "from accelerate import Accelerator, DataLoaderConfig",
+        "prepare(model, optimizer, loader)\nif",
+    ),
+    ("%%writefile train_12.py\n", ""),
+    ("%%writefile -a train_12.py\n", ""),
+    ("int(sys.argv[1])", "3"),
+    ("gradient_accumulation_steps=2,", "mixed_precision='fp16', gradient_accumulation_steps=4,"),
+    (
+        "torch.randn(64, 8), torch.randint(3, (64,))",
+        "torch.randint(5, 100, (64, 256)), torch.arange(64) % 2",
+    ),
+    (
+        "model = torch.nn.Sequential("
+        "torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 3))",
+        "from transformers import DebertaV2Config, DebertaV2ForSequenceClassification\n"
+        f"{made('')[1]}\nmodel.gradient_checkpointing_enable()",
+    ),
+    ("model(inputs), labels", "model(inputs).logits, labels"),
+    ("first = 2 *", "first = 4 *"),
+    ("first == 2 *", "first == 4 *"),
+)
+CASES["17"] = (
+    replace(VIT, batch_size=64),
+    ("def scaled(",),
+    (
+        "def scaled(",
+        "import math\nfrom transformers import ViTConfig, ViTForImageClassification\n"
+        "net = ViTForImageClassification(ViTConfig(**FULL)).to('cuda')\n\ndef scaled(",
+    ),
+    (
+        "torch.randn(256, 8), torch.randint(3, (256,))",
+        "torch.randn(64, 3, 224, 224, device='cuda'), torch.arange(64, device='cuda') % 10",
+    ),
+    ("net(inputs), labels", "net(inputs).logits, labels"),
+)
+LONG = ("12", "19")  # 24 layers, in four micro-batches
+
+
+@pytest.mark.night
+def test_trainer_holds_the_images_of_all_micro_batches(tmp_path):
+    """Lesson 17: its Trainer with LAMB takes what is planned, and those images besides."""
+    recipe = replace(VIT, batch_size=64, accumulation=4)
+    text = program(
+        "17",
+        ("class Lamb(", "def scaled(", "lamb = Lamb(", "optimizers=(lamb"),
+        recipe,
+        ("def scaled(", "import math\n\ndef scaled("),
+        ("torch.optim.AdamW(net.", "() and torch.optim.AdamW(net."),
+        ("schedule = get_linear_schedule_with_warmup(optimizer, steps // 5, steps)\n", ""),
+        ("for _ in range(steps):", "for _ in ():"),
+        (
+            "ViTForImageClassification(config)",
+            "ViTForImageClassification(ViTConfig(**FULL)).to('cuda')",
+        ),
+        ("torch.randn(1, 16, 16)", "torch.randn(3, 224, 224)"),
+        ("i % 3} for i in range(64)", "i % 10} for i in range(256)"),
+        ("per_device_train_batch_size=8", "per_device_train_batch_size=16"),
+    )
+    path = tmp_path / "train.py"
+    path.write_text(text, encoding="utf8")
+    facts = run(str(path), gpu="A100-80GB", seconds=300)
+    images = 3 * 16 * 3 * 224 * 224 * 4  # bytes of the micro-batches that wait
+    assert facts["peak"] - plan(recipe).peak == pytest.approx(images, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The script of lesson 25: ranks are lost, checkpoints read by others, and the losses stay."""
 
+import math
 import os
 import re
 import runpy
@@ -13,12 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from helpers.parallel import RankFailed, launch
 from helpers.parallel.rank_output import REPORT, RankOutput
 from tests.forked import forked
+from tests.lessons.cells import the_cell
 from tests.parallel.test_launch import gone
 from tight_fit import gpus
+from tight_fit.units import duration, size
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CLUSTER = SCRIPTS / "cluster.py"
@@ -57,6 +62,18 @@ def saved(tmp_path_factory):
     run("--folder", folder, "--every", 2, "--steps", 4, ranks=2)
     assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4"]
     return folder
+
+
+def test_a_checkpoint_has_the_bytes_that_the_lesson_takes_for_a_parameter(saved):
+    """Lesson 25: weights and two optimizer states in fp32: how often to save follows."""
+    names = {"math": math, "size": size, "duration": duration, "hours": 1}
+    exec(the_cell("25", "def interval("), names)
+    made = runpy.run_path(str(CLUSTER))["language_model"](32)
+    parameters = sum(parameter.numel() for parameter in made.parameters())
+    kept = FileSystemReader(saved / "step-4").read_metadata().state_dict_metadata.values()
+    tensors = [one for one in kept if isinstance(one, TensorStorageMetadata)]
+    held = sum(one.size.numel() * one.properties.dtype.itemsize for one in tensors)
+    assert held == pytest.approx(names["checkpoint"] / 8e9 * parameters, rel=0.001)
 
 
 @pytest.fixture

@@ -122,10 +122,11 @@ def test_values_of_data_are_real_and_those_of_weights_are_one(program):
         "    mask.logical_not_(); assert mask.sum().item() == 5\n"
         "    assert loss.item() == 1 and not torch.isnan(loss) and torch.isfinite(loss)\n"
         "    assert loss.detach().cpu().numpy().shape == ()\n"
-        "    assert str(loss.device) == 'cuda:0' and loss.is_cuda\n",
+        "    assert str(loss.device) == 'cuda:0' and loss.is_cuda\n"
+        "    assert f'{loss:.3f} {mask.sum():d}' == '1.000 5'\n",
     )
     facts = run(program(text))
-    assert set(facts["asked"]) == {"train.py:14", "train.py:15"}
+    assert set(facts["asked"]) == {"train.py:14", "train.py:15", "train.py:17"}
 
 
 def test_real_tensors_hold_what_is_written_to_them(program):

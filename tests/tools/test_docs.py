@@ -23,6 +23,7 @@ PAGES = [
         "docs/architecture.md",
         "docs/recording.md",
         "docs/rehearsal.md",
+        "docs/combinations.md",
         "docs/layouts.md",
         "docs/lessons.md",
         "docs/techniques.md",

@@ -353,6 +353,9 @@ class ScriptCalls(GPUCalls):
                 return function(self._all_values(args[0]), *args[1:], **kwargs)
         if function is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return copied(*args)
+        if function is torch.Tensor.__format__ and isinstance(args[0], FakeTensor):
+            one = args[0].dim() == 0  # f"{loss:.3f}": torch formats numbers of no other class
+            return format(args[0].item() if one else args[0], *args[1:])
         if not self.names_gpus:
             return function(*args, **kwargs)
         if function is torch.Tensor.cuda:
