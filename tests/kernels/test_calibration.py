@@ -64,7 +64,7 @@ def measured(gpu):
 
     def timed(op, tf32=False):
         took = float(kernel_seconds([op], gpu, tf32).sum())
-        return measure_gpu.Measured((op,), tf32, took)
+        return measure_gpu.TimedKernel((op,), tf32, took)
 
     shapes = [(1, *shape) for shape in measure_gpu.SHAPES] + list(measure_gpu.BATCHED)
     arithmetics = [name for name in measure_gpu.DTYPES if getattr(gpu, name)]
@@ -80,7 +80,7 @@ def measured(gpu):
     heads = Op("a", "attention", "fp16", 10**12, 10**8, 10**8, (64, 2048, 2048, 64))
     found.append(timed(heads))
     issued = operation_times(STEP, gpu).on_cpu[0] * 100
-    return measure_gpu.Found(tuple(found), (STEP, float(issued)), TRUE.link)
+    return measure_gpu.GpuTimes(tuple(found), (STEP, float(issued)), TRUE.link)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_times_of_a_known_gpu_give_that_gpu_back(name):
 
 def test_what_was_not_measured_stays_as_the_like_gpu_has_it():
     step = STEP, float(operation_times(STEP, SPECS["T4"]).on_cpu[0] * 100)
-    found = fit_gpu.rates_of(measure_gpu.Found((), step, 1e10), SPECS["T4"], TRUE.date)
+    found = fit_gpu.rates_of(measure_gpu.GpuTimes((), step, 1e10), SPECS["T4"], TRUE.date)
     mine = SPECS["T4"]._replace(rates=found)
     ops = [product("fp32", shape) for shape in OTHERS]
     assert kernel_seconds(ops, mine) == pytest.approx(kernel_seconds(ops, SPECS["T4"]))

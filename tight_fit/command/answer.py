@@ -256,8 +256,7 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
     seconds_by_phase                    {phase: seconds}
     examples_per_second, tokens_per_second, mfu
     kernels_measured_on                 the GPU whose measured kernels stand for those of this one
-    calibrated                          when tight-fit calibrate measured this GPU; None where the
-                                        table's figures are planned with
+    calibrated                          when tight-fit calibrate measured this GPU, where it did
     no_time                             why there are no seconds; then "seconds" is None, and of a
                                         GPU given by its size there is
     seconds_by_gpu                      {GPU of that size: seconds} of those that can run the step
@@ -282,8 +281,7 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
         "tokens_per_second": rate * step.tokens if step.tokens else None,
         "mfu": mfu,
         "kernels_measured_on": took.gpu.name if took.gpu.rates else took.gpu.like,
-        "calibrated": took.gpu.rates.date if took.gpu.rates else None,
-    }
+    } | ({"calibrated": took.gpu.rates.date} if took.gpu.rates else {})
 
 
 def _by_gpu(plan: Plan, gpu: GPU) -> Facts:

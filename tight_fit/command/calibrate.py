@@ -32,7 +32,7 @@ from tight_fit.gpus.table import SPECS, GpuSpecs
 from tight_fit.units import duration
 
 if TYPE_CHECKING:
-    from tight_fit.kernels.measure_gpu import Found
+    from tight_fit.kernels.measure_gpu import GpuTimes
     from tight_fit.models.step import ModelStep
 
 NAME = "tight-fit calibrate"
@@ -251,7 +251,7 @@ def _driver() -> Facts:
     return dict(zip(names, said)) if len(said) == len(names) else {}
 
 
-def _rows(found: Found) -> Facts:
+def _rows(found: GpuTimes) -> Facts:
     """The times themselves, for those who look at the file or fit it anew."""
     traced, seconds = found.step
     return {

@@ -324,7 +324,12 @@ def main(
     _check_layout(asked, options)
     try:
         with calibration.chosen(asked.calibration):
-            return _answered(asked, options, layouts if several else None)
+            wanted = question.of(asked)
+            if layouts is not None and several:
+                return layouts(wanted, asked)
+            if asked.fastest and wanted.gpu and speed_of(wanted.gpu.name) is None:
+                options.error(f"--fastest compares times, and {no_speed(wanted.gpu)}")
+            return _answer(wanted, asked)
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -334,19 +339,6 @@ def main(
                 "pip install -r requirements.txt."
             )
         options.error(sentence(error))
-
-
-def _answered(
-    asked: argparse.Namespace,
-    options: OneLineParser,
-    layouts: Callable[[Question, argparse.Namespace], int] | None,
-) -> int:
-    wanted = question.of(asked)
-    if layouts is not None:
-        return layouts(wanted, asked)
-    if asked.fastest and wanted.gpu and speed_of(wanted.gpu.name) is None:
-        options.error(f"--fastest compares times, and {no_speed(wanted.gpu)}")
-    return _answer(wanted, asked)
 
 
 def _given(value: object) -> bool:

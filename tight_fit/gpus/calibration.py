@@ -31,8 +31,8 @@ REHEARSAL = "TIGHT_FIT_REHEARSAL"
 MOST = 4 * 2**20  # bytes of a file that are read
 # The figures of a GPU that the rates are shares of.
 FIGURES = ("sms", "lanes", "clock", "bandwidth", "l2", "tf32", "fp16", "bf16")
-PRODUCTS = ("linear", "batched", "tf32", "fp16", "bf16")
-NUMBERS = ("attention", "dispatch", "link")
+TENSOR = ("tf32", "fp16", "bf16")
+PRODUCTS = ("linear", "batched", *TENSOR)
 _chosen: list[str] = []  # the innermost choice last
 
 
@@ -155,21 +155,24 @@ def _specs(values: Mapping[str, Any]) -> GpuSpecs:
         raise ValueError(f"date={shown(date)} must be a date")
     rates = Rates(
         Moving(**{name: _rate(name, found["moving"][name]) for name in Moving._fields}),
-        *(_product(found[name], name in ("linear", "batched")) for name in PRODUCTS),
-        *(_rate(name, found[name]) for name in NUMBERS),
-        date,
+        linear=_product(found["linear"]),
+        batched=_product(found["batched"]),
+        tf32=found["tf32"] and _product(found["tf32"]),
+        fp16=found["fp16"] and _product(found["fp16"]),
+        bf16=found["bf16"] and _product(found["bf16"]),
+        attention=_rate("attention", found["attention"]),
+        dispatch=_rate("dispatch", found["dispatch"]),
+        link=_rate("link", found["link"]),
+        date=date,
     )
-    for name in ("tf32", "fp16", "bf16"):
+    for name in TENSOR:
         if getattr(specs, name) and getattr(rates, name) is None:
             raise ValueError(f"its products in {name} were not measured")
     return specs._replace(source=f"measured on {date}", rates=rates)
 
 
-def _product(values: Mapping[str, Any] | None, needed: bool) -> Product | None:
-    if values is None and not needed:
-        return None
-    assert values is not None or needed
-    return Product(**{name: _rate(name, values[name]) for name in Product._fields})  # type: ignore[index]  # None raises TypeError, which is told
+def _product(values: Mapping[str, Any]) -> Product:
+    return Product(**{name: _rate(name, values[name]) for name in Product._fields})
 
 
 def _rate(name: str, value: object) -> float:

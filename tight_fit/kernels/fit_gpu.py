@@ -24,7 +24,7 @@ from tight_fit.kernels.kernel_time import (
     kernel_seconds,
     tiled_seconds,
 )
-from tight_fit.kernels.measure_gpu import Found, Measured
+from tight_fit.kernels.measure_gpu import GpuTimes, TimedKernel
 from tight_fit.kernels.step_seconds import operation_times
 
 ENOUGH = 6  # products that decide more than their efficiency
@@ -34,7 +34,7 @@ WIDE_LANES = 128  # multiply-adds a clock, but for the compute capabilities of N
 NARROW = ((6, 0), (7, 0), (7, 5), (8, 0))
 
 
-def rates_of(found: Found, gpu: GpuSpecs, date: str) -> Rates:
+def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
     """The rates of a GPU by what was measured on it.
 
     gpu  the figures that the rates are shares of; where a kind of kernel was not measured, as there
@@ -60,15 +60,22 @@ def rates_of(found: Found, gpu: GpuSpecs, date: str) -> Rates:
         lent = like["moving"].get(name) or usual * shared["moving"][name]
         moving[name] = statistics.median(shares.get(name, [lent * elementwise / usual]))
     kept = Moving(**{name: _bounded(name, share) for name, share in moving.items()})
-    products = {name: _fitted(name, found.kernels, gpu, elementwise) for name in _PRODUCTS}
+    products = [
+        _fitted(name, found.kernels, gpu, elementwise) if peak else None
+        for name, peak in zip(_PRODUCTS, (gpu.fp32, gpu.fp32, gpu.tf32, gpu.fp16, gpu.bf16))
+    ]
     traced, seconds = found.step
     which, _ = traced.issued().T
     issued = float(operation_times(traced, gpu._replace(rates=None)).on_cpu[which].sum())
+    linear, batched, tf32, fp16, bf16 = products
+    assert linear is not None and batched is not None, "every GPU has fp32"
     without = Rates(
         kept,
-        products["linear"],
-        products["batched"],
-        *(products[name] if getattr(gpu, name) else None for name in ("tf32", "fp16", "bf16")),
+        linear,
+        batched,
+        tf32,
+        fp16,
+        bf16,
         attention=1.0,
         dispatch=_bounded("dispatch", seconds / issued),
         link=_bounded("link", found.link),
@@ -80,7 +87,7 @@ def rates_of(found: Found, gpu: GpuSpecs, date: str) -> Rates:
 _PRODUCTS = ("linear", "batched", "tf32", "fp16", "bf16")
 
 
-def _kind(one: Measured) -> str:
+def _kind(one: TimedKernel) -> str:
     op = one.ops[0]
     return "wide_softmax" if op.kind == "softmax" and op.shape[1] > WIDE else op.kind
 
@@ -90,12 +97,10 @@ def _bounded(name: str, value: float) -> float:
 
 
 def _fitted(
-    name: str, kernels: Sequence[Measured], gpu: GpuSpecs, elementwise: float
-) -> Product | None:
+    name: str, kernels: Sequence[TimedKernel], gpu: GpuSpecs, elementwise: float
+) -> Product:
     """The constants of a class of products; `name` is that of its field in `Rates`."""
     arithmetic = "fp32" if name in ("linear", "batched") else name
-    if not getattr(gpu, arithmetic):
-        return None
     some = []
     for one in kernels:
         op = one.ops[0]
@@ -163,7 +168,7 @@ def _searched(loss, point: dict[str, float], free: Sequence[str]) -> dict[str, f
     return best
 
 
-def _attention(kernels: Sequence[Measured], gpu: GpuSpecs, rates: Rates) -> float:
+def _attention(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> float:
     """What makes fused attention take what was measured: the rates have it as fast as a product."""
     known, slower = constants()["shared"], []
     for one in kernels:
@@ -177,7 +182,7 @@ def _attention(kernels: Sequence[Measured], gpu: GpuSpecs, rates: Rates) -> floa
     return _bounded("attention", statistics.median(slower) if slower else known["attention"])
 
 
-def figures_of(gpu: GPU, found: Found, sms: int, l2: int) -> GpuSpecs:
+def figures_of(gpu: GPU, found: GpuTimes, sms: int, l2: int) -> GpuSpecs:
     """Figures of a GPU that has no row, by what was measured on it.
 
     Its peaks are taken to be a ninth more than its fastest kernels reach.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import ceil
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ LAUNCH = 25e-6  # seconds for which the GPU is kept busy for each run that waits
 STEPS = 20  # of the small model whose launches are timed
 
 
-class Measured(NamedTuple):
+class TimedKernel(NamedTuple):
     """One operation, or several run together: what a plan sees of it, and its seconds."""
 
     ops: tuple[Op, ...]
@@ -71,7 +72,7 @@ class Measured(NamedTuple):
     seconds: float
 
 
-class Found(NamedTuple):
+class GpuTimes(NamedTuple):
     """All that was measured.
 
     kernels  operations with their seconds
@@ -80,36 +81,36 @@ class Found(NamedTuple):
     link     bytes/s of copies between the host's memory and the GPU's, the mean of both ways
     """
 
-    kernels: tuple[Measured, ...]
+    kernels: tuple[TimedKernel, ...]
     step: tuple[TracedOps, float]
     link: float
 
 
 def measure(
     specs: GpuSpecs | None, memory: int, until: float, say: Callable[[str], object]
-) -> Found:
+) -> GpuTimes:
     """Time the GPU at hand, until `until` of time.perf_counter() at the latest.
 
     specs   says which arithmetic the GPU has; None has what its compute capability says
     memory  bytes of the GPU, of which a sixteenth is taken at most by a tensor
     say     is told what is being measured
     """
-    clock = Clock(until)
+    clock = Stopwatch(until)
     say("launches")
     step = _small_step()
-    kernels: list[Measured] = []
+    kernels: list[TimedKernel] = []
     for name, work in _works(specs, memory):
         say(name)
         kernels += clock.timed(name, work)
     say("copies")
     link = _link(min(COPIED, memory // 16))
-    return Found(tuple(kernels), step, link)
+    return GpuTimes(tuple(kernels), step, link)
 
 
 Work = Callable[[], object]
 
 
-class Clock:
+class Stopwatch:
     """Times works by CUDA events."""
 
     def __init__(self, until: float):
@@ -118,7 +119,7 @@ class Clock:
         self._square = torch.randn(2048, 2048, device="cuda")
         self._busy = 0.0
 
-    def timed(self, name: str, work: tuple[float, bool, Callable[[], Work]]) -> list[Measured]:
+    def timed(self, name: str, work: tuple[float, bool, Callable[[], Work]]) -> list[TimedKernel]:
         """The work timed, [] where there is no time or no room for it.
 
         work  (its cost in FLOPs or bytes, whether fp32 products are TF32, what makes it)
@@ -141,7 +142,7 @@ class Clock:
         self._rates[name] = cost / seconds
         traced = trace.traced
         ops = tuple(op for index, _ in traced.order for op in traced.ops[index])
-        return [Measured(ops, tf32, seconds)]
+        return [TimedKernel(ops, tf32, seconds)]
 
     def seconds(self, run: Work) -> float:
         """The median of three times of one run that has run before; one time where it is long."""
@@ -169,7 +170,7 @@ class Clock:
 def _works(
     specs: GpuSpecs | None, memory: int
 ) -> Iterator[tuple[str, tuple[float, bool, Callable[[], Work]]]]:
-    """(name, work) of all that is timed, as `Clock.timed` takes it."""
+    """(name, work) of all that is timed, as `Stopwatch.timed` takes it."""
     able = {
         "fp32": True,
         "tf32": bool(specs.tf32) if specs else torch.cuda.get_device_capability() >= (8, 0),
@@ -182,16 +183,16 @@ def _works(
             continue
         tf32 = arithmetic == "tf32"
         for m, n, k in SHAPES:
-            work = 2.0 * m * n * k, tf32, lambda s=(1, m, n, k), d=dtype: _product(s, d)
+            work = 2.0 * m * n * k, tf32, partial(_product, (1, m, n, k), dtype)
             yield f"products in {arithmetic}", work
         for b, m, n, k in BATCHED:
-            work = 2.0 * b * m * n * k, tf32, lambda s=(b, m, n, k), d=dtype: _product(s, d)
+            work = 2.0 * b * m * n * k, tf32, partial(_product, (b, m, n, k), dtype)
             yield f"batched products in {arithmetic}", work
     half = torch.bfloat16 if able["bf16"] else torch.float16
     for shape in ATTENTION if able["fp16"] else ():
         batch, heads, tokens, width = shape
         cost = 14.0 * batch * heads * tokens * tokens * width
-        yield "attention", (cost, False, lambda s=shape: _attention(s, half))
+        yield "attention", (cost, False, partial(_attention, shape, half))
     yield from _moving(min(MOVED[1], memory // 32))
 
 
@@ -230,7 +231,7 @@ def _moving(size: int) -> Iterator[tuple[str, tuple[float, bool, Callable[[], Wo
 
     yield "elementwise", (size, False, elementwise)
     for name in WIDTHS:
-        yield name, (size, False, lambda name=name: along(name))
+        yield name, (size, False, partial(along, name))
     yield "reduction", (size, False, reduction)
     yield "transpose", (size, False, transpose)
     yield "multi_tensor", (size, False, multi_tensor)
