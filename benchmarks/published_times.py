@@ -282,6 +282,14 @@ def table(lines: Iterable[str]) -> str:
     return "\n".join(rows)
 
 
+def missed(group: str = SIMPLER) -> tuple[int, float, float, float]:
+    """(times, mean and median of the errors' sizes, worst error) of a group of the data file."""
+    with ERRORS.open(encoding="utf8") as lines:
+        found = next(row for row in csv.DictReader(lines) if row["group"] == group)
+    mean, median, worst = (float(found[key]) for key in ("mean error", "median error", "worst"))
+    return int(found["times"]), mean, median, worst
+
+
 def groups(rows: list[Row]) -> dict[str, list[Row]]:
     """The groups of the published table, by source, GPU and class of model."""
     found: dict[str, list[Row]] = {}

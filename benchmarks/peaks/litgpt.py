@@ -1,6 +1,6 @@
 """LoRA at 1 to 13 billion bf16 parameters, as litgpt fine-tuned them: allocated memory.
 
-Lightning-AI/litgpt, tutorials/resource-tables.md (table of commit 8641822, October 2023): an A100
+Lightning-AI/litgpt, tutorials/resource-tables.md (table of commit 0cc02af, October 2023): an A100
 of 40 GB, PyTorch 2.1.0, torch.cuda.max_memory_allocated in GB (10⁹). The first micro-batch holds
 the longest text of Alpaca, whose length the page gives, and makes the peak; there are no optimizer
 states yet.
@@ -24,7 +24,7 @@ from benchmarks.peaks.point import Point, Setup
 from tight_fit.gpus import find
 
 SOURCE = (
-    "https://github.com/Lightning-AI/litgpt/blob/main/tutorials/resource-tables.md (of 8641822)"
+    "https://github.com/Lightning-AI/litgpt/blob/main/tutorials/resource-tables.md (of 0cc02af)"
 )
 RANK, RATE, CHUNK = 8, 0.05, 128  # of LoRA; tokens in a piece of the logits
 

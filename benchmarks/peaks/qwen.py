@@ -3,7 +3,9 @@
 QwenLM/Qwen, README.md, "Profiling of Memory and Speed": a Qwen-7B (32 layers, width 4096, 151,936
 words) on an A100-SXM4-80G, PyTorch 2.0, CUDA 11.8, FlashAttention 2, one example × 8 micro-batches,
 gradient checkpointing. Three ways: "LoRA", "LoRA (emb)", in which embedding and output layer train
-as well, and "Q-LoRA" beside the GPTQ Int4 weights. Its "G" is taken for GiB.
+as well, and "Q-LoRA" beside the GPTQ Int4 weights. Its "G"
+is a GB, 10⁹ bytes: of the full fine-tuning on two such GPUs it gives 162 G, and they hold
+160 GiB.
 
 The set-up, written before any plan was seen, from finetune.py and its two scripts for one GPU (at
 343017c and 05577de) and what is known of the libraries of October 2023:
@@ -45,7 +47,7 @@ LORA, EMBEDDINGS, QLORA = "LoRA", "LoRA (emb)", "Q-LoRA"
 
 
 class QwenRow(NamedTuple):
-    """A published figure: `memory` in GiB as nvidia-smi shows it, `seconds` per step."""
+    """A published figure: `memory` in GB as nvidia-smi shows it, `seconds` per step."""
 
     way: str
     length: int

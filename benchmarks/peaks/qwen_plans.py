@@ -24,8 +24,9 @@ from helpers.tables import Table
 from tight_fit.gpus import CONTEXT
 from tight_fit.kernels.op import OPTIMIZER
 from tight_fit.plans.own_step import plan_custom_step
-from tight_fit.units import GIB, duration, size
+from tight_fit.units import duration, size
 
+GB = 10**9  # bytes: the page's unit
 KEPT = Path(__file__).with_name("qwen.json")
 TEXT = """## Language models, as nvidia-smi shows them
 
@@ -67,7 +68,7 @@ def errors() -> list[tuple[QwenRow, float, float]]:
     return [
         (
             row,
-            (kept[row.name]["reserved"] + CONTEXT) / (row.memory * GIB) - 1,
+            (kept[row.name]["reserved"] + CONTEXT) / (row.memory * GB) - 1,
             kept[row.name]["seconds"] / row.seconds - 1,
         )
         for row in PUBLISHED
@@ -98,8 +99,8 @@ def table() -> Table:
         [
             {
                 "Qwen-7B": row.name,
-                "nvidia-smi": f"{row.memory} GiB",
-                "planned": size(kept[row.name]["reserved"] + CONTEXT),
+                "nvidia-smi": f"{row.memory} GB",
+                "planned": f"{(kept[row.name]['reserved'] + CONTEXT) / GB:.2f} GB",
                 "error": f"{memory:+.1%}",
                 "step": f"{row.seconds} s",
                 "planned step": duration(kept[row.name]["seconds"]),

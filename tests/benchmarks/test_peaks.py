@@ -56,7 +56,7 @@ def test_every_published_step_of_qwen_is_in_the_data():
     data = page.files()["qwen.csv"]
     assert set(planned) <= {row.name for row in PUBLISHED} and len(PUBLISHED) == 9
     for row in PUBLISHED:
-        shown = f'"{row.name}",{row.memory} GiB,' if row.name in planned else row.name
+        shown = f'"{row.name}",{row.memory} GB,' if row.name in planned else row.name
         assert shown in (data if row.name in planned else section), row.name
     assert "500.0 MiB for the CUDA context" in section
 

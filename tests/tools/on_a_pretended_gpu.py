@@ -11,13 +11,18 @@ import sys
 import tempfile
 import traceback
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from by_hand import gelu_half2
+from tight_fit.command import calibrate
+from tight_fit.gpus import REHEARSAL, calibration
+from tight_fit.gpus.specs import find_gpu
 from tight_fit.memory.allocator import CachingAllocator
+from tight_fit.models.step import ModelStep
 from tools.pretend.cards import CONTEXT
 
 T4 = torch.cuda.get_device_capability() == (7, 5)
@@ -429,6 +434,33 @@ def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pi
         torch.cuda.memory_reserved()
     )
     assert before.numel() + kept.numel() == 1000 + 2**20
+
+
+@check
+def a_gpu_is_calibrated():
+    """From the first measurement to a plan that takes the file; times are those of the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "mine.json")
+        assert not calibrate.main(["--out", path, "--seconds", "20"])
+        with calibration.chosen(path):
+            mine = find_gpu(torch.cuda.get_device_name())
+        with open(path) as file:
+            kernels = json.load(file)["measured"]["kernels"]
+        assert mine.rates and mine.name == ("T4" if T4 else "A100-40GB")
+        assert bool(mine.rates.bf16) is not T4
+        kinds = {op[1] for one in kernels for op in one["ops"]}
+        assert {"elementwise", "softmax", "norm", "matmul", "multi_tensor"} <= kinds
+        pretended = os.environ.pop(REHEARSAL)
+        try:
+            refused("pretended", lambda: calibration.read(Path(path)), ValueError)
+        finally:
+            os.environ[REHEARSAL] = pretended
+
+
+@check
+def a_real_step_is_timed():
+    small = ModelStep.of("sentence-transformers/all-MiniLM-L6-v2", batch_size=1, length=8)
+    assert calibrate.step_seconds(small, 0.0) > 0
 
 
 def main() -> None:

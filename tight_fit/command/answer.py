@@ -20,7 +20,7 @@ from tight_fit.command.question import Question
 from tight_fit.command.report import option
 from tight_fit.gpus import GPU, GPUS
 from tight_fit.gpus.names import of_size
-from tight_fit.gpus.specs import SPECS, no_speed
+from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
 from tight_fit.models.evaluation import BATCH, COPIES, logits_bytes
@@ -157,7 +157,7 @@ class Answers:
     def _with(self, change: Change) -> Facts:
         """What a step with a change needs of the GPU's memory, and the seconds that it takes."""
         gpu = self.remedies.gpu
-        timed = gpu.name in SPECS
+        timed = speed_of(gpu.name) is not None
         plan = self.remedies.plan(change, traced=timed)
         took = time_of(replace(self.step, **change), plan, gpu) if timed else {"seconds": None}
         return {"need": plan.fits(gpu).need, "seconds": took["seconds"]}
@@ -256,11 +256,12 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
     seconds_by_phase                    {phase: seconds}
     examples_per_second, tokens_per_second, mfu
     kernels_measured_on                 the GPU whose measured kernels stand for those of this one
+    calibrated                          when tight-fit calibrate measured this GPU, where it did
     no_time                             why there are no seconds; then "seconds" is None, and of a
                                         GPU given by its size there is
     seconds_by_gpu                      {GPU of that size: seconds} of those that can run the step
     """
-    if gpu.name not in SPECS:
+    if speed_of(gpu.name) is None:
         return {"seconds": None, "no_time": no_speed(gpu)} | _by_gpu(plan, gpu)
     try:
         took = plan.seconds(gpu)
@@ -279,8 +280,8 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
         "examples_per_second": rate,
         "tokens_per_second": rate * step.tokens if step.tokens else None,
         "mfu": mfu,
-        "kernels_measured_on": took.gpu.like,
-    }
+        "kernels_measured_on": took.gpu.name if took.gpu.rates else took.gpu.like,
+    } | ({"calibrated": took.gpu.rates.date} if took.gpu.rates else {})
 
 
 def _by_gpu(plan: Plan, gpu: GPU) -> Facts:

@@ -18,6 +18,8 @@ from typing import Any
 from tight_fit.command import question
 from tight_fit.command.question import Question
 from tight_fit.files import replace_all
+from tight_fit.gpus import calibration
+from tight_fit.gpus.names import of_size
 
 SHIPPED = Path(__file__).parent / "known" / "answers.json.xz"
 MOST = 400  # answers that are kept; the oldest go first
@@ -52,8 +54,21 @@ def keep(asked: Question, facts: Facts) -> None:
 
 
 def _file(asked: Question) -> Path:
-    parts = [asked.plain, question.versions(), question.code(), asked.quick]
+    parts = [asked.plain, question.versions(), question.code(), asked.quick, _measured(asked)]
     return folder() / f"{question.digest(parts)}.json"
+
+
+def _measured(asked: Question) -> list[Any] | None:
+    """What was measured of the GPU that is asked about, or of one of its size; None where nothing
+    was: then its time is the table's, as in the answers that come with the package.
+
+    Raises ValueError or OSError where the file of a calibration cannot be used.
+    """
+    own = calibration.active() if asked.gpu is not None else None
+    if own is None or asked.gpu is None:
+        return None
+    by_size = [gpu.name for gpu in of_size(asked.gpu)]
+    return list(own.specs) if own.gpu.name in (asked.gpu.name, *by_size) else None
 
 
 def _on_this_machine(asked: Question) -> Facts | None:
@@ -65,7 +80,12 @@ def _on_this_machine(asked: Question) -> Facts | None:
 
 
 def shipped(asked: Question) -> Facts | None:
-    """The answer that comes with the package; it says so ("shipped"), and what made it."""
+    """The answer that comes with the package; it says so ("shipped"), and what made it.
+
+    Of a GPU that was calibrated there is none.
+    """
+    if _measured(asked) is not None:
+        return None
     try:
         kept = _shipped()
     except (OSError, ValueError, lzma.LZMAError):  # a copy of the package without the file

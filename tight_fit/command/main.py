@@ -2,7 +2,8 @@
 many.
 
 Its first word may be "script": then it plans a program (`tight_fit.command.script`). After
-"explain" it explains a memory snapshot (`tight_fit.command.explain`).
+"explain" it explains a memory snapshot (`tight_fit.command.explain`), and "calibrate" measures the
+GPU at hand (`tight_fit.command.calibrate`).
 
 tight-fit meta-llama/Llama-3.1-8B --gpu H100 --layout fsdp=8 --batch 16 --length 8192
 tight-fit meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 8192     (searches the layout)
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tight_fit.command import explain, question, script
+from tight_fit.command import calibrate, explain, question, script
 from tight_fit.command import options as command
 from tight_fit.command.question import Question
 from tight_fit.command.wrapper import run
@@ -26,7 +27,11 @@ from tight_fit.gpus import GPU
 if TYPE_CHECKING:
     from tight_fit.layouts.cluster import Cluster
 
-PROGRAMS = {"script": script.entry, "explain": explain.entry}  # first words that are no model
+PROGRAMS = {  # first words that are no model
+    "script": script.entry,
+    "explain": explain.entry,
+    "calibrate": calibrate.entry,
+}
 
 # The links that machines with such GPUs have, where nothing is said: inside and between machines,
 # and how many network cards there are for each GPU. Others are taken to have PCIe and Ethernet.
@@ -117,14 +122,14 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     try:
         from tight_fit.command import search_report
         from tight_fit.command.answer import quietly
-        from tight_fit.gpus.specs import SPECS, no_speed
+        from tight_fit.gpus.specs import no_speed, speed_of
         from tight_fit.models import config as hf_config
         from tight_fit.models.step import ModelStep
         from tight_fit.search.layouts import search_layouts
         from tight_fit.search.space import RECOMPUTED
     finally:
         gc.enable()
-    if cluster.gpu.name not in SPECS:
+    if speed_of(cluster.gpu.name) is None:
         raise ValueError(f"Layouts are compared by their time, and {no_speed(cluster.gpu)}")
     usual: dict[str, Any] = {
         "batch_size": -(-max(question.BATCH, 2 * cluster.gpus) // cluster.gpus) * cluster.gpus,

@@ -24,8 +24,8 @@ from tight_fit.command.arguments import OneLineParser, Uncompiled, integer, pric
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
 from tight_fit.command.wrapper import run, sentence
-from tight_fit.gpus import KNOWN
-from tight_fit.gpus.specs import no_speed
+from tight_fit.gpus import KNOWN, calibration
+from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.gpus.table import SPECS
 from tight_fit.optimizer_kinds import ALSO, OPTIMIZERS
 from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
@@ -55,6 +55,7 @@ examples:
   tight-fit meta-llama/Llama-3.1-8B --gpu H100 --layout fsdp=8 --batch 16 --length 8192
   tight-fit meta-llama/Llama-3.1-8B --gpu H100 --gpus 64 --machines 8 --length 8192
   tight-fit script train.py --gpu T4 -- --batch_size 16   (a program of yours, unchanged)
+  tight-fit calibrate   (measures the GPU at hand in a minute, for plans of its time)
 """
 MOST = 10**6  # of counts that nobody exceeds
 # The options that say something about a layout, and nothing without one.
@@ -88,6 +89,12 @@ def parser(prog: str = NAME) -> argparse.ArgumentParser:
         "--fastest",
         action="store_true",
         help="also search for the fastest combination of techniques that fits --gpu",
+    )
+    add(
+        "--calibration",
+        metavar="FILE",
+        help="what tight-fit calibrate measured, in place of the file in the usual place; none "
+        "plans by the table alone",
     )
     add("--list-gpus", "--list-cards", action="store_true", help="print the GPUs that are known")
     add(
@@ -289,7 +296,7 @@ def main(
     """
     options = parser(prog)
     words = sys.argv[1:] if arguments is None else arguments
-    if layouts is None and words and words[0] in ("script", "explain"):
+    if layouts is None and words and words[0] in ("script", "explain", "calibrate"):
         options.error(f"{words[0]} is answered by tight-fit, or python -m tight_fit.command.main.")
     asked = options.parse_args(words)
     if asked.list_gpus:
@@ -316,12 +323,13 @@ def main(
         )
     _check_layout(asked, options)
     try:
-        wanted = question.of(asked)
-        if layouts is not None and several:
-            return layouts(wanted, asked)
-        if asked.fastest and wanted.gpu and wanted.gpu.name not in SPECS:
-            options.error(f"--fastest compares times, and {no_speed(wanted.gpu)}")
-        return _answer(wanted, asked)
+        with calibration.chosen(asked.calibration):
+            wanted = question.of(asked)
+            if layouts is not None and several:
+                return layouts(wanted, asked)
+            if asked.fastest and wanted.gpu and speed_of(wanted.gpu.name) is None:
+                options.error(f"--fastest compares times, and {no_speed(wanted.gpu)}")
+            return _answer(wanted, asked)
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise

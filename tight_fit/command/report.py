@@ -290,7 +290,11 @@ def _time(facts: Facts) -> list[str]:
     low, high = duration(facts["seconds_low"]), duration(facts["seconds_high"])
     took = f"A step takes {duration(facts['seconds'])} ({low} to {high})"
     lines = [f"{took}: {', '.join(rates)}."]
-    if facts["kernels_measured_on"] != facts["card"]:
+    if facts.get("calibrated"):
+        lines.append(
+            f"As tight-fit calibrate measured the {facts['card']} on {facts['calibrated']}."
+        )
+    elif facts["kernels_measured_on"] != facts["card"]:
         lines.append(
             f"No kernels of the {facts['card']} were measured: those of the "
             f"{facts['kernels_measured_on']} stand for them."

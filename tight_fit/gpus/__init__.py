@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tight_fit.checks import shown
+from tight_fit.gpus.calibration import REHEARSAL
 from tight_fit.gpus.names import ANY, SEEN, as_gpu, find, matches
 from tight_fit.gpus.table import GPU, GPUS, KNOWN
 from tight_fit.units import MIB
@@ -22,7 +23,7 @@ from tight_fit.units import MIB
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ANY", "GPU", "GPUS", "KNOWN", "SEEN", "as_gpu", "find", "matches"]
+__all__ = ["ANY", "GPU", "GPUS", "KNOWN", "REHEARSAL", "SEEN", "as_gpu", "find", "matches"]
 
 
 # What takes memory beside tensors. Each is a stated assumption, and a term of its own in `Fit`.
@@ -78,8 +79,6 @@ def here() -> GPU:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 BEFORE = "TIGHT_FIT_VISIBLE_BEFORE"
 DRIVER = Path("/proc/driver/nvidia/gpus")  # on Linux, with one folder per GPU
-# Names the pretended GPU of a rehearsal (tools/pretend); what is written then is no record.
-REHEARSAL = "TIGHT_FIT_REHEARSAL"
 
 
 def hide_all_but_first() -> int:

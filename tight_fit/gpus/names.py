@@ -6,6 +6,7 @@ import difflib
 import re
 
 from tight_fit.checks import shown, whole
+from tight_fit.gpus import calibration
 from tight_fit.gpus.table import GPU, KNOWN
 from tight_fit.units import GIB, MIB
 
@@ -133,6 +134,9 @@ def matches(name: str) -> list[GPU]:
     if size:
         return [_of_size(float(size[1]), size[2])]
     asked = _plain(name)
+    own = calibration.active()  # a GPU of no row may have been measured
+    if own is not None and own.gpu.name not in KNOWN and _plain(own.gpu.name) == asked:
+        return [own.gpu]
     equal = [gpu for gpu in KNOWN.values() if _plain(gpu.name) == asked]
     # "Quadro RTX 6000" and "RTX 6000 Ada" are told apart by it; "Quadro RTX A4000" has it for show.
     found = equal or _by_parts(name) or _by_parts(re.sub("quadro", "", name, flags=re.I))

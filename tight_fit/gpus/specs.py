@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from tight_fit.checks import PRECISIONS, of_type, one_of, real, shown, whole
+from tight_fit.checks import PRECISIONS, one_of, shown
+from tight_fit.gpus import calibration
 from tight_fit.gpus.names import SIZE, find, matches
+from tight_fit.gpus.own import described
 from tight_fit.gpus.table import AMD, ARITHMETICS, GPU, KNOWN, MEASURED, SPECS, GpuSpecs
 
-__all__ = ["ARITHMETICS", "MEASURED", "SPECS", "GpuSpecs"]
+__all__ = ["ARITHMETICS", "MEASURED", "SPECS", "GpuSpecs", "described"]
 
 
 def find_gpu(gpu: str | GPU | GpuSpecs) -> GpuSpecs:
-    """The GPU of that name in any spelling, or of the name of a `GPU`.
+    """The GPU of that name in any spelling, or of the name of a `GPU`; as it was measured, where
+    `tight-fit calibrate` did so.
 
     Raises ValueError for an unknown name, which names the nearest, and for a GPU whose speed is not
     known; TypeError for anything but a name, a `GPU` or a `GpuSpecs`.
@@ -21,12 +24,23 @@ def find_gpu(gpu: str | GPU | GpuSpecs) -> GpuSpecs:
         gpu = gpu.name
     if not isinstance(gpu, str):
         raise TypeError(f"gpu={shown(gpu)} must be a name, a GPU or a GpuSpecs.")
-    if gpu in SPECS:
-        return SPECS[gpu]
-    found = find(gpu)
-    if found.name in SPECS:
-        return SPECS[found.name]
-    raise ValueError(no_speed(found))
+    found = speed_of(gpu)
+    if found is not None:
+        return found
+    named = find(gpu)
+    found = speed_of(named.name)
+    if found is not None:
+        return found
+    raise ValueError(no_speed(named))
+
+
+def speed_of(name: str) -> GpuSpecs | None:
+    """The figures of a GPU, named as plans name it: measured ones where there are any
+    (`gpus.calibration`), else the table's; None where its speed is not known.
+
+    Raises ValueError or OSError where the file of a calibration cannot be used.
+    """
+    return calibration.of_gpu(name) or SPECS.get(name)
 
 
 def no_speed(gpu: GPU) -> str:
@@ -52,61 +66,3 @@ def has_arithmetic(precision: str, gpu: str | GPU | GpuSpecs) -> bool:
     """
     one_of("precision", precision, PRECISIONS)
     return precision == "tf32" or bool(getattr(find_gpu(gpu), precision))
-
-
-# What a GPU of one's own may have, so that gigabytes are not taken for bytes: least, most, unit.
-BOUNDS = {
-    "sms": (1, 10_000, "multiprocessors"),
-    "lanes": (1, 4096, "multiply-adds a clock"),
-    "clock": (1e8, 1e10, "Hz"),
-    "bandwidth": (1e9, 1e15, "bytes/s"),
-    "l2": (2**14, 2**34, "bytes"),
-    "peak": (1e10, 1e18, "FLOP/s"),
-}
-
-
-def described(
-    name: str,
-    sms: int,
-    lanes: int,
-    clock: float,
-    bandwidth: float,
-    l2: int,
-    tf32: float = 0.0,
-    fp16: float = 0.0,
-    bf16: float = 0.0,
-    like: str = "A100-40GB",
-) -> GpuSpecs:
-    """A GPU of one's own from a few figures of its data sheet, in the units of `GpuSpecs`.
-
-    Its efficiencies are those of `like`.
-
-    Raises ValueError for a figure that no GPU has or a `like` that was not measured, TypeError
-    for one that is no number.
-    """
-    figures = {
-        "sms": sms,
-        "lanes": lanes,
-        "clock": clock,
-        "bandwidth": bandwidth,
-        "l2": l2,
-        "tf32": tf32,
-        "fp16": fp16,
-        "bf16": bf16,
-    }
-    of_type("name", name, str)
-    for word, value in figures.items():
-        absent = word in ("tf32", "fp16", "bf16")  # 0 says that the GPU has no such arithmetic
-        real(word, value, above=None if absent else 0, at_least=0)
-        if word in ("sms", "lanes"):
-            whole(word, value, 1)
-        least, most, unit = BOUNDS["peak" if absent else word]
-        if value and not least <= value <= most:
-            raise ValueError(
-                f"{word}={shown(value)} is no figure of a GPU, which has {least:g} to {most:g} "
-                f"{unit}: mind the unit."
-            )
-    if not isinstance(like, str) or like not in MEASURED:
-        raise ValueError(f"like={shown(like)} was not measured: use one of {', '.join(MEASURED)}.")
-    source = "described by its user"
-    return GpuSpecs(name, sms, lanes, clock, bandwidth, l2, tf32, fp16, bf16, like, source)

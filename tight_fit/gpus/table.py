@@ -17,6 +17,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
+from tight_fit.gpus.rates import Rates
 from tight_fit.units import GIB
 
 ARITHMETICS = ("fp32", "tf32", "fp16", "bf16")
@@ -61,6 +62,7 @@ class GpuSpecs(NamedTuple):
     like       the measured GPU whose efficiencies it takes; its own name where it was measured
                itself
     source     the data sheet
+    rates      what this very GPU was measured to reach (`gpus.calibration`); None where it was not
     Raises ValueError or TypeError, in one sentence, where a figure makes no GPU (`described`).
     """
 
@@ -75,6 +77,7 @@ class GpuSpecs(NamedTuple):
     bf16: float
     like: str
     source: str
+    rates: Rates | None = None
 
     @property
     def fp32(self) -> float:
@@ -97,8 +100,8 @@ class GpuSpecs(NamedTuple):
 
     @property
     def measured(self) -> bool:
-        """Whether kernels of this very GPU were fitted."""
-        return self.like == self.name
+        """Whether kernels of this very GPU were fitted or measured."""
+        return self.rates is not None or self.like == self.name
 
 
 class _Row(NamedTuple):

@@ -43,6 +43,8 @@ def waiting(way: str, still: int) -> Op:
 
 def link_rate(gpu: GpuSpecs) -> float:
     """Bytes per second that large copies between a GPU and its host reach, each way."""
+    if gpu.rates is not None:
+        return gpu.rates.link
     generation = 3 if gpu.name.startswith(OLDER) else 5 if gpu.name.startswith(NEWER) else 4
     return LINKS[generation] * REACHED
 

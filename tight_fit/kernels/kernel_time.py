@@ -138,7 +138,7 @@ def seconds_at_full_rate(op: Op, gpu: GpuSpecs, tf32: bool = False) -> float:
     if kind != "convolution":
         rate *= _rule(known, gpu, arithmetic, flavour == "batched")["efficiency"]
     if kind == "attention":
-        rate *= known["shared"]["attention"]
+        rate *= _attention_share(known, gpu)
     return op.flops / rate
 
 
@@ -173,7 +173,12 @@ def _rule(known: dict, gpu: GpuSpecs, arithmetic: str, batched: bool) -> dict:
     3090, whose multiprocessors do
     512 operations a clock; faster ones are harder to feed with numbers. A GPU that reaches less of
     its fp32 peak than an A100,
-    for want of power, is taken to lose as much here."""
+    for want of power, is taken to lose as much here. A GPU that was calibrated has its own."""
+    if gpu.rates is not None:
+        tiles = TILES if arithmetic == "fp32" else TENSOR_TILES
+        found = gpu.rates.product(arithmetic, batched)
+        assert found is not None, "a file without it is refused when it is read"
+        return found._asdict() | {"tiles": tiles}
     measured = known["gpus"]
     own = measured[gpu.like]["batched" if batched else "linear"]
     if arithmetic == "fp32":
@@ -190,8 +195,27 @@ def _rule(known: dict, gpu: GpuSpecs, arithmetic: str, batched: bool) -> dict:
     }
 
 
+def _shares(known: dict, gpu: GpuSpecs) -> dict:
+    """Shares of the bandwidth that kernels reach on a GPU, {kind: share}."""
+    if gpu.rates is not None:
+        return gpu.rates.moving._asdict()
+    return known["gpus"][gpu.like]["moving"]
+
+
+def _attention_share(known: dict, gpu: GpuSpecs) -> float:
+    """Share of a large product's speed that fused attention reaches."""
+    return known["shared"]["attention"] if gpu.rates is None else gpu.rates.attention
+
+
+def launch_seconds(gpu: GpuSpecs) -> dict[str, float]:
+    """Seconds that the CPU takes: for an operation with a kernel ("kernel"), for each kernel more
+    ("further"), for one without ("view")."""
+    slower = 1.0 if gpu.rates is None else gpu.rates.dispatch
+    return {name: seconds * slower for name, seconds in constants()["shared"]["dispatch"].items()}
+
+
 def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
-    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
     return tiled_seconds(
         np.array([op.shape for op in ops]).T,
         SIZE[arithmetic],
@@ -207,7 +231,7 @@ def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarra
     channels come last:
     images in the other order are turned before and after."""
     own = known["shared"]["convolution"]
-    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
+    bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
     rule = _rule(known, gpu, arithmetic, False) | (
         {"small_tile": own["small_tile"]} if arithmetic != "fp32" else {}
     )
@@ -243,7 +267,7 @@ def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     """A convolution of each channel by itself: no product of matrices, so its taps are multiplied
     outside tensor cores."""
     own = known["shared"]["depthwise"]
-    share = known["gpus"][gpu.like]["moving"]["elementwise"] * own["moving"]
+    share = _shares(known, gpu)["elementwise"] * own["moving"]
     return np.maximum(
         moved / (gpu.bandwidth * share),
         np.array([op.flops for op in ops]) / (gpu.fp32 * own[flavour]),
@@ -253,15 +277,15 @@ def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
 def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     """Fused attention: its products never leave the chip, and run at a share of what a large
     product does."""
-    bandwidth = gpu.bandwidth * known["gpus"][gpu.like]["moving"]["elementwise"]
-    efficiency = _rule(known, gpu, arithmetic, False)["efficiency"] * known["shared"]["attention"]
+    bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
+    efficiency = _rule(known, gpu, arithmetic, False)["efficiency"] * _attention_share(known, gpu)
     return np.maximum(
         np.array([op.flops for op in ops]) / (gpu.peak(arithmetic) * efficiency), moved / bandwidth
     )
 
 
 def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
-    shares = known["gpus"][gpu.like]["moving"]
+    shares = _shares(known, gpu)
     name = f"{kind} {flavour}" if kind == "batch_norm" and flavour else kind
     share = (
         shares[kind]

@@ -17,7 +17,7 @@ import numpy as np
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import ARITHMETICS, GpuSpecs, find_gpu
 from tight_fit.kernels.host_memory import KINDS, ends_with_host
-from tight_fit.kernels.kernel_time import PRODUCTS, constants, kernel_seconds
+from tight_fit.kernels.kernel_time import PRODUCTS, constants, kernel_seconds, launch_seconds
 from tight_fit.kernels.op import PHASES, Op
 from tight_fit.kernels.trace_ops import TracedOps
 
@@ -46,8 +46,8 @@ class Seconds:
     kernels   every distinct kernel, the one that takes most time first
     error     the share by which published steps of such GPUs were missed in nine cases of ten; see
               `low` and `high`
-    measured  whether kernels of this very GPU were fitted; if not, its efficiencies are those of
-              `gpu.like`
+    measured  whether kernels of this very GPU were fitted, or measured by tight-fit calibrate; if
+              not, its efficiencies are those of `gpu.like`
     """
 
     gpu: GpuSpecs
@@ -98,11 +98,12 @@ class Seconds:
             if self.waiting > 0.01 * self.total
             else ""
         )
-        lent = (
-            ""
-            if self.measured
-            else f"; no kernels of it were measured, those of the {self.gpu.like} stand for them"
-        )
+        if self.gpu.rates is not None:
+            lent = f"; as tight-fit calibrate measured it on {self.gpu.rates.date}"
+        elif self.measured:
+            lent = ""
+        else:
+            lent = f"; no kernels of it were measured, those of the {self.gpu.like} stand for them"
         return (
             f"{self.total * 1e3:.1f} ms a step on the {self.gpu.name} "
             f"({self.low * 1e3:.0f} to {self.high * 1e3:.0f}): "
@@ -135,7 +136,7 @@ def operation_times(traced: TracedOps, gpu: GpuSpecs) -> OperationTimes:
     """
     if traced.unknown:
         raise ValueError(traced.unknown)
-    host = constants()["shared"]["dispatch"]
+    host = launch_seconds(gpu)
     flat = [op for ops in traced.ops for op in ops]
     each = kernel_seconds(flat, gpu, traced.tf32)
     begin = 0

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tight_fit.gpus.specs import GpuSpecs
-from tight_fit.kernels.kernel_time import constants
+from tight_fit.kernels.kernel_time import launch_seconds
 from tight_fit.kernels.op import OPTIMIZER, PHASES, Op
 from tight_fit.kernels.step_seconds import operation_times
 from tight_fit.kernels.trace_ops import TracedOps
@@ -77,7 +77,7 @@ def events_of(traced: TracedOps, gpu: GpuSpecs) -> list[Event]:
     Raises ValueError as `step_seconds.operation_times` does.
     """
     times = operation_times(traced, gpu)
-    issue = constants()["shared"]["dispatch"]["kernel"]
+    issue = launch_seconds(gpu)["kernel"]
     which, phase = np.array(traced.order, dtype=np.int64).reshape(-1, 2).T
     begin, end, again = traced.again
     stops = {index: stop for index, ops in enumerate(traced.ops) if (stop := _stop(ops))}

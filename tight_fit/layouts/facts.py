@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tight_fit.gpus.specs import SPECS, no_speed
+from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.plan import LayoutPlan
 
@@ -66,7 +66,7 @@ def _recompute(planned: LayoutPlan) -> str | None:
 
 
 def _time(planned: LayoutPlan, cluster: Cluster, tokens: int | None) -> Facts:
-    if cluster.gpu.name not in SPECS:
+    if speed_of(cluster.gpu.name) is None:
         return {"seconds": None, "no_time": no_speed(cluster.gpu)}
     try:
         took = planned.seconds_on(cluster)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tight_fit.gpus import GPU, WORKSPACE, as_gpu, device_of
-from tight_fit.gpus.specs import SPECS, has_arithmetic
+from tight_fit.gpus.specs import has_arithmetic, speed_of
 from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.step import ModelStep
@@ -244,7 +244,7 @@ class Remedies:
 
     def _has(self, precision: str) -> bool:
         """Whether the GPU has an arithmetic, as far as that is known."""
-        return self.gpu.name not in SPECS or has_arithmetic(precision, self.gpu)
+        return speed_of(self.gpu.name) is None or has_arithmetic(precision, self.gpu)
 
     def runnable(self, change: Change) -> Change:
         """A change with fp16, or fp32, in place of bf16 where the GPU has no bf16.

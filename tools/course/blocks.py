@@ -9,6 +9,7 @@ from dataclasses import replace as with_
 from functools import cache
 from pathlib import Path
 
+from benchmarks import published_times
 from benchmarks.peaks import page
 from helpers import record, show, sweeps
 from helpers.plan import kept_layouts, planner, searches
@@ -146,17 +147,18 @@ def answer() -> str:
 
 
 def trust() -> str:
-    """One line on how far a plan of memory is off."""
+    """One line on how far plans of memory and of time are off."""
     allocated, reserved = (
         page.Errors.of(page.counted(kind)) for kind in (page.ALLOCATED, page.RESERVED)
     )
+    times, mean, median, worst = published_times.missed()
     return (
         "Against steps that others measured on GPUs, plans miss allocated memory by "
         f"{allocated.mean:.1%} in the mean ({allocated.count} steps, {allocated.worst:+.1%} at "
         f"worst), reserved memory by {reserved.mean:.1%} ({reserved.count}, "
         f"{reserved.worst:+.1%}): "
-        "[every comparison](docs/accuracy.md). Times have "
-        "[published errors](docs/gpu-time.md)."
+        f"[every comparison](docs/accuracy.md). They miss seconds by {mean:.0%} ({times} steps, "
+        f"median {median:.0%}, {worst:+.0%} at worst): [by kind](docs/gpu-time.md)."
     )
 
 

@@ -1,0 +1,69 @@
+"""What one GPU was measured to reach, as `tight-fit calibrate` measures it on the GPU at hand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Product(NamedTuple):
+    """The constants of matrix products, as `kernels.kernel_time.tiled_seconds` has them."""
+
+    efficiency: float
+    small_tile: float
+    alone: float
+    start: float
+
+
+class Moving(NamedTuple):
+    """Shares of the memory's bandwidth that kernels reach which multiply no matrices, by kind."""
+
+    elementwise: float
+    softmax: float
+    wide_softmax: float
+    norm: float
+    reduction: float
+    transpose: float
+    multi_tensor: float
+
+
+class Rates(NamedTuple):
+    """What a GPU reaches, in place of the fitted constants of the GPU that it is like.
+
+    moving     shares of the bandwidth
+    linear     products in fp32; `batched` those with a batch
+    tf32, fp16, bf16  products of tensor cores; None where the GPU has no such arithmetic
+    attention  share of a large product's speed that fused attention reaches
+    dispatch   how much longer its CPU takes to launch a kernel than the CPUs of constants.json
+    link       bytes/s that copies between the GPU and its host's memory reach, each way
+    date       when it was measured, as 2026-11-26
+    """
+
+    moving: Moving
+    linear: Product
+    batched: Product
+    tf32: Product | None
+    fp16: Product | None
+    bf16: Product | None
+    attention: float
+    dispatch: float
+    link: float
+    date: str
+
+    def product(self, arithmetic: str, batched: bool) -> Product | None:
+        """The constants of products in an arithmetic; None where it was not measured."""
+        if arithmetic == "fp32":
+            return self.batched if batched else self.linear
+        found: Product | None = getattr(self, arithmetic)
+        return found
+
+
+# What a rate may be: least and most. A pretended GPU is as slow as a CPU.
+BOUNDS = {
+    "efficiency": (1e-7, 4.0),
+    "small_tile": (0.0, 1e4),
+    "alone": (1.0, 100.0),
+    "start": (0.0, 1e4),
+    "attention": (1e-4, 100.0),
+    "dispatch": (1e-3, 1e3),
+    "link": (1e6, 1e13),
+} | dict.fromkeys(Moving._fields, (1e-7, 4.0))

@@ -1,0 +1,213 @@
+"""From times of kernels on one GPU to its rates: the inverse of `kernel_time`.
+
+Each constant is the one that makes its kind of kernel take what was measured; those of products,
+four of them together, make the mean of |log(planned / measured)| least, found by a pattern search
+(Hooke and Jeeves 1961).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from tight_fit.gpus.rates import BOUNDS, Moving, Product, Rates
+from tight_fit.gpus.specs import ARITHMETICS, GpuSpecs
+from tight_fit.gpus.table import GPU
+from tight_fit.kernels.kernel_time import (
+    SIZE,
+    TENSOR_TILES,
+    TILES,
+    WIDE,
+    constants,
+    kernel_seconds,
+    tiled_seconds,
+)
+from tight_fit.kernels.measure_gpu import GpuTimes, TimedKernel
+from tight_fit.kernels.step_seconds import operation_times
+
+ENOUGH = 6  # products that decide more than their efficiency
+REACHED = {"elementwise": 0.9, "products": 0.9}  # of its peaks by a GPU that has no row
+LIKE = {(6, 0): "P100", (7, 0): "V100-32GB", (7, 5): "T4"}  # others: P4 before, A100-40GB after
+WIDE_LANES = 128  # multiply-adds a clock, but for the compute capabilities of NARROW
+NARROW = ((6, 0), (7, 0), (7, 5), (8, 0))
+
+
+def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
+    """The rates of a GPU by what was measured on it.
+
+    gpu  the figures that the rates are shares of; where a kind of kernel was not measured, as there
+         was no time for it, the constants of the GPU that it is like stay
+    """
+    known = constants()
+    like = known["gpus"][gpu.like]
+    shared = known["shared"]
+    gap, faster = shared["gap"], shared["l2"]
+    shares: dict[str, list[float]] = {}
+    for one in found.kernels:
+        if len(one.ops) == 1 and _kind(one) in Moving._fields:
+            op = one.ops[0]
+            moved = op.read + op.written
+            hit = float(np.clip(1 - moved / gpu.l2, 0, 1))
+            took = max(one.seconds - gap * op.kernels, 0.1 * one.seconds)
+            share = moved * (1 - hit * (1 - 1 / faster)) / (gpu.bandwidth * took)
+            shares.setdefault(_kind(one), []).append(share)
+    usual = like["moving"]["elementwise"]
+    elementwise = statistics.median(shares.get("elementwise", [usual]))
+    moving = {"elementwise": elementwise}
+    for name in Moving._fields[1:]:
+        lent = like["moving"].get(name) or usual * shared["moving"][name]
+        moving[name] = statistics.median(shares.get(name, [lent * elementwise / usual]))
+    kept = Moving(**{name: _bounded(name, share) for name, share in moving.items()})
+    products = [
+        _fitted(name, found.kernels, gpu, elementwise) if peak else None
+        for name, peak in zip(_PRODUCTS, (gpu.fp32, gpu.fp32, gpu.tf32, gpu.fp16, gpu.bf16))
+    ]
+    traced, seconds = found.step
+    which, _ = traced.issued().T
+    issued = float(operation_times(traced, gpu._replace(rates=None)).on_cpu[which].sum())
+    linear, batched, tf32, fp16, bf16 = products
+    assert linear is not None and batched is not None, "every GPU has fp32"
+    without = Rates(
+        kept,
+        linear,
+        batched,
+        tf32,
+        fp16,
+        bf16,
+        attention=1.0,
+        dispatch=_bounded("dispatch", seconds / issued),
+        link=_bounded("link", found.link),
+        date=date,
+    )
+    return without._replace(attention=_attention(found.kernels, gpu, without))
+
+
+_PRODUCTS = ("linear", "batched", "tf32", "fp16", "bf16")
+
+
+def _kind(one: TimedKernel) -> str:
+    op = one.ops[0]
+    return "wide_softmax" if op.kind == "softmax" and op.shape[1] > WIDE else op.kind
+
+
+def _bounded(name: str, value: float) -> float:
+    return float(np.clip(value, *BOUNDS[name]))
+
+
+def _fitted(
+    name: str, kernels: Sequence[TimedKernel], gpu: GpuSpecs, elementwise: float
+) -> Product:
+    """The constants of a class of products; `name` is that of its field in `Rates`."""
+    arithmetic = "fp32" if name in ("linear", "batched") else name
+    some = []
+    for one in kernels:
+        op = one.ops[0]
+        own = "tf32" if one.tf32 and op.arithmetic == "fp32" else op.arithmetic
+        flat = op.kind == "matmul" and op.shape[0] == 1
+        if (
+            op.kind == "matmul"
+            and own == arithmetic
+            and (name not in _PRODUCTS[:2] or flat == (name == "linear"))
+        ):
+            some.append(one)
+    known = constants()
+    lent = known["gpus"][gpu.like].get(name) or known["shared"]["tensor"]
+    start = {field: float(lent[field]) for field in Product._fields}
+    if not some:
+        return Product(**start)
+    gap = known["shared"]["gap"]
+    shape = np.array([one.ops[0].shape for one in some], dtype=float).T
+    measured = np.array([one.seconds for one in some])
+
+    def loss(point: dict[str, float]) -> float:
+        planned = gap + tiled_seconds(
+            shape,
+            SIZE[arithmetic],
+            gpu.sms,
+            gpu.peak(arithmetic),
+            gpu.bandwidth * elementwise,
+            **point,
+            tiles=TILES if arithmetic == "fp32" else TENSOR_TILES,
+        )
+        return float(np.abs(np.log(planned / measured)).mean())
+
+    # The largest product says about how fast the GPU is: the search begins there.
+    largest = max(some, key=lambda one: one.ops[0].flops)
+    start["efficiency"] = _bounded(
+        "efficiency", largest.ops[0].flops / largest.seconds / gpu.peak(arithmetic)
+    )
+    free = Product._fields if len(some) >= ENOUGH else ("efficiency",)
+    best = (
+        min(
+            (_searched(loss, start | {"small_tile": tile}, free) for tile in (5.0, 20.0, 60.0)),
+            key=loss,
+        )
+        if len(free) > 1
+        else _searched(loss, start, free)
+    )
+    return Product(**best)
+
+
+def _searched(loss, point: dict[str, float], free: Sequence[str]) -> dict[str, float]:
+    """The point with the least loss that steps of one constant at a time find."""
+    best, least, factor = dict(point), loss(point), 1.5
+    while factor > 1.004:
+        better = False
+        for name in free:
+            for times in (factor, 1 / factor):
+                moved = best[name] * times
+                if name == "start":  # may be 0
+                    moved = best[name] + (8.0 if times > 1 else -8.0) * (factor - 1)
+                tried = best | {name: _bounded(name, moved)}
+                if (now := loss(tried)) < least - 1e-9:
+                    best, least, better = tried, now, True
+        if not better:
+            factor = factor**0.5
+    return best
+
+
+def _attention(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> float:
+    """What makes fused attention take what was measured: the rates have it as fast as a product."""
+    known, slower = constants()["shared"], []
+    for one in kernels:
+        if any(op.kind == "attention" for op in one.ops):
+            fused = [op.kind == "attention" for op in one.ops]
+            planned = kernel_seconds(one.ops, gpu._replace(rates=rates))
+            gaps = known["gap"] * sum(op.kernels for op, is_it in zip(one.ops, fused) if is_it)
+            attention = float(planned[fused].sum()) - gaps
+            took = one.seconds - float(planned[np.logical_not(fused)].sum()) - gaps
+            slower.append(attention / max(took, 0.1 * one.seconds))
+    return _bounded("attention", statistics.median(slower) if slower else known["attention"])
+
+
+def figures_of(gpu: GPU, found: GpuTimes, sms: int, l2: int) -> GpuSpecs:
+    """Figures of a GPU that has no row, by what was measured on it.
+
+    Its peaks are taken to be a ninth more than its fastest kernels reach.
+    """
+    fastest = dict.fromkeys(ARITHMETICS, 0.0)
+    bandwidth = 1e9
+    for one in found.kernels:
+        op = one.ops[0]
+        if op.kind == "elementwise":
+            bandwidth = max(bandwidth, (op.read + op.written) / one.seconds)
+        if op.kind == "matmul":
+            name = "tf32" if one.tf32 and op.arithmetic == "fp32" else op.arithmetic
+            fastest[name] = max(fastest[name], op.flops / one.seconds)
+    lanes = 64 if gpu.capability in NARROW else WIDE_LANES
+    peaks = {name: rate / REACHED["products"] for name, rate in fastest.items()}
+    return GpuSpecs(
+        gpu.name,
+        sms,
+        lanes,
+        peaks["fp32"] / (2 * sms * lanes),
+        bandwidth / REACHED["elementwise"],
+        l2,
+        peaks["tf32"],
+        peaks["fp16"],
+        peaks["bf16"],
+        LIKE.get(gpu.capability, "P4" if gpu.capability < (7, 0) else "A100-40GB"),
+        "measured",
+    )
