@@ -27,9 +27,7 @@ REPOSITORY = (
 )  # these may import what requirements-dev.txt names as well
 OWN = {*PACKAGED, *REPOSITORY, *(path.stem for path in (ROOT / "tests").glob("*.py"))}
 # Packages that the code looks for first, and does without or says that they are missing.
-PROGRAMS = ROOT / "tests" / "script" / "programs"
-OF_PROGRAMS = {"trl"}
-OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torch_preflight", "torchvision")
+OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torch_preflight", "torchvision", "trl")
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 
 
@@ -195,13 +193,12 @@ def test_ranges_leave_torch_alone():
 def test_what_is_imported_is_required(path):
     wanted = NOTEBOOKS if path.relative_to(ROOT).parts[0] in PACKAGED else EVERYTHING
     code = path.read_text(encoding="utf8")
-    planned = path.parent == PROGRAMS  # what a test skips, by its name, where it is not installed
-    assert not missing(imports(code), wanted) - optional(code) - (OF_PROGRAMS if planned else set())
+    assert not missing(imports(code), wanted) - optional(code)
 
 
 def optional(code: str) -> set[str]:
     """Packages that the code looks for before it imports them."""
-    asked = ('find_spec("{}")', 'needs("{}")')
+    asked = ('find_spec("{}")', 'needs("{}")', 'needs("peft", "{}")')
     return {name for name in OPTIONAL if any(way.format(name) in code for way in asked)}
 
 

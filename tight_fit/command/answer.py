@@ -101,6 +101,8 @@ class Answers:
             "attention_taken": attention_of(step),
             "trainer_optimizer": trainer_optimizer(),
             "loss": step.loss,
+            "reference": step.compared_with,
+            "completion": step.completion,
             "offload": step.offload,
             "optimizer_in_backward": step.optimizer_in_backward,
             "host": plan.host,
@@ -138,6 +140,7 @@ class Answers:
                 *notes(self.step, gpu),
                 *_of_optimizer(self.step, plan),
                 *_of_evaluation(self.step, plan, gpu, fit.need),
+                *_of_writing(self.step, plan, gpu),
             ],
             **time_of(self.step, plan, gpu),
         }
@@ -278,7 +281,7 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
         "seconds_high": took.high,
         "seconds_by_phase": took.phases,
         "examples_per_second": rate,
-        "tokens_per_second": rate * step.tokens if step.tokens else None,
+        "tokens_per_second": rate * step.sequences * step.tokens if step.tokens else None,
         "mfu": mfu,
         "kernels_measured_on": took.gpu.name if took.gpu.rates else took.gpu.like,
     } | ({"calibrated": took.gpu.rates.date} if took.gpu.rates else {})
@@ -321,6 +324,21 @@ def _of_evaluation(step: ModelStep, plan: Plan, gpu: GPU, need: int) -> list[str
     ]
 
 
+def _of_writing(step: ModelStep, plan: Plan, gpu: GPU) -> list[str]:
+    """What to know of the completions that grpo writes, and of an engine that writes them."""
+    if step.task != "grpo":
+        return []
+    weights = plan.parameters * (4 if step.weights == "fp32" else 2)
+    return [
+        f"the {step.batch_size} completions of a step are written by transformers' generate, all "
+        "at once: their keys and values are planned, the time that it takes is not.",
+        "a generation engine on the same GPU (vLLM, colocated) is not planned: it reserves a share "
+        "of its own (vllm_gpu_memory_utilization in TRL; 0.3 of it is "
+        f"{size(int(0.3 * gpu.memory))} here), in which its copy of the weights "
+        f"({size(weights)}) and its cache must fit, beside the rest of this plan.",
+    ]
+
+
 def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
     """What to know about the plan of a step, one sentence each."""
     sentences = []
@@ -343,8 +361,9 @@ def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
             "planned without the fused kernels of mamba_ssm, with which it takes less."
         )
     if step.reads in ("text", "texts"):
+        each = "each answer of a pair with its prompt" if step.task == "dpo" else "each"
         sentences.append(
-            f"examples are full, {step.tokens} tokens each; a batch with padding adds a mask in "
+            f"examples are full, {step.tokens} tokens {each}; a batch with padding adds a mask in "
             "decoders."
         )
     return sentences

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tight_fit.checks import PRECISIONS
 from tight_fit.command import kept, question, report
 from tight_fit.command.arguments import OneLineParser, Uncompiled, integer, price, whole_number
+from tight_fit.command.layout_options import MOST, OF_LAYOUTS, add_layout
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
 from tight_fit.command.wrapper import run, sentence
@@ -43,13 +44,17 @@ TASKS = (
     "image-classification",
     "semantic-segmentation",
     "contrastive",
+    "dpo",
+    "grpo",
 )
+REFERENCES = ("model", "adapters-off", "precomputed", "none")  # `techniques.preferences` has them
 EXAMPLES = """\
 examples:
   tight-fit roberta-base --gpu 8GB --batch 8
   tight-fit microsoft/deberta-v3-large --gpu T4 --batch 16 --length 512 --precision fp16
   tight-fit meta-llama/Llama-3.1-8B --gpu "RTX 4090" --batch 1 --length 4096 --lora 16
   tight-fit Qwen/Qwen3-8B --gpu T4 --batch 1 --base nf4 --lora 16 --chunked-loss
+  tight-fit Qwen/Qwen3-8B --gpu H100 --task dpo --batch 4 --lora 16 --chunked-loss
   tight-fit gpt2 --gpu A100 --examples 100000 --price 1.50
   tight-fit ./my-model/config.json --json
   tight-fit meta-llama/Llama-3.1-8B --gpu H100 --layout fsdp=8 --batch 16 --length 8192
@@ -57,9 +62,6 @@ examples:
   tight-fit script train.py --gpu T4 -- --batch_size 16   (a program of yours, unchanged)
   tight-fit calibrate   (measures the GPU at hand in a minute, for plans of its time)
 """
-MOST = 10**6  # of counts that nobody exceeds
-# The options that say something about a layout, and nothing without one.
-OF_LAYOUTS = "inside between cards recompute no_reshard wrap prefetch reduce schedule".split()
 
 
 def parser(prog: str = NAME) -> argparse.ArgumentParser:
@@ -110,62 +112,8 @@ def parser(prog: str = NAME) -> argparse.ArgumentParser:
         help="price of the GPU per hour, in any currency, to print that of the epoch of --examples",
     )
     _add_step(options.add_argument_group("the step").add_argument)
-    _add_layout(options.add_argument_group("several GPUs").add_argument)
+    add_layout(options.add_argument_group("several GPUs").add_argument)
     return options
-
-
-def _add_layout(add: Callable[..., object]) -> None:
-    add(
-        "--layout",
-        metavar="AXES",
-        help="lay the step over several GPUs: ddp=8, zero1=8, zero2=8, fsdp=8 or hsdp=2x4 "
-        "(replicas x shards), with tensor=2 or context=2 beside FSDP2, with expert=4, by which the "
-        "data ranks of fsdp=8 divide the experts of each layer, and pipeline=4 alone or beside "
-        "ddp, fsdp or hsdp; --batch counts the examples of all",
-    )
-    add(
-        "--gpus",
-        metavar="N",
-        type=whole_number(1, MOST),
-        help="GPUs in all; without --layout: search the fastest layout of so many that fits",
-    )
-    add("--machines", metavar="N", type=whole_number(1, MOST), help="machines that hold them (1)")
-    add("--inside", metavar="LINK", help="link between GPUs of a machine, such as 'NVLink 4'")
-    add("--between", metavar="LINK", help="network, such as 'InfiniBand 400 Gbit'")
-    add(
-        "--cards",
-        metavar="N",
-        type=whole_number(1, MOST),
-        help="network cards per machine",
-    )
-    add(
-        "--recompute",
-        choices=("full", "selective"),
-        help="recompute whole layers (as --checkpointing), or all but attention and every second "
-        "product",
-    )
-    add("--no-reshard", action="store_true", help="keep weights gathered until the backward pass")
-    add(
-        "--wrap",
-        choices=("layers", "layers+embeddings"),
-        help="groups of FSDP2 (layers)",
-    )
-    add(
-        "--prefetch",
-        metavar="N",
-        type=whole_number(0, MOST),
-        help="layers gathered ahead of time in the forward pass (0)",
-    )
-    add(
-        "--schedule",
-        choices=("gpipe", "1f1b", "interleaved", "zero-bubble"),
-        help="of a pipeline's micro-batches, which --accumulation counts (1f1b)",
-    )
-    add(
-        "--reduce",
-        choices=("fp32", "bf16"),
-        help="dtype in which FSDP2 sums gradients (fp32)",
-    )
 
 
 def _add_step(add: Callable[..., object]) -> None:
@@ -237,7 +185,20 @@ def _add_step(add: Callable[..., object]) -> None:
     add(
         "--task",
         choices=TASKS,
-        help="what to train for (what the configuration names, or the usual one of its kind)",
+        help="what to train for (what the configuration names, or the usual one of its kind); with "
+        "dpo --batch counts pairs, with grpo completions",
+    )
+    add(
+        "--reference",
+        choices=REFERENCES,
+        help="with --task dpo and grpo: how the model before the training is had (adapters-off "
+        "with --lora, else a model in memory; with grpo none)",
+    )
+    add(
+        "--completion",
+        metavar="N",
+        type=whole_number(1, MOST),
+        help="with --task grpo: tokens of --length that the model writes (half)",
     )
     add(
         "--classes",

@@ -24,8 +24,8 @@ from tight_fit.models import names as model_names
 # The options that set the field of the same name of `models.step.ModelStep`.
 STEP = (
     "batch_size length side precision optimizer checkpointing accumulation lora_rank frozen task "
-    "classes weights base kbit lora_targets lora_alpha lora_scale attention loss "
-    "offload optimizer_in_backward"
+    "reference completion classes weights base kbit lora_targets lora_alpha lora_scale attention "
+    "loss offload optimizer_in_backward"
 ).split()
 AT_LEAST = {"batch_size": 1, "length": 1, "accumulation": 1}
 BATCH = 16  # examples per optimizer step where nothing is said

@@ -31,6 +31,15 @@ AUTOCAST = {
 }
 
 
+NOUNS = {"dpo": "pair", "grpo": "completion"}  # what an example is
+REFERENCES = {
+    "model": "a reference model in memory",
+    "adapters-off": "the base without adapters as reference",
+    "precomputed": "log-probabilities of the reference computed before",
+    "none": "no reference",
+}
+
+
 def with_epoch(facts: Facts, examples: int | None, price: float | None) -> dict[str, Any]:
     """The facts with the hours of an epoch and its price.
 
@@ -247,7 +256,12 @@ def _model(facts: Facts) -> str:
         shape.append(" × ".join(map(str, facts["image"])) + " pixels")
     if facts["length"]:
         shape.append(f"{facts['length']} tokens")
-    settings = [f"{several(facts['batch_size'], 'example')} of {' and '.join(shape)}"]
+    if facts.get("completion"):
+        shape[-1] += f", {facts['completion']} of them written"
+    noun = NOUNS.get(facts["task"], "example")
+    settings = [f"{several(facts['batch_size'], noun)} of {' and '.join(shape)}"]
+    if facts["task"] in NOUNS:
+        settings.append(REFERENCES[facts["reference"]])
     if facts["accumulation"] > 1:
         settings.append(f"{facts['accumulation']} micro-batches")
     if facts["checkpointing"]:

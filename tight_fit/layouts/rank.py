@@ -28,6 +28,7 @@ from tight_fit.layouts.tensor import split_decoder
 from tight_fit.layouts.wrapping import apply_fsdp2, layers, prefetch
 from tight_fit.models.made import FlatLogits
 from tight_fit.models.step import ModelStep
+from tight_fit.techniques import preferences
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import Batch, loss_sum
 
@@ -233,6 +234,11 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
         )
     if layout.pipeline > 1:
         check_pipeline(model_step, layout)
+    if model_step.task in preferences.TASKS:
+        raise ValueError(
+            f"task={model_step.task!r} is planned on one GPU, and not with a layout: leave the "
+            "layout out, or plan task='causal-lm'."
+        )
     changes: dict[str, Any] = {"batch_size": model_step.batch_size // layout.data}
     for name in ("compile", "offload", "optimizer_in_backward"):
         if getattr(model_step, name):

@@ -96,7 +96,8 @@ class Plan:
 
     @property
     def peak_phase(self) -> str:
-        """The phase that the peak falls in: "forward", "backward" or "optimizer"."""
+        """The phase that the peak falls in: "forward", "backward" or "optimizer", or
+        "generation" of the completions of grpo."""
         return PHASES[self.phases[self.peak_index]]
 
     def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:

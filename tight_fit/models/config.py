@@ -47,7 +47,11 @@ TASKS = {
         "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING", "image", "pixel", True
     ),
     "contrastive": Task("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING", "pair", "example"),
+    # A language model as well, trained on what is preferred or rewarded (`techniques.preferences`).
+    "dpo": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
+    "grpo": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
 }
+LANGUAGE_MODELS = ("causal-lm", "dpo", "grpo")  # tasks whose loss is one of next tokens
 IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
 NAMED_DTYPES = ("float32", "bfloat16", "float16", "auto")
 WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.techniques.precision import AUTOCAST
+from tight_fit.techniques.preferences import TASKS
 
 BATCH = 8  # examples of an evaluation step where nothing is said (per_device_eval_batch_size)
 COPIES = 2  # of what is kept, while the next batch is added to it
@@ -16,10 +17,10 @@ def logits_bytes(step: ModelStep) -> int | None:
     They are the logits, in fp32 under autocast, as accelerate makes them, else in the dtype of the
     weights; of an encoder-decoder the encoder's last states as well. They stay on the GPU until the
     evaluation ends, or `eval_accumulation_steps` moves them. None for tasks whose answer has
-    another form.
+    another form, and for dpo and grpo, which evaluate without logits.
     """
     kind, config = step.kind, step.config
-    if kind.reads == "pair" or kind.each == "pixel":
+    if kind.reads == "pair" or kind.each == "pixel" or step.task in TASKS:
         return None
     text = hf_config.text_config(config)
     classes: int = step.classes or getattr(config, "num_labels", None) or 2

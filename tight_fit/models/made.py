@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from tight_fit.models import odd
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import ModelStep
 from tight_fit.packages import needs
-from tight_fit.techniques import four_bits, model_changes, targets
+from tight_fit.techniques import four_bits, model_changes, preferences, targets
 from tight_fit.techniques.chunked_loss import HeadInChunks, put_in_chunks
 from tight_fit.techniques.model_changes import Recompute, as_if_real
 from tight_fit.techniques.step import AUTOCAST
@@ -36,11 +37,15 @@ class FlatLogits(nn.Module):
 
     Of a segmentation they are [examples, classes, height, width], at the size of the images; of
     pairs the similarities of each image with all texts, and of each text with all images.
+
+    reference  a frozen model that dpo or grpo compares this one with; None: none is in memory
     """
+
+    reference: FlatLogits | None
 
     def __init__(self, model: PreTrainedModel, task: str):
         super().__init__()
-        self.model, self.task = model, task
+        self.model, self.task, self.reference = model, task, None
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output layer of a language model."""
@@ -60,11 +65,33 @@ class FlatLogits(nn.Module):
 
 def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogits:
     """The model without values, for `trace_steady`; FakeTensorMode must be active."""
-    with disable_current_modes():
-        model = on_meta(model_step)
-    leave_meta(model, model_step.weights == "fp32")
+
+    def fake() -> PreTrainedModel:
+        with disable_current_modes():
+            model = on_meta(model_step)
+        leave_meta(model, model_step.weights == "fp32")
+        return model
+
     with as_if_real():
-        return prepare(model, model_step, recompute)
+        return compared(prepare(fake(), model_step, recompute), model_step, fake)
+
+
+def real(model_step: ModelStep) -> FlatLogits:
+    """The model with random weights, as it is trained. Raises what `make` and `prepare` raise."""
+    return compared(prepare(make(model_step), model_step), model_step, lambda: make(model_step))
+
+
+def compared(
+    model: FlatLogits, model_step: ModelStep, other: Callable[[], PreTrainedModel]
+) -> FlatLogits:
+    """The model, with a frozen copy beside it where the step keeps one in memory."""
+    if model_step.compared_with == preferences.MODEL:
+        copy = other()
+        _quantize(copy, model_step)
+        if model_step.loss == "chunked":
+            put_in_chunks(copy, always=True)
+        model.reference = FlatLogits(copy.requires_grad_(False), model.task).eval()
+    return model
 
 
 def on_meta(model_step: ModelStep) -> PreTrainedModel:
@@ -150,11 +177,10 @@ def prepare(
             )
         model_changes.enable_checkpointing(model, recompute)
     frozen = _frozen_names(model, model_step)
-    if model_step.base == "nf4":
-        compute = AUTOCAST.get(model_step.precision)
-        four_bits.quantize(model, compute or hf_config.WEIGHTS[model_step.weights or "bf16"])
+    if model_step.task == "dpo":
+        preferences.without_dropout(model)
+    _quantize(model, model_step)
     if model_step.kbit:
-        four_bits.rest_in_fp32(model)
         model.enable_input_require_grads()
     if model_step.lora_rank is not None:
         layers = None
@@ -176,6 +202,15 @@ def prepare(
         raise CannotPlan("Nothing is left to train.")
     assert model_step.task is not None, "set when the step was made"
     return FlatLogits(model, model_step.task).train()
+
+
+def _quantize(model: PreTrainedModel, model_step: ModelStep) -> None:
+    """Put the weights into 4 bits where the step asks for it, in place."""
+    if model_step.base == "nf4":
+        compute = AUTOCAST.get(model_step.precision)
+        four_bits.quantize(model, compute or hf_config.WEIGHTS[model_step.weights or "bf16"])
+    if model_step.kbit:
+        four_bits.rest_in_fp32(model)
 
 
 def _frozen_names(model: PreTrainedModel, model_step: ModelStep) -> set[str]:

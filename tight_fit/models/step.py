@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from tight_fit.checks import check_step, make_plain, one_of, true_or_false, whole
+from tight_fit.checks import check_step, make_plain, one_of, shown, true_or_false, whole
 from tight_fit.models import bounds as config_bounds
 from tight_fit.models import config as hf_config
-from tight_fit.models.config import TASKS, Task
-from tight_fit.techniques import targets
+from tight_fit.models.config import LANGUAGE_MODELS, TASKS, Task
+from tight_fit.techniques import preferences, targets
 from tight_fit.techniques.rules import check_techniques
 from tight_fit.techniques.targets import QUERY_VALUE
 
@@ -54,6 +54,12 @@ class ModelStep:
     side     height and width of an image in pixels; None takes the configuration's, or 224
     classes  of a classifier; None takes the configuration's
     frozen   only for models with one stack of layers
+    reference  of task="dpo" or "grpo": how the reference is had, one of `preferences.REFERENCES`;
+             None takes "adapters-off" with LoRA, else a "model" in memory, and "none" with grpo
+    completion  of task="grpo": how many of an example's tokens the model writes; None takes half
+
+    With task="dpo" an example is a pair, whose two answers are each `length` tokens with their
+    prompt; with "grpo" it is a completion.
 
     Raises ValueError or TypeError, in one sentence (CannotPlan is a ValueError).
     """
@@ -68,6 +74,8 @@ class ModelStep:
     frozen: int | None = None
     lora_rank: int | None = None
     task: str | None = None
+    reference: str | None = None
+    completion: int | None = None
     classes: int | None = None
     side: int | None = None
     weights: str | None = None
@@ -105,10 +113,10 @@ class ModelStep:
         object.__setattr__(self, "task", hf_config.task_of(self.config, self.task))
         targets.check_targets(self.lora_targets)
         object.__setattr__(self, "weights", self._weights())
-        if self.loss == "chunked" and self.task != "causal-lm":
+        if self.loss == "chunked" and self.task not in LANGUAGE_MODELS:
             raise ValueError(
-                f"loss='chunked' is for the next token (causal-lm), and the task is {self.task}: "
-                "use loss='full'."
+                f"loss='chunked' is for the next token ({', '.join(LANGUAGE_MODELS)}), and the "
+                f"task is {self.task}: use loss='full'."
             )
         if self.classes is not None and not self.kind.classifies:
             raise ValueError(
@@ -116,6 +124,7 @@ class ModelStep:
                 "classes out, or name such a task."
             )
         self._check_adapters()
+        self._check_preferences()
         if self.length is not None and self.reads == "image":
             raise ValueError(
                 f"length={self.length} is for text; an image's size is side: leave length out."
@@ -141,6 +150,58 @@ class ModelStep:
                 f"lora_rank={self.lora_rank} has nothing to adapt with frozen={self.frozen}: all "
                 "layers are frozen; lower frozen, or leave lora_rank out."
             )
+
+    def _check_preferences(self) -> None:
+        """Raises ValueError for fields of a preference that do not go with the step, and sets the
+        tokens that are written."""
+        if self.task not in preferences.TASKS:
+            for name in ("reference", "completion"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}={shown(getattr(self, name))} is for the tasks dpo and grpo, and "
+                        f"the task is {self.task}: leave it out."
+                    )
+            return
+        if self.reference is not None:
+            one_of("reference", self.reference, preferences.REFERENCES)
+            if self.reference not in preferences.OF_TASK[self.task]:
+                able = ", ".join(preferences.OF_TASK[self.task])
+                raise ValueError(
+                    f"reference={self.reference!r} makes no step of {self.task}: use one of {able}."
+                )
+            if self.reference == preferences.ADAPTERS_OFF and self.lora_rank is None:
+                raise ValueError(
+                    "reference='adapters-off' takes the base under adapters, and there are none: "
+                    "give lora_rank, or use reference='model'."
+                )
+        if self.task == "dpo" and self.completion is not None:
+            raise ValueError(
+                f"completion={shown(self.completion)} is for grpo, where the model writes; the "
+                "answers of dpo are part of length: leave it out."
+            )
+        if self.task == "grpo":
+            tokens = self.tokens or 1
+            if tokens < 2:
+                raise ValueError(
+                    f"length={tokens} has no room for a prompt and a completion: use 2 or more."
+                )
+            if self.completion is None:
+                object.__setattr__(self, "completion", tokens // 2)
+            whole("completion", self.completion, 1, tokens - 1)
+
+    @property
+    def compared_with(self) -> str:
+        """How the reference is had, one of `preferences.REFERENCES`; "none" for other tasks."""
+        if self.reference is not None or self.task not in preferences.TASKS:
+            return self.reference or preferences.NONE
+        if self.task == "grpo":
+            return preferences.NONE
+        return preferences.MODEL if self.lora_rank is None else preferences.ADAPTERS_OFF
+
+    @property
+    def sequences(self) -> int:
+        """Texts of an example: the two answers of a pair, else one."""
+        return 2 if self.task == "dpo" else 1
 
     def _weights(self) -> str:
         """The dtype of the weights. Raises ValueError for fp16 weights that train."""

@@ -72,13 +72,15 @@ class BatchLines:
 def _family(step: ModelStep) -> tuple:
     """The same for steps that differ only in their batch size.
 
-    Of several micro-batches two are traced. A single example takes other operations than several.
+    Of several micro-batches two are traced, but grpo writes for all of them. A single
+    example takes other operations than several.
     """
     plain = replace(step, batch_size=1, accumulation=1)
     values = [
         getattr(plain, field.name) for field in fields(plain) if field.name not in ("config",)
     ]
-    return min(step.accumulation, 2), step.micro_batch == 1, *values
+    traced = step.accumulation if step.task == "grpo" else min(step.accumulation, 2)
+    return traced, step.micro_batch == 1, *values
 
 
 def _on_the_line(traces: dict[int, Traced], examples: int) -> np.ndarray | None:

@@ -7,6 +7,7 @@ torch's meta device, as transformers itself makes the models it loads, then with
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -24,9 +25,9 @@ from tight_fit.memory.plan import Plan, check_device, to_plan
 from tight_fit.models import config as hf_config
 from tight_fit.models import odd
 from tight_fit.models.config import CannotPlan
-from tight_fit.models.made import FlatLogits, empty, make, prepare
+from tight_fit.models.made import FlatLogits, empty, real
 from tight_fit.models.step import ModelStep
-from tight_fit.techniques import model_changes
+from tight_fit.techniques import model_changes, preferences
 from tight_fit.techniques.four_bits import count_parameters
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
@@ -156,7 +157,7 @@ class _Step:
             ]
             for parameter in without_states:
                 parameter.requires_grad_(False)
-            repeated = None if all_layers else RepeatedLayers(model)
+            repeated = None if all_layers else RepeatedLayers(model.model)
             if repeated is not None and not repeated.stacks:
                 repeated = None
             optimizer = make_optimizer(model, settings)
@@ -178,7 +179,7 @@ class _Step:
                 if repeated is None:
                     raise
                 raise NotAlike("A step without some of its layers fails.") from error
-        return trace, count_parameters(model), len(trained)
+        return trace, count_parameters(model.model), len(trained)
 
 
 def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) -> Plan:
@@ -187,13 +188,13 @@ def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) 
     batches  gives the micro-batches; None draws them at random
     """
     with model_changes.quiet():
-        model = prepare(make(model_step), model_step)
+        model = real(model_step)
     optimizer, scaler = make_optimizer(model, model_step), make_scaler(model_step, "cpu")
     batches = batches or (lambda: batch(model, model_step))
     micro_batches = (batches() for _ in range(model_step.accumulation))
     train_step(model, optimizer, micro_batches, model_step.batch_size, model_step, scaler=scaler)
     trace = trace_step(model, optimizer, batches, model_step, scaler)
-    return to_plan((trace, count_parameters(model)), model_step, "cpu")
+    return to_plan((trace, count_parameters(model.model)), model_step, "cpu")
 
 
 def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
@@ -222,6 +223,8 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
         return inputs | {"labels": torch.randint(config.num_labels, (examples, *places))}
     vocabulary, tokens = hf_config.text_config(config).vocab_size, model_step.tokens
     assert tokens is not None, "a model that reads text has a length"
+    if model_step.task in preferences.TASKS:
+        return _compared(model, model_step, vocabulary)
     inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens))
     if kind.reads == "texts":
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
@@ -229,6 +232,23 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
     classes = config.num_labels if kind.classifies else vocabulary
     count = examples * tokens if kind.each == "token" else examples
     return inputs | {"labels": torch.randint(classes, (count,))}
+
+
+def _compared(model: FlatLogits, model_step: ModelStep, vocabulary: int) -> Batch:
+    """A micro-batch of dpo or grpo, as `preferences.loss_sum` takes it."""
+    rows, tokens = model_step.micro_batch * model_step.sequences, model_step.tokens or 1
+    inputs: Batch = {"input_ids": torch.randint(vocabulary, (rows, tokens))}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    labels = torch.randint(vocabulary, (rows, tokens))
+    if model_step.completion is not None:
+        inputs["advantages"] = torch.randn(rows)
+        if "logits_to_keep" in inspect.signature(model.model.forward).parameters:
+            labels = torch.randint(vocabulary, (rows, model_step.completion + 1))
+        if model_step.compared_with != preferences.NONE:
+            inputs["reference"] = torch.randn(labels.shape)
+    elif model_step.compared_with == preferences.PRECOMPUTED:
+        inputs["reference"] = torch.randn(rows)
+    return inputs | {"labels": labels}
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from tight_fit.gpus.specs import find_gpu, has_arithmetic
 from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
+from tight_fit.models.config import LANGUAGE_MODELS
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ADAMW, ON_HOST
 from tight_fit.search.remedies import Change, Remedies
@@ -201,7 +202,7 @@ def _applied(remedies: Remedies, change: Change) -> Change | None:
     if "checkpointing" in change and step.checkpointing:
         return None
     if "loss" in change and (
-        getattr(step, "loss", None) != "full" or getattr(step, "task", None) != "causal-lm"
+        getattr(step, "loss", None) != "full" or step.task not in LANGUAGE_MODELS
     ):
         return None
     if "base" in change and (step.lora_rank is None or not remedies.four_bits()):

@@ -13,17 +13,20 @@ from tight_fit.gpus import GPU, WORKSPACE, as_gpu, device_of
 from tight_fit.gpus.specs import has_arithmetic, speed_of
 from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
+from tight_fit.models.config import LANGUAGE_MODELS
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ADAMW
 from tight_fit.plans.batch_line import BatchLines
 from tight_fit.search.largest import largest_that_fits
+from tight_fit.techniques.preferences import MODEL, PRECOMPUTED
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.trace.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
 
 Change = dict[str, Any]  # {field of the step: new value}
 
 CHANGED = (
-    "precision loss optimizer checkpointing lora_rank base weights offload accumulation batch_size"
+    "precision loss reference optimizer checkpointing lora_rank base weights offload accumulation "
+    "batch_size"
 ).split()
 RANK = 8  # of adapters, where none were asked for
 
@@ -118,8 +121,9 @@ class Remedies:
     def changes(self) -> list[Change]:
         """The changes of the step that fit, in the order of what they ask of the training.
 
-        These are single changes: the smallest accumulation, half precision, a loss in chunks, 8-bit
-        AdamW, checkpointing, LoRA, bf16 weights, LoRA beside weights in 4 bits, and offloading.
+        These are single changes: the smallest accumulation, half precision, a loss in chunks, a
+        reference computed before, 8-bit AdamW, checkpointing, LoRA, bf16 weights, LoRA beside
+        weights in 4 bits, and offloading.
         Where none of them suffices alone, the list holds one change of several fields, none of
         which can be left out. It is empty if nothing fits or nothing is needed.
         Raises what `plan` raises for the step as it is.
@@ -203,7 +207,9 @@ class Remedies:
             rest = planned.timeline.sum(axis=1) - planned.timeline[:, OPTIMIZER]
             return int(rest[before].max())
         highest = planned.highest
-        if "base" in change:
+        if "base" in change or "reference" in change:
+            return 0
+        if "lora_rank" in change and _holds_reference(self.step):
             return 0
         bound = highest[CATEGORIES[PARAMETERS]]
         if "lora_rank" not in change:
@@ -220,8 +226,10 @@ class Remedies:
         changes: list[Change] = []
         if step.precision in ("fp32", "tf32") and self.device == "cuda" and self.half != "fp32":
             changes.append({"precision": self.half})
-        if getattr(step, "loss", None) == "full" and getattr(step, "task", None) == "causal-lm":
+        if getattr(step, "loss", None) == "full" and step.task in LANGUAGE_MODELS:
             changes.append({"loss": "chunked"})
+        if _holds_reference(step) and step.task == "dpo":
+            changes.append({"reference": PRECOMPUTED})
         if step.optimizer in ADAMW:
             lighter = ("adamw", "adamw8bit")  # fused makes no copies
             changes += [{"optimizer": name} for name in lighter if name != step.optimizer]
@@ -266,7 +274,9 @@ class Remedies:
     def four_bits(self) -> list[Change]:
         """The change to weights in 4 bits with adapters beside them; [] where there is none."""
         step = self.step
-        if not isinstance(step, ModelStep) or step.base == "nf4" or step.task != "causal-lm":
+        if not isinstance(step, ModelStep) or step.base == "nf4":
+            return []
+        if step.task not in LANGUAGE_MODELS:
             return []
         change: Change = {"base": "nf4"}
         if step.lora_rank is None:
@@ -318,6 +328,11 @@ class Remedies:
         except (ValueError, ModuleNotFoundError):
             return False
         return True
+
+
+def _holds_reference(step: StepSettings) -> bool:
+    """Whether a second model is in memory, that of dpo or grpo."""
+    return getattr(step, "compared_with", None) == MODEL
 
 
 def least_peak(planned: Plan, accumulation: int) -> int:

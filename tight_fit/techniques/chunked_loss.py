@@ -7,6 +7,9 @@ the next chunk are made. Only the gradient of the hidden states stays, and that 
 trains. This is possible because nothing comes after the loss: its gradient is known beforehand, up
 to a factor.
 
+Where something does come after, as in DPO, the logarithms of the probabilities are made in chunks
+(`techniques.log_probs`).
+
 The same idea is in Liger Kernel (Hsu et al. 2024, https://arxiv.org/abs/2410.10989), which computes
 each chunk by one Triton kernel on a GPU.
 """
@@ -18,10 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-# The fewest tokens of a chunk. Each chunk reads the whole output layer, which on an A100 or an H100
-# takes longer than its products in 16 bits below about 200 to 300 tokens.
-LEAST = 256
-IGNORED = -100  # the label that counts for nothing, as in torch.nn.functional.cross_entropy
+from tight_fit.techniques.log_probs import IGNORED, ChunkedLogProbs, tokens_in_chunk
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -74,30 +74,22 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return *(None if part is None else part.mul_(scale) for part in gradients), None
 
 
-def tokens_in_chunk(tokens: int, words: int, width: int) -> int:
-    """Tokens of a chunk: so many that its logits have about as many numbers as all hidden states.
-
-    The number of chunks is a power of two, so that it divides the usual numbers of tokens; but a
-    chunk has at least `LEAST` tokens, or all of them.
-    """
-    chunks = 1 << max(0, -(-words // width) - 1).bit_length()
-    return min(tokens, max(LEAST, -(-tokens // chunks)))
-
-
 class HeadInChunks(nn.Module):
     """In the place of a language model's output layer: hands on the hidden states.
 
     It holds the parameters of that layer under their names, and computes the loss from both.
+
+    always  True: also while the model does not train
     """
 
-    def __init__(self, head: nn.Linear):
+    def __init__(self, head: nn.Linear, always: bool = False):
         super().__init__()
-        self.weight, self.bias = head.weight, head.bias
+        self.weight, self.bias, self.always = head.weight, head.bias, always
         self._given: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [..., width], unchanged; while the model does not train, its logits."""
-        if not self.training:
+        if not (self.training or self.always):
             return F.linear(hidden, self.weight, self.bias)
         self._given = hidden
         return hidden
@@ -109,18 +101,31 @@ class HeadInChunks(nn.Module):
         labels  int64 with one label per hidden state; -100 counts for nothing
         Raises ValueError where the model changed its logits after the output layer.
         """
+        self._check(logits)
+        return ChunkedCrossEntropy.apply(
+            logits.flatten(0, -2), self.weight, self.bias, labels.flatten()
+        )
+
+    def log_probs(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The logarithm of each label's probability, fp32 [labels]; `loss_sum` has the arguments.
+
+        It is 0 for labels of -100. Raises ValueError as `loss_sum` does.
+        """
+        self._check(logits)
+        return ChunkedLogProbs.apply(
+            logits.flatten(0, -2), self.weight, self.bias, labels.flatten()
+        )
+
+    def _check(self, logits: torch.Tensor) -> None:
         given, self._given = self._given, None
         if logits is not given:
             raise ValueError(
                 "loss='chunked' needs logits that come from the output layer as they are, and this "
                 "model changes them afterwards (soft caps, a factor, or a slice): use loss='full'."
             )
-        return ChunkedCrossEntropy.apply(
-            logits.flatten(0, -2), self.weight, self.bias, labels.flatten()
-        )
 
 
-def put_in_chunks(model: PreTrainedModel) -> HeadInChunks:
+def put_in_chunks(model: PreTrainedModel, always: bool = False) -> HeadInChunks:
     """Replace the output layer of a language model by its `HeadInChunks`, in place.
 
     Raises ValueError for a model without such a layer.
@@ -131,7 +136,7 @@ def put_in_chunks(model: PreTrainedModel) -> HeadInChunks:
             "loss='chunked' is for language models, whose output layer has a row for each word of "
             f"the vocabulary, and {type(model).__name__} has none: use loss='full'."
         )
-    chunks = HeadInChunks(head)
+    chunks = HeadInChunks(head, always)
     name = next(name for name, module in model.named_modules() if module is head)
     model.set_submodule(name, chunks)
     return chunks

@@ -174,7 +174,7 @@ class _Edge:
         self.layers, self.at = layers, (tracker, stack, edge)
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if in_backward():  # recomputed
+        if in_backward() or not torch.is_grad_enabled():  # recomputed, or a reference
             return
         self.layers.mark(*self.at)
         for value in (*args, *kwargs.values()):
@@ -185,15 +185,19 @@ class _Edge:
 
 
 def _shortened(kind: type, kept: list[int]) -> type:
-    """A class of lists of modules in whose forward pass only the layers at `kept` are there."""
+    """A class of lists of modules in whose forward pass only the layers at `kept` are there.
+
+    Without gradients all are, as in the pass of a reference model or while text is written.
+    """
 
     class Shortened(kind):
         def __len__(self):
-            return len(kept)
+            return len(kept) if torch.is_grad_enabled() else len(self._modules)
 
         def __iter__(self):
             modules = list(self._modules.values())
-            return iter([modules[index] for index in kept])
+            there = kept if torch.is_grad_enabled() else range(len(modules))
+            return iter([modules[index] for index in there])
 
         def __getitem__(self, index):
             return list(self)[index]

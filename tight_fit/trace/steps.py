@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 
@@ -13,8 +14,10 @@ from tight_fit.techniques.compiled import not_compiled
 from tight_fit.techniques.host_optimizer import HostOptimizer
 from tight_fit.techniques.library_optimizers import paged_states
 from tight_fit.techniques.optimizers import states
+from tight_fit.techniques.preferences import as_reference, log_probs
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.techniques.step import Batch, train_step
+from tight_fit.trace.generation import write_completions
 from tight_fit.trace.repeated_layers import RepeatedLayers
 from tight_fit.trace.tracker import (
     ACTIVATIONS,
@@ -44,6 +47,9 @@ def trace_step(
     make_batch  makes one micro-batch; what it needs to do so is not part of the trace
     recorder    is told of the step's operations; the trace then holds them, those of all
                 micro-batches
+    With task="grpo" the step begins with the completions that are written for all micro-batches,
+    whose memory is in the trace, and neither FLOPs nor operations.
+
     repeated    layers of the model of which only a few run; the trace is that of all. None runs all
     Raises NotAlike where `repeated` cannot stand for all of its layers.
     """
@@ -90,6 +96,9 @@ def trace_step(
         tracker.storage_trace.begin = len(tracker.storage_trace.events)
         tracker.watch_gradients(model)
         examples = recipe.micro_batch * count
+        if recipe.task == "grpo":
+            write_completions(model, recipe, tracker)
+            _compare(model, make_batch, recipe, tracker)
         if repeated is not None:
             shortened.enter_context(repeated.left_out(tracker))
         train_step(model, optimizer, batches(), examples, recipe, phase, scaler)
@@ -108,6 +117,20 @@ def trace_step(
         storage_trace.operations.repeat(begins[-2], begins[-1], recipe.accumulation - count)
         storage_trace.operations.tf32 = recipe.precision == "tf32"
     return storage_trace
+
+
+def _compare(
+    model: Any, make_batch: Callable[[], Batch], recipe: StepSettings, tracker: Tracker
+) -> None:
+    """The reference's pass over the completions of a micro-batch, where there is a reference."""
+    with tracker.paused():
+        batch = make_batch()
+    if "reference" in batch:
+        recorder, tracker.recorder = tracker.recorder, None
+        with torch.no_grad(), as_reference(model) as other:
+            log_probs(other, batch, recipe)
+        tracker.recorder = recorder
+        tracker.storage_trace.flops.pop("generation", None)
 
 
 def _on_host(optimizer: torch.optim.Optimizer, paged: bool) -> list[torch.Tensor]:

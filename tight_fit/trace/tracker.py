@@ -37,7 +37,7 @@ from tight_fit.trace.flops import FORMULAS
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(5)
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 HOST = len(CATEGORIES)  # the category of what lies in the host's memory (`techniques.host`)
-PHASES = ("forward", "backward", "optimizer")
+PHASES = ("forward", "backward", "optimizer", "generation")
 BORN, DIES, MOVES, MARK = range(4)
 JOINS = {"cat", "stack"}  # operations that read many tensors at once
 REDUCE_SCATTER = "_reduce_scatter_base_"  # by which FSDP gets this rank's shard of a gradient
@@ -103,7 +103,7 @@ class Tracker(PlainDispatchMode):
         self.joined: list[list[int]] | None = None
 
     def phase(self, name: str) -> None:
-        """Say that a phase begins: "forward", "backward" or "optimizer"."""
+        """Say that a phase begins: one of `PHASES`; a recorder knows no generation."""
         self._phase = PHASES.index(name)
         if self.recorder is not None:
             self.recorder.phase(name)
@@ -196,7 +196,7 @@ class Tracker(PlainDispatchMode):
             flops[key] = flops.get(key, 0) + formula(*operands, **kwargs, out_val=out)
         if in_place:
             self._succeed(args[0].untyped_storage(), out.untyped_storage())
-        category = ACTIVATIONS if self._phase == 0 or recompute else TEMPORARIES
+        category = ACTIVATIONS if self._phase in (0, 3) or recompute else TEMPORARIES
         category = HOST if on_host else category
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
