@@ -9,13 +9,8 @@ from transformers import PretrainedConfig
 
 SIDE = 448  # pixels, of models that read images of any size
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # read the patches of images of any size
-PLAIN = (
-    "llava",
-    "internvl",
-    "gemma3",
-    "paligemma",
-    "mistral3",
-)  # [images, channels, height, width]
+# These read images of one size, [images, channels, height, width].
+PLAIN = ("llava", "internvl", "gemma3", "paligemma", "mistral3")
 TYPED = ("gemma3", "paligemma")  # want to know which tokens are the image's
 SIZED = ("mistral3",)  # want the size of each image
 READ = GRIDS + PLAIN
@@ -30,8 +25,8 @@ def side_of(config: Any, side: int | None) -> int:
 def shape_of(config: Any, side: int | None) -> tuple[int, int, int]:
     """(channels, height, width) of an image."""
     vision, pixels = config.vision_config, side_of(config, side)
-    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
-    return channels, pixels, pixels
+    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", None)
+    return channels or 3, pixels, pixels
 
 
 def tokens_of(config: Any, side: int | None) -> int:

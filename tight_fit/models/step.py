@@ -131,7 +131,7 @@ class ModelStep:
             )
 
     def _check_what_is_read(self) -> None:
-        """Raises CannotPlan for a model whose images or sounds are not known, ValueError for sizes."""
+        """CannotPlan for a model whose images or sounds are not known, ValueError for sizes."""
         read = {"images": images.READ, "speech": SPEECH}.get(self.reads, ())
         if read and self.config.model_type not in read:
             raise hf_config.CannotPlan(

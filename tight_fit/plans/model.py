@@ -204,8 +204,9 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
 
     Token ids and labels are int64: input_ids [examples, tokens]; labels [examples], [examples ×
     tokens] where each token has one, [examples, height, width] where each pixel has one, and
-    [2 × examples] for pairs. Sounds are [examples, mel bins, frames], images [examples, channels, height, width], fp32 or, where nothing
-    casts them, in the dtype of the weights.  (`images.inputs` has those in a text.)
+    [2 × examples] for pairs. Images are [examples, channels, height, width] (`images.inputs` has
+    those in a text), sounds [examples, mel bins, frames]: fp32 or, where nothing casts them, in the
+    dtype of the weights.
     """
     examples, kind = model_step.micro_batch, model_step.kind
     config: Any = model.model.config
@@ -229,8 +230,8 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
         inputs = images.inputs(config, examples, tokens, model_step.side, dtype)
         return inputs | {"labels": torch.randint(vocabulary, (examples * tokens,))}
     if kind.reads == "speech":
-        shape = config.num_mel_bins, 2 * config.max_source_positions
-        inputs["input_features"] = torch.randn(examples, *shape, dtype=dtype)
+        frames = 2 * config.max_source_positions
+        inputs["input_features"] = torch.randn(examples, config.num_mel_bins, frames, dtype=dtype)
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
         return inputs | {"labels": torch.randint(vocabulary, (examples * tokens,))}
     inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens))

@@ -353,7 +353,7 @@ class AskedForAll(TorchFunctionMode):
 
 @contextmanager
 def known_values() -> Iterator[None]:
-    """Inside, and inside `FakeTensorMode`, the values of a batch are followed, all on one device."""
+    """Inside, in `FakeTensorMode`, the values of a batch are followed, all on one device."""
     places = Places()
     known = KnownValues(places)
     with places.forced(True), known, AskedForAll(known):
