@@ -23,6 +23,7 @@ from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
+from tight_fit.models import images
 from tight_fit.models.evaluation import BATCH, COPIES, logits_bytes
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
@@ -86,9 +87,7 @@ class Answers:
             "stored_quantized": bool(getattr(step.config, "stored_quantized", False)),
             "batch_size": step.batch_size,
             "length": step.tokens,
-            "image": list(hf_config.image_shape(step.config, step.side))
-            if step.reads in ("image", "pair")
-            else None,
+            "image": list(step.image) if step.image else None,
             "precision": step.precision,
             "optimizer": step.optimizer,
             "checkpointing": step.checkpointing,
@@ -352,13 +351,25 @@ def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
     if gpu and KINDS[step.optimizer].package and gpu.capability < (6, 0):
         sentences.append("bitsandbytes asks for compute capability 6.0.")
     sentences.append("planned without torch.compile, which changes what a step keeps.")
-    if step.reads in ("image", "pair"):
+    if step.image:
         sentences.append(
             "convolutions also take a workspace that cuDNN chooses when it runs; no plan knows it."
         )
     if "mamba" in step.config.model_type:
         sentences.append(
             "planned without the fused kernels of mamba_ssm, with which it takes less."
+        )
+    if step.reads == "images":
+        beside = images.tokens_of(step.config, step.side)
+        _, side, _ = step.image or (0, 0, 0)
+        sentences.append(
+            f"each example is one image of {side} x {side} pixels, which stands for {beside:,} of "
+            f"its {step.tokens:,} tokens."
+        )
+    if step.reads == "speech":
+        sentences.append(
+            f"each example is {2 * step.config.max_source_positions:,} frames of sound, to which "
+            f"the model's processor fills up, and {step.tokens:,} tokens of text."
         )
     if step.reads in ("text", "texts"):
         each = "each answer of a pair with its prompt" if step.task == "dpo" else "each"

@@ -27,7 +27,8 @@ class Task(NamedTuple):
     """What a model may be trained for."""
 
     mapping: str  # transformers' table of the classes for it
-    reads: str  # "text", "texts" (of an encoder and a decoder), "image", or "pair" (image and text)
+    reads: str  # "text", "texts" (of an encoder and a decoder), "image", "pair" (image and text),
+    # "images" (in a text) or "speech" (and the text of a decoder)
     each: str  # what one label belongs to: "example", "token" or "pixel"
     classifies: bool = False  # whether labels are classes, so that the head is new
 
@@ -46,6 +47,8 @@ TASKS = {
     "semantic-segmentation": Task(
         "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING", "image", "pixel", True
     ),
+    "image-text-to-text": Task("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "images", "token"),
+    "speech-to-text": Task("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING", "speech", "token"),
     "contrastive": Task("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING", "pair", "example"),
     # A language model as well, trained on what is preferred or rewarded (`techniques.preferences`).
     "dpo": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
@@ -131,9 +134,9 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
         if kind.__name__ in named and name != "masked-lm":
             return name
     usual = ["contrastive", "image-classification", "sequence-classification", "causal-lm"]
-    usual += ["token-classification"]
+    usual += ["token-classification", "image-text-to-text"]
     if config.is_encoder_decoder:
-        usual = ["seq2seq-lm"]
+        usual = ["seq2seq-lm", "speech-to-text"]
     elif "causal-lm" in able and ("masked-lm" not in able or getattr(config, "is_decoder", False)):
         usual = ["causal-lm"]
     for name in usual:

@@ -26,7 +26,8 @@ def logits_bytes(step: ModelStep) -> int | None:
     classes: int = step.classes or getattr(config, "num_labels", None) or 2
     width = classes if kind.classifies else int(text.vocab_size)
     numbers = width * ((step.tokens or 1) if kind.each == "token" else 1)
-    if kind.reads == "texts":
-        numbers += (step.tokens or 1) * text.hidden_size
+    if kind.reads in ("texts", "speech"):
+        read = config.max_source_positions if kind.reads == "speech" else step.tokens or 1
+        numbers += read * text.hidden_size
     halved = step.weights != "fp32" and step.precision not in AUTOCAST
     return numbers * (2 if halved else 4)

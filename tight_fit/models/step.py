@@ -11,11 +11,15 @@ from transformers import PretrainedConfig
 from tight_fit.checks import check_step, make_plain, one_of, shown, true_or_false, whole
 from tight_fit.models import bounds as config_bounds
 from tight_fit.models import config as hf_config
+from tight_fit.models import images
 from tight_fit.models.config import LANGUAGE_MODELS, TASKS, Task
 from tight_fit.techniques import preferences, targets
 from tight_fit.techniques.rules import check_techniques
 from tight_fit.techniques.targets import QUERY_VALUE
 
+SPEECH = ("whisper",)
+SEES = ("image", "pair")
+POSITIONS = "max_position_embeddings"
 LENGTH = 512  # tokens per example, where nothing is said and the model takes that many
 
 
@@ -49,8 +53,8 @@ class ModelStep:
     offload, optimizer_in_backward, max_grad_norm  as in `Recipe`
     precision  autocast, as in `Recipe`; with "fp32" operations run in the dtype of the weights
     task     a key of `TASKS`; None takes the usual one (`hf_config.task_of`)
-    length   tokens per example (text; of encoder and decoder alike); None takes 512, or fewer if
-             the model takes fewer
+    length   tokens per example (text; of encoder and decoder alike; with those that an image stands
+             for); None takes 512 of text, or fewer if the model takes fewer
     side     height and width of an image in pixels; None takes the configuration's, or 224
     classes  of a classifier; None takes the configuration's
     frozen   only for models with one stack of layers
@@ -125,14 +129,31 @@ class ModelStep:
             )
         self._check_adapters()
         self._check_preferences()
+        self._check_what_is_read()
         if self.length is not None and self.reads == "image":
             raise ValueError(
                 f"length={self.length} is for text; an image's size is side: leave length out."
             )
-        if self.side is not None and self.reads not in ("image", "pair"):
+        if self.side is not None and self.image is None:
             raise ValueError(
                 f"side={self.side} is for images; a text's size is length: leave side out."
             )
+
+    def _check_what_is_read(self) -> None:
+        """CannotPlan for a model whose images or sounds are not known, ValueError for sizes."""
+        read = {"images": images.READ, "speech": SPEECH}.get(self.reads, ())
+        if read and self.config.model_type not in read:
+            raise hf_config.CannotPlan(
+                f"What {self.config.model_type} reads beside text is not known here, which differs "
+                f"from model to model: {self.task} is planned for {', '.join(read)}."
+            )
+        if self.reads == "images":
+            count = images.tokens_of(self.config, self.side)
+            if self.length is not None and self.length <= count:
+                raise ValueError(
+                    f"length={self.length} leaves no token for text beside the {count} of an "
+                    f"image: use more than {count}, or a smaller side."
+                )
 
     def _check_adapters(self) -> None:
         """Raises ValueError for a rank above the width, and where all layers are frozen."""
@@ -254,8 +275,15 @@ class ModelStep:
 
     @property
     def reads(self) -> str:
-        """What the model reads: "text", "texts", "image" or "pair"."""
+        """What the model reads: "text", "texts", "image", "pair", "images" or "speech"."""
         return self.kind.reads
+
+    @property
+    def image(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) of an image, None where none is read."""
+        if self.reads == "images":
+            return images.shape_of(self.config, self.side)
+        return hf_config.image_shape(self.config, self.side) if self.reads in SEES else None
 
     @property
     def micro_batch(self) -> int:
@@ -267,5 +295,8 @@ class ModelStep:
         """Tokens per example (text), None for images."""
         if self.reads == "image":
             return None
-        most = getattr(hf_config.text_config(self.config), "max_position_embeddings", None)
-        return self.length or (min(LENGTH, most) if isinstance(most, int) and most > 0 else LENGTH)
+        text = hf_config.text_config(self.config)
+        most = getattr(text, "max_target_positions" if self.reads == "speech" else POSITIONS, None)
+        beside = images.tokens_of(self.config, self.side) if self.reads == "images" else 0
+        wanted = LENGTH + beside
+        return self.length or (min(wanted, most) if isinstance(most, int) and most > 0 else wanted)

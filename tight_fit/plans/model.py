@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from tight_fit.gpus import GPU, as_gpu, device_of
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.memory.plan import Plan, check_device, to_plan
 from tight_fit.models import config as hf_config
-from tight_fit.models import odd
+from tight_fit.models import images, odd
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.made import FlatLogits, empty, real
 from tight_fit.models.step import ModelStep
@@ -39,6 +39,7 @@ from tight_fit.torch_private import (
 )
 from tight_fit.trace.cuda_kernels import CudaKernels
 from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
+from tight_fit.trace.known_values import known_values
 from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
 from tight_fit.trace.splice import NotAlike
 from tight_fit.trace.steps import trace_step
@@ -141,7 +142,9 @@ class _Step:
         self, all_layers: bool, only: Collection[int] | None
     ) -> tuple[StorageTrace, int, int]:
         settings = self.model_step
-        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), self._kernels():
+        follows = settings.reads == "images"  # what is read there says how long things are
+        known = known_values() if follows else nullcontext()
+        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), known, self._kernels():
             model = empty(settings, self._kernels)
             if self.change is not None:
                 self.change(model)
@@ -202,15 +205,16 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
 
     Token ids and labels are int64: input_ids [examples, tokens]; labels [examples], [examples ×
     tokens] where each token has one, [examples, height, width] where each pixel has one, and
-    [2 × examples] for pairs. Images are [examples, channels, height, width], fp32 or, where nothing
-    casts them, in the dtype of the weights.
+    [2 × examples] for pairs. Images are [examples, channels, height, width] (`images.inputs` has
+    those in a text), sounds [examples, mel bins, frames]: fp32 or, where nothing casts them, in the
+    dtype of the weights.
     """
     examples, kind = model_step.micro_batch, model_step.kind
     config: Any = model.model.config
     inputs: Batch = {}
+    casts = model_step.precision in AUTOCAST or model_step.weights is None
+    dtype = torch.float32 if casts else hf_config.WEIGHTS[model_step.weights or "fp32"]
     if kind.reads in ("image", "pair"):
-        casts = model_step.precision in AUTOCAST or model_step.weights is None
-        dtype = torch.float32 if casts else hf_config.WEIGHTS[model_step.weights or "fp32"]
         shape = hf_config.image_shape(config, model_step.side)
         inputs["pixel_values"] = torch.randn(examples, *shape, dtype=dtype)
     if kind.reads == "pair":
@@ -225,6 +229,14 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
     assert tokens is not None, "a model that reads text has a length"
     if model_step.task in preferences.TASKS:
         return _compared(model, model_step, vocabulary)
+    if kind.reads == "images":
+        inputs = images.inputs(config, examples, tokens, model_step.side, dtype)
+        return inputs | {"labels": torch.randint(vocabulary, (examples * tokens,))}
+    if kind.reads == "speech":
+        frames = 2 * config.max_source_positions
+        inputs["input_features"] = torch.randn(examples, config.num_mel_bins, frames, dtype=dtype)
+        inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
+        return inputs | {"labels": torch.randint(vocabulary, (examples * tokens,))}
     inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens))
     if kind.reads == "texts":
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))

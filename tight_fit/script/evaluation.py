@@ -29,9 +29,9 @@ from transformers.generation import EosTokenCriteria, GenerationMixin
 from transformers.trainer_callback import DefaultFlowCallback
 
 from tight_fit.script import values
-from tight_fit.script.values import KnownValues, values_of
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.torch_private import FakeTensor, disable_current_modes
+from tight_fit.trace.known_values import KnownValues, know, values_of
 from tight_fit.trace.tracker import BORN, DIES
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -211,7 +211,7 @@ class Evaluation:
             if begin is not None and begin.dim() == 2 and not model.config.is_encoder_decoder:
                 rows = len(ids) // len(begin)
                 written[:, : begin.shape[1]] = begin.repeat_interleave(rows, 0)
-        values.know(ids, written)
+        know(ids, written)
 
     def _memory(self, size: int, on_gpu: bool) -> torch.Tensor:
         with self.known.places.forced(on_gpu):

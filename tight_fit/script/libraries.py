@@ -18,9 +18,9 @@ from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import hub as transformers_hub
 
 from tight_fit.models.local import folder_in_mirror
-from tight_fit.script.values import KnownValues
 from tight_fit.techniques import model_changes
 from tight_fit.torch_private import WRAPPERS, FakeTensor, disable_current_modes
+from tight_fit.trace.known_values import KnownValues
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

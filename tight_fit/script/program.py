@@ -20,13 +20,14 @@ from tight_fit.script.evaluation import Evaluation
 from tight_fit.script.gpu_queries import Bytes, answered
 from tight_fit.script.libraries import Notes
 from tight_fit.script.steps import Watch
-from tight_fit.script.values import DependsOnValues, KnownValues, ScriptCalls
+from tight_fit.script.values import ScriptCalls
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.script.where import UserCode
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 from tight_fit.trace.gpu_calls import Places, as_on_gpu
+from tight_fit.trace.known_values import DependsOnValues, KnownValues
 from tight_fit.trace.quantized import quantized_layers
 from tight_fit.trace.tracker import steady_memory
 
@@ -135,7 +136,7 @@ def run(
     """
     places, notes = Places(), Notes()
     code = UserCode(wanted.script, wanted.cell)
-    known = KnownValues(places, code)
+    known = KnownValues(places, code.line)
     tracker = ScriptTracker(places, code)
     found = changes.Found()
     feeds = loaders.Loaders(wanted.change.get("accumulation", 1))

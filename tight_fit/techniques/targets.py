@@ -60,10 +60,16 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
     head = model.get_output_embeddings()
     base = getattr(model, model.base_model_prefix, model)
     return {
-        name.rpartition(".")[2]
+        _last_part(name)
         for name, module in base.named_modules()
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head and "." in name
     }
+
+
+def _last_part(name: str) -> str:
+    """A layer's own name; of one that has a number alone, with the list that it is in."""
+    before, _, last = name.rpartition(".")
+    return f"{before.rpartition('.')[2]}.{last}" if last.isdecimal() else last
 
 
 def check_targets(targets: object) -> None:

@@ -73,9 +73,10 @@ class FakeValues(PlainDispatchMode):
             # Counts the tokens of each expert. PyTorch has no rule of shapes for it, and would run
             # the CPU's kernel, which has no whole numbers.
             return args[0].new_empty((kwargs or {}).get("bins", 100) if len(args) < 2 else args[1])
-        if function is LAYER_NORM_BACKWARD and args[0].stride() != args[1].stride():
-            # The real kernel's result has the layout of the input, not of the gradient.
-            args = (torch.empty_like(args[1]), *args[1:])
+        if function is LAYER_NORM_BACKWARD and not args[0].is_contiguous():
+            # The real kernels make both contiguous, and so is their result.
+            whole = torch.empty_like(args[0], memory_format=torch.contiguous_format)
+            args = (whole, *args[1:])
         result = function(*args, **(kwargs or {}))
         if function in WEIGHT_POSITION:
             return _with_statistics_like(args[WEIGHT_POSITION[function]], result)
