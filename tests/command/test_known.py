@@ -42,6 +42,11 @@ PUBLISHED = {
     "facebook/bart-base": 139_420_416,
     "openai/clip-vit-base-patch32": 151_277_313,
     "microsoft/resnet-50": 25_557_032,
+    "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "llava-hf/llava-1.5-7b-hf": 7_063_427_072,
+    "openai/whisper-small": 241_734_912,
+    "openai/whisper-large-v3": 1_543_490_560,
 }
 
 

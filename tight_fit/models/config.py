@@ -143,8 +143,8 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
         if name in able:
             return name
     raise CannotPlan(
-        f"{config.model_type} models are no text encoder, decoder or encoder-decoder and no image "
-        "classifier that transformers has a class for: those are what can be planned."
+        f"transformers has no class of {config.model_type} for any task that is planned: "
+        f"{', '.join(TASKS)}."
     )
 
 

@@ -1,8 +1,9 @@
 """Plans for models that the course never mentions, each from its configuration.
 
-These are the encoders, decoders, encoder-decoders and image classifiers of transformers. The step,
-the optimizers and the planner are the course's own. The model is made without values: first on
-torch's meta device, as transformers itself makes the models it loads, then with fake tensors.
+These are the encoders, decoders, encoder-decoders and image classifiers of transformers, models
+that read images in a text, and Whisper. The step, the optimizers and the planner are the course's
+own. The model is made without values: first on torch's meta device, as transformers itself makes
+the models it loads, then with fake tensors.
 """
 
 from __future__ import annotations
