@@ -38,6 +38,7 @@ Facts = dict[str, Any]
 # What would help beyond the techniques that are planned, said where those do not suffice.
 # What the kernels of a GPU decide of a plan.
 OF_PLAN = ("peak", "peak_phase", "at_peak", "flops")
+LOADED = 1 << 30  # bytes of the host from which on loading is worth a sentence
 LITTLE = 4096  # bytes per example that no evaluation fills a GPU with
 NOT_PLANNED = ("offloading weights to main memory",)
 
@@ -137,6 +138,7 @@ class Answers:
             "fits": bool(fit),
             "notes": [
                 *notes(self.step, gpu),
+                *_of_loading(self.step, plan),
                 *_of_optimizer(self.step, plan),
                 *_of_evaluation(self.step, plan, gpu, fit.need),
                 *_of_writing(self.step, plan, gpu),
@@ -335,6 +337,18 @@ def _of_writing(step: ModelStep, plan: Plan, gpu: GPU) -> list[str]:
         "of its own (vllm_gpu_memory_utilization in TRL; 0.3 of it is "
         f"{size(int(0.3 * gpu.memory))} here), in which its copy of the weights "
         f"({size(weights)}) and its cache must fit, beside the rest of this plan.",
+    ]
+
+
+def _of_loading(step: ModelStep, plan: Plan) -> list[str]:
+    """What from_pretrained takes of the host: files in the dtype that is asked for are mapped."""
+    stored = hf_config.weights_of(step.config)
+    taken = plan.parameters * (4 if step.weights == "fp32" else 2)
+    if step.base == "nf4" or stored == step.weights or taken < LOADED:
+        return []
+    return [
+        f"from_pretrained makes {step.weights} of {stored} weights on the host first, which takes "
+        f"{size(taken)} of its memory in each process."
     ]
 
 
