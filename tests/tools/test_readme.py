@@ -6,7 +6,7 @@ from dataclasses import replace as with_
 import pytest
 from PIL import Image
 
-from helpers import record, sweeps, tables
+from helpers import record, show, sweeps, tables
 from helpers.plan import plan, techniques
 from tests.small import a_run
 from tight_fit.command import options as command
@@ -53,7 +53,7 @@ def test_the_accuracy_in_readme_is_the_sweeps():
 
 def test_the_kept_plans_of_the_notebooks_table_are_fresh_and_it_marks_its_rows():
     assert techniques.rows() == techniques.rows(plan), "stale: run `make plans`"
-    marked = techniques.table("precision").frame.set_index("technique")[""]
+    marked = show.techniques("precision").frame.set_index("technique")[""]
     assert {name for name, mark in marked.items() if mark} == {
         "mixed precision, fp16",
         "mixed precision, bf16",
