@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 
 from helpers.packages import install, installed, leave_out_cells, problems
-from tight_fit import gpus
+from tight_fit import gpus, old_torchao
 from tight_fit.packages import needs
 
 __all__ = ["FOLDED", "first_cell", "home", "needs", "repository", "say", "setup"]
@@ -142,6 +142,11 @@ def setup() -> None:
     models = {"mini": "the small bundled models", "full": "the full models"}[chosen.name]
     print(f"Profile {chosen.name}: {models} ({chosen.reason}).")
     notes = [f"{'; '.join(absent)}: cells that need it are left out"] if absent else []
+    if old := old_torchao.release():
+        notes.append(
+            f"peft refuses the installed torchao {old}, which the course does not use, so its cells "
+            "hide it from peft (elsewhere: `pip install -U torchao`)"
+        )
     if unusable and why not in chosen.reason:
         notes.append(why)
     if count > 1 and not unusable:

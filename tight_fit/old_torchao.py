@@ -6,9 +6,22 @@ layers that have nothing to do with it. Colab comes with torchao 0.10.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import re
 import sys
 from typing import Any
+
+LEAST = 0, 16  # what peft takes
+
+
+def release() -> str | None:
+    """The installed torchao's release where peft refuses it, as "0.10.0"; else None."""
+    try:
+        found = importlib.metadata.version("torchao")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return found if tuple(map(int, re.findall(r"\d+", found)[:2])) < LEAST else None
 
 
 def pass_over() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tight_fit import old_torchao
 from tight_fit.plans.model import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,17 @@ def test_a_torchao_that_is_new_enough_is_seen(run):
     asked = "print(peft.tuners.lora.torchao.is_torchao_available())"
     printed, error = run("0.16.0", "-c", f"{found}{NEEDS}{asked}", path=(ROOT,))
     assert printed == "True\n", error
+
+
+def test_the_first_cell_says_in_one_sentence_that_it_is_hidden(run):
+    printed, error = run("0.10.0", "-c", "from helpers.setup import setup; setup()")
+    assert printed.count("Mind: peft refuses the installed torchao 0.10.0") == 1, error
+
+
+@pytest.mark.parametrize("there, old", [("0.10.0", True), ("0.16.0", False), ("1.2", False)])
+def test_which_releases_are_too_old(monkeypatch, there, old):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: there)
+    assert old_torchao.release() == (there if old else None)
 
 
 def test_the_command_plans_adapters(run):

@@ -57,6 +57,21 @@ def test_a_rank_of_fsdp_takes_and_sends_what_a_real_rank_does(tmp_path, monkeypa
     assert facts["parameters"] == 4 * 789_760
 
 
+@pytest.mark.parametrize("base", ["nf4", "bf16"])
+def test_a_rank_of_a_fine_tune_of_adapters_sends_what_a_real_rank_does(base, tmp_path, monkeypatch):
+    """LoRA and QLoRA with FSDP2: scripts/finetune_llm.py as it is."""
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.chdir(tmp_path)
+    Path("data.jsonl").write_text('{"prompt": "Oil rose.", "answer": "crude"}\n' * 4, "utf8")
+    path = str(ROOT / "scripts" / "finetune_llm.py")
+    model = str(ROOT / "helpers" / "mini" / "decoder")
+    asked = ["--model", model, "--data", "data.jsonl", "--base", base]
+    asked += ["--batch", "2", "--held", "0", "--length", "64"]
+    facts = run(path, *asked, gpu="RTX 3090", seconds=300.0, rank=ProgramRank(0, 2))
+    for _, sent in results(forked(REAL, "tracked", path, STEPS, *asked, ranks=2)):
+        assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
+
+
 def test_more_ranks_hold_less_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = str(PROGRAMS / "fully_shard_loop.py")
