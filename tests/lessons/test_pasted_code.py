@@ -6,6 +6,7 @@ runs in seconds, becomes what the table is of: the model's configuration, and th
 """
 
 import json
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -392,3 +393,19 @@ def _as_planned(facts, planned):
     assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
     sent = sum(count for _, count in facts["rank"]["sent"].values())
     assert sent == pytest.approx(sum(message.bytes for message in planned.sent), rel=0.01)
+
+
+def test_every_second_layer_is_what_transformers_makes_of_two():
+    """Lesson 06: the row of its table, and the argument that it names, checkpoint the same ones."""
+    transformers = pytest.importorskip("transformers", minversion="5.23")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.DebertaV2Config(vocab_size=9, num_hidden_layers=5, **sizes)
+    by_name, by_hand = (transformers.DebertaV2ForSequenceClassification(config) for _ in "ab")
+    by_name.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=2)
+    by_hand.activation_checkpointing_enable({"use_reentrant": False})
+    names = {"replace": lambda *given, **more: None, "plan": lambda lean, change: change(by_hand)}
+    names["show"] = SimpleNamespace(plans=lambda rows: None)
+    exec(own_code("06", ("def every_second(",)), names | {"large": None})
+    on = [layer.gradient_checkpointing for layer in by_name.deberta.encoder.layer]
+    assert on == [layer.gradient_checkpointing for layer in by_hand.deberta.encoder.layer]
+    assert on == [True, False, True, False, True]

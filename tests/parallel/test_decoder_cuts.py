@@ -38,3 +38,13 @@ def test_norms_that_lie_whole_go_wrong():
         assert len(wrong) == 4 and all(
             name.endswith(("q_norm.weight", "k_norm.weight")) for name in wrong
         )
+
+
+def test_beside_fsdp_it_is_clipped_by_mesh_and_saved_whole():
+    """As the page says: a group for each mesh, as torch's own function refuses both at once."""
+    cell = the_cell("16", "def cut_decoder(")
+    for told in results(forked("tests/ranks/on_two_meshes.py", cell, ranks=4)):
+        assert told["groups"] == 2 and "must have the same mesh" in told["at once"]
+        found, wanted = told["norms"]
+        assert found == pytest.approx(wanted, rel=1e-4) and wanted > 0.1
+        assert told["clipped"] < 1e-4 and all(told["saved"].values()) and len(told["saved"]) > 20

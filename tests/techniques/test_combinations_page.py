@@ -74,6 +74,15 @@ def test_lora_beside_checkpointing_in_either_order():
     equal(gradients(adapted(recomputed(made()))), wanted)
 
 
+def test_adapters_of_a_bf16_base_are_fp32_and_new_modules_are_not():
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    model = peft.get_peft_model(made().bfloat16(), lora)
+    trained = {n: p.dtype for n, p in model.named_parameters() if p.requires_grad}
+    assert {kind for n, kind in trained.items() if "lora_" in n} == {torch.float32}
+    assert {kind for n, kind in trained.items() if "lora_" not in n} == {torch.bfloat16}
+
+
 def test_the_reentrant_kind_gives_adapters_behind_frozen_embeddings_no_gradient():
     model = adapted(made())
     inner = model.get_base_model().model
