@@ -1,6 +1,7 @@
 """How a command ends, seen from the shell that started it."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tight_fit.command.wrapper import run, sentence
+from tight_fit.command.wrapper import importing, run, sentence
 
 ROOT = Path(__file__).parents[2]
 HEAD = "import sys\nfrom tight_fit.command.wrapper import run\n"
@@ -92,3 +93,22 @@ def test_what_an_encoding_lacks_is_replaced(encoding):
 
 def test_a_sentence_ends_with_a_full_stop_and_is_one_line():
     assert sentence(ValueError("a\n  b")) == "a b." and sentence(ValueError()) == "ValueError."
+
+
+def test_only_a_process_of_a_commands_own_looks_at_no_import_again():
+    """In a notebook's kernel what is frozen would be the reader's own."""
+
+    def imports():
+        before = gc.get_freeze_count()
+        with importing():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        return gc.get_freeze_count() - before
+
+    gc.unfreeze()
+    try:
+        assert imports() == 0
+        assert run(lambda: int(imports() < 1000), "name") == 0
+        assert imports() == 0, "only while it runs"
+    finally:
+        gc.freeze()

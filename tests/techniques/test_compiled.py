@@ -1,5 +1,9 @@
 """A compiled model learns the same, and is measured and evaluated operation by operation."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -41,3 +45,34 @@ def test_a_compiled_recipe_is_measured_as_it_is_planned():
     recipe = Recipe(model="vit", batch_size=4, compile=True)
     real = measure.measure(recipe, train.encoded(recipe)["train"]).tracked
     assert real.peak == plan(recipe, "cpu").peak
+
+
+def test_a_function_is_compiled_when_it_is_called(monkeypatch):
+    """With the options it was given, once, and by PyTorch's own torch.compile."""
+    asked = []
+
+    def compile_now(function, **options):
+        asked.append((function, options))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_now)
+
+    def double(x):
+        return 2 * x
+
+    with compiled.compiling_when_called():
+        plain = torch.compile(double, dynamic=True)
+        decorated = torch.compile(fullgraph=True)(double)
+    assert torch.compile is compile_now and not asked
+    assert [plain(3), plain(4), decorated(5)] == [6, 8, 10]
+    assert asked == [(double, {"dynamic": True}), (double, {"fullgraph": True})]
+    assert plain.__name__ == "double"
+
+
+def test_planning_an_adapter_imports_no_compiler():
+    source = (
+        "import sys\nfrom tight_fit import plan_model\n"
+        "plan_model('distilgpt2', batch_size=1, length=8, lora_rank=2)\n"
+        "assert 'bitsandbytes' in sys.modules and 'torch._inductor.compile_fx' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", source], check=True, cwd=Path(__file__).parents[2])

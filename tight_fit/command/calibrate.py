@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tight_fit.command.arguments import OneLineParser, new_file, whole_number
 from tight_fit.command.progress import Progress
-from tight_fit.command.wrapper import run, sentence
+from tight_fit.command.wrapper import importing, run, sentence
 from tight_fit.files import replace_all
 from tight_fit.gpus import GPU, REHEARSAL, calibration
 from tight_fit.gpus.names import matches
@@ -76,13 +76,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = NAME) -> int:
     begin = time.perf_counter()
     progress = Progress()
     progress.say("loading PyTorch")
-    gc.disable()  # nothing that is imported is garbage, and looking for it takes time
     try:
-        why = unusable()
+        with importing():
+            why = unusable()
     except ModuleNotFoundError as error:
         options.error(f"to measure a GPU needs {error.name}: pip install -r requirements.txt.")
-    finally:
-        gc.enable()
     if why:
         options.error(why)
     path = asked.out or calibration.usual_place()

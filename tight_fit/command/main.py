@@ -12,7 +12,6 @@ tight-fit meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 8192     (searche
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tight_fit.command import calibrate, explain, question, script
 from tight_fit.command import options as command
 from tight_fit.command.question import Question
-from tight_fit.command.wrapper import run
+from tight_fit.command.wrapper import importing, run
 from tight_fit.gpus import GPU
 
 if TYPE_CHECKING:
@@ -58,16 +57,13 @@ def answer(asked: Question, options: argparse.Namespace) -> int:
 
 
 def _plan(asked: Question, options: argparse.Namespace) -> int:
-    gc.disable()  # nothing that is imported is garbage, and looking for it takes time
-    try:
+    with importing():
         from tight_fit.command import layout_report
         from tight_fit.command.answer import quietly
         from tight_fit.layouts import facts as layout_facts
         from tight_fit.layouts.layout import parse
         from tight_fit.layouts.plan import plan_layout
         from tight_fit.models import config as hf_config
-    finally:
-        gc.enable()
     layout = parse(
         options.layout,
         reshard=not options.no_reshard,
@@ -118,8 +114,7 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     cluster = cluster_of(asked.gpu, options.gpus, options)
     progress = command.Progress()
     progress.say("loading PyTorch and transformers")
-    gc.disable()
-    try:
+    with importing():
         from tight_fit.command import search_report
         from tight_fit.command.answer import quietly
         from tight_fit.gpus.specs import no_speed, speed_of
@@ -127,8 +122,6 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
         from tight_fit.models.step import ModelStep
         from tight_fit.search.layouts import search_layouts
         from tight_fit.search.space import RECOMPUTED
-    finally:
-        gc.enable()
     if speed_of(cluster.gpu.name) is None:
         raise ValueError(f"Layouts are compared by their time, and {no_speed(cluster.gpu)}")
     usual: dict[str, Any] = {

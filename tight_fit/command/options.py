@@ -13,7 +13,6 @@ down.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +23,7 @@ from tight_fit.command.arguments import OneLineParser, Uncompiled, integer, pric
 from tight_fit.command.layout_options import MOST, OF_LAYOUTS, add_layout
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
-from tight_fit.command.wrapper import run, sentence
+from tight_fit.command.wrapper import importing, run, sentence
 from tight_fit.gpus import KNOWN, calibration
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.gpus.table import SPECS
@@ -361,11 +360,8 @@ def _answer(asked: Question, options: argparse.Namespace) -> int:
 def _new(asked: Question, progress: Progress, search: bool) -> Iterable[kept.Facts]:
     """Answers that are made now, and kept."""
     progress.say("loading PyTorch and transformers")
-    gc.disable()  # nothing that is imported is garbage, and looking for it takes time
-    try:
+    with importing():
         from tight_fit.command.answer import answers
-    finally:
-        gc.enable()
     for facts in answers(asked, progress.say, search):
         yield facts
     if not search:

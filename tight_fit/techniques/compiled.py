@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import cache, partial, wraps
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -40,4 +42,28 @@ def not_compiled(model: nn.Module) -> Iterator[None]:
         yield
         return
     with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def compiling_when_called() -> Iterator[None]:
+    """Inside, `torch.compile` of a function waits until the function is called for the first time.
+
+    bitsandbytes, which peft imports as well, compiles some functions when it is imported. To do so
+    PyTorch imports its compiler, which takes longer than all the rest; a plan calls none of them.
+    """
+    compile_now = torch.compile
+
+    def later(function: Callable | None = None, **options: Any) -> Callable:
+        if function is None:
+            return partial(later, **options)
+        made = cache(lambda: compile_now(function, **options))
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return made()(*args, **kwargs)
+
+        return call
+
+    with patch.object(torch, "compile", later):
         yield

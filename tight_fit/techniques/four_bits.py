@@ -26,6 +26,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tight_fit.packages import needs
+from tight_fit.techniques.compiled import compiling_when_called
 from tight_fit.torch_private import FakeTensor
 
 BLOCK, BLOCK_OF_SCALES = 64, 256  # weights, and scales, that share a scale
@@ -151,7 +152,8 @@ def _real(weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype 
 def _without_values(
     weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype | None
 ) -> Any:
-    from bitsandbytes.functional import QuantState
+    with compiling_when_called():
+        from bitsandbytes.functional import QuantState
 
     scales = weight.numel() // BLOCK
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tight_fit.packages import needs
+from tight_fit.techniques.compiled import compiling_when_called
 from tight_fit.techniques.settings import StepSettings
 
 PAGED_FROM = 100_000  # elements; the states of smaller tensors are not paged (bitsandbytes)
@@ -27,7 +28,8 @@ def make(
     Raises ModuleNotFoundError, in one sentence, where bitsandbytes is missing.
     """
     needs("bitsandbytes")
-    from bitsandbytes import optim as library  # takes seconds to import
+    with compiling_when_called():
+        from bitsandbytes import optim as library
 
     kinds = {"lion": library.Lion, "lion8bit": library.Lion8bit}
     if recipe.optimizer == "paged_adamw8bit" and trained[0].is_cuda:

@@ -17,6 +17,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import import_utils
 
+from tight_fit.techniques.compiled import compiling_when_called
+
 Recompute = Callable[[], AbstractContextManager]
 LORA_SCALES = ("alpha/r", "alpha/sqrt(r)")  # of adapters; the second is rsLoRA's
 
@@ -59,7 +61,8 @@ def add_lora(
     scale   "alpha/r", or "alpha/sqrt(r)", with which high ranks keep their share of the output
             (rsLoRA, Kalajdzievski 2023, https://arxiv.org/abs/2312.03732)
     """
-    from peft import LoraConfig, inject_adapter_in_model  # takes a second or two to import
+    with compiling_when_called():
+        from peft import LoraConfig, inject_adapter_in_model  # takes long to import
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     lora = LoraConfig(
