@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig
 
 from tight_fit.gpus import GPU, as_gpu, device_of
@@ -161,7 +162,7 @@ class _Step:
             ]
             for parameter in without_states:
                 parameter.requires_grad_(False)
-            repeated = None if all_layers else RepeatedLayers(model.model)
+            repeated = None if all_layers else RepeatedLayers(_alone(model))
             if repeated is not None and not repeated.stacks:
                 repeated = None
             optimizer = make_optimizer(model, settings)
@@ -183,7 +184,12 @@ class _Step:
                 if repeated is None:
                     raise
                 raise NotAlike("A step without some of its layers fails.") from error
-        return trace, count_parameters(model.model), len(trained)
+        return trace, count_parameters(_alone(model)), len(trained)
+
+
+def _alone(model: nn.Module) -> nn.Module:
+    """The model without a reference beside it."""
+    return model.model if isinstance(model, FlatLogits) else model
 
 
 def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) -> Plan:
@@ -198,7 +204,7 @@ def measured(model_step: ModelStep, batches: Callable[[], Batch] | None = None) 
     micro_batches = (batches() for _ in range(model_step.accumulation))
     train_step(model, optimizer, micro_batches, model_step.batch_size, model_step, scaler=scaler)
     trace = trace_step(model, optimizer, batches, model_step, scaler)
-    return to_plan((trace, count_parameters(model.model)), model_step, "cpu")
+    return to_plan((trace, count_parameters(_alone(model))), model_step, "cpu")
 
 
 def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
