@@ -247,6 +247,7 @@ NAMES = {
     "helpers.data.proportional_order": "helpers.sets.proportional_order",
     "helpers.packages.missing": "tight_fit.packages.missing",
     "helpers.packages.needs": "tight_fit.packages.needs",
+    "helpers.parallel.Parallel": "tight_fit.layouts.layout.Layout",
     "helpers.plan.Fit": "tight_fit.memory.plan.Fit",
     "helpers.plan.Plan": "tight_fit.memory.plan.Plan",
     "helpers.plan.plan_custom_step": "tight_fit.plans.own_step.plan_custom_step",

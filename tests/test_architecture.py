@@ -335,5 +335,9 @@ def test_what_has_moved_is_named_where_it_was():
     for name in (f"helpers.{name}" for name in names):
         with pytest.raises(ImportError, match=f"{name} is .* today: import it from there."):
             importlib.import_module(name)
+    with pytest.raises(ImportError, match="Parallel is tight_fit.layouts.layout.Layout today"):
+        importlib.import_module("helpers.parallel").Parallel  # noqa: B018
+    with pytest.raises(ImportError, match="helpers.strategy is in helpers.plan, helpers.show, .*"):
+        importlib.import_module("helpers.strategy.choose")
     with pytest.raises(ImportError, match="helpers.units is tight_fit.units today"):
         importlib.import_module("helpers").units  # noqa: B018

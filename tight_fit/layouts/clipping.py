@@ -16,7 +16,6 @@ from tight_fit.torch_private import foreach_mul_, foreach_norm
 def clip_(
     parameters: Iterable[nn.Parameter],
     max_norm: float,
-    own: Iterable[nn.Parameter] | None = None,
     others: dist.ProcessGroup | None = None,
     experts: Iterable[nn.Parameter] = (),
     expert_ranks: dist.ProcessGroup | None = None,
@@ -26,15 +25,13 @@ def clip_(
     The L2 norm is that of the whole model; parts are summed over the ranks that divide a tensor.
     Scales the gradients in place and returns the norm before, an fp32 scalar.
 
-    own     in a pipeline, the parameters that count here: copies of another stage's do not
     others  in a pipeline, the process group of its stages
     experts  the parameters that expert ranks hold a part of each, beside what their DTensor says
     expert_ranks  the process group of these ranks
     """
     parameters, apart = list(parameters), set(experts)
     parts: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
-    counted = parameters if own is None else own
-    for parameter in counted:
+    for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
