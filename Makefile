@@ -10,6 +10,8 @@
 #   MINUTES=9          is the time that record may take; the next call goes on. OUT=folder is where it writes
 #                      instead of results/. WHEELS=folder and MODELS=folder are for a machine without internet
 #                      (docs/recording.md).
+#   SETS="lowest newest"  are the sets that versions tries instead of all three. COLAB=file is the list of what Colab has
+#                      installed (pip-freeze.txt of the repository googlecolab/backend-info), for the set colab.
 #   T=tests/plan       is what `make test` and `make test-all` run instead of tests and notebooks.
 #   TORCH_INDEX=https://... is the address of a package index with PyTorch's build for CPUs, which is smaller by
 #                      two thirds (pytorch.org names it under "Get Started"). It may also be set in the environment.
@@ -30,7 +32,7 @@ FIRST := 00 01 02
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run lint quick test test-all durations attack mutants soak lab record record-dry proof sweeps notebooks plans pretrain badges readme lesson bench calculator site bundle clean
+.PHONY: help run lint quick test test-all durations attack mutants versions soak lab record record-dry proof sweeps notebooks plans pretrain badges readme lesson bench calculator site bundle clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
@@ -41,6 +43,7 @@ help:
 	@echo "make durations   time every test, and choose anew what make quick leaves out"
 	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
 	@echo "make mutants     whether the tests notice 150 small errors in the engine, with a table of how many (hours)"
+	@echo "make versions    the lowest releases, the newest and Colab's, each in an environment of its own (hours, 6 GB each)"
 	@echo "make soak        all notebooks in random order three times, offline, interrupted, on GPUs without kernels, pretended (hours)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: measured steps beside their plans, then the lessons with the full models"
@@ -119,6 +122,9 @@ mutants: $(NEEDS)
 	@test -f build/mutants/blocks.json || TQDM_DISABLE=1 PYTHONPATH=tools/mutants/hook:. $(PY) -m pytest tests -q \
 		-n $(JOBS) --dist loadfile -p tools.mutants.reach -p no:cacheprovider || test -f build/mutants/blocks.json
 	@TQDM_DISABLE=1 $(PY) -m tools.mutants --jobs $(JOBS)
+
+versions:
+	@$(PYTHON) -m tools.versions $(SETS) $(if $(COLAB),--colab "$(COLAB)") --jobs $(JOBS)
 
 soak: $(NEEDS)
 	@$(COURSE) soak $(N) $(SOAK)

@@ -144,8 +144,8 @@ def setup() -> None:
     notes = [f"{'; '.join(absent)}: cells that need it are left out"] if absent else []
     if old := old_torchao.release():
         notes.append(
-            f"peft refuses the installed torchao {old}, which the course does not use, so its cells "
-            "hide it from peft (elsewhere: `pip install -U torchao`)"
+            f"peft refuses the installed torchao {old}, which the course does not use, so its "
+            "cells hide it from peft (elsewhere: `pip install -U torchao`)"
         )
     if unusable and why not in chosen.reason:
         notes.append(why)

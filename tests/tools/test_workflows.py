@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools import versions
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.M))
@@ -24,6 +26,7 @@ def jobs(path: Path) -> list[dict]:
 def commands(path: Path) -> list[list[str]]:
     """The words of every line that a workflow runs."""
     text = [step["run"] for job in jobs(path) for step in job["steps"] if "run" in step]
+    text = [re.sub(r"\$\{\{ matrix\.set \}\}", "lowest", run) for run in text]
     return [shlex.split(line) for run in text for line in run.splitlines()]
 
 
@@ -32,8 +35,8 @@ def targets(words: list[str]) -> list[str]:
     return [word for word in words[1:] if "=" not in word and not word.startswith("-")]
 
 
-def test_there_are_four_workflows():
-    assert [path.stem for path in WORKFLOWS] == ["notebooks", "quick", "site", "tests"]
+def test_there_are_five_workflows():
+    assert [path.stem for path in WORKFLOWS] == ["notebooks", "quick", "site", "tests", "versions"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -67,6 +70,11 @@ def test_quick_runs_on_every_supported_python_and_two_systems():
     matrix = job["strategy"]["matrix"]
     assert matrix["python"] == ["3.11", "3.12", "3.13"]
     assert matrix["os"] == ["ubuntu-latest", "macos-latest"]
+
+
+def test_every_set_of_releases_is_tried_every_week():
+    (job,) = jobs(ROOT / ".github" / "workflows" / "versions.yml")
+    assert tuple(row["set"] for row in job["strategy"]["matrix"]["include"]) == versions.SETS
 
 
 def test_hooks_are_local_and_call_what_lint_calls():
