@@ -1,5 +1,6 @@
-"""Run by test_combinations_page.py: techniques beside FSDP, a tiny Qwen3 on two ranks."""
+"""Run by test_combinations_page.py: techniques beside DDP and FSDP, a tiny Qwen3 on two ranks."""
 
+import contextlib
 import json
 import sys
 
@@ -10,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 
 dist.init_process_group("gloo")
@@ -67,6 +69,18 @@ model.set_requires_gradient_sync(False)
 gradients(model)  # the first of two micro-batches
 model.set_requires_gradient_sync(True)
 told["accumulation, FSDP"] = equal(gradients(model), {n: 2 * g for n, g in wanted.items()})
+
+model = DistributedDataParallel(made())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for last in (False, True):
+    with contextlib.nullcontext() if last else model.no_sync():
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        scaler.scale(loss / 2).backward()
+scaler.unscale_(optimizer)
+told["accumulation, scaler, DDP"] = equal(
+    {name: p.grad for name, p in model.module.named_parameters()}, wanted
+)
 
 model = made()
 shard(model)

@@ -110,7 +110,7 @@ def test_checkpointing_and_compile_and_adapters():
     assert graphs
 
 
-def test_beside_fsdp(tmp_path):
+def test_beside_ddp_and_fsdp(tmp_path):
     """On two ranks; gradients are those of one process."""
     pytest.importorskip("peft")
     pytest.importorskip("bitsandbytes")
@@ -121,7 +121,7 @@ def test_beside_fsdp(tmp_path):
         assert "got mixed torch.Tensor and DTensor" in PAGE
         assert told.pop("graphs") == 1
         assert {told.pop("LoRA, part"), told.pop("QLoRA, part")} == {0.5}
-        assert told == dict.fromkeys(told, True) and len(told) == 5
+        assert told == dict.fromkeys(told, True) and len(told) == 6
 
 
 def test_a_budget_halves_what_is_kept():
