@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from helpers.tables import Table
 from tight_fit.command.wrapper import run
@@ -26,21 +27,24 @@ from tight_fit.models.config import read
 from tight_fit.plans.model import ModelStep, trace_model_step
 
 ROUNDS = 3
+FEW = 4  # seconds
 PLANS: dict[str, tuple[str, dict]] = {
     "DeBERTa-v3-base, 16 × 256": ("microsoft/deberta-v3-base", {"length": 256}),
     "DeBERTa-v3-large, 16 × 256": ("microsoft/deberta-v3-large", {"length": 256}),
     "ViT-B/16, 16 images": ("google/vit-base-patch16-224-in21k", {}),
     "Llama-3.1-8B, 16 × 512": ("meta-llama/Llama-3.1-8B", {"precision": "bf16"}),
 }
+# {question: (what is typed, CPU seconds that it should take at most)}
 COMMANDS = {
-    "--help": "--help",
-    "a misspelt option": "--modle x",
-    "an unknown GPU": "gpt2 --gpu T9000",
-    "an answer that came with the package": "roberta-base --gpu 8GB",
-    "anew, only whether it fits": "roberta-base --gpu 8GB --batch 24 --quick",
-    "the same again": "roberta-base --gpu 8GB --batch 24 --quick",
-    "anew, with what would fit": "roberta-base --gpu 8GB --batch 24",
-    "anew, an 8 B model": "meta-llama/Llama-3.1-8B --gpu T4 --batch 1 --length 1024",
+    "--help": ("--help", 1),
+    "a misspelt option": ("--modle x", 1),
+    "an unknown GPU": ("gpt2 --gpu T9000", 1),
+    "an answer that came with the package": ("roberta-base --gpu 8GB", 1),
+    "anew, only whether it fits": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
+    "the same again": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
+    "anew, with what would fit": ("roberta-base --gpu 8GB --batch 24", 4),
+    "anew, an 8 B model": ("meta-llama/Llama-3.1-8B --gpu 24GB --batch 16 --fresh", 12),
+    "eight GPUs": ("meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 4096", 30),
 }
 
 
@@ -75,44 +79,64 @@ def plans() -> Table:
     return Table(rows, "CPU seconds of a plan, each layer traced and repeated layers once")
 
 
-def commands() -> Table:
-    """Seconds of the command, each line a process of its own and a cache that begins empty."""
+def commands(beside: Path | None = None, few: bool = False) -> Table:
+    """CPU seconds of the command, each line a process of its own and a cache that begins empty.
+
+    beside  the folder of another version, which answers each question in turn with this one
+    few     leave out the questions that take longer than a few seconds
+    """
     rows = []
-    with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"XDG_CACHE_HOME": cache, "LOCALAPPDATA": cache}
-        for label, typed in COMMANDS.items():
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            begin = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-m", "tight_fit", *typed.split()],
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
-            wall = time.perf_counter() - begin
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            rows.append(
-                {
-                    "question": label,
-                    "wall, s": f"{wall:.2f}",
-                    "CPU, s": f"{cpu:.2f}",
-                    "exit status": str(done.returncode),
-                }
-            )
+    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryDirectory() as other:
+        for label, (typed, goal) in COMMANDS.items():
+            if few and goal > FEW:
+                continue
+            wall, cpu, status = _asked(typed, Path(__file__).parents[1], own)
+            row = {
+                "question": label,
+                "wall, s": f"{wall:.2f}",
+                "CPU, s": f"{cpu:.2f}",
+                "goal, s": str(goal),
+                "exit status": str(status),
+            }
+            if beside is not None:
+                before = _asked(typed, beside, other)[1]
+                row |= {"CPU of the other, s": f"{before:.2f}", "ratio": f"{before / cpu:.2f}"}
+            rows.append(row)
     return Table(rows, "The command, a process each")
+
+
+def _asked(typed: str, folder: Path, cache: str) -> tuple[float, float, int]:
+    """(wall seconds, CPU seconds, exit status) of a command of the version in a folder."""
+    places = {"XDG_CACHE_HOME": cache, "LOCALAPPDATA": cache, "PYTHONPATH": str(folder)}
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "tight_fit", *typed.split()],
+        cwd=folder,
+        env=os.environ | places,
+        capture_output=True,
+        text=True,
+    )
+    wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall, cpu, done.returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print both tables."""
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plan_speed",
-        description="How long plans and the command take. Takes about two minutes.",
-    ).parse_args(arguments)
+        description="How long plans and the command take. Takes about three minutes.",
+    )
+    parser.add_argument(
+        "--beside", metavar="FOLDER", type=Path, help="another version, asked the same in turn"
+    )
+    parser.add_argument("--few", action="store_true", help="only what takes a few seconds")
+    asked = parser.parse_args(arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        print(commands(), "\n", flush=True)
-        print(plans(), flush=True)
+        print(commands(asked.beside, asked.few), "\n", flush=True)
+        if not asked.few:
+            print(plans(), flush=True)
 
 
 if __name__ == "__main__":

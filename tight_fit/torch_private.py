@@ -32,6 +32,7 @@ __all__ = [
     "OpOverload",
     "CHECKPOINT_CHECKS",
     "DEVICE_OF",
+    "FUSED_ADAM",
     "WRAPPERS",
     "adds_in_place",
     "device_for_torch",
@@ -75,6 +76,8 @@ def inside(tensor: torch.Tensor) -> torch.Tensor:
     return wrapper._local_tensor if isinstance(wrapper, DTensor) else wrapper.elem
 
 
+# Adam's update of many tensors by one kernel, in place.
+FUSED_ADAM = (torch._fused_adam_, torch._fused_adamw_)
 foreach_mul_ = torch._foreach_mul_  # a list of tensors times a number, in place
 parse_to = torch._C._nn._parse_to  # reads the arguments of `nn.Module.to`
 foreach_norm = torch._foreach_norm  # the L2 norms of a list of tensors

@@ -131,3 +131,15 @@ def test_releases_are_grouped(release, group):
 def test_kept_plans_are_todays(name):
     peaks = BY_NAME[name].planned()
     assert kept.read()[name] == {"allocated": peaks.allocated, "reserved": peaks.reserved}
+
+
+def test_what_is_still_to_be_planned_has_its_source_and_counts_nowhere():
+    waiting = page.to_plan()
+    assert len(waiting) >= 30
+    for row in waiting:
+        assert row["source"] and row["licence"] and float(row["measured"]) > 0, row
+    planned = {(miss.point.source, miss.measured) for miss in page.misses()}
+    sizes = {"GB": 10**9, "GiB": 2**30}
+    for row in waiting:
+        size = round(float(row["measured"]) * sizes[row["unit"]])
+        assert not any(size == round(measured) for _, measured in planned), row

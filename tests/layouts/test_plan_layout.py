@@ -9,6 +9,7 @@ from transformers import DebertaV2Config, LlamaConfig, MistralConfig
 from tests.forked import forked, results
 from tests.layouts.few_layers import few_and_every
 from tests.ranks.laid_out import CONFIGURATIONS
+from tight_fit.gpus import find
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.clocks import events_of
 from tight_fit.layouts.context import cut, places
@@ -19,6 +20,7 @@ from tight_fit.layouts.seconds import Link
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
+from tight_fit.trace import cuda_kernels
 
 BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
@@ -172,6 +174,24 @@ def test_a_few_layers_stand_for_all(monkeypatch, layout, selective, fields):
         monkeypatch, deep(), layout, selective=selective, batch_size=32, **fields
     )
     assert few.step_seconds("H100", "NVLink 4") == every.step_seconds("H100", "NVLink 4")
+
+
+@pytest.mark.parametrize("layout", ["fsdp=2", "hsdp=2x2", "fsdp=2,tensor=2"])
+def test_the_optimizer_updates_its_shards_as_dtensor_would(monkeypatch, layout):
+    """Event by event, though nothing asks DTensor what becomes of each parameter."""
+    seen = []
+    shards = cuda_kernels._shards
+    monkeypatch.setattr(
+        cuda_kernels, "_shards", lambda lists: seen.append(shards(lists) is lists) or shards(lists)
+    )
+    local = plan_layout(deep(2), parse(layout), length=32, batch_size=4)
+    assert seen and not any(seen), "parts were taken"
+    monkeypatch.setattr(cuda_kernels, "_shards", lambda lists: lists)
+    asked = plan_layout(deep(2), parse(layout), length=32, batch_size=4)
+    assert (local.timeline == asked.timeline).all() and local.sent == asked.sent
+    assert local.operations == asked.operations and (local.phases == asked.phases).all()
+    assert (local.streams == asked.streams).all()
+    assert local.allocator_peaks(find("H100")) == asked.allocator_peaks(find("H100"))
 
 
 def test_messages_of_fsdp_are_zeros_formulas():
