@@ -55,7 +55,7 @@ help:
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
 	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"
 	@echo "make readme      write the tables and the picture of README.md anew"
-	@echo "make lesson      a new lesson with lab and exercises, as stubs that fail: make lesson N=26 TITLE=\"8 bits\""
+	@echo "make lesson      a new lesson with lab and exercises, as stubs that fail: make lesson N=28 TITLE=\"8 bits\""
 	@echo "make pretrain    make the small models again (minutes)"
 	@echo "make site        lessons, labs, pages and the calculator as a website in build/site"
 	@echo "make calculator  plan anew the models that the calculator knows (an hour)"

@@ -37,6 +37,10 @@ FIELDS = [
     ("qwen3", {**GRPO, "completion": 4, "loss": "chunked", "accumulation": 2}),
     ("llama", {**GRPO, **LORA, "reference": "adapters-off", "checkpointing": True}),
     ("gpt2", {**GRPO, "reference": "model", "precision": "bf16"}),
+    ("llama", {**DPO, "offload": "activations", "precision": "bf16"}),
+    ("llama", {**DPO, "optimizer_in_backward": True, "max_grad_norm": None}),
+    ("llama", {**GRPO, "offload": "optimizer"}),
+    ("qwen3", {**GRPO, "precision": "fp16", "frozen": 1}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""`make lesson N=26 TITLE="..."`: a new lesson, its lab and its exercises, as stubs that fail."""
+"""`make lesson N=28 TITLE="..."`: a new lesson, its lab and its exercises, as stubs that fail."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def write(number: str, title: str, root: Path = NOTEBOOKS.parent) -> list[Path]:
     and FileExistsError where the number is taken: nothing is written then.
     """
     if not re.fullmatch(r"[0-9]{2}", number):
-        raise ValueError(f"N={number!r} is no number of a lesson: write two digits, such as N=26.")
+        raise ValueError(f"N={number!r} is no number of a lesson: write two digits, such as N=28.")
     title = " ".join(title.split())
     words = re.findall(r"[a-z0-9]+", title.lower())
     if not words or len(title) > 60 or re.search(r'["\\{}]', title):
