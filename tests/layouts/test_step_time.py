@@ -1,6 +1,9 @@
 """The model of a step's time: links by hand, and planned layouts."""
 
+import sys
+
 import pytest
+import torch.distributed as dist
 from transformers import LlamaConfig
 
 from tight_fit.gpus.specs import find_gpu
@@ -110,3 +113,18 @@ def test_what_cannot_be_timed_is_refused(laid):
         planned.step_seconds("K90", "NVLink 3")
     with pytest.raises(ValueError, match='plan it for device="cuda"'):
         plan_step(STEP, parse("tensor=2"), "cpu").step_seconds("T4", "NVLink 3")
+
+
+def test_a_rank_does_not_plan(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="is a rank already"):
+            plan_step(STEP, DDP)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_plan_leaves_no_process_group_and_no_hook_behind():
+    hook = sys.excepthook
+    plan_step(STEP, parse("tensor=2"), "cpu")
+    assert not dist.is_initialized() and sys.excepthook is hook

@@ -60,16 +60,21 @@ def fake_rank(
         return kind(model_step, layout, model, mesh, reduce), shape, parameters
 
 
+def refuse_a_rank() -> None:
+    """Raises RuntimeError where this process has a process group already."""
+    if dist.is_initialized():
+        raise RuntimeError(
+            "This process is a rank already: plan in a process that has no process group."
+        )
+
+
 @contextmanager
 def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
     """Let this process be one rank of many, over torch's process group that sends nothing.
 
     Raises RuntimeError where there is a process group already.
     """
-    if dist.is_initialized():
-        raise RuntimeError(
-            "This process is a rank already: plan in a process that has no process group."
-        )
+    refuse_a_rank()
     hook = sys.excepthook  # torch replaces it, to put the rank before every error message
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=fake_store())
     try:

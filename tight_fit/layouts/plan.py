@@ -24,7 +24,7 @@ from tight_fit.gpus import GPU, NCCL, cublas_workspace, find
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.layouts import seconds as step_time
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.fake_rank import fake_rank, fake_ranks
+from tight_fit.layouts.fake_rank import fake_rank, fake_ranks, refuse_a_rank
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan_pipeline import trace_stage
@@ -207,6 +207,7 @@ def plan_step(
     true_or_false("selective", selective)
     true_or_false("all_layers", all_layers)
     local_step(model_step, layout)  # or its error
+    refuse_a_rank()  # before what an architecture cannot do is told
     with as_if_real(), as_cannot_plan(model_step):
         if layout.pipeline > 1:
             return _planned_stages(model_step, layout, device, selective, reduce)
