@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from helpers import models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from tight_fit.packages import needs
 from tight_fit.techniques import model_changes
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import loss_sum, train_step
@@ -122,6 +123,7 @@ def test_old_tutorials_names_are_refused(model):
 
 
 def test_peft_knows_targets_for_deberta_and_none_for_vit():
+    needs("peft")  # also beside an old torchao
     deberta, vit = (models.build(replace(MINI[model], lora_rank=None)) for model in MINI)
     names = adapters(get_peft_model(deberta, LoraConfig(task_type="SEQ_CLS")))
     assert {name.split(".")[-1] for name in names} == set(models.TARGETS["text"])
