@@ -157,8 +157,8 @@ def trust() -> str:
         f"{allocated.mean:.1%} in the mean ({allocated.count} steps, {allocated.worst:+.1%} at "
         f"worst), reserved memory by {reserved.mean:.1%} ({reserved.count}, "
         f"{reserved.worst:+.1%}): "
-        f"[every comparison](docs/accuracy.md). They miss seconds by {mean:.0%} ({times} steps, "
-        f"median {median:.0%}, {worst:+.0%} at worst): [by kind](docs/gpu-time.md)."
+        f"[every comparison](docs/accuracy.md). They miss seconds by {mean:.0%} ({times} steps of "
+        f"vision models on one GPU, {worst:+.0%} at worst): [by kind](docs/gpu-time.md)."
     )
 
 
