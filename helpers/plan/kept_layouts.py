@@ -40,9 +40,13 @@ def facts(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
 
 
 def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:
-    """40 hexadecimal digits of all that an answer depends on, beside the planner itself."""
+    """40 hexadecimal digits of all that an answer depends on, beside the planner itself.
+
+    Fields of the step that are as usual are left out, so that a new one leaves keys as they are.
+    """
     config = {**job.config.to_diff_dict(), "transformers_version": None}
-    step = {one.name: getattr(job, one.name) for one in fields(job) if one.name != "config"}
+    named = [one for one in fields(job) if one.name != "config"]
+    step = {one.name: value for one in named if (value := getattr(job, one.name)) != one.default}
     return digest([config, step, asdict(layout), str(cluster)])
 
 

@@ -340,16 +340,14 @@ ADAPTERS += ["--recompute", "full", "--accumulation", "1"]
     ids=["bf16", "nf4"],
 )
 def test_adapters_are_laid_out_over_copies_of_the_model(model, capsys, base, weights, held, header):
-    """Bytes of the base and of the messages by hand; FSDP2 does not divide weights in 4 bits."""
+    """Bytes of the base and of the messages by hand."""
     assert main([model, *STEP, "--gpus", "4", *ADAPTERS, *base, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     whole = {"ddp=1", "ddp=4"}
     divided = {"zero1=4", "zero2=4", "fsdp=4"}
-    assert {row["layout"] for row in facts["ranked"]} == whole | (divided if held else set())
+    assert {row["layout"] for row in facts["ranked"]} == whole | divided
     left_out = {"tensor=2", "tensor=4", "context=2", "context=4"}
-    assert {name.split(",")[-1] for name in facts["left_out"]} == left_out | (
-        set() if held else divided
-    )
+    assert {name.split(",")[-1] for name in facts["left_out"]} == left_out
     # A layer has q, k, v, o and the three of its MLP; there are half as many heads of k and v.
     pairs = ((64, 64), (64, 32), (64, 32), (64, 64), (64, 176), (64, 176), (176, 64))
     adapters = [4 * width for pair in 2 * pairs for width in pair]

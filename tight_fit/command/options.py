@@ -42,6 +42,8 @@ TASKS = (
     "seq2seq-lm",
     "image-classification",
     "semantic-segmentation",
+    "image-text-to-text",
+    "speech-to-text",
     "contrastive",
     "dpo",
     "grpo",

@@ -38,11 +38,6 @@ EXCUSED: dict[str, dict[str, str]] = {
         "assert statistics.mean(shuffled) <": NO_PRETRAINING,
         "assert max(rates.values()) < goal - 0.2": NO_PRETRAINING,
     },
-    "16_tensor_parallel_lab": {
-        'share["vit", "split"]["parameters"] < 0.53': (
-            "the embedding of patches, which is not cut, is more of a narrow ViT than of a full one"
-        ),
-    },
 }
 
 
