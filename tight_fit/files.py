@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +24,21 @@ def small_text(path: Path, most: int) -> str:
         )
     with open(path, "rb") as file:
         return file.read(most).decode("utf8")
+
+
+def of_user(variable: str, on_mac: str, elsewhere: str) -> Path:
+    """The folder of this user's for what the course and its command write.
+
+    variable   of the environment that names the folder above it (XDG); not on Windows and Macs
+    on_mac, elsewhere  the folder above it where nothing does
+    """
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+    elif sys.platform == "darwin":
+        base = os.path.expanduser(on_mac)
+    else:
+        base = os.environ.get(variable)
+    return Path(base or os.path.expanduser(elsewhere)) / "tight-fit"
 
 
 def replace_all(folder: Path, texts: Mapping[str, str], old: Iterable[Path] = ()) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tight_fit.command.answer import _of_loading
+from tight_fit.command.notes import of_loading
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model_step
 
@@ -49,6 +49,6 @@ def test_the_answer_says_so_of_large_models(weights, said):
     config = LlamaConfig(num_hidden_layers=4, vocab_size=32000, dtype="bfloat16")
     step = ModelStep(config, batch_size=1, length=8, weights=weights, task="causal-lm")
     plan = plan_model_step(step)
-    sentences = _of_loading(step, plan)
+    sentences = of_loading(step, plan)
     assert bool(sentences) == said
     assert not said or f"{4 * plan.parameters / 2**30:.2f} GiB" in sentences[0]

@@ -32,20 +32,6 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    library.LlamaConfig(
-        vocab_size=500,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=128,
-    ).save_pretrained(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def small(monkeypatch):
     """A GPU so small that a toy does not fit it with room for CUDA's context."""
     gpu = gpus.GPU("Small", gpus.CONTEXT + 2 * int(8.125 * 2**20) + 20 * 2**20, (7, 5))

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import transformers as library
 
 from tests.command.test_plan_command import asked, own_cache  # noqa: F401
 from tight_fit.command import main as with_layouts
@@ -12,20 +11,6 @@ from tight_fit.command.answer import step_of
 from tight_fit.command.options import REFERENCES, parser
 from tight_fit.plans.model import plan_model
 from tight_fit.techniques import preferences
-
-
-@pytest.fixture
-def folder(tmp_path):
-    library.LlamaConfig(
-        vocab_size=500,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=128,
-    ).save_pretrained(tmp_path)
-    return tmp_path
 
 
 def test_the_references_of_the_command_are_those_that_are_planned():

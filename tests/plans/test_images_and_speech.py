@@ -3,6 +3,8 @@
 import pytest
 import transformers as library
 
+from tight_fit.layouts.layout import parse
+from tight_fit.layouts.plan import plan_step
 from tight_fit.models import images
 from tight_fit.models.config import CannotPlan
 from tight_fit.plans.model import ModelStep, measured, plan_model, plan_model_step
@@ -167,6 +169,13 @@ def test_images_stand_for_tokens_beside_512_of_text():
 def test_what_cannot_be_is_said(fields, error, says):
     with pytest.raises(error, match=says):
         step_of("qwen2_5_vl", **fields)
+
+
+def test_several_gpus_are_refused_in_a_sentence():
+    with pytest.raises(
+        ValueError, match="'image-text-to-text' is planned on one GPU, and not with"
+    ):
+        plan_step(step_of("llava"), parse("ddp=2"), "cpu")
 
 
 def test_models_that_read_otherwise_are_named():

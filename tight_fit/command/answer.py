@@ -15,7 +15,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from tight_fit.command import question
+from tight_fit.command import notes, question
 from tight_fit.command.question import Question
 from tight_fit.command.report import option
 from tight_fit.gpus import GPU, GPUS
@@ -23,23 +23,17 @@ from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
-from tight_fit.models import images
-from tight_fit.models.evaluation import BATCH, COPIES, logits_bytes
 from tight_fit.models.step import ModelStep
-from tight_fit.optimizer_kinds import KINDS
 from tight_fit.search.fastest import fastest
 from tight_fit.search.remedies import Change, Remedies
 from tight_fit.techniques import model_changes
 from tight_fit.trace.cuda_kernels import GROUPED
-from tight_fit.units import size
 
 Facts = dict[str, Any]
 
 # What would help beyond the techniques that are planned, said where those do not suffice.
 # What the kernels of a GPU decide of a plan.
 OF_PLAN = ("peak", "peak_phase", "at_peak", "flops")
-LOADED = 1 << 30  # bytes of the host from which on loading is worth a sentence
-LITTLE = 4096  # bytes per example that no evaluation fills a GPU with
 NOT_PLANNED = ("offloading weights to main memory",)
 
 
@@ -122,7 +116,7 @@ class Answers:
             for other in GPUS.values():
                 self._turn_to(other)
                 holds[other.name] = bool(self.planned().fits(other))
-            return {"cards": holds, "notes": notes(self.step, None)}
+            return {"cards": holds, "notes": notes.of_step(self.step, None)}
         self._turn_to(gpu)
         plan = self.planned()
         fit = plan.fits(gpu)
@@ -136,13 +130,7 @@ class Answers:
             "terms": fit.terms,
             "need": fit.need,
             "fits": bool(fit),
-            "notes": [
-                *notes(self.step, gpu),
-                *_of_loading(self.step, plan),
-                *_of_optimizer(self.step, plan),
-                *_of_evaluation(self.step, plan, gpu, fit.need),
-                *_of_writing(self.step, plan, gpu),
-            ],
+            "notes": notes.of_plan(self.step, plan, gpu, fit.need),
             **time_of(self.step, plan, gpu),
         }
 
@@ -294,101 +282,3 @@ def _by_gpu(plan: Plan, gpu: GPU) -> Facts:
         with suppress(ValueError):  # it lacks an arithmetic of the step
             found[likely.name] = plan.seconds(likely).total
     return {"seconds_by_gpu": found} if found else {}
-
-
-def _of_optimizer(step: ModelStep, plan: Plan) -> list[str]:
-    if step.optimizer != "adamw" or step.offload == "optimizer":
-        return []
-    copy = plan.highest["optimizer states"] // 2
-    return [
-        "AdamW is planned with fused=True; torch.optim.AdamW as it comes is foreach on a GPU, and "
-        f"holds {size(copy)} more in step(): --optimizer adamw_foreach plans that."
-    ]
-
-
-def _of_evaluation(step: ModelStep, plan: Plan, gpu: GPU, need: int) -> list[str]:
-    each = logits_bytes(step)
-    if each is None:
-        return []
-    if each <= LITTLE:
-        return [
-            "evaluation is not planned: a batch takes less than in training, and with "
-            f"compute_metrics Trainer keeps no more than {size(each)} of logits per example."
-        ]
-    held = plan.highest["parameters"] + plan.highest["optimizer states"] + need - plan.peak
-    room = max(0, gpu.memory - held) // (COPIES * each)
-    return [
-        f"evaluation is not planned: with compute_metrics Trainer keeps {size(each)} of logits per "
-        f"example on the GPU ({size(BATCH * each)} for its batch of {BATCH}), so that beside the "
-        f"weights at most {room:,} examples can be evaluated; with more, set "
-        "eval_accumulation_steps, or take what is needed by preprocess_logits_for_metrics."
-    ]
-
-
-def _of_writing(step: ModelStep, plan: Plan, gpu: GPU) -> list[str]:
-    """What to know of the completions that grpo writes, and of an engine that writes them."""
-    if step.task != "grpo":
-        return []
-    weights = plan.parameters * (4 if step.weights == "fp32" else 2)
-    return [
-        f"the {step.batch_size} completions of a step are written by transformers' generate, all "
-        "at once: their keys and values are planned, the time that it takes is not.",
-        "a generation engine on the same GPU (vLLM, colocated) is not planned: it reserves a share "
-        "of its own (vllm_gpu_memory_utilization in TRL; 0.3 of it is "
-        f"{size(int(0.3 * gpu.memory))} here), in which its copy of the weights "
-        f"({size(weights)}) and its cache must fit, beside the rest of this plan.",
-    ]
-
-
-def _of_loading(step: ModelStep, plan: Plan) -> list[str]:
-    """What from_pretrained takes of the host: files in the dtype that is asked for are mapped."""
-    stored = hf_config.weights_of(step.config)
-    taken = plan.parameters * (4 if step.weights == "fp32" else 2)
-    if step.base == "nf4" or stored == step.weights or taken < LOADED:
-        return []
-    return [
-        f"from_pretrained makes {step.weights} of {stored} weights on the host first, which takes "
-        f"{size(taken)} of its memory in each process."
-    ]
-
-
-def notes(step: ModelStep, gpu: GPU | None) -> list[str]:
-    """What to know about the plan of a step, one sentence each."""
-    sentences = []
-    if gpu and "bf16" in (step.precision, step.weights) and not gpu.bf16:
-        instead = "--precision fp16"
-        if step.weights == "bf16":
-            instead += " --weights " + ("fp32" if step.lora_rank is None else "fp16")
-        sentences.append(
-            f"the {gpu.name} has no bf16 arithmetic and only emulates it, slowly: use {instead}."
-        )
-    if gpu and KINDS[step.optimizer].package and gpu.capability < (6, 0):
-        sentences.append("bitsandbytes asks for compute capability 6.0.")
-    sentences.append("planned without torch.compile, which changes what a step keeps.")
-    if step.image:
-        sentences.append(
-            "convolutions also take a workspace that cuDNN chooses when it runs; no plan knows it."
-        )
-    if "mamba" in step.config.model_type:
-        sentences.append(
-            "planned without the fused kernels of mamba_ssm, with which it takes less."
-        )
-    if step.reads == "images":
-        beside = images.tokens_of(step.config, step.side)
-        _, side, _ = step.image or (0, 0, 0)
-        sentences.append(
-            f"each example is one image of {side} x {side} pixels, which stands for {beside:,} of "
-            f"its {step.tokens:,} tokens."
-        )
-    if step.reads == "speech":
-        sentences.append(
-            f"each example is {2 * step.config.max_source_positions:,} frames of sound, to which "
-            f"the model's processor fills up, and {step.tokens:,} tokens of text."
-        )
-    if step.reads in ("text", "texts"):
-        each = "each answer of a pair with its prompt" if step.task == "dpo" else "each"
-        sentences.append(
-            f"examples are full, {step.tokens} tokens {each}; a batch with padding adds a mask in "
-            "decoders."
-        )
-    return sentences

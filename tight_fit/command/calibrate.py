@@ -195,13 +195,13 @@ def step_seconds(step: ModelStep, until: float) -> float:
     """The median of some real steps on the GPU, in seconds, by CUDA events."""
     import torch
 
-    from tight_fit.models.made import make, prepare
+    from tight_fit.models.made import real
     from tight_fit.plans.model import batch
     from tight_fit.techniques.optimizers import make_optimizer, make_scaler
     from tight_fit.techniques.step import tensor_cores, train_step
 
     with torch.device("cuda"):
-        model = prepare(make(step), step)
+        model = real(step)
     optimizer, scaler = make_optimizer(model, step), make_scaler(step, "cuda")
     inputs = {name: value.cuda() for name, value in batch(model, step).items()}
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]

@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import lzma
-import os
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tight_fit.command import question
 from tight_fit.command.question import Question
-from tight_fit.files import replace_all
+from tight_fit.files import of_user, replace_all
 from tight_fit.gpus import calibration
 from tight_fit.gpus.names import of_size
 
@@ -29,13 +27,7 @@ Facts = dict[str, Any]
 
 def folder() -> Path:
     """The folder of kept answers, below the user's cache directory."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-    elif sys.platform == "darwin":
-        base = os.path.expanduser("~/Library/Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or os.path.expanduser("~/.cache")) / "tight-fit" / "plans"
+    return of_user("XDG_CACHE_HOME", "~/Library/Caches", "~/.cache") / "plans"
 
 
 def find(asked: Question) -> Facts | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tight_fit.checks import shown
-from tight_fit.files import small_text
+from tight_fit.files import of_user, small_text
 from tight_fit.gpus.own import described
 from tight_fit.gpus.rates import BOUNDS, Moving, Product, Rates
 from tight_fit.gpus.table import GPU, GpuSpecs
@@ -51,13 +50,10 @@ class Calibration(NamedTuple):
 
 def usual_place() -> Path:
     """Where the file is looked for and written, where nothing else is said."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-    elif sys.platform == "darwin":
-        base = os.path.expanduser("~/Library/Application Support")
-    else:
-        base = os.environ.get("XDG_CONFIG_HOME")
-    return Path(base or os.path.expanduser("~/.config")) / "tight-fit" / "calibration.json"
+    return (
+        of_user("XDG_CONFIG_HOME", "~/Library/Application Support", "~/.config")
+        / "calibration.json"
+    )
 
 
 @contextmanager

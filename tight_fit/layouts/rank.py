@@ -234,7 +234,7 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
         )
     if layout.pipeline > 1:
         check_pipeline(model_step, layout)
-    if model_step.task in preferences.TASKS:
+    if model_step.task in preferences.TASKS or model_step.reads == "images":
         raise ValueError(
             f"task={model_step.task!r} is planned on one GPU, and not with a layout: leave the "
             "layout out, or plan task='causal-lm'."
