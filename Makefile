@@ -43,7 +43,7 @@ help:
 	@echo "make durations   time every test, and choose anew what make quick leaves out"
 	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
 	@echo "make mutants     whether the tests notice 150 small errors in the engine, with a table of how many (hours)"
-	@echo "make versions    the lowest releases, the newest and Colab's, each in an environment of its own (hours, 6 GB each)"
+	@echo "make versions    the lowest releases, the newest and Colab's, each in an environment of its own (an hour or more, 6 GB each)"
 	@echo "make soak        all notebooks in random order three times, offline, interrupted, on GPUs without kernels, pretended (hours)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: measured steps beside their plans, then the lessons with the full models"
