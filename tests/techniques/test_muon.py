@@ -1,0 +1,147 @@
+"""Muon: its update by hand, which weights it takes, and that the rest is AdamW's."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from helpers import models
+from helpers.recipe import Recipe
+from tight_fit.techniques.muon import MATCHED, MuonWithAdamW, hidden_matrices
+from tight_fit.techniques.optimizers import make_optimizer
+
+A, B, C = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024
+
+
+def near_orthogonal(momentum, steps=5):
+    """Five steps of Newton and Schulz: singular values go to about 1, directions stay."""
+    x = momentum.double()
+    x = x / x.norm()
+    for _ in range(steps):
+        gram = x @ x.T
+        x = A * x + (B * gram + C * gram @ gram) @ x
+    return x
+
+
+def weights_with_gradients(shapes):
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    return weights
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 48), (48, 16)])
+def test_the_update_is_the_momentum_made_nearly_orthogonal(shape):
+    (weight,) = weights_with_gradients([shape])
+    rate, decay, momentum = 0.01, 0.1, torch.zeros(shape, dtype=torch.float64)
+    optimizer = MuonWithAdamW([weight], [], lr=rate, weight_decay=decay)
+    for _ in range(3):
+        before, gradient = weight.detach().double(), torch.randn(shape)
+        weight.grad = gradient.clone()
+        optimizer.step()
+        momentum = 0.95 * momentum + 0.05 * gradient
+        looks_ahead = 0.95 * momentum + 0.05 * gradient  # Nesterov's
+        update = near_orthogonal(looks_ahead)
+        assert (
+            0.6 < torch.linalg.svdvals(update)[:8].min() and torch.linalg.svdvals(update)[0] < 1.3
+        )
+        wanted = before * (1 - rate * decay) - rate * 0.2 * max(shape) ** 0.5 * update
+        way = (wanted - before).norm()
+        assert (weight.detach() - wanted).norm() < 0.03 * way, "products are in bf16"
+        assert (weight.detach() - wanted).norm() > 0, "and not in float64"
+
+
+def test_both_parts_are_pytorchs_own_to_the_bit():
+    matrices, rest = (
+        weights_with_gradients([(8, 16), (16, 8)]),
+        weights_with_gradients([(8,), (4, 2)]),
+    )
+    others = copy.deepcopy(matrices), copy.deepcopy(rest)
+    for mine, theirs in zip(matrices + rest, others[0] + others[1]):
+        theirs.grad = mine.grad.clone()
+    ours = MuonWithAdamW(matrices, rest, lr=0.02, weight_decay=0.1)
+    parts = (
+        torch.optim.Muon(others[0], 0.02, 0.1, adjust_lr_fn=MATCHED),
+        torch.optim.AdamW(others[1], 0.02, weight_decay=0.1, fused=True),
+    )
+    for _ in range(3):
+        ours.step()
+        for part in parts:
+            part.step()
+    for mine, theirs in zip(matrices + rest, others[0] + others[1]):
+        assert torch.equal(mine, theirs)
+    assert [set(ours.state[each]) for each in matrices] == [{"momentum_buffer"}] * 2
+
+
+def test_the_learning_rate_of_a_schedule_reaches_both_parts():
+    matrices, rest = weights_with_gradients([(8, 16)]), weights_with_gradients([(8,)])
+    optimizer = MuonWithAdamW(matrices, rest, lr=0.02, weight_decay=0.1)
+    before = [each.detach().clone() for each in (*matrices, *rest)]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(before, (*matrices, *rest)))
+
+
+def left_to_adamw(net):
+    trained = [each for each in net.parameters() if each.requires_grad]
+    hidden = {id(each) for each in hidden_matrices(net, trained)}
+    return {
+        name
+        for name, each in net.named_parameters()
+        if each.requires_grad and each.ndim > 1 and id(each) not in hidden
+    }
+
+
+@pytest.mark.parametrize(
+    "fields, left",
+    (
+        ({"model": "decoder"}, {"model.embed_tokens.weight"}),  # which is its output layer too
+        ({"model": "decoder", "lora_rank": 4}, set()),
+        ({"model": "deberta", "lora_rank": 4}, {"pooler.dense.weight", "classifier.weight"}),
+        (
+            {"model": "vit"},
+            {
+                "classifier.weight",
+                "vit.embeddings.cls_token",
+                "vit.embeddings.position_embeddings",
+                "vit.embeddings.patch_embeddings.projection.weight",
+            },
+        ),
+    ),
+    ids=str,
+)
+def test_embeddings_and_heads_are_left_to_adamw(fields, left):
+    assert left_to_adamw(models.build(Recipe(batch_size=4, train_size=64, **fields))) == left
+
+
+def test_an_output_layer_of_its_own_and_stacked_experts_are_left_to_adamw():
+    """Muon is for matrices, and experts of one layer are one tensor of three dimensions."""
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        tie_word_embeddings=False,
+    )
+    left = left_to_adamw(MixtralForCausalLM(config))
+    experts = "model.layers.0.mlp.experts."
+    assert left == {
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        f"{experts}gate_up_proj",
+        f"{experts}down_proj",
+    }
+
+
+def test_a_model_without_hidden_matrices_is_adamws_alone():
+    net = nn.Embedding(8, 4)
+    wanted = Recipe("vit", batch_size=4, train_size=64, optimizer="muon")
+    optimizer = make_optimizer(net, wanted)
+    assert [type(part) for part in optimizer.parts] == [torch.optim.AdamW]
