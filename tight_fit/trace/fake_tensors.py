@@ -50,7 +50,7 @@ class FakeValues(PlainDispatchMode):
     """
 
     def __enter__(self):
-        self._patches = initialization_left_out()
+        self._patches = alike_each_time()
         self._patches.__enter__()
         return super().__enter__()
 
@@ -84,17 +84,21 @@ class FakeValues(PlainDispatchMode):
 
 
 @contextmanager
-def initialization_left_out() -> Iterator[None]:
-    """Inside, `torch.nn.init.trunc_normal_` leaves its tensor as it is.
+def alike_each_time() -> Iterator[None]:
+    """Inside, `torch.nn.init.trunc_normal_` leaves its tensor, and TorchScript optimizes nothing.
 
     PyTorch draws again until every value is within the bounds. On fake tensors that would never
     end. The function is private, so it may get another name; then this patch has no effect.
+    TorchScript rewrites a function after its first calls and then frees small tensors at other
+    moments, so that a second plan of a model that has such functions (DeBERTa in transformers
+    5.17) would not be the first.
     """
 
     def unchanged(tensor, *args, **kwargs):
         return tensor
 
-    with patch.object(*TRUNCATED_NORMAL, unchanged, create=True):
+    as_written = torch.jit.optimized_execution(False)
+    with patch.object(*TRUNCATED_NORMAL, unchanged, create=True), as_written:
         yield
 
 
