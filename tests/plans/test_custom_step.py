@@ -569,6 +569,26 @@ def test_a_function_in_torchscript_is_planned_alike_each_time():
     assert "aten.where.self" in runs[0] and all(names == runs[0] for names in runs)
 
 
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="new in PyTorch 2.13")
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_whose_chunks_no_plan_sees_is_refused(reduction):
+    """Its products and its logits would be missing, and with them most of the step's time."""
+
+    def setup(options):
+        head, states = nn.Linear(8, 64, bias=False), torch.zeros(16, 8)
+
+        def step():
+            wanted = torch.zeros(16, dtype=torch.int64)
+            given = {"reduction": reduction, "options": options}
+            F.linear_cross_entropy(states, head.weight, wanted, **given).sum().backward()
+
+        return [head, states], step
+
+    assert plan_custom_step(lambda: setup(None)).peak > 16 * 64 * 4
+    with pytest.raises(NotImplementedError, match="chunks that a plan does not see: leave out"):
+        plan_custom_step(lambda: setup(nn.LinearCrossEntropyOptions()))
+
+
 # -- optimizers, steps -----------------------------------------------------------------------------
 
 
