@@ -31,7 +31,7 @@ TRANSFORMERS = set(
     "beit cait coat convit crossvit deit levit nest pit swin swinv tnt twins visformer vit volo"
     " xcit".split()
 )
-MULTILAYER = set("mixer gmixer gmlp resmlp poolformer convmixer sequencer".split())
+MIXERS = set("mixer gmixer gmlp resmlp poolformer convmixer sequencer".split())
 COLUMNS = (
     "model length batch layout class fitted measured_ms planned_ms by_flops_ms roofline_ms".split()
 )
@@ -45,8 +45,8 @@ def kind_of(family: str, traced: TracedOps) -> str:
     """What decides how a vision model runs."""
     if family in TRANSFORMERS:
         return "transformers"
-    if family in MULTILAYER:
-        return "multilayer perceptrons"
+    if family in MIXERS:
+        return "patch mixers"
     kinds = {
         (op.kind, op.kind == "convolution" and op.shape[0] > 1) for ops in traced.ops for op in ops
     }

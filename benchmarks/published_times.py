@@ -47,7 +47,7 @@ SHOWN = (
     "timm, held out, convolutions",
     "timm, held out, depthwise convolutions",
     "timm, held out, grouped convolutions",
-    "timm, held out, multilayer perceptrons",
+    "timm, held out, patch mixers",
 )
 SIMPLER = "timm, held out"  # the group of which the page says what simpler estimates miss
 NAMES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from functools import cache
 
 import torch
 from torch import nn
@@ -21,60 +22,69 @@ from helpers.recipe import Recipe
     "14.1",
     hints=[
         (
-            "Which piece of each unit is rank r's, and how long are the pieces "
-            "that tensor_split makes?"
+            "AdamW has 4 bytes of parameter, 4 of gradient and 8 of states for each parameter: "
+            "which of them does each stage divide by the ranks?"
         ),
         (
-            "The first length % ranks pieces have one number more; "
-            "each number has two states of 4 bytes."
+            "Stage 1 divides the states, 2 also the gradients, 3 all. Go up from 0, and stop at "
+            "the first that fits."
         ),
     ],
     why=(
-        "Over all ranks it is 8 bytes per parameter, once: nothing is held twice, "
-        "nothing is padded."
+        "A higher stage saves more and may send more: the lowest that leaves room for the "
+        "activations is enough."
     ),
 )
 def _(answer):
     agree(
         answer,
-        _states,
+        _lowest,
         [
-            ([605, 931, 60], 4, 0),
-            ([605, 931, 60], 4, 3),
-            ([7], 8, 0),
-            ([7], 8, 7),
-            ([3, 3], 2, 1),
-            ([10, 5], 1, 0),
+            (8, 4, 128),
+            (8, 4, 127),
+            (8, 4, 80),
+            (8, 4, 79),
+            (8, 4, 56),
+            (8, 4, 55),
+            (8, 4, 32),
+            (8, 4, 31),
+            (12, 1, 192),
+            (12, 1, 191),
         ],
-        _some_units,
+        _some_room,
     )
 
 
-def _states(lengths: list[int], ranks: int, rank: int) -> int:
-    """Counted, not computed: what the ranks of the course's own class hold after a step.
+def _lowest(parameters: int, ranks: int, room: int) -> int | str:
+    stages = [stage for stage in range(4) if _most_held(parameters, ranks, stage) <= room]
+    return stages[0] if stages else "none"
 
-    Its ring leaves piece r + 1 on rank r, so piece `rank` is on the rank before.
-    """
+
+@cache
+def _most_held(parameters: int, ranks: int, stage: int) -> int:
+    """Counted, not computed: what a rank of the course's own class holds before its update."""
 
     class AddsItsSum(nn.Module):
-        def __init__(self, length):
+        def __init__(self):
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(length))
+            self.weight = nn.Parameter(torch.ones(parameters))
 
         def forward(self, value):
             return value + self.weight.sum()
 
     def work(transport):
-        zero = Zero(transport, [AddsItsSum(length) for length in lengths], 1)
+        zero = Zero(transport, [AddsItsSum()], stage)
         zero.step([(torch.zeros(1), torch.zeros(1))], lambda out, target: (out - target).sum())
-        return zero.held()["optimizer states"]
+        last = [moment for moment in zero.moments if moment.event in ("reduce", "drop")][-1]
+        return last.parameters + last.gradients + zero.held()["optimizer states"]
 
-    return threads(ranks, work)[0][rank - 1]
+    return max(threads(ranks, work)[0])
 
 
-def _some_units(rng: random.Random) -> tuple[list[int], int, int]:
-    ranks = rng.randint(2, 7)
-    return [rng.randint(1, 30) for _ in range(rng.randint(1, 4))], ranks, rng.randrange(ranks)
+def _some_room(rng: random.Random) -> tuple[int, int, int]:
+    ranks = rng.randint(2, 6)
+    parameters = ranks * rng.randint(1, 20)
+    return parameters, ranks, rng.randint(2 * parameters, 18 * parameters)
 
 
 @exercise(

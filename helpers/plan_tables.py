@@ -85,34 +85,41 @@ def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -
     }
 
 
-def contexts() -> Table:
-    """A row per length and layout of `strategy.long_context`: bytes per GPU, and the step's time.
+def contexts(gpus: int = 8) -> Table:
+    """A row per length and layout of `long_context.TEXTS`: bytes per GPU, and the step's time.
 
-    Nothing is planned here: the plans are kept with the package.
+    gpus  8 for Llama 3.1 8B on H100s, with what was published; 2 for Llama 3.2 1B on two RTX 4090
+    Nothing is planned here: the plans are kept with the package. Raises KeyError for another number
+    of GPUs.
     """
-    rows = []
-    for (length, layout), facts in long_context.kept().items():
+    texts, rows = long_context.TEXTS[gpus], []
+    for (length, layout), facts in long_context.kept(gpus).items():
         sent = facts["sent"].get("context", {})
-        published = long_context.PUBLISHED.get((length, layout))
-        rows.append(
-            {
-                "tokens": f"{length:,}",
-                "layout": layout,
-                "need per GPU": size(facts["need"]),
-                "fits": "yes" if facts["fits"] else "no",
-                "activations": size(facts["at_peak"].get("activations", 0)),
-                "keys and values sent": size(sum(sent.values())) if sent else "nothing",
-                "time per step": span(facts["seconds"]),
-                "tokens per second": f"{facts['tokens_per_second']:,.0f}",
-                "published": f"{published * long_context.CLUSTER.gpus:,}" if published else "",
-            }
-        )
-    return Table(
-        rows,
-        f"Planned, nothing was run: Llama 3.1 8B on {long_context.CLUSTER}, a text per data rank. "
-        "262,144 tokens are twice as many as the model was made for. Published: torchtitan's, with "
-        "torch.compile and float8, which the plan leaves out.",
+        row = {
+            "tokens": f"{length:,}",
+            "layout": layout,
+            "need per GPU": size(facts["need"]),
+            "fits": "yes" if facts["fits"] else "no",
+            "activations": size(facts["at_peak"].get("activations", 0)),
+            "keys and values sent": size(sum(sent.values())) if sent else "nothing",
+            "time per step": span(facts["seconds"]),
+            "tokens per second": f"{facts['tokens_per_second']:,.0f}",
+        }
+        if gpus == 8:
+            published = long_context.PUBLISHED.get((length, layout))
+            row["published"] = f"{published * gpus:,}" if published else ""
+        rows.append(row)
+    caption = (
+        f"Planned, nothing was run: {texts.model.partition('/')[2]} on {texts.cluster}, a text per "
+        "data rank; fp32 weights, computed in bf16, fused AdamW, fused (sdpa) attention, gradient "
+        "checkpointing, the loss in chunks, not compiled."
     )
+    if gpus == 8:
+        caption += (
+            " 262,144 tokens are twice as many as the model was made for. Published: torchtitan's, "
+            "with torch.compile and float8, which the plan leaves out."
+        )
+    return Table(rows, caption)
 
 
 def large(name: str, most: int = 4) -> Table:

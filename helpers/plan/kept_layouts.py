@@ -144,9 +144,9 @@ def _of_lesson_16() -> Iterator[Question]:
     for layout in (fsdp, tensor):
         yield llama, layout, nvlink
         yield llama, layout, Cluster("A100-80GB", per_machine=8, inside="PCIe 4 x16")
-    yield replace(llama, batch_size=1), tensor, nvlink
-    yield replace(llama, length=32768), fsdp, nvlink
-    yield replace(llama, batch_size=1, length=32768), tensor, nvlink
+    for length in (4096, 32768):
+        for layout in (tensor, parse("context=8")):
+            yield replace(llama, batch_size=1, length=length), layout, nvlink
     small = ModelStep(read("Qwen/Qwen3-0.6B"), 2, 512, weights="fp32", precision="bf16")
     pair = Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
     for name in ("ddp=1", "fsdp=2", "tensor=2"):

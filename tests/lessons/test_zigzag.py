@@ -1,6 +1,10 @@
 """Lesson 24: a model whose text is split in zig-zag must make no mask, as the ring takes none."""
 
+from contextlib import nullcontext
+
 import pytest
+import torch
+import torch.distributed as dist
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -36,3 +40,27 @@ def test_every_call_is_causal_and_has_no_mask(name, checkpointing, monkeypatch):
     names["without_masks"](model)
     model(mine, position_ids=mine).logits.sum().backward()
     assert set(calls) == {(False, True)} and len(calls) >= 2
+
+
+def test_its_step_is_that_of_the_whole_text():
+    """One rank, whose `with` splits nothing: labels, their count and the gradients are right."""
+    config, kind = MODELS["llama"]
+    ids = torch.randint(32, (1, 17), generator=torch.Generator().manual_seed(1))
+    weights, names = [], {"torch": torch}
+    exec(the_cell("24", "def split_step("), names)
+    names["context_parallel"] = lambda *given, **more: nullcontext()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for step in ("split", "whole"):
+            torch.manual_seed(0)
+            model = kind(config(**SIZES, **HEADS, attn_implementation="sdpa")).train()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            if step == "split":
+                names["split_step"](model, optimizer, None, ids)
+            else:
+                model(ids, labels=ids).loss.backward()
+                optimizer.step()
+            weights.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(*weights)

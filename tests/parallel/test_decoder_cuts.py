@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.forked import forked, results
-from tests.lessons.cells import the_cell
+from tests.lessons.cells import markdown_of, the_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "tensor_parallel.py"
@@ -28,6 +29,20 @@ def test_it_trains_as_one_process_does(foreach):
             assert max(one["weights"].values()) < 1e-4
             found, wanted = one["norms"]
             assert found == pytest.approx(wanted, rel=1e-4) and min(wanted) > 0.1  # it did clip
+
+
+def test_the_lines_of_the_first_screen_are_complete(tmp_path):
+    """Pasted as they are, but for the model's name and the GPUs, they make a right step."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).save_pretrained(tmp_path)
+    text = markdown_of("16").split("```python\n")[1].partition("```")[0]
+    changes = {'"meta-llama/Llama-3.1-8B"': repr(str(tmp_path)), '"cuda", (8,)': '"cpu", (2,)'}
+    for old, new in (changes | {'model.to("cuda")': "", "lr=1e-5": "lr=1e-2"}).items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    for told in results(forked("tests/ranks/first_screen.py", text, tmp_path, ranks=2)):
+        assert told["cut"] == 14 and told["whole"] == 7  # two of a layer, the last norm, both ends
+        assert told["apart"] < 1e-4 < 5e-3 < told["moved"]
 
 
 def test_norms_that_lie_whole_go_wrong():

@@ -10,10 +10,17 @@ from helpers.plan import long_context
 KEPT = long_context.kept()
 
 
-def test_every_length_and_layout_is_kept():
-    wanted = [(size, way) for size in long_context.LENGTHS for way in long_context.LAYOUTS]
-    assert list(KEPT) == wanted
-    assert len(show.contexts().frame) == len(wanted)
+@pytest.mark.parametrize("gpus, texts", long_context.TEXTS.items())
+def test_every_length_and_layout_is_kept(gpus, texts):
+    assert tuple(long_context.kept(gpus)) == texts.asked
+    assert len(show.contexts(gpus).frame) == len(texts.asked)
+
+
+def test_two_gpus_hold_twice_the_text_where_they_share_it():
+    kept = long_context.kept(2)
+    assert [facts["fits"] for facts in kept.values()] == [True, True, False, True]
+    whole, shared = kept[32_768, "fsdp=2"], kept[65_536, "context=2"]
+    assert shared["need"] == pytest.approx(whole["need"], rel=0.02)
 
 
 def test_what_was_published_stands_beside_its_plan():
@@ -31,7 +38,7 @@ def test_what_was_published_stands_beside_its_plan():
 
 def test_a_kept_plan_is_todays():
     length, layout = 8_192, "fsdp=2,context=4"
-    today = long_context.plan_one(length, layout)
+    today = long_context.plan_one(8, length, layout)
     assert json.loads(json.dumps(today)) == KEPT[length, layout], "stale: make plans"
 
 

@@ -89,6 +89,12 @@ def test_the_slow_link_takes_what_the_hand_estimate_of_lesson_18_says():
     assert row["seconds"] == pytest.approx(sent / job.cluster.between.speed, rel=0.1)
 
 
+def test_the_plan_over_infiniband_reaches_the_share_that_lesson_18_says():
+    (best, *_) = KEPT["16 A100, InfiniBand"]["rows"]
+    flops = 6 * 8.03e9 * best["tokens_per_second_per_gpu"]
+    assert f"reaches {flops / 312e12:.2f}." in markdown_of("18")  # of an A100's peak in bf16
+
+
 def test_the_command_of_the_first_screen_is_the_search_that_the_lesson_shows(monkeypatch):
     asked = {}
 

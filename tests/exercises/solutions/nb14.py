@@ -5,24 +5,38 @@ import torch
 from by_hand.collectives import ring_all_reduce
 
 
-def pieces(length, ranks):
-    return [length // ranks + (place < length % ranks) for place in range(ranks)]
+def bytes_held(parameters, ranks, stage, numbers=(4, 4, 8)):
+    """Of parameters, gradients and states, which stages 3, 2 and 1 divide."""
+    divided = (stage >= 3, stage >= 2, stage >= 1)
+    return sum(parameters * number / (ranks if cut else 1) for number, cut in zip(numbers, divided))
 
 
-def states(lengths, ranks, rank):
-    return sum(8 * pieces(length, ranks)[rank] for length in lengths)
+def stage(parameters, ranks, room, **given):
+    for lowest in range(4):
+        if bytes_held(parameters, ranks, lowest, **given) <= room:
+            return lowest
+    return "none"
 
 
-def next_piece(lengths, ranks, rank):
-    return sum(8 * pieces(length, ranks)[(rank + 1) % ranks] for length in lengths)
+def highest(parameters, ranks, room):
+    return 3 if bytes_held(parameters, ranks, 3) <= room else "none"
 
 
-def as_one(lengths, ranks, rank):
-    return 8 * pieces(sum(lengths), ranks)[rank]
+def needs_less(parameters, ranks, room):
+    return stage(parameters, ranks, room - 1)
 
 
-def padded(lengths, ranks, rank):
-    return sum(8 * -(-length // ranks) for length in lengths)
+def one_state(parameters, ranks, room):
+    return stage(parameters, ranks, room, numbers=(4, 4, 4))
+
+
+def gradients_in_16_bits(parameters, ranks, room):
+    return stage(parameters, ranks, room, numbers=(4, 2, 8))
+
+
+def always_some(parameters, ranks, room):
+    found = stage(parameters, ranks, room)
+    return 3 if found == "none" else found
 
 
 def clip(transport, piece, most):
@@ -92,15 +106,15 @@ def of_the_paper(stage, micro):
     return {0: 2, 1: 2, 2: 2, 2.5: 2, 3: 3}[stage]
 
 
-RIGHT = {"14.1": states, "14.2": clip, "14.3": 2, "14.4": psis}
+RIGHT = {"14.1": stage, "14.2": clip, "14.3": 2, "14.4": psis}
 WRONG = {
     "14.1": [
-        next_piece,
-        as_one,
-        padded,
-        lambda lengths, ranks, rank: 8 * sum(lengths) / ranks,
-        lambda lengths, ranks, rank: 8 * sum(lengths),
-        lambda lengths, ranks, rank: states(lengths, ranks, rank) / 2,
+        highest,
+        needs_less,
+        one_state,
+        gradients_in_16_bits,
+        always_some,
+        lambda parameters, ranks, room: stage(parameters, 1, room),
         3,
     ],
     "14.2": [
