@@ -51,7 +51,7 @@ help:
 	@echo "make proof       the plan against real steps at full size, every technique, on the GPU or (hours) on the CPU"
 	@echo "make sweeps      run the comparisons of accuracy with tuned learning rates, or go on with them (hours)"
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
-	@echo "make plans       plan anew what notebooks 13 to 19 and 24 show and what tight-fit knows, and keep it with the package"
+	@echo "make plans       plan anew what notebooks 13 to 18 and 24 show and what tight-fit knows, and keep it with the package"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
 	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"
 	@echo "make readme      write the tables and the picture of README.md anew"

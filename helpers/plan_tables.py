@@ -7,7 +7,6 @@ from typing import Any
 
 from helpers.plan import kept_layouts, ladder, long_context, searches
 from helpers.plan import techniques as kept_techniques
-from helpers.plan.plan_summary import PlanSummary
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
 from helpers.tables import Table
@@ -188,7 +187,7 @@ def _line(row: searches.Facts) -> dict[str, str]:
 def rungs() -> Table:
     """A row per rung: what it changes, the peak, FLOPs, and the smallest GPU that holds it."""
     changes = ladder.rungs(ladder.START)
-    plans = {name: ladder.planned(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    plans = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
     first = plans[ladder.FIRST]
     rows = []
     for name, rung in plans.items():
@@ -209,17 +208,17 @@ def rungs() -> Table:
 
 def savings() -> Table:
     """A row per technique: what it saves alone, on its rung, and taken away from the top."""
-    start, full = ladder.planned(ladder.START), ladder.planned(ladder.top(ladder.START))
-    climbed = {name: ladder.planned(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    start, full = plan(ladder.START), plan(ladder.top(ladder.START))
+    climbed = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
     below = dict(zip(list(climbed)[1:], climbed.values()))
     alone, without = ladder.alone(ladder.START), ladder.without(ladder.START)
     rows = []
     for name in without:
-        away = ladder.planned(without[name])
+        away = plan(without[name])
         rows.append(
             {
                 "technique": name,
-                "alone": size(start.peak - ladder.planned(alone[name]).peak),
+                "alone": size(start.peak - plan(alone[name]).peak),
                 "on its rung": size(below[name].peak - climbed[name].peak),
                 "taken away": size(away.peak - full.peak),
                 "FLOPs without it": f"{_flops(away) / _flops(full) - 1:+.0%}",
@@ -228,7 +227,7 @@ def savings() -> Table:
     return Table(rows, "Planned: bytes of the peak that each technique saves, asked in three ways")
 
 
-def _flops(planned: PlanSummary) -> int:
+def _flops(planned: Plan) -> int:
     return sum(planned.flops.values())
 
 

@@ -7,6 +7,6 @@ __all__ = ["RankFailed", "launch"]
 
 
 def __getattr__(name: str):
-    if f"{__name__}.{name}" in moved.NAMES:
+    if f"{__name__}.{name}" in moved.PLACES:
         moved.refuse(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.wrapper import run
 
 NAME = "python -m helpers.plan"
-GROUPS = ("ladder", "techniques", "context", "searches", "layouts")  # a file for each
+GROUPS = ("context", "searches", "layouts")  # a file for each
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,26 +21,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "groups",
         nargs="*",
         metavar="group",
-        help="ladder (notebook 19), techniques (README and notebooks), context (notebook 24), "
-        "searches (notebook 18), layouts (notebooks 13 to 19); all by default",
+        help="context (notebook 24), searches (notebook 18), layouts (notebooks 13 to 19); "
+        "all by default",
     )
     groups = parser.parse_args(arguments).groups or GROUPS
     unknown = ", ".join(repr(group) for group in groups if group not in GROUPS)
     if unknown:
         parser.error(f"{unknown} is not known: use {', '.join(GROUPS)}.")
     # These take seconds to import.
-    from helpers.plan import kept_layouts, ladder, long_context, searches, techniques
-    from helpers.plan.plan_cache import CACHE
+    from helpers.plan import kept_layouts, long_context, searches
 
-    plans = {"ladder": ladder, "techniques": techniques}
-    facts = {"context": long_context, "searches": searches, "layouts": kept_layouts}
+    made = {"context": long_context, "searches": searches, "layouts": kept_layouts}
     for group in groups:
-        if group in facts:
-            print(f"Written: {facts[group].write()}", flush=True)
-            continue
-        CACHE.forget()
-        plans[group].plan_everything()
-        print(f"Written: {CACHE.write(group)}", flush=True)
+        print(f"Written: {made[group].write()}", flush=True)
 
 
 if __name__ == "__main__":

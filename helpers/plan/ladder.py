@@ -1,15 +1,13 @@
 """The ladder: the techniques for one GPU, added one after the other to the same fine-tune.
 
 Each rung changes one field of the recipe. A rung can also be taken away from the full stack, or be
-used alone. The plans of the large model that notebook 19 shows are kept (`plan_cache`).
+used alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from helpers.plan import plan_cache
-from helpers.plan.plan_summary import PlanSummary
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.checks import each_of_type, of_type, real, shown
@@ -102,13 +100,13 @@ def own_rate(recipe: Recipe, factor: float = 5.0) -> Recipe:
     return replace(recipe, learning_rate=factor * recipe.peak_learning_rate)
 
 
-def smallest(planned: Plan | PlanSummary) -> tuple[GPU, str] | None:
+def smallest(planned: Plan) -> tuple[GPU, str] | None:
     """(the GPU with the least memory that the planned step fits, precision to use on it).
 
     None where no GPU of the list holds it. A step in 16 bits may run on any GPU: in bf16 where the
     hardware has it, else in fp16, which needs a few bytes more for the loss scale.
     """
-    if not isinstance(planned, (Plan, PlanSummary)):
+    if not isinstance(planned, Plan):
         raise TypeError(f"planned={shown(planned)} must be a plan: plan(recipe) gives one.")
     for gpu in sorted(gpus.GPUS.values(), key=lambda gpu: gpu.memory):
         if planned.fits(gpu):
@@ -124,29 +122,3 @@ T4 = {
     )
     for parts, again in ((4, False), (8, False), (4, True))
 }
-
-
-def planned(recipe: Recipe) -> PlanSummary:
-    """The plan of a recipe for one GPU, kept or made now."""
-    return plan_cache.planned(recipe)
-
-
-def everything() -> Iterator[Recipe]:
-    """The recipes whose plans notebook 19 shows.
-
-    They are the ladder up, each rung taken away and each alone, start and full stack at shorter
-    lengths, what a T4 may choose from, and a step too small for the ladder.
-    """
-    yield from climb(START).values()
-    yield from without(START).values()
-    yield from alone(START).values()
-    for recipe in (START, top(START)):
-        yield from (replace(recipe, length=length) for length in SHORTER)
-    yield from T4.values()
-    yield from (SHORT, top(SHORT), replace(SHORT, lora_rank=8))
-
-
-def plan_everything() -> None:
-    """Plan all of it, a minute or two where nothing is kept."""
-    for recipe in everything():
-        planned(recipe)

@@ -1,14 +1,13 @@
 """What each technique takes of a GPU, in bytes and seconds, by plan, for the models at full size.
 
-This is the table of README and notebooks. Its plans are kept (`plan_cache`).
+This is the table of README and notebooks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from helpers.plan import plan_cache
-from helpers.plan.plan_summary import PlanSummary
+from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.kernels.step_seconds import lacks
@@ -37,13 +36,13 @@ TIMED = ("T4", "A100-40GB")  # the GPUs that the time of a step is planned for
 
 
 def rows(
-    planner: Callable[[Recipe], Plan | PlanSummary] = plan_cache.planned,
+    planner: Callable[[Recipe], Plan] = plan,
 ) -> list[dict[str, str]]:
     """A row per technique: peak on a GPU for both models, and the smallest GPU that holds it; then
     the time of a step on each GPU of `TIMED`, for the plain step in seconds, for the others as a
     multiple of it. Whether that GPU holds the step is not asked.
 
-    planner  gives the plan of a recipe for a GPU; by default the kept one
+    planner  gives the plan of a recipe for a GPU; a second or two each
     """
     table = []
     plain: dict[tuple[str, str], float] = {}
@@ -65,19 +64,14 @@ def rows(
     return table
 
 
-def _time(planned: Plan | PlanSummary, gpu: str, plain: float) -> str:
+def _time(planned: Plan, gpu: str, plain: float) -> str:
     seconds = planned.seconds(gpu).total
     return span(seconds) if seconds == plain else f"× {seconds / plain:.2f}"
 
 
-def smallest_gpu(planned: Plan | PlanSummary) -> str:
+def smallest_gpu(planned: Plan) -> str:
     """The name of the GPU with the least memory that runs the planned step as it is."""
     for gpu in sorted(gpus.GPUS.values(), key=lambda gpu: gpu.memory):
         if planned.fits(gpu) and (planned.recipe.precision != "bf16" or gpu.bf16):
             return gpu.name
     return "no GPU"
-
-
-def plan_everything() -> None:
-    """Plan all of it, some twenty seconds where nothing is kept."""
-    rows()

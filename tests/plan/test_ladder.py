@@ -1,4 +1,4 @@
-"""The ladder: its rungs as data, and the plans that are kept of it."""
+"""The ladder: its rungs as data, and their plans."""
 
 import itertools
 
@@ -8,7 +8,6 @@ import pytest
 from exercises.nb19 import BLOG, confounded
 from helpers import plots
 from helpers.plan import ladder, plan
-from helpers.plan.plan_summary import PlanSummary
 from helpers.recipe import Recipe, difference, replace
 from tight_fit import gpus
 from tight_fit.units import GIB
@@ -79,33 +78,17 @@ def test_the_smallest_gpu():
         gpus.find("GTX 1650"),
         "fp16",
     )  # it has no bf16
-    kept = ladder.planned(ladder.START)
-    gpu, _ = ladder.smallest(kept)
-    assert kept.fits(gpu) and not any(
-        kept.fits(other) for other in gpus.GPUS.values() if other.memory < gpu.memory
+    large = plan(ladder.START)
+    gpu, _ = ladder.smallest(large)
+    assert large.fits(gpu) and not any(
+        large.fits(other) for other in gpus.GPUS.values() if other.memory < gpu.memory
     )
-    assert ladder.smallest(replace(kept, overhead=2**50)) is None
+    assert ladder.smallest(plan(replace(ladder.START, batch_size=4096))) is None
 
 
 def test_bf16_and_fp16_differ_by_the_loss_scale():
     one, other = (plan(replace(MINI, precision=half)) for half in ("bf16", "fp16"))
     assert abs(one.peak - other.peak) <= 8 * 512
-
-
-def test_a_plan_that_is_not_kept_is_made():
-    made, truth = ladder.planned(MINI), plan(MINI)
-    assert made.peak == truth.peak and made.recipe == MINI
-
-
-def test_what_is_kept_answers_for_every_recipe_of_its_shape():
-    recipe = replace(ladder.top(ladder.START), seed=7, steps=3, learning_rate=1e-4)
-    kept = ladder.planned(recipe)
-    assert (
-        isinstance(kept, PlanSummary)
-        and kept.recipe == recipe
-        and sum(kept.at_peak.values()) == kept.peak
-    )
-    assert kept.fits("T4").terms["tensors at the peak"] == kept.peak
 
 
 def test_flops_of_a_micro_batch_are_a_polynomial_in_its_width():
@@ -141,11 +124,10 @@ def test_the_blogs_confounded_rows_are_those_whose_peak_something_else_moved():
     assert moved == confounded()
 
 
-def test_a_kept_plan_is_drawn_as_a_plan_is():
-    """Its bar is as long as its peak, and the GPU's line is there."""
-    kept = ladder.planned(ladder.START)
-    axis = plots.categories({"start": kept}, gpu="T4").axes[0]
+def test_the_bar_of_a_plan_is_as_long_as_its_need():
+    large = plan(ladder.START)
+    axis = plots.categories({"start": large}, gpu="T4").axes[0]
     bars = [patch.get_width() for patch in axis.patches]
-    assert sum(bars) * GIB == pytest.approx(kept.fits("T4").need)
+    assert sum(bars) * GIB == pytest.approx(large.fits("T4").need)
     with pytest.raises(TypeError, match="plans\\['other'\\] must be a Plan"):
-        plots.categories({"start": kept, "other": 3})
+        plots.categories({"start": large, "other": 3})
