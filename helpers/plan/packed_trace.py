@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from tight_fit.kernels.op import Op
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 
 COLUMNS = 96  # of a line of the text
 

@@ -12,7 +12,7 @@ from helpers.recipe import Recipe
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.step_seconds import Seconds, seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.memory.plan import Fit, Plan, fit_on_gpu
 
 

@@ -6,7 +6,7 @@ from helpers.plan import plan
 from helpers.plan.packed_trace import COLUMNS, PackedTrace
 from helpers.recipe import Recipe
 from tight_fit.kernels.step_seconds import seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 
 
 def test_packed_and_unpacked_it_is_the_same_trace():

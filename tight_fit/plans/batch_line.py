@@ -15,7 +15,7 @@ import numpy as np
 from tight_fit.memory.plan import Plan, to_plan
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import trace_model_step
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 
 Traced = tuple[StorageTrace, int]  # a step's trace, and the model's number of parameters
 

@@ -45,7 +45,7 @@ from tight_fit.trace.known_values import known_values
 from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
 from tight_fit.trace.splice import NotAlike
 from tight_fit.trace.steps import trace_step
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 
 PACKAGE = Path(__file__).parents[1]
 

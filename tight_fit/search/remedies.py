@@ -20,7 +20,7 @@ from tight_fit.plans.batch_line import BatchLines
 from tight_fit.search.largest import largest_that_fits
 from tight_fit.techniques.preferences import MODEL, PRECOMPUTED
 from tight_fit.techniques.settings import StepSettings
-from tight_fit.trace.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
+from tight_fit.trace.storage_trace import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
 
 Change = dict[str, Any]  # {field of the step: new value}
 
