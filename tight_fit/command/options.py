@@ -335,7 +335,9 @@ def _answer(asked: Question, options: argparse.Namespace) -> int:
     """Print the answer to a question, a kept one where there is one; the exit status."""
     facts = None if options.fresh or options.fastest else kept.find(asked)
     progress = Progress()
-    answers: Iterable[kept.Facts] = [facts] if facts else _new(asked, progress, options.fastest)
+    answers: Iterable[kept.Facts] = (
+        [facts] if facts else _new(asked, progress, options.fastest, options.fresh)
+    )
     said: list[str] = []
     for facts in answers:
         facts = report.with_epoch(facts, options.examples, options.price)
@@ -359,12 +361,12 @@ def _answer(asked: Question, options: argparse.Namespace) -> int:
     return 0 if facts.get("fits", True) else 1
 
 
-def _new(asked: Question, progress: Progress, search: bool) -> Iterable[kept.Facts]:
+def _new(asked: Question, progress: Progress, search: bool, fresh: bool) -> Iterable[kept.Facts]:
     """Answers that are made now, and kept."""
     progress.say("loading PyTorch and transformers")
     with importing():
         from tight_fit.command.answer import answers
-    for facts in answers(asked, progress.say, search):
+    for facts in answers(asked, progress.say, search, fresh):
         yield facts
     if not search:
         kept.keep(asked, facts)
