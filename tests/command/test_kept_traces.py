@@ -139,6 +139,17 @@ def test_what_is_remembered_of_a_configuration_answers_as_it_does(name):
     assert hf_config.read(again).to_dict() == config.to_dict(), "a model is made of the values"
 
 
+def test_a_step_of_other_micro_batches_is_another_step(folder):
+    """Two are traced of however many there are, and FLOPs and seconds are those of all."""
+    asked = Question("m", "m", model_names.values_of(str(folder)), {}, gpus.find("T4"), quick=True)
+    few, many = (
+        replace(asked, fields={"batch_size": 4 * count, "accumulation": count, "length": 16})
+        for count in (2, 6)
+    )
+    assert facts(few, fresh=False) == facts(few, fresh=True)
+    assert facts(many, fresh=False) == facts(many, fresh=True)
+
+
 def test_a_damaged_trace_is_made_anew(folder, monkeypatch):
     asked = question.of(parser().parse_args([str(folder), "--gpu", "T4", "--quick"]))
     anew = facts(asked, fresh=False)

@@ -22,6 +22,7 @@ from tight_fit.command import notes, question
 from tight_fit.command.kept_traces import KeptTraces
 from tight_fit.command.question import Question
 from tight_fit.command.report import option
+from tight_fit.command.wrapper import importing
 from tight_fit.gpus import GPU, GPUS
 from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import no_speed, speed_of
@@ -58,7 +59,15 @@ class Answers:
         self.remedies = self._remedies(asked.gpu or GPUS["H100"])
 
     def _remedies(self, gpu: GPU) -> Remedies:
-        return Remedies(self.step, gpu, lambda change: self.say(_words(change)), kept=self.kept)
+        return Remedies(self.step, gpu, self._tracing, kept=self.kept)
+
+    def _tracing(self, change: Change) -> None:
+        """A step is about to be traced."""
+        if "tight_fit.plans.model" not in sys.modules:
+            self.say("loading PyTorch and transformers")
+            with importing():
+                import tight_fit.plans.model  # noqa: F401
+        self.say(_words(change))
 
     def _turn_to(self, gpu: GPU) -> None:
         if gpu != self.remedies.gpu:
@@ -245,7 +254,10 @@ def quietly() -> Iterator[None]:
 
 
 def _config_of(asked: Question) -> hf_config.PretrainedConfig:
-    import transformers  # noqa: F401  # before `quietly`, which then silences it
+    with importing():
+        import transformers  # noqa: F401  # before `quietly`, which then silences it
+
+        from tight_fit.models import odd  # noqa: F401  # with what it imports
 
     with quietly():
         return hf_config.from_values(asked.values, asked.name)

@@ -46,16 +46,16 @@ class KeptTraces:
             self._write(name, kept)
         return kept[0]
 
-    def find(self, family: tuple, examples: int) -> Traced | None:
-        """The trace of a step of a family with so many examples per micro-batch."""
-        kept = self._read(_name(family, examples))
+    def find(self, key: tuple) -> Traced | None:
+        """The trace of a step, by numbers and texts that tell it from the model's others."""
+        kept = self._read(question.digest(key))
         with contextlib.suppress(KeyError, TypeError, ValueError, IndexError):
             return _unpacked(kept)
         return None
 
-    def keep(self, family: tuple, examples: int, traced: Traced) -> None:
+    def keep(self, key: tuple, traced: Traced) -> None:
         """Keep it. A folder that cannot be written keeps nothing, and that is no error."""
-        self._write(_name(family, examples), _packed(traced))
+        self._write(question.digest(key), _packed(traced))
 
     def _read(self, name: str) -> Any:
         try:
@@ -79,10 +79,6 @@ def _oldest(place: Path, most: int) -> list[Path]:
     there = [file for file in place.iterdir() if not file.name.startswith(".")]
     there.sort(key=lambda file: file.stat().st_mtime)
     return there[: max(0, len(there) - most)]
-
-
-def _name(family: tuple, examples: int) -> str:
-    return question.digest([family, examples])
 
 
 def _packed(traced: Traced) -> dict[str, Any]:

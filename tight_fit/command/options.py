@@ -23,32 +23,17 @@ from tight_fit.command.arguments import OneLineParser, Uncompiled, integer, pric
 from tight_fit.command.layout_options import MOST, OF_LAYOUTS, add_layout
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
-from tight_fit.command.wrapper import importing, run, sentence
+from tight_fit.command.wrapper import run, sentence
 from tight_fit.gpus import KNOWN, calibration
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.gpus.table import SPECS
+from tight_fit.models.config import TASKS, WEIGHTS
 from tight_fit.optimizer_kinds import ALSO, OPTIMIZERS
+from tight_fit.techniques.references import REFERENCES
 from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
 from tight_fit.units import GIB
 
 NAME = "tight-fit"
-WEIGHTS = ("fp32", "bf16", "fp16")  # the keys of `models.config.WEIGHTS`, as a test compares
-# The keys of `models.config.TASKS`, which a test compares: that module imports transformers.
-TASKS = (
-    "sequence-classification",
-    "token-classification",
-    "masked-lm",
-    "causal-lm",
-    "seq2seq-lm",
-    "image-classification",
-    "semantic-segmentation",
-    "image-text-to-text",
-    "speech-to-text",
-    "contrastive",
-    "dpo",
-    "grpo",
-)
-REFERENCES = ("model", "adapters-off", "precomputed", "none")  # `techniques.preferences` has them
 EXAMPLES = """\
 examples:
   tight-fit roberta-base --gpu 8GB --batch 8
@@ -363,9 +348,8 @@ def _answer(asked: Question, options: argparse.Namespace) -> int:
 
 def _new(asked: Question, progress: Progress, search: bool, fresh: bool) -> Iterable[kept.Facts]:
     """Answers that are made now, and kept."""
-    progress.say("loading PyTorch and transformers")
-    with importing():
-        from tight_fit.command.answer import answers
+    from tight_fit.command.answer import answers  # imports NumPy
+
     for facts in answers(asked, progress.say, search, fresh):
         yield facts
     if not search:

@@ -23,10 +23,10 @@ Traced = tuple[StorageTrace, int]  # a step's trace, and the model's number of p
 class Kept(Protocol):
     """Traces of one model's steps that were made before."""
 
-    def find(self, family: tuple, examples: int) -> Traced | None:
-        """The trace of a step of that family (`family_of`) with so many per micro-batch."""
+    def find(self, key: tuple) -> Traced | None:
+        """The trace of a step, by numbers and texts that tell it from all others of the model."""
 
-    def keep(self, family: tuple, examples: int, traced: Traced) -> None:
+    def keep(self, key: tuple, traced: Traced) -> None:
         """Keep a trace."""
 
 
@@ -56,7 +56,7 @@ class BatchLines:
         family = _family(step)
         traces = self._traces.setdefault(family, {})
         if step.micro_batch not in traces:
-            found = self._kept(family, step.micro_batch)
+            found = self._kept(step)
             if found is not None:
                 traces[step.micro_batch] = found
         if step.micro_batch not in traces and family not in self._crooked:
@@ -80,26 +80,30 @@ class BatchLines:
         family, examples = _family(step), step.micro_batch
         traces = self._traces.setdefault(family, {})
         if examples not in traces:
-            traced = self._kept(family, examples) or self._anew(step)
+            traced = self._kept(step) or self._anew(step)
             expected = _on_the_line(traces, examples)
             if expected is not None and not np.array_equal(expected, traced[0].bytes):
                 self._crooked.add(family)
             traces[examples] = traced
         return to_plan(traces[examples], step, self.device)
 
-    def _kept(self, family: tuple, examples: int) -> Traced | None:
-        return self.kept.find((self.device, *family), examples) if self.kept else None
+    def _key(self, step: ModelStep) -> tuple:
+        """What tells a step from others; FLOPs and seconds are those of all its micro-batches."""
+        return self.device, step.accumulation, step.micro_batch, *_family(step)
+
+    def _kept(self, step: ModelStep) -> Traced | None:
+        return self.kept.find(self._key(step)) if self.kept else None
 
     def _anew(self, step: ModelStep) -> Traced:
         """Trace a step, and keep what was found."""
+        self.tracing(step)
         from tight_fit.plans.model import trace_model_step  # imports PyTorch, which takes seconds
         from tight_fit.techniques.model_changes import quiet
 
-        self.tracing(step)
         with quiet():
             traced = trace_model_step(step, self.device)
         if self.kept:
-            self.kept.keep((self.device, *_family(step)), step.micro_batch, traced)
+            self.kept.keep(self._key(step), traced)
         return traced
 
 
