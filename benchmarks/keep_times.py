@@ -25,7 +25,7 @@ from tight_fit.gpus.specs import SPECS
 from tight_fit.kernels import kernel_time
 from tight_fit.kernels.kernel_time import constants
 from tight_fit.kernels.step_seconds import seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 
 TRANSFORMERS = set(
     "beit cait coat convit crossvit deit levit nest pit swin swinv tnt twins visformer vit volo"

@@ -16,7 +16,8 @@ import transformers
 from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 
-from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.kernels.trace_ops import TraceOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
 from tight_fit.trace.fake_tensors import FakeValues

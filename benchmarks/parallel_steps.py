@@ -21,7 +21,8 @@ from transformers.initialization import no_init_weights
 
 from benchmarks.neusight_steps import ATTENTION, MODELS
 from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
-from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.kernels.trace_ops import TraceOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.seconds import StepTime, step
 from tight_fit.torch_private import FakeTensorMode

@@ -28,7 +28,7 @@ from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import SPECS, GpuSpecs
 from tight_fit.kernels.kernel_time import SIZE
 from tight_fit.kernels.step_seconds import seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 
 DATA = Path(__file__).parent / "data"
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-time.md"

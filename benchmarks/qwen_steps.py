@@ -18,7 +18,7 @@ from transformers.initialization import no_init_weights
 
 from helpers.recipe import Recipe
 from tight_fit.kernels.op import OPTIMIZER
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.trace.cuda_kernels import CudaKernels
 

@@ -31,7 +31,8 @@ from torch import nn
 from tight_fit.command.arguments import new_folder
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.kernels.op import Op
-from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.kernels.trace_ops import TraceOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.torch_private import DynamicOutputShapeException, FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
 from tight_fit.trace.fake_tensors import FakeValues

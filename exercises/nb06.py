@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from exercises.check import exercise
 from exercises.comparisons import agree, close, same, whole_number
 from exercises.handout import observe
-from tight_fit.trace.tracker import ACTIVATIONS, BORN, DIES, PARAMETERS, Tracker, steady_memory
+from tight_fit.trace.storage_trace import ACTIVATIONS, BORN, DIES, PARAMETERS
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 LAYERS, KEPT = 64, 4  # of exercise 1; what a layer keeps, in units of its input
 WIDTH = 24

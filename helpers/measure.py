@@ -17,7 +17,7 @@ from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import Batch, tensor_cores, train_step
 from tight_fit.torch_private import clear_cublas_workspaces
 from tight_fit.trace.steps import trace_step
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 
 WARM_UP, MEASURED = 2, 3  # optimizer steps before and after the peak counters are reset
 SCALES = 32  # halvings from the first loss scale to where nothing can overflow

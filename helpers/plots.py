@@ -17,7 +17,7 @@ from tight_fit.command.alt_text import DescribedFigure, closed, described
 from tight_fit.command.told_apart import COLOURS, EDGE, HATCHES
 from tight_fit.gpus import GPU, as_gpu
 from tight_fit.memory.plan import Fit, Plan
-from tight_fit.trace.tracker import CATEGORIES, PHASES
+from tight_fit.trace.storage_trace import CATEGORIES, PHASES
 from tight_fit.units import GIB, MIB
 from tight_fit.units import size as size_of
 

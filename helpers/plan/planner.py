@@ -32,7 +32,7 @@ from tight_fit.plans.model import trace_model_step
 from tight_fit.search.remedies import Remedies
 from tight_fit.techniques.base_weights import widen_heads
 from tight_fit.techniques.step import Batch
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 
 
 def plan(

@@ -15,7 +15,7 @@ from helpers.plan.techniques import MODELS, TECHNIQUES
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.layouts.plan import plan_step
-from tight_fit.trace.tracker import PHASES
+from tight_fit.trace.storage_trace import PHASES
 
 TEXT, IMAGE = Recipe(batch_size=4, length=16), Recipe(model="vit", batch_size=4)
 KEPT = proof.read()

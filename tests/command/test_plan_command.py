@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tight_fit import gpus
 from tight_fit.command import question
 from tight_fit.command.answer import step_of
-from tight_fit.command.options import TASKS, WEIGHTS, main, parser
-from tight_fit.models import config as hf_config
+from tight_fit.command.options import main, parser
 from tight_fit.plans.model import ModelStep, plan_model, plan_model_step
 from tight_fit.search.largest import LIMIT, largest_that_fits
 from tight_fit.search.remedies import Remedies
@@ -299,10 +298,6 @@ def test_every_option_of_the_step_is_a_field_of_it(folder):
     vit = str(ROOT / "helpers" / "mini" / "vit")
     options = parser().parse_args([vit, "--model", vit, "--image-size", "32"])
     assert step_of(question.of(options)).side == 32
-
-
-def test_the_tasks_of_the_command_are_those_that_are_planned():
-    assert TASKS == tuple(hf_config.TASKS) and WEIGHTS == tuple(hf_config.WEIGHTS)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,9 @@ from tests.command.test_plan_command import asked, own_cache  # noqa: F401
 from tight_fit.command import main as with_layouts
 from tight_fit.command import question
 from tight_fit.command.answer import step_of
-from tight_fit.command.options import REFERENCES, parser
+from tight_fit.command.options import parser
 from tight_fit.plans.model import plan_model
-from tight_fit.techniques import preferences
-
-
-def test_the_references_of_the_command_are_those_that_are_planned():
-    assert REFERENCES == preferences.REFERENCES
+from tight_fit.techniques import references
 
 
 @pytest.mark.parametrize(
@@ -62,7 +58,7 @@ def test_an_engine_holds_a_copy_of_the_weights(folder, capsys):
 
 
 @pytest.mark.parametrize("layout", [["--layout", "fsdp=2"], ["--gpus", "2"]], ids=" ".join)
-@pytest.mark.parametrize("task", preferences.TASKS)
+@pytest.mark.parametrize("task", references.TASKS)
 def test_several_gpus_are_refused_in_one_sentence(task, layout, folder, capsys):
     typed = ["--gpu", "T4", "--task", task, "--batch", "4", "--length", "32", *layout]
     with pytest.raises(SystemExit) as ended:

@@ -16,7 +16,7 @@ from tight_fit.kernels.host_memory import link_rate
 from tight_fit.kernels.kernel_time import kernel_seconds
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.step_seconds import operation_times, seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.units import MIB
 
 TENSOR = Product(0.55, 18.0, 1.2, 30.0)

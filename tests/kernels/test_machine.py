@@ -15,7 +15,7 @@ from tight_fit.kernels.kernel_time import (
 )
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.step_seconds import _two_clocks, seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 
 ONE_TILE = {
     "tiles": ((128, 128),),

@@ -17,7 +17,8 @@ from tight_fit.torch_private import (
     is_dense,
 )
 from tight_fit.trace.cublas import copied_for_cublas
-from tight_fit.trace.tracker import BORN, DIES, Tracker
+from tight_fit.trace.storage_trace import BORN, DIES
+from tight_fit.trace.tracker import Tracker
 
 N = 64
 

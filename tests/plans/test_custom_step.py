@@ -19,7 +19,8 @@ from tight_fit.torch_private import FakeTensorMode, PlainDispatchMode
 from tight_fit.trace import cuda_kernels
 from tight_fit.trace.cuda_kernels import AS_GIVEN, AUTOCAST, REFUSED, CudaKernels, _written_out
 from tight_fit.trace.fake_tensors import FakeValues
-from tight_fit.trace.tracker import ACTIVATIONS, BORN, PARAMETERS, Tracker, steady_memory
+from tight_fit.trace.storage_trace import ACTIVATIONS, BORN, PARAMETERS
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 WIDTH = 256
 

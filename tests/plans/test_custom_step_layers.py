@@ -14,7 +14,7 @@ from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.quantized import state_tensors
 from tight_fit.trace.releases import parse
-from tight_fit.trace.tracker import BORN
+from tight_fit.trace.storage_trace import BORN
 
 MIB = 2**20
 

@@ -23,7 +23,7 @@ from tight_fit.search.remedies import Remedies
 from tight_fit.techniques.optimizers import make_optimizer, states
 from tight_fit.techniques.preferences import as_reference
 from tight_fit.techniques.step import train_step
-from tight_fit.trace.tracker import PHASES
+from tight_fit.trace.storage_trace import PHASES
 
 DPO, GRPO = {"task": "dpo"}, {"task": "grpo"}
 FIELDS = [

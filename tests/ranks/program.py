@@ -16,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.programs.real import Enough, measured_steps
 from tight_fit.layouts.messages import CommMeter
-from tight_fit.trace.tracker import BORN, DIES, Tracker, steady_memory
+from tight_fit.trace.storage_trace import BORN, DIES
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 
 def tracked_steps(script, arguments, steps):

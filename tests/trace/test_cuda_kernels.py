@@ -17,16 +17,8 @@ from helpers.recipe import Recipe
 from tight_fit.memory.plan import BLOCK
 from tight_fit.techniques.step import loss_sum
 from tight_fit.torch_private import FakeTensorMode
-from tight_fit.trace.tracker import (
-    ACTIVATIONS,
-    BORN,
-    DIES,
-    MOVES,
-    PARAMETERS,
-    PHASES,
-    Tracker,
-    steady_memory,
-)
+from tight_fit.trace.storage_trace import ACTIVATIONS, BORN, DIES, MOVES, PARAMETERS, PHASES
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(), reason="this PyTorch is built without CUDA"

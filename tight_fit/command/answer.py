@@ -1,33 +1,37 @@
 """The answer to a question of the command, as the facts that its text and its JSON are made from.
 
-This is the part that needs PyTorch and transformers. Sizes are in bytes, times in seconds.
+PyTorch and transformers are imported where a step has to be traced. A step whose trace is kept
+(`command.kept_traces`) is answered without them, in a fraction of the time. Sizes are in bytes,
+times in seconds.
 """
 
 from __future__ import annotations
 
 import ast
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 from tight_fit.command import notes, question
+from tight_fit.command.kept_traces import KeptTraces
 from tight_fit.command.question import Question
 from tight_fit.command.report import option
+from tight_fit.command.wrapper import importing
 from tight_fit.gpus import GPU, GPUS
 from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
+from tight_fit.models.remembered import Remembered
 from tight_fit.models.step import ModelStep
-from tight_fit.search.fastest import fastest
 from tight_fit.search.remedies import Change, Remedies
-from tight_fit.techniques import model_changes
-from tight_fit.trace.cuda_kernels import GROUPED
+from tight_fit.techniques.rules import GROUPED_SINCE
 
 Facts = dict[str, Any]
 
@@ -40,17 +44,30 @@ NOT_PLANNED = ("offloading weights to main memory",)
 class Answers:
     """Answers to questions about one step, which share their plans from GPU to GPU.
 
-    say  is told in a few words what is being done
+    say   is told in a few words what is being done
+    kept  traces of earlier answers, which are made longer; None: every step is traced anew
     """
 
-    def __init__(self, asked: Question, say: Callable[[str], object] = lambda words: None):
-        self.asked, self.say = asked, say
-        with quietly():
-            self.step = step_of(asked)
+    def __init__(
+        self,
+        asked: Question,
+        say: Callable[[str], object] = lambda words: None,
+        kept: KeptTraces | None = None,
+    ):
+        self.asked, self.say, self.kept = asked, say, kept
+        self.step = step_of(asked, kept)
         self.remedies = self._remedies(asked.gpu or GPUS["H100"])
 
     def _remedies(self, gpu: GPU) -> Remedies:
-        return Remedies(self.step, gpu, lambda change: self.say(_words(change)))
+        return Remedies(self.step, gpu, self._tracing, kept=self.kept)
+
+    def _tracing(self, change: Change) -> None:
+        """A step is about to be traced."""
+        if "tight_fit.plans.model" not in sys.modules:
+            self.say("loading PyTorch and transformers")
+            with importing():
+                import tight_fit.plans.model  # noqa: F401
+        self.say(_words(change))
 
     def _turn_to(self, gpu: GPU) -> None:
         if gpu != self.remedies.gpu:
@@ -69,11 +86,11 @@ class Answers:
     def shared(self) -> Facts:
         """The facts that do not depend on the GPU."""
         plan, step, asked = self.planned(), self.step, self.asked
-        kind = hf_config.class_of(step.config, step.task or "")
+        kind = hf_config.kind_of(step.config, step.task or "")
         assert kind is not None, "checked when the step was made"
         return {
             "model": asked.name,
-            "class": kind.__name__,
+            "class": kind.name,
             "task": step.task,
             "task_named": hf_config.named_task(step.config),
             "parameters": plan.parameters,
@@ -93,7 +110,9 @@ class Answers:
             "kbit": step.kbit,
             "attention": step.attention,
             "attention_taken": attention_of(step),
-            "trainer_optimizer": trainer_optimizer(),
+            "trainer_optimizer": self.kept.fact("trainer", trainer_optimizer)
+            if self.kept
+            else trainer_optimizer(),
             "loss": step.loss,
             "reference": step.compared_with,
             "completion": step.completion,
@@ -156,20 +175,26 @@ class Answers:
 
     def fastest(self, gpu: GPU) -> Facts:
         """The fastest combination of techniques that fits a GPU, and its text."""
+        from tight_fit.search.fastest import fastest
+
         with quietly():
             best = fastest(self.remedies)
         return {"fastest": vars(best), "fastest_lines": best.lines(gpu.name, option)}
 
 
 def answers(
-    asked: Question, say: Callable[[str], object] = lambda words: None, search: bool = False
+    asked: Question,
+    say: Callable[[str], object] = lambda words: None,
+    search: bool = False,
+    fresh: bool = False,
 ) -> Iterator[Facts]:
     """The facts as far as they are known: without advice first, then with it.
 
     search  also for the fastest combination of techniques that fits
+    fresh   from traces of its own, not from those that are kept
     Raises what `plans.model.plan_model` raises.
     """
-    maker = Answers(asked, say)
+    maker = Answers(asked, say, None if fresh else KeptTraces(asked.values))
     facts = maker.shared() | maker.on(asked.gpu)
     yield facts
     if asked.gpu is not None and not asked.quick:
@@ -181,16 +206,17 @@ def answers(
 
 def attention_of(step: ModelStep) -> str | None:
     """ "sdpa" or "eager": what is asked for, or what the library takes; None without attention."""
-    kind = hf_config.class_of(step.config, step.task or "")
+    kind = hf_config.kind_of(step.config, step.task or "")
     text = hf_config.text_config(step.config)
     if not hasattr(text, "num_attention_heads"):
         return None
-    return step.attention or ("sdpa" if getattr(kind, "_supports_sdpa", False) else "eager")
+    return step.attention or ("sdpa" if kind is not None and kind.sdpa else "eager")
 
 
 def _written_out(step: ModelStep) -> bool:
     """Whether a GPU without FlashAttention's kernel has none for the attention of a step."""
-    return not GROUPED or "bf16" in (step.precision, step.weights)
+    release = tuple(map(int, question.versions()["torch"].split(".")[:2]))
+    return release < GROUPED_SINCE or "bf16" in (step.precision, step.weights)
 
 
 def trainer_optimizer() -> str:
@@ -198,8 +224,9 @@ def trainer_optimizer() -> str:
 
     The lines of its source that decide it are run, as importing the module takes seconds.
     """
-    found = util.find_spec("transformers.training_args")
-    text = Path(found.origin).read_text(encoding="utf8") if found and found.origin else ""
+    found = util.find_spec("transformers")
+    file = Path(found.origin).with_name("training_args.py") if found and found.origin else None
+    text = file.read_text(encoding="utf8") if file and file.exists() else ""
     decided: list[ast.stmt] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
@@ -211,25 +238,48 @@ def trainer_optimizer() -> str:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Inside, neither PyTorch nor transformers print accounts of what ends in our own sentence."""
+    """Inside, neither PyTorch nor transformers print accounts of what ends in our own sentence.
+
+    Of transformers that holds where it is imported already, and while steps are traced.
+    """
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings(), model_changes.quiet():
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        if "transformers" in sys.modules:
+            from tight_fit.techniques import model_changes
+
+            stack.enter_context(model_changes.quiet())
         warnings.simplefilter("ignore")
         yield
 
 
-def step_of(asked: Question) -> ModelStep:
-    """The step that a question is about.
+def _config_of(asked: Question) -> hf_config.PretrainedConfig:
+    with importing():
+        import transformers  # noqa: F401  # before `quietly`, which then silences it
+
+        from tight_fit.models import odd  # noqa: F401  # with what it imports
+
+    with quietly():
+        return hf_config.from_values(asked.values, asked.name)
+
+
+def step_of(asked: Question, kept: KeptTraces | None = None) -> ModelStep:
+    """The step that a question is about; `kept` may know what its configuration says.
 
     Weights of 16 bits are trained with autocast of the same dtype where no precision was given.
     """
-    config = hf_config.from_values(asked.values, asked.name)
-    fields = {"batch_size": question.BATCH, **asked.fields}
-    if "precision" in fields:
-        return ModelStep(config, **fields)
-    step = ModelStep(config, **fields)
-    assert step.weights is not None, "set when the step was made"
-    return ModelStep(config, **fields, precision=step.weights)
+    if kept:
+        facts = kept.fact("config", lambda: hf_config.remember(_config_of(asked)).facts)
+        config: hf_config.Config = Remembered(facts, asked.values, asked.name)
+    else:
+        config = _config_of(asked)
+    with quietly():
+        fields = {"batch_size": question.BATCH, **asked.fields}
+        if "precision" in fields:
+            return ModelStep(config, **fields)
+        step = ModelStep(config, **fields)
+        assert step.weights is not None, "set when the step was made"
+        return ModelStep(config, **fields, precision=step.weights)
 
 
 def _words(change: Change) -> str:

@@ -129,7 +129,7 @@ def _figure(facts: dict[str, Any]) -> Any:
 
     from tight_fit.command.alt_text import described
     from tight_fit.command.told_apart import COLOURS
-    from tight_fit.trace.tracker import CATEGORIES
+    from tight_fit.trace.storage_trace import CATEGORIES
     from tight_fit.units import GIB, MIB
 
     rows = np.array(facts["timeline"]["bytes"], dtype=float)

@@ -23,32 +23,17 @@ from tight_fit.command.arguments import OneLineParser, Uncompiled, integer, pric
 from tight_fit.command.layout_options import MOST, OF_LAYOUTS, add_layout
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
-from tight_fit.command.wrapper import importing, run, sentence
+from tight_fit.command.wrapper import run, sentence
 from tight_fit.gpus import KNOWN, calibration
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.gpus.table import SPECS
+from tight_fit.models.config import TASKS, WEIGHTS
 from tight_fit.optimizer_kinds import ALSO, OPTIMIZERS
+from tight_fit.techniques.references import REFERENCES
 from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
 from tight_fit.units import GIB
 
 NAME = "tight-fit"
-WEIGHTS = ("fp32", "bf16", "fp16")  # the keys of `models.config.WEIGHTS`, as a test compares
-# The keys of `models.config.TASKS`, which a test compares: that module imports transformers.
-TASKS = (
-    "sequence-classification",
-    "token-classification",
-    "masked-lm",
-    "causal-lm",
-    "seq2seq-lm",
-    "image-classification",
-    "semantic-segmentation",
-    "image-text-to-text",
-    "speech-to-text",
-    "contrastive",
-    "dpo",
-    "grpo",
-)
-REFERENCES = ("model", "adapters-off", "precomputed", "none")  # `techniques.preferences` has them
 EXAMPLES = """\
 examples:
   tight-fit roberta-base --gpu 8GB --batch 8
@@ -335,7 +320,9 @@ def _answer(asked: Question, options: argparse.Namespace) -> int:
     """Print the answer to a question, a kept one where there is one; the exit status."""
     facts = None if options.fresh or options.fastest else kept.find(asked)
     progress = Progress()
-    answers: Iterable[kept.Facts] = [facts] if facts else _new(asked, progress, options.fastest)
+    answers: Iterable[kept.Facts] = (
+        [facts] if facts else _new(asked, progress, options.fastest, options.fresh)
+    )
     said: list[str] = []
     for facts in answers:
         facts = report.with_epoch(facts, options.examples, options.price)
@@ -359,12 +346,11 @@ def _answer(asked: Question, options: argparse.Namespace) -> int:
     return 0 if facts.get("fits", True) else 1
 
 
-def _new(asked: Question, progress: Progress, search: bool) -> Iterable[kept.Facts]:
+def _new(asked: Question, progress: Progress, search: bool, fresh: bool) -> Iterable[kept.Facts]:
     """Answers that are made now, and kept."""
-    progress.say("loading PyTorch and transformers")
-    with importing():
-        from tight_fit.command.answer import answers
-    for facts in answers(asked, progress.say, search):
+    from tight_fit.command.answer import answers  # imports NumPy
+
+    for facts in answers(asked, progress.say, search, fresh):
         yield facts
     if not search:
         kept.keep(asked, facts)

@@ -13,7 +13,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tight_fit.trace.tracker import CATEGORIES
+from tight_fit.trace.storage_trace import CATEGORIES
 
 # Colours that most readers with a colour vision deficiency tell apart (Okabe and Ito 2008).
 COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#999999")))

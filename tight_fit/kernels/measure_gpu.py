@@ -19,7 +19,8 @@ import torch.nn.functional as F
 
 from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.op import Op
-from tight_fit.kernels.trace_ops import TracedOps, TraceOps
+from tight_fit.kernels.trace_ops import TraceOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.units import MIB
 
 DTYPES = {

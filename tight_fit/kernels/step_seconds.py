@@ -19,7 +19,7 @@ from tight_fit.gpus.specs import ARITHMETICS, GpuSpecs, find_gpu
 from tight_fit.kernels.host_memory import KINDS, ends_with_host
 from tight_fit.kernels.kernel_time import PRODUCTS, constants, kernel_seconds, launch_seconds
 from tight_fit.kernels.op import PHASES, Op
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 
 
 @dataclass(frozen=True)

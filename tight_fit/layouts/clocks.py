@@ -29,7 +29,7 @@ from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.kernel_time import launch_seconds
 from tight_fit.kernels.op import OPTIMIZER, PHASES, Op
 from tight_fit.kernels.step_seconds import operation_times
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.schedules import Action, Schedule, consumer, needs
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tight_fit.kernels.op import Op
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.torch_private_ranks import process_group
 from tight_fit.torch_private import WRAPPERS, TorchDispatchMode, tree_leaves
 

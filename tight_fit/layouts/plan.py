@@ -45,7 +45,7 @@ from tight_fit.trace.cuda_kernels import CudaKernels
 from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
 from tight_fit.trace.repeated_layers import RepeatedLayers
 from tight_fit.trace.splice import NotAlike
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from tight_fit.layouts.tensor import split_decoder
 from tight_fit.layouts.wrapping import apply_fsdp2, layers, prefetch
 from tight_fit.models.made import FlatLogits
 from tight_fit.models.step import ModelStep
-from tight_fit.techniques import preferences
+from tight_fit.techniques import references
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import Batch, loss_sum
 
@@ -234,7 +234,7 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
         )
     if layout.pipeline > 1:
         check_pipeline(model_step, layout)
-    if model_step.task in preferences.TASKS or model_step.reads == "images":
+    if model_step.task in references.TASKS or model_step.reads == "images":
         raise ValueError(
             f"task={model_step.task!r} is planned on one GPU, and not with a layout: leave the "
             "layout out, or plan task='causal-lm'."

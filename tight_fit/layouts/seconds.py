@@ -16,7 +16,7 @@ from typing import Protocol
 from tight_fit.checks import PRECISIONS, of_type, one_of, real, shown
 from tight_fit.gpus import GPU, as_gpu
 from tight_fit.gpus.specs import ARITHMETICS, SPECS, find_gpu
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.clocks import Clocks, events_of, play
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.stages import schedule_of

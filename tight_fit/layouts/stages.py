@@ -21,6 +21,7 @@ from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.schedules import Schedule
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
+from tight_fit.techniques.precision import DTYPES
 from tight_fit.techniques.step import AUTOCAST, autocast
 
 # Decoders whose body changes its hidden states in the layers only, so that a stage in the middle
@@ -178,7 +179,7 @@ def like_of_stage(
     layers add to as it is, that of the weights.
     """
     config: Any = model_step.config
-    weights = hf_config.WEIGHTS[model_step.weights or "fp32"]
+    weights = DTYPES[model_step.weights or "fp32"]
     casts = layout.strategy != "ddp" and model_step.precision in AUTOCAST
     hidden = AUTOCAST[model_step.precision] if casts else weights
     logits = AUTOCAST.get(model_step.precision, weights)

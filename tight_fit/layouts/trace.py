@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tight_fit.kernels.trace_ops import Recorder, TracedOps
+from tight_fit.kernels.trace_ops import Recorder
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.layout import AXES
 from tight_fit.layouts.messages import CommMeter, SentMessage, place_messages
 from tight_fit.layouts.rank import ModelRank
@@ -18,15 +19,14 @@ from tight_fit.techniques.optimizers import states
 from tight_fit.techniques.step import Batch
 from tight_fit.trace.fake_tensors import Indices
 from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
-from tight_fit.trace.tracker import (
+from tight_fit.trace.storage_trace import (
     ACTIVATIONS,
     GRADIENTS,
     OPTIMIZER,
     PARAMETERS,
     StorageTrace,
-    Tracker,
-    steady_memory,
 )
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 # The stream on which a storage is allocated, by the operation that made it.
 STREAMS = ("", "all_gather", "reduce_scatter")

@@ -12,15 +12,14 @@ from tight_fit.layouts.torch_private_ranks import whole_gradients
 from tight_fit.layouts.trace import sent_messages, shapes_unseen
 from tight_fit.techniques.optimizers import states
 from tight_fit.techniques.step import Batch
-from tight_fit.trace.tracker import (
+from tight_fit.trace.storage_trace import (
     ACTIVATIONS,
     GRADIENTS,
     OPTIMIZER,
     PARAMETERS,
     StorageTrace,
-    Tracker,
-    steady_memory,
 )
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 
 def trace_pipeline_rank(

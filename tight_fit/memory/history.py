@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from tight_fit.trace.tracker import BORN, DIES, Tracker, steady_memory
+from tight_fit.trace.storage_trace import BORN, DIES
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 OWN = (__file__, sys.modules[Tracker.__module__].__file__)
 Frame = dict[str, Any]  # name of the function, filename, line

@@ -15,10 +15,10 @@ from tight_fit.checks import shown
 from tight_fit.gpus import CONTEXT, GPU, MALLOC, MARGIN, WORKSPACE, as_gpu, cublas_workspace
 from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.step_seconds import Seconds, seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.memory.allocator import UNIT, AllocationTrace, AllocatorPeaks, replay
 from tight_fit.techniques.settings import StepSettings
-from tight_fit.trace.tracker import (
+from tight_fit.trace.storage_trace import (
     BORN,
     CATEGORIES,
     DIES,

@@ -1,22 +1,26 @@
 """Any Hugging Face model from its configuration alone: which class trains it, and what it reads.
 
 Nothing here reads weights or runs code that a repository carries. What cannot be planned raises
-`CannotPlan`, in one sentence that says why.
+`CannotPlan`, in one sentence that says why. transformers is imported where it is asked, so that
+what is `Remembered` of a configuration does without it.
 """
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from transformers import CONFIG_MAPPING, PretrainedConfig
-from transformers.models.auto import modeling_auto as auto
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tight_fit.checks import one_of, shown
-from tight_fit.models import bounds, hub, odd
+from tight_fit.models import bounds, hub
 from tight_fit.models import names as model_names
+from tight_fit.models.remembered import Kind, Remembered
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+Config: TypeAlias = "PretrainedConfig | Remembered"
 
 
 class CannotPlan(ValueError):
@@ -57,17 +61,19 @@ TASKS = {
 LANGUAGE_MODELS = ("causal-lm", "dpo", "grpo")  # tasks whose loss is one of next tokens
 IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
 NAMED_DTYPES = ("float32", "bfloat16", "float16", "auto")
-WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WEIGHTS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # with PyTorch's names
 
 
-def read(source: PretrainedConfig | str | Path) -> PretrainedConfig:
+def read(source: Config | str | Path) -> PretrainedConfig:
     """A copy of a configuration, from an object, a folder, a config.json, or a name on the hub.
 
     A name is looked up among the configurations that come with the package, in TIGHT_FIT_MIRROR, in
     the hub's cache, and on the hub, of which only config.json is fetched. Raises
     hub.HubUnavailable, FileNotFoundError, CannotPlan.
     """
-    if isinstance(source, PretrainedConfig):
+    if isinstance(source, Remembered):
+        return from_values(source.values, source.name)
+    if not isinstance(source, str | Path):
         return copy.deepcopy(source)
     try:
         values = dict(model_names.values_of(source))
@@ -86,6 +92,10 @@ def from_values(values: dict[str, Any], source: str) -> PretrainedConfig:
 
     Raises CannotPlan.
     """
+    from transformers import CONFIG_MAPPING  # takes seconds
+
+    from tight_fit.models import odd
+
     kind = values["model_type"]
     if kind not in CONFIG_MAPPING:
         why = (
@@ -113,14 +123,14 @@ def from_values(values: dict[str, Any], source: str) -> PretrainedConfig:
     return config
 
 
-def task_of(config: PretrainedConfig, task: str | None = None) -> str:
+def task_of(config: Config, task: str | None = None) -> str:
     """The task to plan: the `task` asked for, else what config.architectures was trained for.
 
     Without either the usual one of its kind: classification for encoders and vision models, the
     next token for decoders. Raises ValueError for a task that is not in `TASKS`, and CannotPlan for
     one that this architecture has no class for.
     """
-    able = {name: kind for name in TASKS if (kind := class_of(config, name))}
+    able = {name: kind for name in TASKS if (kind := kind_of(config, name))}
     if task is not None:
         one_of("task", task, TASKS)
         if task not in able:
@@ -131,7 +141,7 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
         return task
     named = set(config.architectures or ())
     for name, kind in able.items():
-        if kind.__name__ in named and name != "masked-lm":
+        if kind.name in named and name != "masked-lm":
             return name
     usual = ["contrastive", "image-classification", "sequence-classification", "causal-lm"]
     usual += ["token-classification", "image-text-to-text"]
@@ -148,24 +158,24 @@ def task_of(config: PretrainedConfig, task: str | None = None) -> str:
     )
 
 
-def named_task(config: PretrainedConfig) -> str | None:
+def named_task(config: Config) -> str | None:
     """The task of `TASKS` whose class config.architectures names; None where it names none."""
     named = set(config.architectures or ())
     for name in TASKS:
-        kind = class_of(config, name)
-        if kind is not None and kind.__name__ in named:
+        kind = kind_of(config, name)
+        if kind is not None and kind.name in named:
             return name
     return None
 
 
-def weights_of(config: PretrainedConfig) -> str:
+def weights_of(config: Config) -> str:
     """The dtype in which the configuration says that weights are stored: a key of `WEIGHTS`."""
     dtype = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
-    names = {str(kind): name for name, kind in WEIGHTS.items()}
-    return names.get(f"torch.{str(dtype).removeprefix('torch.')}", "fp32")
+    names = {theirs: name for name, theirs in WEIGHTS.items()}
+    return names.get(str(dtype).removeprefix("torch."), "fp32")
 
 
-def stored_weights(config: PretrainedConfig) -> str:
+def stored_weights(config: Config) -> str:
     """As `weights_of`. Raises CannotPlan for a dtype that is none of `WEIGHTS`."""
     dtype = getattr(config, "dtype", None)
     if dtype is not None and str(dtype).removeprefix("torch.") not in NAMED_DTYPES:
@@ -176,8 +186,18 @@ def stored_weights(config: PretrainedConfig) -> str:
     return weights_of(config)
 
 
+def kind_of(config: Config, task: str) -> Kind | None:
+    """What is to be known of the class that transformers has for a task, None where it has none."""
+    if isinstance(config, Remembered):
+        return config.kinds.get(task)
+    kind = class_of(config, task)
+    return None if kind is None else Kind(kind.__name__, getattr(kind, "_supports_sdpa", False))
+
+
 def class_of(config: PretrainedConfig, task: str) -> type | None:
     """The class that transformers has for a task, None where it has none."""
+    from transformers.models.auto import modeling_auto as auto
+
     mapping = getattr(auto, TASKS[task].mapping)
     if type(config) not in mapping:
         return None
@@ -188,12 +208,12 @@ def class_of(config: PretrainedConfig, task: str) -> type | None:
     return next((kind for kind in kinds if kind.__name__ in named), kinds[0])
 
 
-def text_config(config: PretrainedConfig) -> PretrainedConfig:
+def text_config(config: Config) -> Config:
     """The part that says how the decoder reads text, in models that also read other things."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def image_shape(config: PretrainedConfig, side: int | None = None) -> tuple[int, int, int]:
+def image_shape(config: Config, side: int | None = None) -> tuple[int, int, int]:
     """(channels, height, width) of an image; `side` in pixels replaces the configuration's."""
     config = getattr(config, "vision_config", config)
     size = side or getattr(config, "image_size", None) or IMAGE_SIDE
@@ -203,6 +223,8 @@ def image_shape(config: PretrainedConfig, side: int | None = None) -> tuple[int,
 
 def most_positions(model: torch.nn.Module, config: PretrainedConfig) -> int | None:
     """The longest example in tokens that the model takes, None where nothing limits it."""
+    import torch
+
     most = getattr(text_config(config), "max_position_embeddings", None)
     for name, module in model.named_modules():  # RoBERTa's positions begin after the padding's
         if (
@@ -221,3 +243,10 @@ def sentence(error: BaseException) -> str:
     if not text or isinstance(error, KeyError):  # whose text is the key alone
         text = f"{type(error).__name__} {text}".strip()
     return text[:300] + ("" if text.endswith(".") else ".")
+
+
+def remember(config: PretrainedConfig) -> Remembered:
+    """What answers read of a configuration, for those that come later."""
+    parts = {"text": text_config(config), "vision": getattr(config, "vision_config", None)}
+    kinds = {task: kind for task in TASKS if (kind := kind_of(config, task))}
+    return Remembered.of(config, parts, kinds)

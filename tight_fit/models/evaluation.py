@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
-from tight_fit.techniques.precision import AUTOCAST
-from tight_fit.techniques.preferences import TASKS
+from tight_fit.techniques.references import TASKS
 
 BATCH = 8  # examples of an evaluation step where nothing is said (per_device_eval_batch_size)
 COPIES = 2  # of what is kept, while the next batch is added to it
@@ -29,5 +28,5 @@ def logits_bytes(step: ModelStep) -> int | None:
     if kind.reads in ("texts", "speech"):
         read = config.max_source_positions if kind.reads == "speech" else step.tokens or 1
         numbers += read * text.hidden_size
-    halved = step.weights != "fp32" and step.precision not in AUTOCAST
+    halved = step.weights != "fp32" and step.precision not in ("bf16", "fp16")
     return numbers * (2 if halved else 4)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PretrainedConfig
+if TYPE_CHECKING:
+    import torch
 
 SIDE = 448  # pixels, of models that read images of any size
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # read the patches of images of any size
@@ -63,7 +63,7 @@ def _pixels(config: Any) -> int:
 
 
 def inputs(
-    config: PretrainedConfig | Any, examples: int, tokens: int, side: int | None, dtype: torch.dtype
+    config: Any, examples: int, tokens: int, side: int | None, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """A micro-batch of examples of one image each, before the rest of the text.
 
@@ -71,6 +71,8 @@ def inputs(
     [examples, tokens]. Pixels are [examples, channels, side, side], or of models in `GRIDS`
     [examples x patches, numbers of a patch], beside image_grid_thw, int64 [examples, 3].
     """
+    import torch
+
     count, pixels = tokens_of(config, side), side_of(config, side)
     image = getattr(config, "image_token_id", None) or config.image_token_index
     special = {number for name, number in vars(config).items() if name.endswith(("_id", "_index"))}

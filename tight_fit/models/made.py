@@ -18,9 +18,10 @@ from tight_fit.models import odd
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import ModelStep
 from tight_fit.packages import needs
-from tight_fit.techniques import four_bits, model_changes, preferences, targets
+from tight_fit.techniques import four_bits, model_changes, preferences, references, targets
 from tight_fit.techniques.chunked_loss import HeadInChunks, put_in_chunks
 from tight_fit.techniques.model_changes import Recompute, as_if_real
+from tight_fit.techniques.precision import DTYPES
 from tight_fit.techniques.step import AUTOCAST
 from tight_fit.torch_private import disable_current_modes
 from tight_fit.trace.fake_tensors import leave_meta
@@ -85,7 +86,7 @@ def compared(
     model: FlatLogits, model_step: ModelStep, other: Callable[[], PreTrainedModel]
 ) -> FlatLogits:
     """The model, with a frozen copy beside it where the step keeps one in memory."""
-    if model_step.compared_with == preferences.MODEL:
+    if model_step.compared_with == references.MODEL:
         copy = other()
         _quantize(copy, model_step)
         if model_step.loss == "chunked":
@@ -117,7 +118,7 @@ def make(model_step: ModelStep) -> PreTrainedModel:
     if model_step.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
         raise CannotPlan(f"{kind.__name__} has attention='eager' alone: leave attention out.")
     try:
-        with model_changes.default_dtype(hf_config.WEIGHTS[model_step.weights or "fp32"]):
+        with model_changes.default_dtype(DTYPES[model_step.weights or "fp32"]):
             model = kind(config)
     except Exception as error:  # a missing library, sizes that do not fit: each its own type
         raise CannotPlan(
@@ -208,7 +209,7 @@ def _quantize(model: PreTrainedModel, model_step: ModelStep) -> None:
     """Put the weights into 4 bits where the step asks for it, in place."""
     if model_step.base == "nf4":
         compute = AUTOCAST.get(model_step.precision)
-        four_bits.quantize(model, compute or hf_config.WEIGHTS[model_step.weights or "bf16"])
+        four_bits.quantize(model, compute or DTYPES[model_step.weights or "bf16"])
     if model_step.kbit:
         four_bits.rest_in_fp32(model)
 

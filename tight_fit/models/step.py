@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from tight_fit.checks import check_step, make_plain, one_of, shown, true_or_false, whole
 from tight_fit.models import bounds as config_bounds
 from tight_fit.models import config as hf_config
 from tight_fit.models import images
-from tight_fit.models.config import LANGUAGE_MODELS, TASKS, Task
-from tight_fit.techniques import preferences, targets
+from tight_fit.models.config import LANGUAGE_MODELS, TASKS, Config, Task
+from tight_fit.techniques import references, targets
 from tight_fit.techniques.rules import check_techniques
 from tight_fit.techniques.targets import QUERY_VALUE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 SPEECH = ("whisper",)
 SEES = ("image", "pair")
@@ -58,7 +59,7 @@ class ModelStep:
     side     height and width of an image in pixels; None takes the configuration's, or 224
     classes  of a classifier; None takes the configuration's
     frozen   only for models with one stack of layers
-    reference  of task="dpo" or "grpo": how the reference is had, one of `preferences.REFERENCES`;
+    reference  of task="dpo" or "grpo": how the reference is had, one of `references.REFERENCES`;
              None takes "adapters-off" with LoRA, else a "model" in memory, and "none" with grpo
     completion  of task="grpo": how many of an example's tokens the model writes; None takes half
 
@@ -68,7 +69,7 @@ class ModelStep:
     Raises ValueError or TypeError, in one sentence (CannotPlan is a ValueError).
     """
 
-    config: PretrainedConfig = field(compare=False)
+    config: Config = field(compare=False)
     batch_size: int = 16
     length: int | None = None
     precision: str = "fp32"
@@ -175,7 +176,7 @@ class ModelStep:
     def _check_preferences(self) -> None:
         """Raises ValueError for fields of a preference that do not go with the step, and sets the
         tokens that are written."""
-        if self.task not in preferences.TASKS:
+        if self.task not in references.TASKS:
             for name in ("reference", "completion"):
                 if getattr(self, name) is not None:
                     raise ValueError(
@@ -184,13 +185,13 @@ class ModelStep:
                     )
             return
         if self.reference is not None:
-            one_of("reference", self.reference, preferences.REFERENCES)
-            if self.reference not in preferences.OF_TASK[self.task]:
-                able = ", ".join(preferences.OF_TASK[self.task])
+            one_of("reference", self.reference, references.REFERENCES)
+            if self.reference not in references.OF_TASK[self.task]:
+                able = ", ".join(references.OF_TASK[self.task])
                 raise ValueError(
                     f"reference={self.reference!r} makes no step of {self.task}: use one of {able}."
                 )
-            if self.reference == preferences.ADAPTERS_OFF and self.lora_rank is None:
+            if self.reference == references.ADAPTERS_OFF and self.lora_rank is None:
                 raise ValueError(
                     "reference='adapters-off' takes the base under adapters, and there are none: "
                     "give lora_rank, or use reference='model'."
@@ -212,12 +213,12 @@ class ModelStep:
 
     @property
     def compared_with(self) -> str:
-        """How the reference is had, one of `preferences.REFERENCES`; "none" for other tasks."""
-        if self.reference is not None or self.task not in preferences.TASKS:
-            return self.reference or preferences.NONE
+        """How the reference is had, one of `references.REFERENCES`; "none" for other tasks."""
+        if self.reference is not None or self.task not in references.TASKS:
+            return self.reference or references.NONE
         if self.task == "grpo":
-            return preferences.NONE
-        return preferences.MODEL if self.lora_rank is None else preferences.ADAPTERS_OFF
+            return references.NONE
+        return references.MODEL if self.lora_rank is None else references.ADAPTERS_OFF
 
     @property
     def sequences(self) -> int:

@@ -9,25 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Protocol
 
 import numpy as np
 
 from tight_fit.memory.plan import Plan, to_plan
 from tight_fit.models.step import ModelStep
-from tight_fit.plans.model import trace_model_step
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 
 Traced = tuple[StorageTrace, int]  # a step's trace, and the model's number of parameters
+
+
+class Kept(Protocol):
+    """Traces of one model's steps that were made before."""
+
+    def find(self, key: tuple) -> Traced | None:
+        """The trace of a step, by numbers and texts that tell it from all others of the model."""
+
+    def keep(self, key: tuple, traced: Traced) -> None:
+        """Keep a trace."""
 
 
 class BatchLines:
     """Plans of steps of one model that are traced only where they cannot be told from others.
 
     tracing  is called with each step that is traced, before it is
+    kept     traces that need not be made, and to which those are added that are
     """
 
-    def __init__(self, device: str, tracing: Callable[[ModelStep], object] = lambda step: None):
-        self.device, self.tracing = device, tracing
+    def __init__(
+        self,
+        device: str,
+        tracing: Callable[[ModelStep], object] = lambda step: None,
+        kept: Kept | None = None,
+    ):
+        self.device, self.tracing, self.kept = device, tracing, kept
         # Steps that differ only in their batch size -> examples per micro-batch -> the trace.
         self._traces: dict[tuple, dict[int, Traced]] = {}
         self._crooked: set[tuple] = set()  # those whose sizes are no lines
@@ -39,6 +55,10 @@ class BatchLines:
         """
         family = _family(step)
         traces = self._traces.setdefault(family, {})
+        if step.micro_batch not in traces:
+            found = self._kept(step)
+            if found is not None:
+                traces[step.micro_batch] = found
         if step.micro_batch not in traces and family not in self._crooked:
             sizes = _on_the_line(traces, step.micro_batch)
             if sizes is not None:
@@ -60,13 +80,31 @@ class BatchLines:
         family, examples = _family(step), step.micro_batch
         traces = self._traces.setdefault(family, {})
         if examples not in traces:
-            self.tracing(step)
-            traced = trace_model_step(step, self.device)
+            traced = self._kept(step) or self._anew(step)
             expected = _on_the_line(traces, examples)
             if expected is not None and not np.array_equal(expected, traced[0].bytes):
                 self._crooked.add(family)
             traces[examples] = traced
         return to_plan(traces[examples], step, self.device)
+
+    def _key(self, step: ModelStep) -> tuple:
+        """What tells a step from others; FLOPs and seconds are those of all its micro-batches."""
+        return self.device, step.accumulation, step.micro_batch, *_family(step)
+
+    def _kept(self, step: ModelStep) -> Traced | None:
+        return self.kept.find(self._key(step)) if self.kept else None
+
+    def _anew(self, step: ModelStep) -> Traced:
+        """Trace a step, and keep what was found."""
+        self.tracing(step)
+        from tight_fit.plans.model import trace_model_step  # imports PyTorch, which takes seconds
+        from tight_fit.techniques.model_changes import quiet
+
+        with quiet():
+            traced = trace_model_step(step, self.device)
+        if self.kept:
+            self.kept.keep(self._key(step), traced)
+        return traced
 
 
 def _family(step: ModelStep) -> tuple:

@@ -29,10 +29,11 @@ from tight_fit.models import images, odd
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.made import FlatLogits, empty, real
 from tight_fit.models.step import ModelStep
-from tight_fit.techniques import model_changes, preferences
+from tight_fit.techniques import model_changes, references
 from tight_fit.techniques.four_bits import count_parameters
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
+from tight_fit.techniques.precision import DTYPES
 from tight_fit.techniques.step import AUTOCAST, Batch, train_step
 from tight_fit.torch_private import (
     DataDependentOutputException,
@@ -45,7 +46,7 @@ from tight_fit.trace.known_values import known_values
 from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
 from tight_fit.trace.splice import NotAlike
 from tight_fit.trace.steps import trace_step
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -220,7 +221,7 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
     config: Any = model.model.config
     inputs: Batch = {}
     casts = model_step.precision in AUTOCAST or model_step.weights is None
-    dtype = torch.float32 if casts else hf_config.WEIGHTS[model_step.weights or "fp32"]
+    dtype = torch.float32 if casts else DTYPES[model_step.weights or "fp32"]
     if kind.reads in ("image", "pair"):
         shape = hf_config.image_shape(config, model_step.side)
         inputs["pixel_values"] = torch.randn(examples, *shape, dtype=dtype)
@@ -234,7 +235,7 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
         return inputs | {"labels": torch.randint(config.num_labels, (examples, *places))}
     vocabulary, tokens = hf_config.text_config(config).vocab_size, model_step.tokens
     assert tokens is not None, "a model that reads text has a length"
-    if model_step.task in preferences.TASKS:
+    if model_step.task in references.TASKS:
         return _compared(model, model_step, vocabulary)
     if kind.reads == "images":
         inputs = images.inputs(config, examples, tokens, model_step.side, dtype)
@@ -263,9 +264,9 @@ def _compared(model: FlatLogits, model_step: ModelStep, vocabulary: int) -> Batc
         inputs["advantages"] = torch.randn(rows)
         if "logits_to_keep" in inspect.signature(model.model.forward).parameters:
             labels = torch.randint(vocabulary, (rows, model_step.completion + 1))
-        if model_step.compared_with != preferences.NONE:
+        if model_step.compared_with != references.NONE:
             inputs["reference"] = torch.randn(labels.shape)
-    elif model_step.compared_with == preferences.PRECOMPUTED:
+    elif model_step.compared_with == references.PRECOMPUTED:
         inputs["reference"] = torch.randn(rows)
     return inputs | {"labels": labels}
 

@@ -42,7 +42,8 @@ from tight_fit.checks import function, true_or_false, whole
 from tight_fit.gpus import GPU, WORKSPACE, as_gpu, cublas_workspace
 from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.step_seconds import Seconds, seconds
-from tight_fit.kernels.trace_ops import Recorder, TracedOps
+from tight_fit.kernels.trace_ops import Recorder
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.memory.allocator import (
     MAX_STEPS,
     ROUND,
@@ -59,15 +60,8 @@ from tight_fit.trace.fake_tensors import FakeValues
 from tight_fit.trace.gpu_calls import GPUCalls, Places, as_on_gpu
 from tight_fit.trace.quantized import quantize, quantized_layers, state_tensors
 from tight_fit.trace.releases import as_in, parse
-from tight_fit.trace.tracker import (
-    ACTIVATIONS,
-    BORN,
-    DIES,
-    PARAMETERS,
-    StorageTrace,
-    Tracker,
-    steady_memory,
-)
+from tight_fit.trace.storage_trace import ACTIVATIONS, BORN, DIES, PARAMETERS, StorageTrace
+from tight_fit.trace.tracker import Tracker, steady_memory
 from tight_fit.units import GIB
 
 OnGPU = Sequence[nn.Module | torch.Tensor]

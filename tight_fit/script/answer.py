@@ -12,21 +12,14 @@ import torch
 
 from tight_fit.gpus import CONTEXT, GPU, NCCL, WORKSPACE, cublas_workspace
 from tight_fit.kernels.step_seconds import seconds
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.memory.allocator import MAX_STEPS
 from tight_fit.memory.plan import fit_on_gpu
 from tight_fit.plans.own_step import Replay, least
 from tight_fit.script.evaluation import first_call
 from tight_fit.script.program import ProgramRun
 from tight_fit.script.steps import FIRST_KEPT, LASTING, Watch
-from tight_fit.trace.tracker import (
-    BORN,
-    CATEGORIES,
-    DIES,
-    PARAMETERS,
-    PHASES,
-    StorageTrace,
-)
+from tight_fit.trace.storage_trace import BORN, CATEGORIES, DIES, PARAMETERS, PHASES, StorageTrace
 
 LARGEST = 12  # lines of tensors that are listed
 POINTS = 600  # of the timeline that is drawn

@@ -32,7 +32,7 @@ from tight_fit.script import values
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.torch_private import FakeTensor, disable_current_modes
 from tight_fit.trace.known_values import KnownValues, know, values_of
-from tight_fit.trace.tracker import BORN, DIES
+from tight_fit.trace.storage_trace import BORN, DIES
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 EVALUATES = {"evaluate", "validate", "generate", "predict"}  # methods of models and trainers

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from tight_fit.gpus import WORKSPACE
-from tight_fit.kernels.trace_ops import TracedOps
+from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.memory.allocator import MAX_STEPS
 from tight_fit.plans.own_step import GPURecorder, Replay
 from tight_fit.script.evaluation import Evaluation
@@ -23,7 +23,7 @@ from tight_fit.script.loaders import Loaders
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.torch_private import disable_current_modes
 from tight_fit.trace.gpu_calls import Places
-from tight_fit.trace.tracker import BORN, DIES, GRADIENTS, OPTIMIZER, PARAMETERS
+from tight_fit.trace.storage_trace import BORN, DIES, GRADIENTS, OPTIMIZER, PARAMETERS
 
 LASTING = (PARAMETERS, GRADIENTS, OPTIMIZER)
 FEW = 4096  # bytes that a step may leave behind: a hundred thousand steps are 0.4 GiB

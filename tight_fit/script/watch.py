@@ -21,7 +21,7 @@ from tight_fit.torch_private import (
 )
 from tight_fit.trace.gpu_calls import Places
 from tight_fit.trace.quantized import state_of
-from tight_fit.trace.tracker import GRADIENTS, OPTIMIZER, PARAMETERS
+from tight_fit.trace.storage_trace import GRADIENTS, OPTIMIZER, PARAMETERS
 
 FORWARD, BACKWARD, UPDATE = range(3)
 MADE_UNSEEN = {"lift_fresh", "lift"}  # operations whose argument PyTorch has just made

@@ -16,11 +16,11 @@ from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.config import LANGUAGE_MODELS
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ADAMW
-from tight_fit.plans.batch_line import BatchLines
+from tight_fit.plans.batch_line import BatchLines, Kept
 from tight_fit.search.largest import largest_that_fits
-from tight_fit.techniques.preferences import MODEL, PRECOMPUTED
+from tight_fit.techniques.references import MODEL, PRECOMPUTED
 from tight_fit.techniques.settings import StepSettings
-from tight_fit.trace.tracker import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
+from tight_fit.trace.storage_trace import CATEGORIES, OPTIMIZER, PARAMETERS, PHASES
 
 Change = dict[str, Any]  # {field of the step: new value}
 
@@ -44,6 +44,7 @@ class Remedies:
 
     step      a `ModelStep`, or another one, of which `planning(step, device)` makes a plan
     tracing   is called with what each traced step changes, before it is traced
+    kept      traces of the model's steps that were made before
     """
 
     def __init__(
@@ -52,18 +53,19 @@ class Remedies:
         gpu: str | GPU,
         tracing: Callable[[Change], object] = lambda change: None,
         planning: Callable[[Any, str], Plan] | None = None,
+        kept: Kept | None = None,
     ):
         self.gpu = gpu = as_gpu(gpu)
         self.step: Any = step.on(gpu.capability) if isinstance(step, ModelStep) else step
         self.device = device_of(gpu)
         self.planning = planning
-        self.lines = BatchLines(self.device, lambda traced: tracing(self._difference(traced)))
+        self.lines = BatchLines(self.device, lambda traced: tracing(self._difference(traced)), kept)
         self._plans: dict[tuple, Plan] = {}
         self._reserved: dict[tuple, int] = {}
 
     def for_gpu(self, gpu: GPU) -> Remedies:
         """The same for another GPU; plans are shared where they are for the same device."""
-        other = Remedies(self.step, gpu, planning=self.planning)
+        other = Remedies(self.step, gpu, planning=self.planning, kept=self.lines.kept)
         if other.device == self.device:
             other.lines = self.lines
             if other.step == self.step:  # else attention takes other kernels

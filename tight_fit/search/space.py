@@ -20,10 +20,9 @@ from tight_fit.layouts.layout import STRATEGIES, Layout
 from tight_fit.layouts.plan import LayoutPlan
 from tight_fit.layouts.trace import STREAMS
 from tight_fit.memory.plan import fit_on_gpu
-from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import ALL_TO_ALLS, NO_EXPERTS, Experts, expert_layouts
-from tight_fit.techniques.precision import AUTOCAST
+from tight_fit.techniques.precision import AUTOCAST, DTYPES
 
 # Candidates whose times differ by no more than this fraction are a tie: no plan is that exact.
 TIE = 0.05
@@ -210,7 +209,7 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     layout, several = trial.layout, trial.accumulation > 1
     if layout.pipeline > 1:
         return _least_of_a_stage(trial, job, like)
-    weights = like.parameters * hf_config.WEIGHTS[job.weights or "fp32"].itemsize / layout.tensor
+    weights = like.parameters * DTYPES[job.weights or "fp32"].itemsize / layout.tensor
     at_once = like.ranks / (layout.ranks * trial.accumulation)  # of the reference's tokens
     if layout.strategy == "ddp":
         gradients = layout.data > 1 or several  # DDP's buckets stay
@@ -229,7 +228,7 @@ def _least_of_a_stage(trial: Trial, job: ModelStep, like: Reference) -> float:
     holds the logits. So one of the two holds half of both."""
     layout = trial.layout
     own = like.parameters / layout.pipeline
-    weights = own * hf_config.WEIGHTS[job.weights or "fp32"].itemsize
+    weights = own * DTYPES[job.weights or "fp32"].itemsize
     of_tokens = max(0.0, like.kept["activations"] - like.parameters * _compute(job))
     at_once = like.ranks * layout.pipeline / (layout.ranks * trial.accumulation)
     activations = of_tokens * at_once / 2
@@ -281,7 +280,7 @@ def least_seconds(
 
 def _compute(job: ModelStep) -> int:
     """Bytes of a number that FSDP2 gathers and layers hand on."""
-    return 2 if job.precision in AUTOCAST else hf_config.WEIGHTS[job.weights or "fp32"].itemsize
+    return 2 if job.precision in AUTOCAST else DTYPES[job.weights or "fp32"].itemsize
 
 
 def _sent(trial: Trial, job: ModelStep, like: Reference, reduce: int) -> dict[str, float]:
@@ -292,7 +291,7 @@ def _sent(trial: Trial, job: ModelStep, like: Reference, reduce: int) -> dict[st
     parameters = like.parameters / (layout.tensor * layout.pipeline)
     times = trial.accumulation if layout.pipeline == 1 else 1
     if layout.strategy == "ddp":
-        whole = 2 * hf_config.WEIGHTS[job.weights or "fp32"].itemsize * parameters
+        whole = 2 * DTYPES[job.weights or "fp32"].itemsize * parameters
         return {"data": whole * (1 - 1 / layout.data)}
     if layout.expert > 1:
         each, experts = times * (_compute(job) + reduce), like.experts.parameters

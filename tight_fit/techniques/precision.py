@@ -9,6 +9,8 @@ import torch
 
 from tight_fit.techniques.settings import StepSettings
 
+# Of weights, by the names of `models.config.WEIGHTS`.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -21,12 +21,6 @@ from tight_fit.techniques.next_token import next_tokens
 from tight_fit.techniques.precision import AUTOCAST, autocast
 from tight_fit.techniques.settings import StepSettings
 
-TASKS = ("dpo", "grpo")
-# How the reference is had: a frozen copy in memory, the base under adapters that are switched off,
-# its log-probabilities computed once before the training, or not at all.
-MODEL, ADAPTERS_OFF, PRECOMPUTED, NONE = "model", "adapters-off", "precomputed", "none"
-REFERENCES = (MODEL, ADAPTERS_OFF, PRECOMPUTED, NONE)
-OF_TASK = {"dpo": REFERENCES[:3], "grpo": (NONE, *REFERENCES[:2])}
 BETA = {"dpo": 0.1, "grpo": 0.04}  # weight of the reference, as the papers have it
 CLIP = 0.2  # how far a probability may move in one update of GRPO, as in PPO
 SMALLEST = 1e-4  # added to the standard deviation of a group's rewards

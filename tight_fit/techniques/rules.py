@@ -10,6 +10,7 @@ from tight_fit.techniques.settings import StepSettings
 
 ATTENTIONS = ("eager", "sdpa")
 ONLY_EAGER = ("deberta", "deberta-large")  # their relative positions enter the attention's scores
+GROUPED_SINCE = (2, 14)  # PyTorch whose memory-efficient attention repeats grouped keys itself
 BASES = ("fp32", "bf16", "nf4")
 LORA_TARGETS = ("query-value", "all-linear")
 LORA_SCALES = ("alpha/r", "alpha/sqrt(r)")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tight_fit.techniques import preferences
+from tight_fit.techniques import preferences, references
 from tight_fit.techniques.activation_offload import OffloadedActivations
 from tight_fit.techniques.in_backward import updated_in_backward
 from tight_fit.techniques.next_token import cross_entropy_sum, next_tokens
@@ -26,7 +26,7 @@ def loss_sum(model: torch.nn.Module, batch: Batch, recipe: StepSettings) -> torc
            the tokens themselves where the loss counts, else IGNORE
     The losses of task="dpo" and "grpo" are in `techniques.preferences`.
     """
-    if recipe.task in preferences.TASKS:
+    if recipe.task in references.TASKS:
         return preferences.loss_sum(model, batch, recipe)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with autocast(recipe, batch["labels"].device):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-
-from torch import nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from typing import TYPE_CHECKING
 
 from tight_fit.checks import clipped
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 QUERY_VALUE, ALL_LINEAR = "query-value", "all-linear"
 # The query and value projections by the names that libraries give them, fused ones last.
@@ -62,8 +63,15 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
     return {
         _last_part(name)
         for name, module in base.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and module is not head and "." in name
+        if _is_linear(module) and module is not head and "." in name
     }
+
+
+def _is_linear(module: nn.Module) -> bool:
+    from torch import nn  # takes seconds, and a step is checked without it
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, (nn.Linear, Conv1D))
 
 
 def _last_part(name: str) -> str:
@@ -93,7 +101,7 @@ def _names(targets: str) -> list[str]:
 def _matches(model: nn.Module, name: str) -> bool:
     """Whether a linear layer's name is this one, or ends in it after a dot, as peft reads it."""
     return any(
-        isinstance(module, (nn.Linear, Conv1D)) and f".{full}".endswith(f".{name}")
+        _is_linear(module) and f".{full}".endswith(f".{name}")
         for full, module in model.named_modules()
     )
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
+from tight_fit.techniques.rules import GROUPED_SINCE
 from tight_fit.techniques.settings import Precision
 from tight_fit.torch_private import FUSED_ADAM, inside
 from tight_fit.trace.releases import parse
@@ -58,7 +59,7 @@ FUSED = (torch.float16, torch.bfloat16, torch.float32)
 # Before, there is only the memory-efficient one. It does not repeat keys and values for grouped
 # queries before PyTorch 2.14 (documentation of `scaled_dot_product_attention`, enable_gqa).
 MEMORY_EFFICIENT = (torch.float16, torch.float32)
-GROUPED = parse(None) >= (2, 14)
+GROUPED = parse(None) >= GROUPED_SINCE
 
 
 class CudaKernels(TorchFunctionMode):

@@ -9,7 +9,8 @@ import torch
 
 from tight_fit.techniques.precision import autocast
 from tight_fit.techniques.preferences import not_checkpointed
-from tight_fit.trace.tracker import ACTIVATIONS, Tracker
+from tight_fit.trace.storage_trace import ACTIVATIONS
+from tight_fit.trace.tracker import Tracker
 
 
 @torch.no_grad()

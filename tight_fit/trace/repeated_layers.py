@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from tight_fit.torch_private import in_backward, storage_key
 from tight_fit.trace import splice
 from tight_fit.trace.splice import Mark, NotAlike
-from tight_fit.trace.tracker import GRADIENTS, StorageTrace, Tracker
+from tight_fit.trace.storage_trace import GRADIENTS, StorageTrace
+from tight_fit.trace.tracker import Tracker
 
 SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype, type)
 NUMBERS_OF_LAYERS = {"layer_idx", "layer_id", "layer_index", "layer_number"}  # as libraries call it

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tight_fit.trace.tracker import BORN, DIES, MARK, Event, StorageTrace, deaths_sorted
+from tight_fit.trace.storage_trace import BORN, DIES, MARK, Event, StorageTrace, deaths_sorted
 
 
 class NotAlike(Exception):

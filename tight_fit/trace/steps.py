@@ -19,15 +19,8 @@ from tight_fit.techniques.settings import StepSettings
 from tight_fit.techniques.step import Batch, train_step
 from tight_fit.trace.generation import write_completions
 from tight_fit.trace.repeated_layers import RepeatedLayers
-from tight_fit.trace.tracker import (
-    ACTIVATIONS,
-    HOST,
-    OPTIMIZER,
-    PARAMETERS,
-    StorageTrace,
-    Tracker,
-    steady_memory,
-)
+from tight_fit.trace.storage_trace import ACTIVATIONS, HOST, OPTIMIZER, PARAMETERS, StorageTrace
+from tight_fit.trace.tracker import Tracker, steady_memory
 
 
 def trace_step(

@@ -12,12 +12,11 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
 
-from tight_fit.kernels.trace_ops import Recorder, TracedOps
+from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.techniques import host
 from tight_fit.torch_private import (
     DEVICE_OF,
@@ -33,45 +32,26 @@ from tight_fit.torch_private import (
 )
 from tight_fit.trace.cublas import PRODUCTS, copied_for_cublas
 from tight_fit.trace.flops import FORMULAS
+from tight_fit.trace.storage_trace import (
+    ACTIVATIONS,
+    BORN,
+    DIES,
+    GRADIENTS,
+    HOST,
+    MARK,
+    MOVES,
+    PARAMETERS,
+    PHASES,
+    TEMPORARIES,
+    StorageTrace,
+    deaths_sorted,
+)
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(5)
-CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
-HOST = len(CATEGORIES)  # the category of what lies in the host's memory (`techniques.host`)
-PHASES = ("forward", "backward", "optimizer", "generation")
-BORN, DIES, MOVES, MARK = range(4)
 JOINS = {"cat", "stack"}  # operations that read many tensors at once
 REDUCE_SCATTER = "_reduce_scatter_base_"  # by which FSDP gets this rank's shard of a gradient
 COPY_IN = "all_gather_copy_in"  # by which FSDP fills the buffer in which weights are gathered
 
 aten = torch.ops.aten
-Event = tuple[int, int, int, int]  # kind, storage, category, phase
-
-
-@dataclass
-class StorageTrace:
-    """What happened to the storages of a step, in order.
-
-    bytes    size of each storage
-    made_by  name of the operation that made each storage
-    events   (kind, storage, category, phase), where the kind is BORN (the storage appears in a
-             category), DIES (it is freed) or MOVES (it changes its category, as a finished gradient
-             does), and storage is an index into `bytes` and `made_by`. While layers are left out
-             there is a fourth kind, MARK (`repeated_layers`), whose storage counts the marks
-    begin    number of events before the step, which tell what existed already
-    reached  positions of the parameters that had a gradient when the optimizer's phase began
-    flops    {phase: floating-point operations}; "recompute" counts as a phase of its own
-    operations  what a GPU would run, where the tracker had a recorder; None elsewhere
-    """
-
-    bytes: list[int] = field(default_factory=list)
-    made_by: list[str] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    begin: int = 0
-    reached: frozenset[int] = field(default=frozenset(), compare=False)
-    flops: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("forward", "recompute", "backward"), 0)
-    )
-    operations: TracedOps | None = field(default=None, compare=False)
 
 
 class Tracker(PlainDispatchMode):
@@ -334,20 +314,3 @@ def steady_memory() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def deaths_sorted(events: list[Event]) -> list[Event]:
-    """The events with deaths that follow one another sorted by storage.
-
-    Autocast frees its cached casts in the order of their addresses, which differs between runs.
-    """
-    ordered: list[Event] = []
-    deaths: list[Event] = []
-    for event in events:
-        if event[0] == DIES:
-            deaths.append(event)
-            continue
-        ordered += sorted(deaths)
-        deaths = []
-        ordered.append(event)
-    return ordered + sorted(deaths)

@@ -17,7 +17,7 @@ from tight_fit.command.answer import quietly
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import trace_model_step
-from tight_fit.trace.tracker import StorageTrace
+from tight_fit.trace.storage_trace import StorageTrace
 from tools.calculator.sizes import UNIT, Shape, Size, primes_for, size_of
 from tools.calculator.stream import StepStream, read, write
 

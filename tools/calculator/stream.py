@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tight_fit.trace.tracker import BORN, DIES, MOVES, OPTIMIZER, StorageTrace
+from tight_fit.trace.storage_trace import BORN, DIES, MOVES, OPTIMIZER, StorageTrace
 from tools.calculator.sizes import Shape, Size
 
 FORWARD, UPDATE = 0, 2  # phases, as `tracker.PHASES` counts them

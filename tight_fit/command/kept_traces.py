@@ -1,0 +1,138 @@
+"""Traces of steps that were planned before on this machine, which are not traced again.
+
+A trace is what takes the time of a plan; memory, seconds on any GPU, and what would make a step fit
+follow from it in milliseconds, without PyTorch. It is kept for one configuration, the versions of
+the libraries, and this package's code; after a change of any of them it is not found.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tight_fit.command import question
+from tight_fit.command.kept import folder
+from tight_fit.files import replace_all
+from tight_fit.kernels.op import Op
+from tight_fit.kernels.traced_ops import TracedOps
+from tight_fit.plans.batch_line import Traced
+from tight_fit.trace.storage_trace import StorageTrace
+
+MOST = 40  # models of which traces are kept, and
+OF_MODEL = 400  # traces of each, of some ten kilobytes; the oldest go first
+
+
+class KeptTraces:
+    """Those of the model of one configuration.
+
+    values  of its config.json
+    """
+
+    def __init__(self, values: dict[str, Any]):
+        parts = [values, question.versions(), question.code()]
+        self.values, self.folder = values, folder() / "traces" / question.digest(parts)
+
+    def fact(self, name: str, make: Callable[[], Any]) -> Any:
+        """What JSON holds of something that takes long to make; made where it is not kept."""
+        kept = self._read(name)
+        if not isinstance(kept, list) or len(kept) != 1:
+            kept = [make()]
+            self._write(name, kept)
+        return kept[0]
+
+    def find(self, key: tuple) -> Traced | None:
+        """The trace of a step, by numbers and texts that tell it from the model's others."""
+        kept = self._read(question.digest(key))
+        with contextlib.suppress(KeyError, TypeError, ValueError, IndexError):
+            return _unpacked(kept)
+        return None
+
+    def keep(self, key: tuple, traced: Traced) -> None:
+        """Keep it. A folder that cannot be written keeps nothing, and that is no error."""
+        self._write(question.digest(key), _packed(traced))
+
+    def _read(self, name: str) -> Any:
+        try:
+            text = (self.folder / name).read_text(encoding="ascii")
+            return json.loads(zlib.decompress(base64.b85decode(text)))
+        except (OSError, ValueError, zlib.error):  # there is none, or it is damaged
+            return None
+
+    def _write(self, name: str, value: Any) -> None:
+        data = zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 6)
+        with contextlib.suppress(OSError):
+            replace_all(self.folder, {name: base64.b85encode(data).decode()})
+            for file in _oldest(self.folder, OF_MODEL):
+                file.unlink(missing_ok=True)
+            for model in _oldest(self.folder.parent, MOST):
+                shutil.rmtree(model, ignore_errors=True)
+
+
+def _oldest(place: Path, most: int) -> list[Path]:
+    """What lies in a folder beyond the newest, unfinished files left out."""
+    there = [file for file in place.iterdir() if not file.name.startswith(".")]
+    there.sort(key=lambda file: file.stat().st_mtime)
+    return there[: max(0, len(there) - most)]
+
+
+def _packed(traced: Traced) -> dict[str, Any]:
+    """A trace as JSON holds it, in columns."""
+    trace, parameters = traced
+    operations, names = trace.operations, list(dict.fromkeys(trace.made_by))
+    number = {name: index for index, name in enumerate(names)}
+    return {
+        "parameters": parameters,
+        "bytes": trace.bytes,
+        "names": names,
+        "made_by": [number[name] for name in trace.made_by],
+        "events": list(zip(*trace.events)),
+        "begin": trace.begin,
+        "reached": sorted(trace.reached),
+        "flops": trace.flops,
+        "operations": None
+        if operations is None
+        else {
+            "ops": operations.ops,
+            "order": list(zip(*operations.order)),
+            "again": operations.again,
+            "tf32": operations.tf32,
+            "unknown": operations.unknown,
+            "passes": operations.passes,
+        },
+    }
+
+
+def _unpacked(kept: dict[str, Any]) -> Traced:
+    """The trace. Raises KeyError, TypeError, ValueError or IndexError for what holds none."""
+    names, operations = kept["names"], kept["operations"]
+    traced = None
+    if operations is not None:
+        traced = TracedOps(
+            [tuple(_op(op) for op in kernels) for kernels in operations["ops"]],
+            list(zip(*operations["order"])),
+            tuple(operations["again"]),
+            operations["tf32"],
+            operations["unknown"],
+            tuple(operations["passes"]),
+        )
+    trace = StorageTrace(
+        kept["bytes"],
+        [names[number] for number in kept["made_by"]],
+        list(zip(*kept["events"])),
+        kept["begin"],
+        frozenset(kept["reached"]),
+        kept["flops"],
+        traced,
+    )
+    return trace, kept["parameters"]
+
+
+def _op(values: list[Any]) -> Op:
+    op = Op(*values)
+    return op._replace(shape=tuple(op.shape))
