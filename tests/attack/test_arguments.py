@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from tight_fit.search.layouts import search_layouts
 from tight_fit.techniques.rules import ATTENTIONS, BASES
 
 SMALL = Recipe(model="vit", steps=1, batch_size=4, train_size=8, test_size=10)
-PLANNED = plan(SMALL)
+PLANNED = cache(lambda: plan(SMALL))  # nothing is planned while tests are collected
 BERT = BertConfig(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=99
 )
@@ -136,10 +137,10 @@ ENTRIES = {
                          more=("gpu", "CUDA", "cuda:0", torch.device("cpu"))),
     "plan change": Entry("change", lambda value: plan(SMALL, change=value), but=(None, object)),
     "plan_at": Entry("plan must be of type Plan", plan_at, more=(SMALL,)),
-    "another batch": Entry("batch_size", lambda value: plan_at(PLANNED, batch_size=value),
+    "another batch": Entry("batch_size", lambda value: plan_at(PLANNED(), batch_size=value),
                            NO_COUNT, (), (None,)),
-    "fits": Entry("gpu=", PLANNED.fits),
-    "seconds": Entry("gpu=", PLANNED.seconds),
+    "fits": Entry("gpu=", lambda value: PLANNED().fits(value)),
+    "seconds": Entry("gpu=", lambda value: PLANNED().seconds(value)),
     **{f"{name} of {what}": Entry("named", lambda value, c=call, w=wrap: c(w(value)),
                                   but=({},) if what == "one" else ())
        for name, call in (("plans", plans), ("phases", lambda named: phases(named, "T4")),
@@ -157,9 +158,9 @@ ENTRIES = {
         None, "", "4", [], ["4"], [None], math.nan, math.inf, HUGE, object)),
     "categories": Entry("plans", plots.categories),
     "timeline": Entry("plans", plots.timeline),
-    "a line": Entry("gpu", lambda value: plots.categories({"label": PLANNED}, gpu=value),
+    "a line": Entry("gpu", lambda value: plots.categories({"label": PLANNED()}, gpu=value),
                     but=(None,)),
-    "capacity": Entry("capacity", lambda value: plots.timeline(PLANNED, capacity=value), (),
+    "capacity": Entry("capacity", lambda value: plots.timeline(PLANNED(), capacity=value), (),
                       ("", "no such", -1, 1.5, HUGE, True, [], {}, b"x", object)),
     # GPUs
     "find": Entry("gpu=", find, more=("4", "16", "0GB", "-8GB", "1e9GB", "T5", "A1000")),

@@ -243,6 +243,7 @@ def test_stages_are_balanced_and_keep_the_models_names():
 
 
 @pytest.mark.parametrize("name", ["vit", "deberta", "deberta-large"])
+@pytest.mark.night
 def test_full_models_without_values(name, recwarn):
     recipe = Recipe(name, profile="full")
     with FakeTensorMode(allow_non_fake_inputs=True):

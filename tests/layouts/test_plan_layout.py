@@ -298,7 +298,7 @@ def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
     assert parts < 1.01 * whole  # as much of the attention is left out as one process leaves out
 
 
-@pytest.mark.parametrize("key_heads", [1, 4])
+@pytest.mark.parametrize("key_heads", [1, pytest.param(4, marks=pytest.mark.night)])
 def test_the_fullest_context_rank_is_known(key_heads):
     config = deep()
     config.num_key_value_heads = key_heads
@@ -354,6 +354,7 @@ def test_what_context_ranks_cannot_do(config, task, says):
 
 
 @pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.night
 def test_replicas_of_context_ranks_do_what_one_replica_does_and_sum_their_gradients(data):
     config = deep()
     one, copies = (

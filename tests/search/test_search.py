@@ -116,7 +116,7 @@ def below(of, cluster, layouts, recompute, take=slice(None)):
     return seconds
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.night)])
 def test_bounds_are_below_what_is_planned(kind):
     of = job(kind, length=256, batch_size=8)
     layouts = [
@@ -245,6 +245,7 @@ def test_bounds_never_hide_the_best():
         assert quick.slower.get(one.trial, 0) <= one.seconds
 
 
+@pytest.mark.night
 def test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did():
     """FSDP over all, two examples of 8,192 tokens per GPU, selective recomputation."""
     of = ModelStep(

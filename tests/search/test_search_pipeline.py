@@ -83,6 +83,7 @@ def test_bounds_are_below_what_is_planned(layout, length, width):
         assert below(of, cluster, [layout], recompute, first)
 
 
+@pytest.mark.night
 def test_bounds_never_hide_the_best():
     """Over slow links a pipeline wins, with the bounds and without them."""
     of = job(WIDE)
