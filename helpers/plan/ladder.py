@@ -49,14 +49,15 @@ def rungs(start: Recipe, half: str = "bf16") -> dict[str, dict]:
 def climb(start: Recipe, steps: Mapping[str, dict] | None = None) -> dict[str, Recipe]:
     """{name: recipe} on the way up: each rung keeps what those before it changed.
 
-    Raises TypeError for a start that is no `Recipe`, and for steps that are no dict of dicts.
+    Raises TypeError for a start that is no `Recipe`, and for steps that are no dict of dicts;
+    ValueError for a field that a recipe does not have.
     """
     of_type("start", start, Recipe)
     if steps is not None:
         each_of_type("steps", steps, dict)
     recipes, recipe = {}, start
     for name, change in (rungs(start) if steps is None else steps).items():
-        recipes[name] = recipe = replace(recipe, **change)
+        recipes[name] = recipe = Recipe.from_dict(recipe.to_dict() | change)
     return recipes
 
 

@@ -1,10 +1,10 @@
 """Bad inputs and faults by section, and the table of docs/reliability.md that counts them.
 
 A section is one file, `test_<section>.py`. Its docstring begins with one line, "Title: what is
-tried.", which is the section's row in the table. A case is one bad input or one fault, so it is one
-parameter of a parametrised test, or a test of its own; a case that tries nothing bad belongs in
-another folder. After adding cases, run `python -m tests.attack`, which counts them and writes the
-table. Cases are cheap: functions and `main(arguments)` are called in this process.
+tried.", which is the section's row in the table. A case is one fault, or one place that takes a
+value and is tried with all of `wrong.py`; a case that tries nothing bad belongs in another folder.
+After adding cases, run `python -m tests.attack`, which counts them and writes the table. Cases are
+cheap: functions and `main(arguments)` are called in this process.
 """
 
 from __future__ import annotations

@@ -10,14 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import BertConfig, ViTConfig
 
 from tests.attack import one_sentence, refused
 from tight_fit.command.arguments import new_file, new_folder, whole_number
 from tight_fit.command.wrapper import run
-from tight_fit.layouts.layout import Layout
-from tight_fit.models.bounds import check_sizes
-from tight_fit.models.step import ModelStep
 from tools.course import ROOT, build, notebooks, record, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
@@ -234,55 +230,6 @@ def test_numbers_have_bounds_that_are_said(typed):
 @pytest.mark.parametrize("typed", ["", " ", "\t"])
 def test_a_name_of_nothing_is_no_output(kind, typed):
     refused(argparse.ArgumentTypeError, "empty", lambda: kind(typed))
-
-
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        *((name, 10**9) for name in ("num_hidden_layers", "hidden_size", "vocab_size")),
-        *((name, -1) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")),
-        *((name, 0) for name in ("num_hidden_layers", "vocab_size", "intermediate_size")),
-        *(("vocab_size", value) for value in (10**30, 10**5000, "many", 2**63, True)),
-    ],
-    ids=lambda value: str(value)[:12] if not isinstance(value, int) or value < 10**40 else "huge",
-)
-def test_a_configuration_beyond_all_models_is_refused(field, value):
-    config = BertConfig()
-    object.__setattr__(config, field, value)  # as a file may hold it
-    refused(ValueError, f"{field} of the configuration", lambda: check_sizes(config))
-
-
-@pytest.mark.parametrize("size", [0, -1, 10**9, [224, 10**9], (0, 224)])
-def test_images_beyond_all_models_are_refused(size):
-    config = ViTConfig()
-    object.__setattr__(config, "image_size", size)
-    refused(ValueError, "from 1 to 20,000", lambda: check_sizes(config))
-
-
-@pytest.mark.parametrize("classes", [10**9, 10**12, 0, -1])
-def test_classes_beyond_all_models_are_refused(classes):
-    with pytest.raises(ValueError) as caught:
-        ModelStep(BertConfig(), classes=classes)
-    one_sentence(str(caught.value), "classes")
-
-
-@pytest.mark.parametrize("layers", [-1, 0, 10**9])
-def test_a_plan_of_no_layers_or_too_many_is_refused(layers):
-    config = BertConfig()
-    object.__setattr__(config, "num_hidden_layers", layers)
-    refused(ValueError, "num_hidden_layers", lambda: ModelStep(config))
-
-
-def test_labels_beyond_all_models_are_refused():
-    config = BertConfig()
-    object.__setattr__(config, "id2label", range(10**9))
-    refused(ValueError, "from 1 to 1,000,000", lambda: check_sizes(config))
-
-
-@pytest.mark.parametrize("axis", ["data", "pipeline", "tensor"])
-@pytest.mark.parametrize("ranks", [10**9, 10**30])
-def test_ranks_beyond_all_machines_are_refused(axis, ranks):
-    refused(ValueError, axis, lambda: Layout(**{axis: ranks}))
 
 
 # -- what is left behind ---------------------------------------------------------------------------

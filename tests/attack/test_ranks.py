@@ -1,6 +1,5 @@
-"""Ranks: calls that make none, and processes that try to outlive the launch."""
+"""Ranks: processes that try to outlive the launch."""
 
-import math
 import sys
 import textwrap
 import time
@@ -9,53 +8,6 @@ import psutil
 import pytest
 
 from helpers.parallel import RankFailed, keeper, launch, launcher
-from tests.attack import refused
-
-
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "ranks.py"
-    path.write_text("print('ran')")
-    return path
-
-
-@pytest.fixture
-def no_process(monkeypatch):
-    def start(*_, **__):
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(launcher.subprocess, "Popen", start)
-
-
-@pytest.mark.parametrize(
-    "ranks",
-    [0, -1, 1025, 10**9, 10**400, 1.5, "2", True, None, [2], math.nan, math.inf],
-    ids=lambda value: str(value)[:9],
-)
-def test_a_number_of_ranks_that_cannot_be_is_one_sentence(ranks, script, no_process):
-    refused((ValueError, TypeError), "ranks", lambda: launch(script, ranks=ranks))
-
-
-@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, "8", None, True, [8]])
-def test_a_time_limit_that_cannot_be_is_one_sentence(timeout, script, no_process):
-    refused((ValueError, TypeError), "timeout", lambda: launch(script, timeout=timeout))
-
-
-@pytest.mark.parametrize("name", ["none.py", "", "folder"])
-def test_a_script_that_is_not_there_is_one_sentence(name, tmp_path, no_process):
-    (tmp_path / "folder").mkdir()
-    refused(FileNotFoundError, "There is no script", lambda: launch(tmp_path / name))
-
-
-@pytest.mark.parametrize("name", [None, 3, ["ranks.py"], "a\0b", True])
-def test_what_is_no_script_is_one_sentence(name, no_process):
-    refused(TypeError, "must be the path of a Python file", lambda: launch(name))
-
-
-@pytest.mark.parametrize("value", [3, None, True, b"x", ["x"]])
-def test_variables_of_ranks_are_texts(value, script, no_process):
-    refused(TypeError, "env['X']", lambda: launch(script, env={"X": value}))
-
 
 # -- processes that try to stay. Each writes its id into the file that it gets.
 

@@ -139,6 +139,7 @@ def test_make_proof_on_a_gpu_without_bf16_leaves_its_steps_out(monkeypatch, tmp_
     assert "fp16" in seen and ("bf16" in seen) == bf16
 
 
+@pytest.mark.night
 def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsys):
     chosen = [
         ("mini ViT", "plain", replace(IMAGE, weights="random")),

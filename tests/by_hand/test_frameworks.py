@@ -94,6 +94,7 @@ def deepspeed():
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.night
 def test_deepspeeds_stages_give_the_plain_weights(deepspeed, stage):
     """Not bit for bit: DeepSpeed clips by the norm plus 1e-6, and sums in flat buffers."""
     result = deepspeed[stage]

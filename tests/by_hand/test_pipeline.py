@@ -243,6 +243,7 @@ def test_stages_are_balanced_and_keep_the_models_names():
 
 
 @pytest.mark.parametrize("name", ["vit", "deberta", "deberta-large"])
+@pytest.mark.night
 def test_full_models_without_values(name, recwarn):
     recipe = Recipe(name, profile="full")
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -296,6 +297,7 @@ def test_on_real_processes_the_gradients_are_the_whole_models_by_hand_and_by_tor
             assert gradients < 1e-5 and loss < 1e-5, name
 
 
+@pytest.mark.night
 def test_a_killed_rank_is_named():
     with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9 .SIGKILL."):
         launch(SCRIPT, "killed", ranks=2, show=False)

@@ -228,6 +228,7 @@ def test_torchs_own_give_the_unsharded_weights_and_the_formulas_bytes(ranks, mod
         )
 
 
+@pytest.mark.night
 def test_a_killed_rank_is_named():
     with pytest.raises(
         RankFailed,

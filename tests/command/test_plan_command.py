@@ -247,6 +247,7 @@ def test_a_hopeless_case_ends_plainly(folder, capsys, monkeypatch):
     assert "Not planned, and may help: offloading weights to main memory." in text
 
 
+@pytest.mark.night
 def test_lora_beside_eight_billion_parameters_on_24_gb(capsys):
     """A true yes: the command that it prints, typed as it is, fits."""
     question_asked = ["llama-3.1-8b", "--gpu", "RTX 4090", "--lora", "16", "--batch", "2"]

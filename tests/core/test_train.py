@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from helpers import checkpoint, models, state_file, train
 from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
+from tests.night import few_by_day
 from tight_fit.techniques.step import learning_rate
 
 SHORT = Recipe(
@@ -46,14 +47,19 @@ def test_the_same_recipe_gives_the_same_run_bit_for_bit(recipe):
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        SHORT,
-        TEXT,
-        replace(SHORT, precision="fp16"),
-        replace(TEXT, padding="uniform"),
-        *(replace(SHORT, optimizer=name) for name in ("adamw8bit", "sgd", "adafactor", "lion8bit")),
-        replace(TEXT, steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
-    ],
+    few_by_day(
+        [
+            SHORT,
+            TEXT,
+            replace(SHORT, precision="fp16"),
+            replace(TEXT, padding="uniform"),
+            *(
+                replace(SHORT, optimizer=name)
+                for name in ("adamw8bit", "sgd", "adafactor", "lion8bit")
+            ),
+            replace(TEXT, steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
+        ]
+    ),
     ids=["vit", "deberta", "fp16", "uniform", "adamw8bit", "sgd", "adafactor", "lion8bit", "lora"],
 )
 def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_path, monkeypatch):

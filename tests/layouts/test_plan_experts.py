@@ -8,6 +8,7 @@ from transformers import GptOssConfig, LlamaConfig, MixtralConfig
 
 from tests.forked import forked, results
 from tests.layouts.few_layers import few_and_every
+from tests.night import few_by_day
 from tests.ranks.laid_out import CONFIGURATIONS
 from tight_fit.command.main import main
 from tight_fit.layouts.clocks import Clocks, Event
@@ -35,7 +36,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks", CASES)
+@pytest.mark.parametrize("ranks", few_by_day(CASES))
 def test_a_planned_rank_of_experts_is_a_real_one(ranks):
     """Weights and clipped gradients of the single process after two steps, whose router sends
     tokens where it will; peak, messages and FLOPs as planned, where every expert gets as many

@@ -8,6 +8,7 @@ from transformers import DebertaV2Config, LlamaConfig, MistralConfig
 
 from tests.forked import forked, results
 from tests.layouts.few_layers import few_and_every
+from tests.night import few_by_day
 from tests.ranks.laid_out import CONFIGURATIONS
 from tight_fit.gpus import find
 from tight_fit.gpus.specs import find_gpu
@@ -99,7 +100,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks, which", CASES, ids=lambda value: str(value))
+# Ranks begin once for many cases: by day for every second one.
+for (ranks, which), cases in [*CASES.items()]:
+    CASES[ranks, which], CASES[ranks, f"{which}, the rest"] = cases[::2], cases[1::2]
+
+
+@pytest.mark.parametrize(
+    "ranks, which", few_by_day(CASES, lambda case: "rest" not in case[1]), ids=str
+)
 def test_a_planned_rank_is_a_real_one(ranks, which):
     """Weights of the single process after two steps; peak, messages and FLOPs as planned.
 
@@ -156,16 +164,18 @@ def deep(layers: int = 7) -> LlamaConfig:
 
 @pytest.mark.parametrize(
     "layout, selective, fields",
-    [
-        (Layout(4), False, {}),
-        (Layout(4, reshard=False), True, {"accumulation": 2}),
-        (Layout(8, replicate=2, prefetch=2), False, {"checkpointing": True}),
-        (Layout(4, tensor=2), True, {}),
-        (Layout(4), False, {"lora_rank": 4, "base": "bf16"}),
-        (Layout(4), False, {"lora_rank": 4, "base": "nf4"}),
-        (Layout(8, replicate=2), False, {"lora_rank": 4, "base": "nf4", "checkpointing": True}),
-        (Layout(4), False, {"precision": "fp16"}),
-    ],
+    few_by_day(
+        [
+            (Layout(4), False, {}),
+            (Layout(4, reshard=False), True, {"accumulation": 2}),
+            (Layout(8, replicate=2, prefetch=2), False, {"checkpointing": True}),
+            (Layout(4, tensor=2), True, {}),
+            (Layout(4), False, {"lora_rank": 4, "base": "bf16"}),
+            (Layout(4), False, {"lora_rank": 4, "base": "nf4"}),
+            (Layout(8, replicate=2), False, {"lora_rank": 4, "base": "nf4", "checkpointing": True}),
+            (Layout(4), False, {"precision": "fp16"}),
+        ]
+    ),
     ids=str,
 )
 def test_a_few_layers_stand_for_all(monkeypatch, layout, selective, fields):
@@ -266,7 +276,7 @@ def test_replicas_sum_their_shards():
     assert copies.bytes_by_axis["replicate"]["all_reduce"] == shard * 2 * 3 / 4
 
 
-@pytest.mark.parametrize("context", [2, 4])
+@pytest.mark.parametrize("context", few_by_day([4, 2]))
 def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
     """Each layer gathers keys and values of all tokens in the forward pass and once more in the
     backward pass, and their gradients, in fp32, go once around the ring.
@@ -298,7 +308,7 @@ def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
     assert parts < 1.01 * whole  # as much of the attention is left out as one process leaves out
 
 
-@pytest.mark.parametrize("key_heads", [1, 4])
+@pytest.mark.parametrize("key_heads", [1, pytest.param(4, marks=pytest.mark.night)])
 def test_the_fullest_context_rank_is_known(key_heads):
     config = deep()
     config.num_key_value_heads = key_heads
@@ -354,6 +364,7 @@ def test_what_context_ranks_cannot_do(config, task, says):
 
 
 @pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.night
 def test_replicas_of_context_ranks_do_what_one_replica_does_and_sum_their_gradients(data):
     config = deep()
     one, copies = (

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from tests.forked import forked, results
+from tests.night import few_by_day
 from tests.ranks.laid_out import CONFIGURATIONS
 from tight_fit.command.main import main
 from tight_fit.layouts.layout import Layout, parse
@@ -62,7 +63,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks", CASES)
+@pytest.mark.parametrize("ranks", few_by_day(CASES))
 def test_a_planned_stage_is_a_real_one(ranks):
     """Weights of the single process after two steps; peak, messages and FLOPs as planned."""
     cases = CASES[ranks]

@@ -94,6 +94,7 @@ def test_a_lost_rank_costs_the_steps_since_the_last_checkpoint_and_no_loss(alone
     assert gone(str(tmp_path))
 
 
+@pytest.mark.night
 def test_without_a_checkpoint_all_steps_are_done_again(alone):
     printed = launched("--lose", 1, "--at", 3, "--steps", 4, ranks=2, restarts=1)
     assert steps(printed) == [1, 2, 1, 2, 3, 4]

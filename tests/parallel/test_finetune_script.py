@@ -161,7 +161,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_adapters(script, tmp_path, m
     assert (merged(ids).logits - beside(ids).logits).abs().max() < moved / 4
 
 
-@pytest.mark.parametrize("base", ["nf4", "bf16"])
+@pytest.mark.parametrize("base", ["nf4", pytest.param("bf16", marks=pytest.mark.night)])
 def test_two_ranks_train_the_adapters_of_one_process(tmp_path, base):
     """Under torchrun, FSDP2 divides all weights; a run goes on with another number of processes."""
     pytest.importorskip("bitsandbytes")

@@ -48,6 +48,7 @@ def test_where_nothing_fits_it_is_said(card, capsys):
 
 
 @pytest.mark.parametrize("gib", [11.76, 14.56, 22.03])
+@pytest.mark.night
 def test_the_language_models_of_lessons_20_and_21_fit(gib, card):
     gpu = card(gib)
     full = Recipe("decoder", profile="full", padding="dynamic", **FROZEN)

@@ -17,6 +17,7 @@ from helpers.plan.interpolate import interpolation
 from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
 from helpers.recipe import Recipe, replace
 from tests import combinations, newer_combinations
+from tests.night import few_by_day
 from tight_fit import gpus
 from tight_fit.optimizer_kinds import OPTIMIZERS
 from tight_fit.plans.model import plan_model
@@ -350,7 +351,7 @@ def test_the_bound_for_more_micro_batches_is_a_lower_one(model, fields):
         assert least_peak(now, number) <= plan(replace(now.recipe, accumulation=number)).peak
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", few_by_day(["cuda", "cpu"]))
 @settings(max_examples=2, deadline=None)
 @example(examples=1, length=40, accumulation=1)
 @given(examples=st.integers(1, 24), length=st.integers(3, 96), accumulation=st.sampled_from([1, 3]))
@@ -374,7 +375,7 @@ def test_the_interpolation_holds_for_full_models():
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", few_by_day(OPTIMIZERS, 5))
 def test_the_plan_needs_little_memory_and_no_network(optimizer, monkeypatch):
     """Planning 8 GiB must not take them: the process grows by less than half of the weights.
 

@@ -13,6 +13,7 @@ from benchmarks.measure_step import recorded
 from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe
+from tests.night import few_by_day
 from tight_fit.models import config as hf_config
 from tight_fit.models import hub, made
 from tight_fit.models.config import CannotPlan
@@ -168,7 +169,7 @@ def step(name: str, **fields) -> ModelStep:
 
 @pytest.mark.parametrize(
     "name, fields",
-    [*((name, {}) for name in CONFIGS), *MORE],
+    few_by_day([*((name, {}) for name in CONFIGS), *MORE]),
     ids=lambda value: (
         value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
     ),

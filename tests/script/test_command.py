@@ -228,6 +228,7 @@ def test_the_longest_possible_batch_is_found_and_planned(program):
     assert "the longest possible 4 × 42" in "\n".join(report.verdict(facts))
 
 
+@pytest.mark.night
 def test_remedies_are_planned_and_worded_for_the_program(tiny, program):
     """Each is compared with the same program in which its words have been written."""
     path = str(PROGRAMS / "text_classification_loop.py")

@@ -57,7 +57,7 @@ def test_a_rank_of_fsdp_takes_and_sends_what_a_real_rank_does(tmp_path, monkeypa
     assert facts["parameters"] == 4 * 789_760
 
 
-@pytest.mark.parametrize("base", ["nf4", "bf16"])
+@pytest.mark.parametrize("base", ["nf4", pytest.param("bf16", marks=pytest.mark.night)])
 def test_a_rank_of_a_fine_tune_of_adapters_sends_what_a_real_rank_does(base, tmp_path, monkeypatch):
     """LoRA and QLoRA with FSDP2: scripts/finetune_llm.py as it is."""
     pytest.importorskip("bitsandbytes")

@@ -56,6 +56,15 @@ NEEDED = {  # packages that not everybody has
     "supervised_trl": "trl",
     "preferences_trl": "trl",
 }
+# Others have the shapes of these as well: by day they are not run.
+SEEN_ELSEWHERE = {
+    "text_classification_loop",
+    "causal_language_model_trainer",
+    "masked_language_model_accelerate",
+    "token_classification_trainer",
+    "question_answering_loop",
+    "evaluation_trainer",
+}
 OF_RANKS = {"ddp_loop", "fully_shard_loop"}  # planned in test_program_ranks.py
 # oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of;
 # bitsandbytes's products are planned as those of its CUDA kernels.
@@ -82,7 +91,15 @@ def test_every_program_is_tried():
     assert {path.stem for path in PROGRAMS.glob("*.py")} == set(ARGUMENTS) | OF_RANKS
 
 
-@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in NOT_ON_A_CPU])
+def by_day(names):
+    """Parameters of a test: some of them are for the night."""
+    return [
+        pytest.param(name, marks=pytest.mark.night if name in SEEN_ELSEWHERE else ())
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", by_day(name for name in ARGUMENTS if name not in NOT_ON_A_CPU))
 def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     """The last two of three steps, by the record of the CPU's own allocator, to the byte."""
     monkeypatch.chdir(tmp_path)
@@ -96,7 +113,7 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     assert min(plan[1:]) > 20 * NUMBERS, "too small to show anything"
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("name", by_day(ARGUMENTS))
 def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts = planned(name, arguments_of(name, tiny), "RTX 3060")

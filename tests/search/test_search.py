@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from transformers import BertConfig, LlamaConfig
 
+from tests.night import few_by_day
 from tight_fit.command import layout_report, search_report
 from tight_fit.command.main import main
 from tight_fit.layouts.cluster import Cluster
@@ -116,7 +117,7 @@ def below(of, cluster, layouts, recompute, take=slice(None)):
     return seconds
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.night)])
 def test_bounds_are_below_what_is_planned(kind):
     of = job(kind, length=256, batch_size=8)
     layouts = [
@@ -132,7 +133,7 @@ def test_bounds_are_below_what_is_planned(kind):
     assert len(pairs) > 20 and all(seconds[more] >= seconds[less] for more, less in pairs)
 
 
-@pytest.mark.parametrize("length", [32, 512])
+@pytest.mark.parametrize("length", few_by_day([512, 32]))
 def test_bounds_are_below_what_is_planned_for_wide_layers(length):
     """Where matrix products are most of a step, and where weights and states are most of it."""
     wide = LlamaConfig(
@@ -230,6 +231,7 @@ def test_the_runner_up_has_another_layout_where_there_is_one():
     assert "Nothing else that fits" in search_report.answer(found_of((Trial(FSDP), 1.0, -1)))
 
 
+@pytest.mark.night
 def test_bounds_never_hide_the_best():
     """Over slow links: the same winner as with every trial planned, which takes more plans."""
     cluster = Cluster("A100-40GB", 2, 2, "PCIe 3 x16", "Ethernet 1 Gbit")
@@ -245,6 +247,7 @@ def test_bounds_never_hide_the_best():
         assert quick.slower.get(one.trial, 0) <= one.seconds
 
 
+@pytest.mark.night
 def test_eight_billion_parameters_on_eight_h100s_are_laid_out_as_torchtitan_did():
     """FSDP over all, two examples of 8,192 tokens per GPU, selective recomputation."""
     of = ModelStep(

@@ -130,8 +130,14 @@ def test_links_of_the_layouts_that_are_tried():
     "config, cluster, fields, recomputed",
     [
         # Weights are most of a step, or tokens are.
-        (mixtral(1024), EIGHT, {"batch_size": 8, "length": 16}, ("none", "full")),
-        (mixtral(512), EIGHT, {"batch_size": 8, "length": 1024}, ("none", "selective")),
+        pytest.param(
+            *(mixtral(1024), EIGHT, {"batch_size": 8, "length": 16}, ("none", "full")),
+            marks=pytest.mark.night,
+        ),
+        pytest.param(
+            *(mixtral(512), EIGHT, {"batch_size": 8, "length": 1024}, ("none", "selective")),
+            marks=pytest.mark.night,
+        ),
         (olmoe(256), SLOW, {"batch_size": 4, "length": 256}, ("full",)),
         (QWEN, SLOW, {"batch_size": 8, "precision": "fp32"}, ("none",)),  # two micro-batches too
     ],

@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers import LlamaConfig
 
+from tests.night import few_by_day
 from tests.search.test_search import below
 from tight_fit.command.main import main
 from tight_fit.layouts.cluster import Cluster
@@ -59,12 +60,14 @@ def test_more_micro_batches_may_make_a_pipeline_faster():
 
 @pytest.mark.parametrize(
     "layout, length, width",
-    [
-        (PIPELINE, 256, 64),
-        (PIPELINE, 512, 1024),
-        (Layout(1, "ddp", pipeline=4), 512, 512),
-        (Layout(4, "ddp", pipeline=2), 64, 1024),
-    ],
+    few_by_day(
+        [
+            (PIPELINE, 256, 64),
+            (PIPELINE, 512, 1024),
+            (Layout(1, "ddp", pipeline=4), 512, 512),
+            (Layout(4, "ddp", pipeline=2), 64, 1024),
+        ]
+    ),
     ids=str,
 )
 def test_bounds_are_below_what_is_planned(layout, length, width):
@@ -83,6 +86,7 @@ def test_bounds_are_below_what_is_planned(layout, length, width):
         assert below(of, cluster, [layout], recompute, first)
 
 
+@pytest.mark.night
 def test_bounds_never_hide_the_best():
     """Over slow links a pipeline wins, with the bounds and without them."""
     of = job(WIDE)

@@ -20,7 +20,6 @@ from tools.calculator.sizes import Size, primes_for, size_of
 
 MODELS = plans.known()
 OFF = 0.005  # what a kept plan may be off a fresh one
-ON = ("T4", "8GB")
 
 
 def settings(name, draw):
@@ -156,7 +155,7 @@ def test_the_page_plans_as_python_does(calculator):
         assert told == [planned.peak, planned.fits(gpu).need], (name, fields, gpu)
 
 
-@pytest.mark.parametrize("gpu", ON)
+@pytest.mark.parametrize("gpu", ["T4", pytest.param("8GB", marks=pytest.mark.night)])
 def test_the_page_answers_what_the_command_answers(calculator, gpu):
     shown, card = calculator(), gpus.find(gpu)
     differing = {}

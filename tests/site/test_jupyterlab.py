@@ -133,6 +133,7 @@ def lab(browser, tmp_path):
         context.close()
 
 
+@pytest.mark.night
 def test_a_panel_answers_and_is_never_lost(lab):
     reader = lab()
     panel = reader.open()

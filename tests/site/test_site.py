@@ -121,6 +121,7 @@ def test_formulas_are_mathml_and_none_is_left_as_it_was_written(site):
     assert text.count("<math") > 5 and "MathJax" not in text
 
 
+@pytest.mark.night
 def test_every_page_opens_without_an_error_and_fits_a_phone(site, noted):
     noted.page.set_viewport_size({"width": 390, "height": 844})
     wide, bare = [], []
@@ -198,6 +199,7 @@ def luminance(shown):
 
 
 @pytest.mark.parametrize("place", SHOWN)
+@pytest.mark.night
 def test_light_and_dark_wide_and_narrow(site, noted, shoot, place):
     seen = {}
     for name, (width, height) in WIDTHS.items():
@@ -248,6 +250,7 @@ def test_the_index_of_make_run_fits_a_phone_and_its_table_scrolls(noted, tmp_pat
         *((place, "light", "narrow") for place in SEEN_BY_AXE),  # what scrolls there, has a focus
     ],
 )
+@pytest.mark.night
 def test_axe_finds_nothing_serious(site, noted, place, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     noted.page.emulate_media(color_scheme=scheme)

@@ -41,6 +41,7 @@ def test_without_a_compiler_a_cpu_is_refused(monkeypatch):
         models.build(replace(RECIPE, compile=True))
 
 
+@pytest.mark.night
 def test_a_compiled_recipe_is_measured_as_it_is_planned():
     recipe = Recipe(model="vit", batch_size=4, compile=True)
     real = measure.measure(recipe, train.encoded(recipe)["train"]).tracked

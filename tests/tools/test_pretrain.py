@@ -203,6 +203,7 @@ def chat_tokenizer():
     return tokenizer.train_chat(room()["reuters"] + room()["others"])
 
 
+@pytest.mark.night
 def test_no_test_document_in_the_corpus():
     texts = room()["reuters"] + room()["others"]
     forbidden = corpus.held_out()
@@ -218,6 +219,7 @@ def test_every_test_document_with_a_word_changed_would_be_dropped():
     assert all(corpus.near([text.replace(" the ", " a ", 1) for text in forbidden], forbidden))
 
 
+@pytest.mark.night
 def test_tokenizer_is_reproducible(tmp_path):
     for model, tok in (("deberta", trained_tokenizer()), ("decoder", chat_tokenizer())):
         tok.save_pretrained(tmp_path / model)
@@ -225,6 +227,7 @@ def test_tokenizer_is_reproducible(tmp_path):
             assert path.read_bytes() == (ROOM / model / path.name).read_bytes()
 
 
+@pytest.mark.night
 def test_first_deberta_steps_are_the_cards():
     facts = card("deberta")
     rooms = pretrain_deberta.encode(room(), trained_tokenizer())
@@ -235,6 +238,7 @@ def test_first_deberta_steps_are_the_cards():
         assert now == pytest.approx(then, rel=OTHER_CPU)
 
 
+@pytest.mark.night
 def test_first_decoder_steps_are_the_cards():
     facts = card("decoder")
     rooms = pretrain_decoder.encode(room(), chat_tokenizer())
@@ -244,6 +248,7 @@ def test_first_decoder_steps_are_the_cards():
     assert log == pytest.approx(facts["first_losses"][:3], rel=OTHER_CPU)
 
 
+@pytest.mark.night
 def test_first_vit_steps_are_the_cards():
     facts = card("vit")
     _, log = pretrain_vit.train(pretrain_vit.ImagePretraining(**facts["plan"]), stop=5)

@@ -8,6 +8,7 @@ import torch
 import transformers as library
 from torch import nn
 
+from tests.night import few_by_day
 from tests.plans.test_hf_model import CONFIGS
 from tight_fit.models.made import Logits
 from tight_fit.models.step import ModelStep
@@ -79,7 +80,9 @@ def traces(step: ModelStep, device: str):
         return [trace_model_step(step, device, all_layers=whole) for whole in (False, True)]
 
 
-@pytest.mark.parametrize("name, fields", REPEAT, ids=lambda value: str(value).replace(" ", ""))
+@pytest.mark.parametrize(
+    "name, fields", few_by_day(REPEAT), ids=lambda value: str(value).replace(" ", "")
+)
 def test_a_trace_with_layers_left_out_is_that_of_all_layers(name, fields, refusals, monkeypatch):
     ran = []
     left_out = repeated_layers.RepeatedLayers.left_out

@@ -42,6 +42,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, what may have been meant, and where examples are."""
+        message = re.sub(r"'([^']{57})[^']{200,}'", r"'\1...'", message)  # a value without an end
         text = message if message.endswith((".", "?")) else f"{message}."
         text += _meant(message, self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {text} ({self.prog} --help shows examples.)\n")

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from tight_fit.checks import shown
 from tight_fit.torch_private import ADAM_FOREACH, FOREACH_ADDCDIV
 
 OLDEST = (1, 8)
@@ -38,7 +39,7 @@ def parse(version: str | None) -> tuple[int, int]:
     release = _numbers(version) if isinstance(version, str) else (0, 0)
     if not OLDEST <= release <= installed:
         raise ValueError(
-            f"torch_version={version!r} is not known: use a release from "
+            f"torch_version={shown(version)} is not known: use a release from "
             f'{".".join(map(str, OLDEST))} to {".".join(map(str, installed))}, such as "2.0".'
         )
     return release

@@ -1,0 +1,312 @@
+"""Arguments in Python: of every function that a reader calls, values that are none of its kind."""
+
+import math
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, Qwen3Config
+
+from by_hand import packing
+from helpers import batching, data, plots, record, sets, show, tables, train
+from helpers.parallel import launch, launcher
+from helpers.plan import ladder, plan, plan_at
+from helpers.recipe import Recipe, difference
+from helpers.show import phases, plans
+from tests.attack import refused
+from tests.attack.wrong import (
+    HUGE,
+    NO_COUNT,
+    NO_NUMBER,
+    NO_WHOLE,
+    Entry,
+    refuses,
+    refuses_all,
+)  # fmt: skip
+from tight_fit.gpus import GPU, GPUS, as_gpu, device, find, matches, specs
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.plan import plan_layout
+from tight_fit.layouts.seconds import Link, find_link, rate
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import plan_model
+from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.search.layouts import search_layouts
+from tight_fit.techniques.rules import ATTENTIONS, BASES
+
+SMALL = Recipe(model="vit", steps=1, batch_size=4, train_size=8, test_size=10)
+PLANNED = cache(lambda: plan(SMALL))  # nothing is planned while tests are collected
+BERT = BertConfig(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=99
+)
+LLM = Qwen3Config(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    intermediate_size=128, vocab_size=99, head_dim=32, max_position_embeddings=64,
+)  # fmt: skip
+STEP = ModelStep(BERT)
+FIGURES = {"sms": 40, "lanes": 64, "clock": 1.5e9, "bandwidth": 3e11, "l2": 2**22}
+LORA = {"model": "decoder", "lora_rank": 4}
+SCRIPT = Path(sys.executable)  # any file that is there: it is never started
+OPTIONAL = ("train_size", "test_size", "length", "frozen", "lora_rank")
+NAMES = ("model", "profile", "weights", "data", "padding", "precision", "optimizer", "base")
+NAMES += ("attention", "lora_targets", "lora_scale", "loss", "offload")
+MAY_BE_NONE = ("data", "attention", "offload")
+FLAGS = ("checkpointing", "compile", "optimizer_in_backward")
+
+
+def fit(**more):
+    return train.fit(**{"recipe": SMALL, "device": "cpu", "progress": False, **more})
+
+
+def setup():
+    layer = torch.nn.Linear(4, 4)
+    return [layer], lambda: layer(torch.zeros(2, 4)).sum().backward()
+
+
+def of_recipe(name, kinds, **more):
+    return Entry(name, lambda value: Recipe(**{**LORA, name: value}), kinds, **more)
+
+
+def of_step(name, kinds, config=LLM, says=None, **more):
+    given = {} if name == "lora_rank" else {"lora_rank": 4}
+    call = lambda value: ModelStep(config, **{**given, name: value})  # noqa: E731
+    return Entry(says or name, call, kinds, **more)
+
+
+def none_if(optional):
+    return {"but": (None,)} if optional else {}
+
+
+LENGTHS = Entry("", lambda value: None, (), (
+    None, "", "abc", 3, 1.5, [], [0], [-1], [1.5], ["4"], [True], {}, {1: 2}, object, {3, 4, 5},
+    frozenset((3, 4)), {3: 1, 4: 1}.keys(), {3: 1}.values(), bytearray(b"345"), np.array(3),
+    torch.tensor(3), np.array([True, True]), np.ones((2, 2), int), np.array([3.5, 4.0]),
+    np.array([-(2**63)]), torch.tensor([]),
+))  # fmt: skip
+ENTRIES = {
+    **{f"Recipe {name}": of_recipe(name, NO_COUNT, **none_if(name in OPTIONAL), more=(HUGE,))
+       for name in ("batch_size", "accumulation", "steps", *OPTIONAL) if name != "frozen"},
+    "Recipe frozen": of_recipe("frozen", NO_WHOLE, **none_if(True)),
+    "Recipe seed": of_recipe("seed", NO_WHOLE, more=(2**32, 2**32 + 5)),
+    **{f"Recipe {name}": of_recipe(name, (*NO_NUMBER, "below 0"),
+                                   **none_if(name in ("learning_rate", "max_grad_norm")))
+       for name in ("learning_rate", "weight_decay", "warmup", "max_grad_norm")},
+    "Recipe lora_alpha": of_recipe("lora_alpha", (*NO_NUMBER, "below 0", "0"), **none_if(True)),
+    **{f"Recipe {name}": of_recipe(name, ("thing",), **none_if(name in MAY_BE_NONE))
+       for name in NAMES},
+    **{f"Recipe {name}": of_recipe(name, ("no flag",)) for name in FLAGS},
+    "Recipe's floats": Entry("", lambda pair: Recipe(**{pair[0]: pair[1]}), (), (
+        ("warmup", 1.01), ("max_grad_norm", 0.0), ("learning_rate", 0.0), ("learning_rate", 1e-300),
+        ("learning_rate", 5e-324), ("learning_rate", 2.0**-127), ("length", 2), ("length", 513),
+        ("accumulation", 3))),
+    "a recipe in JSON": Entry("recipe", Recipe.from_dict, ("thing",), (), ({},)),
+    "an unknown field": Entry("no field", lambda name: Recipe.from_dict({name: 1}), (),
+                              ("mdoel", "lr", "", "__class__")),
+    "difference before": Entry("of type Recipe", lambda value: difference(value, SMALL)),
+    "difference after": Entry("of type Recipe", lambda value: difference(SMALL, value)),
+    # fit, run and their data
+    "fit device": Entry(["device=", "'cpu'"], lambda value: fit(device=value), (), (
+        "gpu", "GPU", "", "cuda:x", "cpu:x", "cuda:99", "cuda:-1", "meta", "tpu", "xla", " ",
+        "c" * 999)),
+    "run device": Entry(["device=", "'cpu'"], lambda value: record.run(SMALL, device=value), (),
+                        ("gpu", "", "cuda:99", "meta")),
+    "a device that is no name": Entry("device=", lambda value: fit(device=value), (),
+                                      (0, 1.5, True, ["cpu"], b"cpu")),
+    "save_every": Entry("save_every", lambda value: fit(save_every=value), NO_COUNT),
+    "fit recipe": Entry("recipe must be of type Recipe", lambda value: fit(recipe=value),
+                        more=(Recipe,)),
+    "run recipe": Entry("recipe must be of type Recipe", record.run, more=(Recipe,)),
+    "an optimizer": Entry("optimizer", lambda value: fit(optimizer=value), but=(object,)),
+    "what makes one": Entry("optimizer must be of type Optimizer",
+                            lambda value: fit(optimizer=lambda *_: value), (), (None, "adamw", 3)),
+    "evaluate": Entry("batch_size", lambda value: train.evaluate(
+        torch.nn.Linear(1, 1), train.encoded(SMALL)["test"], SMALL, value), NO_COUNT),
+    **{name: Entry(name, lambda value, name=name: data.load("digits", **{name: value}), NO_COUNT,
+                   (6_000,), (None,)) for name in ("train_size", "test_size")},
+    "a seed of a choice": Entry("seed", lambda value: data.load("digits", 100, seed=value),
+                                NO_WHOLE, (2**32,)),
+    "a data set": Entry("data set", data.load),
+    "a run's name": Entry("is no name for a run", lambda value: record.run(SMALL, value),
+                          ("thing",), ("../a/b", "a/b/c", "a b/c", "a/", "/b", "a/b\n"), (None,)),
+    # plans
+    "plan": Entry("recipe must be of type Recipe", plan, more=(Recipe, GPUS["T4"])),
+    "plan device": Entry(["device=", "cuda"], lambda value: plan(SMALL, value),
+                         more=("gpu", "CUDA", "cuda:0", torch.device("cpu"))),
+    "plan change": Entry("change", lambda value: plan(SMALL, change=value), but=(None, object)),
+    "plan_at": Entry("plan must be of type Plan", plan_at, more=(SMALL,)),
+    "another batch": Entry("batch_size", lambda value: plan_at(PLANNED(), batch_size=value),
+                           NO_COUNT, (), (None,)),
+    "fits": Entry("gpu=", lambda value: PLANNED().fits(value)),
+    "seconds": Entry("gpu=", lambda value: PLANNED().seconds(value)),
+    **{f"{name} of {what}": Entry("named", lambda value, c=call, w=wrap: c(w(value)),
+                                  but=({},) if what == "one" else ())
+       for name, call in (("plans", plans), ("phases", lambda named: phases(named, "T4")),
+                          ("tables.runs", tables.runs), ("tables.plans", tables.plans))
+       for what, wrap in (("all", lambda value: value), ("one", lambda value: {"label": value}))},
+    "before_after": Entry("before", lambda value: tables.before_after(value, value)),
+    "before_and_after": Entry("runs", lambda value: show.before_and_after(value, value)),
+    "losses": Entry("named", plots.losses),
+    "losses of one": Entry("named", lambda value: plots.losses({"label": value}), (),
+                           (None, "", "no", 3, True, [], {}, b"x", object)),
+    "smooth": Entry("smooth", lambda value: plots.losses({"label": [1.0, 2.0]}, value), NO_COUNT),
+    "bars": Entry("values", lambda value: plots.bars(value, "label"), (), (
+        None, "", "4", [], math.nan, math.inf, HUGE, object)),
+    "bars of one": Entry("values", lambda value: plots.bars({"name": value}, "label"), (), (
+        None, "", "4", [], ["4"], [None], math.nan, math.inf, HUGE, object)),
+    "categories": Entry("plans", plots.categories),
+    "timeline": Entry("plans", plots.timeline),
+    "a line": Entry("gpu", lambda value: plots.categories({"label": PLANNED()}, gpu=value),
+                    but=(None,)),
+    "capacity": Entry("capacity", lambda value: plots.timeline(PLANNED(), capacity=value), (),
+                      ("", "no such", -1, 1.5, HUGE, True, [], {}, b"x", object)),
+    # GPUs
+    "find": Entry("gpu=", find, more=("4", "16", "0GB", "-8GB", "1e9GB", "T5", "A1000")),
+    "memory": Entry("memory", lambda value: as_gpu(GPU("mine", value, (8, 6))), NO_COUNT[:-2],
+                    (0, 1024)),
+    "a capability": Entry("capability", lambda value: as_gpu(GPU("mine", 2**33, value)),
+                          more=(8, 8.6, "8.6", (8,), (8.0, 6), ("8", "6"), (8, 6, 1), (),
+                                (True, False))),
+    "a capability that is none": Entry("", lambda value: as_gpu(GPU("mine", 2**33, value)), (), (
+        (-8, 6), (8, -6), (99, 0), (8, 10), (10**30, 0))),
+    "a GPU's name": Entry("", lambda value: as_gpu(GPU(value, 2**33, (8, 6))), (), (
+        None, 3, "", " ", "a\nb", b"T4")),
+    **{f"described {name}": Entry(f"{name}=", lambda value, name=name: specs.described(
+        **{"name": "mine", **FIGURES, name: value}), (*NO_NUMBER, "below 0"),
+        {"clock": (1.5, 1500), "bandwidth": (320,), "l2": (4,), "fp16": (65,), "sms": (1.5, 0)}
+        .get(name, ()), (None,) if name in ("tf32", "fp16", "bf16") else ())
+       for name in (*FIGURES, "tf32", "fp16", "bf16")},
+    "described like": Entry("like=", lambda value: specs.described("mine", **FIGURES, like=value)),
+    "arithmetic": Entry("precision", lambda value: specs.has_arithmetic(value, "T4"),
+                        more=("FP16", "fp8", "int4")),
+    "a rate": Entry("precision", lambda value: rate("T4", value), more=("FP16", "fp8", "int4")),
+    "device": Entry("device=", device, but=(None,)),
+    # layouts and searches
+    **{f"Layout {name}": Entry(name, lambda value, name=name: Layout(**{name: value}), NO_COUNT,
+                               (10**9, 10**30))
+       for name in ("data", "pipeline", "tensor", "context", "replicate")},
+    **{f"Layout {name}": Entry([name, "True or False"],
+                               lambda value, name=name: Layout(data=2, **{name: value}),
+                               ("no flag",)) for name in ("reshard", "reshard_root")},
+    "a layout's text": Entry("layout", parse),
+    **{f"Cluster {name}": Entry(name, lambda value, name=name: Cluster("T4", **{name: value}),
+                                NO_COUNT[:-2], (0, -1))
+       for name in ("per_machine", "machines", "cards")},
+    "Cluster gpu": Entry("gpu", Cluster),
+    **{f"Cluster {name}": Entry("", lambda value, name=name: Cluster("T4", **{name: value}))
+       for name in ("inside", "between")},
+    "Link speed": Entry("speed", lambda value: Link("mine", value, 1e-6), (*NO_NUMBER, "below 0")),
+    "Link latency": Entry("latency", lambda value: Link("mine", 1e9, value),
+                          (*NO_NUMBER, "below 0")),
+    "find_link": Entry("", lambda value: find_link(value, "data"), more=({"tensor": "NVLink 3"},)),
+    "search job": Entry("job", lambda value: search_layouts(value, Cluster("T4"))),
+    "search cluster": Entry("cluster", lambda value: search_layouts(STEP, value)),
+    "planned layout": Entry("layout", lambda value: plan_layout(BERT, value)),
+    "planned reduce": Entry("reduce", lambda value: plan_layout(BERT, Layout(2), reduce=value),
+                            more=("fp16", "BF16")),
+    **{f"planned {name}": Entry(name, lambda value, name=name: plan_layout(
+        BERT, Layout(2), **{name: value}), ("no flag",)) for name in ("selective", "all_layers")},
+    **{f"ladder {call.__name__}": Entry("start", call)
+       for call in (ladder.climb, ladder.top, ladder.without, ladder.alone)},
+    "rungs": Entry("steps", lambda value: ladder.climb(SMALL, value), but=(None,)),
+    "a rung": Entry("", lambda value: ladder.climb(SMALL, {"rung": value}), but=({},)),
+    "factor": Entry("factor", lambda value: ladder.own_rate(SMALL, value),
+                    (*NO_NUMBER, "0", "below 0")),
+    # steps of any model, and of one's own
+    **{f"ModelStep {name}": of_step(name, NO_WHOLE[:-1], BERT, **none_if(name not in (
+        "batch_size", "accumulation")), more=(HUGE,))
+       for name in ("batch_size", "accumulation", "length", "frozen", "lora_rank", "classes",
+                    "side")},
+    **{f"ModelStep {name}": of_step(name, ("thing",), **none_if(name in (
+        "task", "weights", "base", "attention", "offload")))
+       for name in ("precision", "optimizer", "task", "weights", "attention", "base", "lora_scale",
+                    "loss", "offload")},
+    **{f"ModelStep {name}": of_step(name, ("no flag",)) for name in ("compile", "kbit", *FLAGS)},
+    "ModelStep lora_alpha": of_step("lora_alpha", (*NO_NUMBER, "below 0", "0"), **none_if(True)),
+    **{f"own step {name}": Entry(
+        name, lambda value, name=name: plan_custom_step(setup, **{name: value}), NO_COUNT[:-2],
+        (0,), (None,)) for name in ("steps", "ranks")},
+    "a release": Entry("torch_version", lambda value: plan_custom_step(setup, torch_version=value),
+                       more=("1.4", "99.0"), but=(None,)),
+    "setup": Entry("setup", plan_custom_step, but=(object,)),
+    "what is set up": Entry("setup must return two things",
+                            lambda value: plan_custom_step(lambda: value)),
+    # batches and ranks
+    **{f"lengths of {name}": LENGTHS._replace(call=call) for name, call in {
+        "length_sorted": lambda value: batching.length_sorted(value, 2),
+        "bucketed": lambda value: batching.bucketed(value, 2, 1, 4, 0, 0),
+        "epoch_cost": lambda value: batching.epoch_cost([[0]], value),
+        "pack": lambda value: packing.pack(value, 8)}.items()},
+    **{f"{name} of {number}": Entry(name, call, NO_COUNT) for number, (name, call) in enumerate((
+        ("batch_size", lambda value: batching.length_sorted([1, 2], value)),
+        ("batch_size", lambda value: batching.shuffled(9, value, 1, 0, 0)),
+        ("micro_batch", lambda value: batching.shuffled(9, 2, value, 0, 0)),
+        ("window", lambda value: batching.bucketed([1, 2], 2, 1, value, 0, 0)),
+        ("capacity", lambda value: packing.pack([1, 2], value)),
+        ("longest", batching.padded_length),
+        ("multiple_of", lambda value: batching.padded_length(9, value))))},
+    "restore": Entry("", lambda value: batching.restore([1], value), (), (
+        None, 3, "ab", [3], [[0.5]], [["a"]], {}, object)),
+    "batches": Entry("", lambda value: batching.epoch_cost(value, [4]), (), (
+        None, 3, "ab", [3], [[0.5]], [["a"]], {}, object)),
+    "examples of a batch": Entry("names an example", lambda value: batching.epoch_cost(value, [4]),
+                                 (), ([[1]], [[-1]], [[0], [7]])),
+    **{order.__name__: Entry("labels", order, (), (
+        None, "abc", 3, 1.5, {}, [1.5], ["a"], [[1]], object))
+       for order in (sets.balanced_order, sets.proportional_order)},
+    "a subset's seed": Entry("seed", lambda value: sets.balanced_order([0, 1], value), NO_WHOLE,
+                             (2**32,)),
+    "ranks": Entry("ranks", lambda value: launch(SCRIPT, ranks=value), NO_COUNT, (1025,)),
+    "timeout": Entry("timeout", lambda value: launch(SCRIPT, timeout=value),
+                     (*NO_NUMBER, "below 0", "0")),
+    "variables": Entry("env['X']", lambda value: launch(SCRIPT, env={"X": value}), (), (
+        3, None, True, b"x", ["x"])),
+    "a script": Entry("must be the path of a Python file", launch, (), (
+        None, 3, ["ranks.py"], "a\0b", True)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """What is wrong must be said before a model is made or a process is started."""
+
+    def starts(*_, **__):
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(launcher.subprocess, "Popen", starts)
+    monkeypatch.setattr(train, "train_step", starts)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_wrong_value_is_one_sentence_that_names_it(name, nothing_starts):
+    refuses_all(ENTRIES[name])
+
+
+def test_what_takes_a_value_takes_it():
+    """The property fails where nothing is refused, and where the sentence names another thing."""
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        refuses(Entry("steps", lambda value: Recipe(steps=value)), 4)
+    with pytest.raises(AssertionError, match="does not say"):
+        refuses(Entry("steps", lambda value: Recipe(seed=value)), -1)
+    assert Recipe(model="decoder", attention=ATTENTIONS[0], base=BASES[0])
+
+
+@pytest.mark.parametrize(
+    "source", [None, 3, 1.5, [], {}, True, "x" * 9999, "~nosuchuser/x"], ids=lambda v: repr(v)[:9]
+)
+def test_a_model_has_a_name_or_a_configuration(source):
+    refused((ValueError, TypeError, OSError, RuntimeError), [], lambda: plan_model(source))
+
+
+@pytest.mark.parametrize("name", ["none.py", "", "folder"])
+def test_a_script_that_is_not_there_is_one_sentence(name, tmp_path, nothing_starts):
+    (tmp_path / "folder").mkdir()
+    refused(FileNotFoundError, "There is no script", lambda: launch(tmp_path / name))
+
+
+@pytest.mark.parametrize("number, meant", [("8", "8GB"), ("16", "16GB"), ("24", "24GB")])
+def test_a_bare_number_is_asked_back(number, meant):
+    assert not matches(number)
+    refused(ValueError, f"did you mean {meant}", lambda: find(number))
