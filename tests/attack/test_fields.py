@@ -20,7 +20,7 @@ HUGE = 10**5000
 CHAT = {"model": "decoder"}
 LORA = {**CHAT, "lora_rank": 4}
 EARLY = {"optimizer_in_backward": True, "max_grad_norm": None}
-NAMES = ("attention", "base", "lora_targets", "lora_scale", "loss", "offload")
+NAMES = ("attention", "base", "lora_targets", "lora_scale", "loss", "offload", "float8")
 NO_NAMES = ("", "no such", 0, 1, -1, 1.5, True, math.nan, HUGE, b"sdpa", ["sdpa"], {}, "x" * 9999)
 FLAGS = ("compile", "optimizer_in_backward")
 NO_FLAGS = (0, 1, -1, "", "yes", "True", None, 1.0, math.nan, [], {}, b"1", HUGE)
@@ -98,6 +98,7 @@ def test_what_is_near_a_name_is_asked_back(name, typed, meant):
         ("attentions", "attention"),
         ("optimizer_in_backwards", "optimizer_in_backward"),
         ("ofload", "offload"),
+        ("float_8", "float8"),
         ("compiled", "compile"),
         ("checkpoint", "checkpointing"),
         ("learningrate", "learning_rate"),
@@ -131,6 +132,9 @@ PAIRS = {
         {"compile": True, "offload": "activations"},
         "one of the two",
     ),
+    "8 bits beside adapters": ({**LORA, "float8": "rowwise"}, "leave lora_rank or float8 out"),
+    "8 bits and frozen layers": ({**CHAT, "frozen": 1, "float8": "rowwise"}, "leave frozen"),
+    "8 bits under fp16": ({**CHAT, "precision": "fp16", "float8": "tensorwise"}, "bf16"),
     "early and clipped": ({"optimizer_in_backward": True}, "max_grad_norm=None"),
     "early and accumulated": ({**EARLY, "accumulation": 2}, "accumulation=1"),
     "early under fp16": ({**EARLY, "precision": "fp16"}, "overflowed"),

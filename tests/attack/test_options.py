@@ -271,6 +271,7 @@ def test_a_layout_needs_a_gpu(capsys):
         {"compile": True},
         {"offload": "optimizer"},
         {"optimizer_in_backward": True, "max_grad_norm": None},
+        {"float8": "tensorwise"},
     ],
     ids=repr,
 )
