@@ -21,7 +21,7 @@ from transformers.initialization import no_init_weights
 from helpers.recipe import Recipe
 from tight_fit.models import hub
 from tight_fit.packages import needs
-from tight_fit.techniques import base_weights, model_changes
+from tight_fit.techniques import base_weights, eight_bits, model_changes
 from tight_fit.techniques.chunked_loss import put_in_chunks
 from tight_fit.techniques.compiled import compiled
 from tight_fit.techniques.model_changes import Recompute, as_if_real, quiet
@@ -143,6 +143,8 @@ def prepare(
         model_changes.enable_checkpointing(model, recompute)
     if recipe.loss == "chunked":
         put_in_chunks(model)
+    if recipe.float8 is not None:
+        eight_bits.multiply_in_8_bits(model, recipe.float8)
     if recipe.base != "fp32":
         base_weights.store(model, recipe, NEW_HEADS)
     if recipe.lora_rank is not None:

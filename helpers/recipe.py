@@ -62,6 +62,8 @@ class Recipe:
                    and a new head; "nf4" (with adapters): linear layers in 4 bits, the rest in 16
     attention      "eager", "sdpa" (fused); None takes the best that the model has
     loss           of language models: "full", or "chunked" (never all logits at once)
+    float8         None, or how the linear layers' products in 8 bits are scaled: "tensorwise" or
+                   "rowwise" (`techniques.eight_bits`); not with adapters, frozen layers or fp16
     compile        run the model through torch.compile; a plan is that of the step without
     offload        "optimizer": its states and its update on the host; "activations": what is saved
                    for the backward pass waits there; None keeps all on the GPU
@@ -98,6 +100,7 @@ class Recipe:
     base: str = "fp32"
     attention: str | None = None
     loss: str = "full"
+    float8: str | None = None
     compile: bool = False
     offload: str | None = None
     optimizer_in_backward: bool = False

@@ -57,6 +57,7 @@ __all__ = [
     "load_cuda_kernel",
     "no_work",
     "parse_to",
+    "scaled_mm",
     "storage_key",
     "tree_leaves",
     "tree_map",
@@ -125,6 +126,27 @@ class FakeTensorMode(_FakeTensorMode):
     def __enter__(self) -> Self:
         _start_autograd()
         return super().__enter__()
+
+
+def scaled_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    of_left: torch.Tensor,
+    of_right: torch.Tensor,
+    dtype: torch.dtype,
+    fast: bool,
+) -> torch.Tensor:
+    """The product of two matrices in 8 bits, times their fp32 scales, in `dtype`.
+
+    left   [m, k], its rows contiguous, and `right` [k, n], its columns
+    scales scalars, or [m, 1] and [1, n]; with those the kernel writes bf16
+    fast   whether a GPU may add in fewer bits than fp32
+    """
+    written = torch.bfloat16 if of_left.dim() else dtype
+    product = torch._scaled_mm(
+        left, right, scale_a=of_left, scale_b=of_right, out_dtype=written, use_fast_accum=fast
+    )
+    return product.to(dtype)
 
 
 @cache

@@ -52,8 +52,8 @@ LORA = {"model": "decoder", "lora_rank": 4}
 SCRIPT = Path(sys.executable)  # any file that is there: it is never started
 OPTIONAL = ("train_size", "test_size", "length", "frozen", "lora_rank")
 NAMES = ("model", "profile", "weights", "data", "padding", "precision", "optimizer", "base")
-NAMES += ("attention", "lora_targets", "lora_scale", "loss", "offload")
-MAY_BE_NONE = ("data", "attention", "offload")
+NAMES += ("attention", "lora_targets", "lora_scale", "loss", "offload", "float8")
+MAY_BE_NONE = ("data", "attention", "offload", "float8")
 FLAGS = ("checkpointing", "compile", "optimizer_in_backward")
 
 
@@ -220,9 +220,9 @@ ENTRIES = {
        for name in ("batch_size", "accumulation", "length", "frozen", "lora_rank", "classes",
                     "side")},
     **{f"ModelStep {name}": of_step(name, ("thing",), **none_if(name in (
-        "task", "weights", "base", "attention", "offload")))
+        "task", "weights", "base", "attention", "offload", "float8")))
        for name in ("precision", "optimizer", "task", "weights", "attention", "base", "lora_scale",
-                    "loss", "offload")},
+                    "loss", "offload", "float8")},
     **{f"ModelStep {name}": of_step(name, ("no flag",)) for name in ("compile", "kbit", *FLAGS)},
     "ModelStep lora_alpha": of_step("lora_alpha", (*NO_NUMBER, "below 0", "0"), **none_if(True)),
     **{f"own step {name}": Entry(

@@ -45,6 +45,7 @@ def test_a_record_of_before_has_the_fields_as_they_were():
         ({"offload": "activations"}, "offload='activations'"),
         ({"optimizer_in_backward": True, "max_grad_norm": None}, "optimizer_in_backward=True"),
         ({"compile": True}, "compile=True"),
+        ({"float8": "tensorwise"}, "float8='tensorwise'"),
         ({"max_grad_norm": None}, "norm to clip to"),
     ],
     ids=str,

@@ -118,6 +118,7 @@ class Answers:
             "completion": step.completion,
             "offload": step.offload,
             "optimizer_in_backward": step.optimizer_in_backward,
+            **({"float8": step.float8} if step.float8 else {}),
             "host": plan.host,
             "asked": asked.fields,
             "frozen": step.frozen,
@@ -133,6 +134,9 @@ class Answers:
         if gpu is None:
             holds = {}
             for other in GPUS.values():
+                if self.step.float8 and not other.fp8:
+                    holds[other.name] = False
+                    continue
                 self._turn_to(other)
                 holds[other.name] = bool(self.planned().fits(other))
             return {"cards": holds, "notes": notes.of_step(self.step, None)}

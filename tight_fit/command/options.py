@@ -30,7 +30,7 @@ from tight_fit.gpus.table import SPECS
 from tight_fit.models.config import TASKS, WEIGHTS
 from tight_fit.optimizer_kinds import ALSO, OPTIMIZERS
 from tight_fit.techniques.references import REFERENCES
-from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS
+from tight_fit.techniques.rules import ATTENTIONS, BASES, OFFLOADS, SCALINGS
 from tight_fit.units import GIB
 
 NAME = "tight-fit"
@@ -152,6 +152,12 @@ def _add_step(add: Callable[..., object]) -> None:
         "--offload",
         choices=OFFLOADS,
         help="what waits in the host's memory: the optimizer's states, or activations",
+    )
+    add(
+        "--float8",
+        choices=SCALINGS,
+        help="the linear layers' products in 8 bits, as torchao's float8 training has them, scaled "
+        "by tensor or by row (GPUs from Ada on)",
     )
     add("--accumulation", metavar="N", type=integer, help="micro-batches per optimizer step (1)")
     _add_adapters(add)

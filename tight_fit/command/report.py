@@ -208,7 +208,10 @@ def _settings(facts: Facts) -> str:
     elif "weights" in assumed and facts["weights_stored"] != weights:
         why = f" (stored as {facts['weights_stored']}, in which they cannot be trained)"
     words = weights_in_words(facts, why)
-    words += f"; {AUTOCAST[precision]}; {_optimizer(facts)}{_attention(facts)}"
+    words += f"; {AUTOCAST[precision]}"
+    if facts.get("float8"):
+        words += f", products of linear layers in FP8 scaled {facts['float8']}"
+    words += f"; {_optimizer(facts)}{_attention(facts)}"
     guesses = [
         f"{'batch ' if name == 'batch_size' else ''}{value}{' tokens' if name == 'length' else ''} "
         f"(--{OPTIONS.get(name, name)})"

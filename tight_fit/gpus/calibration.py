@@ -164,7 +164,8 @@ def _specs(values: Mapping[str, Any]) -> GpuSpecs:
     for name in TENSOR:
         if getattr(specs, name) and getattr(rates, name) is None:
             raise ValueError(f"its products in {name} were not measured")
-    return specs._replace(source=f"measured on {date}", rates=rates)
+    fp8 = 2 * specs.bf16 if _gpu(values["gpu"]).fp8 else 0.0  # as data sheets have it
+    return specs._replace(source=f"measured on {date}", rates=rates, fp8=fp8)
 
 
 def _product(values: Mapping[str, Any]) -> Product:

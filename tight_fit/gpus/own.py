@@ -27,6 +27,7 @@ def described(
     fp16: float = 0.0,
     bf16: float = 0.0,
     like: str = "A100-40GB",
+    fp8: float = 0.0,
 ) -> GpuSpecs:
     """A GPU of one's own from a few figures of its data sheet, in the units of `GpuSpecs`.
 
@@ -44,10 +45,11 @@ def described(
         "tf32": tf32,
         "fp16": fp16,
         "bf16": bf16,
+        "fp8": fp8,
     }
     of_type("name", name, str)
     for word, value in figures.items():
-        absent = word in ("tf32", "fp16", "bf16")  # 0 says that the GPU has no such arithmetic
+        absent = word in ("tf32", "fp16", "bf16", "fp8")  # 0: it has no such arithmetic
         real(word, value, above=None if absent else 0, at_least=0)
         if word in ("sms", "lanes"):
             whole(word, value, 1)
@@ -60,4 +62,5 @@ def described(
     if not isinstance(like, str) or like not in MEASURED:
         raise ValueError(f"like={shown(like)} was not measured: use one of {', '.join(MEASURED)}.")
     source = "described by its user"
-    return GpuSpecs(name, sms, lanes, clock, bandwidth, l2, tf32, fp16, bf16, like, source)
+    known = sms, lanes, clock, bandwidth, l2, tf32, fp16, bf16
+    return GpuSpecs(name, *known, like, source, fp8=fp8)

@@ -53,7 +53,8 @@ class Rates(NamedTuple):
         """The constants of products in an arithmetic; None where it was not measured."""
         if arithmetic == "fp32":
             return self.batched if batched else self.linear
-        found: Product | None = getattr(self, arithmetic)
+        # Products in FP8 are not measured: they are taken to reach the same share as bf16's.
+        found: Product | None = getattr(self, "bf16" if arithmetic == "fp8" else arithmetic)
         return found
 
 

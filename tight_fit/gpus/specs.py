@@ -54,6 +54,19 @@ def no_speed(gpu: GPU) -> str:
     return f"the speed of the {gpu.name} is not known: name a GPU of the list (--list-gpus)."
 
 
+def check_fp8(float8: str | None, gpu: GPU) -> None:
+    """Raises ValueError, in one sentence, where a step in float8 is asked of a GPU without FP8.
+
+    A size says nothing of it, and a machine without a GPU computes anything.
+    """
+    sized = SIZE.fullmatch(gpu.name.lower()) or gpu.capability == (0, 0)
+    if float8 is not None and not gpu.fp8 and not sized:
+        raise ValueError(
+            f"The {gpu.name} has no products in FP8, which NVIDIA's GPUs have from Ada on (compute "
+            "capability 8.9, such as L4, RTX 4090 and H100): leave float8 out."
+        )
+
+
 def of_device(name: str) -> GpuSpecs | None:
     """The GPU that a driver names, as "Tesla T4" or "NVIDIA A100-SXM4-40GB"; None if not known."""
     return next((SPECS[gpu.name] for gpu in matches(name) if gpu.name in SPECS), None)

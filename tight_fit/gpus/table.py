@@ -8,8 +8,10 @@ size on GPUs of its generation. Of some rows the memory alone is known surely: n
 
 Peaks are dense, without sparsity, with sums kept in fp32: what PyTorch's products use. GeForce GPUs
 halve their tensor cores' rate for such sums, to 512 operations a clock of a multiprocessor. fp32 is
-lanes × 2 × boost clock, which the tests check. Which arithmetic a GPU has follows from its compute
-capability (NVIDIA's list of CUDA GPUs): bf16 and TF32 from 8.0 on.
+lanes × 2 × boost clock, which the tests check. Where products in FP8 run in hardware, the data
+sheets give them twice the rate of fp16, also those of GeForce (Ada and Blackwell, appendix A).
+Which arithmetic a GPU has follows from its compute capability (NVIDIA's list of CUDA GPUs): bf16
+and TF32 from 8.0 on, FP8 from 8.9 on.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import NamedTuple
 from tight_fit.gpus.rates import Rates
 from tight_fit.units import GIB
 
-ARITHMETICS = ("fp32", "tf32", "fp16", "bf16")
+ARITHMETICS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 # The GPUs whose kernel times are fitted (constants.json).
 MEASURED = ("T4", "P4", "P100", "V100-32GB", "A100-40GB")
 
@@ -47,6 +49,12 @@ class GPU(NamedTuple):
         """Whether matrix products in bf16 run in hardware."""
         return self.capability >= (8, 0)
 
+    @property
+    def fp8(self) -> bool:
+        """Whether matrix products in 8-bit floating point run in hardware as torchao has them; of
+        AMD's GPUs no plan knows."""
+        return self.capability >= (8, 9) and not self.name.startswith("MI")
+
 
 class GpuSpecs(NamedTuple):
     """A GPU for timing.
@@ -62,6 +70,7 @@ class GpuSpecs(NamedTuple):
     like       the measured GPU whose efficiencies it takes; its own name where it was measured
                itself
     source     the data sheet
+    fp8        the same in 8-bit floating point
     rates      what this very GPU was measured to reach (`gpus.calibration`); None where it was not
     Raises ValueError or TypeError, in one sentence, where a figure makes no GPU (`described`).
     """
@@ -78,6 +87,7 @@ class GpuSpecs(NamedTuple):
     like: str
     source: str
     rates: Rates | None = None
+    fp8: float = 0.0
 
     @property
     def fp32(self) -> float:
@@ -138,6 +148,7 @@ def _row(
     by_sheet = rate / 2 if tf32 is None else tf32 * 1e12
     figures = sms, lanes, clock * 1e9, bandwidth * 1e9, int(l2 * 2**20)
     specs = GpuSpecs(name, *figures, by_sheet if bf16 else 0, rate, bf16, like, source)
+    specs = specs._replace(fp8=2 * rate if gpu.fp8 else 0.0)
     return _Row(gpu, specs)
 
 

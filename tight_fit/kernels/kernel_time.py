@@ -38,7 +38,7 @@ TILES = (
 TENSOR_TILES = ((256, 128), (128, 256), *TILES)
 PARTS = (1, 2, 4, 8, 16)
 STEP = 8  # a sum is walked through in steps of so many terms
-SIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
+SIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8, "fp8": 1}
 # Softmax rows longer than this take another kernel (PyTorch, aten/src/ATen/native/cuda/SoftMax.cu).
 WIDE = 1024
 PRODUCTS = ("matmul", "convolution", "attention")

@@ -32,6 +32,7 @@ SCATTERS = _names("""
 REDUCTIONS = _names("""
     sum mean amax amin max min argmax argmin var var_mean std std_mean norm linalg_vector_norm
     prod any all logsumexp cumsum nll_loss_forward topk sort
+    float8_scales
 """)
 SOFTMAXES = _names("""
     _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax

@@ -18,7 +18,8 @@ class Op(NamedTuple):
                 collective: it takes no time here; `strategy.rank_time` times it) or "wait" (the CPU
                 asks for a value); of the host's memory "to host", "from host" (copies), "host" (the
                 CPU computes) and "await" (the GPU waits for copies): see `kernels.host_memory`
-    arithmetic  type of the numbers that are multiplied: "fp32", "fp16", "bf16" or "fp64"
+    arithmetic  type of the numbers that are multiplied: "fp32", "fp16", "bf16",
+                "fp64" or "fp8"
     flops       multiplications and additions of matrix products, attention and convolutions; 0 for
                 all others
     read        bytes read from memory, each operand once

@@ -13,6 +13,8 @@ ARITHMETIC = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
 }
 
 

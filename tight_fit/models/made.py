@@ -18,7 +18,14 @@ from tight_fit.models import odd
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import ModelStep
 from tight_fit.packages import needs
-from tight_fit.techniques import four_bits, model_changes, preferences, references, targets
+from tight_fit.techniques import (
+    eight_bits,
+    four_bits,
+    model_changes,
+    preferences,
+    references,
+    targets,
+)
 from tight_fit.techniques.chunked_loss import HeadInChunks, put_in_chunks
 from tight_fit.techniques.model_changes import Recompute, as_if_real
 from tight_fit.techniques.precision import DTYPES
@@ -199,6 +206,8 @@ def prepare(
     model_changes.freeze(model, frozen)
     if model_step.loss == "chunked":
         put_in_chunks(model)
+    if model_step.float8 is not None:
+        eight_bits.multiply_in_8_bits(model, model_step.float8)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise CannotPlan("Nothing is left to train.")
     assert model_step.task is not None, "set when the step was made"

@@ -50,6 +50,7 @@ class ModelStep:
     flash    whether the GPU has FlashAttention's kernel (from Ampere on); without it attention in
              bf16, and that of grouped queries before PyTorch 2.14, is written out
     loss     "chunked": cross entropy a chunk of tokens at a time (`techniques.chunked_loss`)
+    float8   "tensorwise" or "rowwise": the layers' products in 8 bits (`techniques.eight_bits`)
     compile  changes nothing here: the plan is that of the step without it
     offload, optimizer_in_backward, max_grad_norm  as in `Recipe`
     precision  autocast, as in `Recipe`; with "fp32" operations run in the dtype of the weights
@@ -92,6 +93,7 @@ class ModelStep:
     attention: str | None = None
     flash: bool = True
     loss: str = "full"
+    float8: str | None = None
     compile: bool = False
     offload: str | None = None
     optimizer_in_backward: bool = False

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from tight_fit.gpus import GPU, as_gpu, device_of
+from tight_fit.gpus.specs import check_fp8
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.memory.plan import Plan, check_device, to_plan
 from tight_fit.models import config as hf_config
@@ -79,6 +80,7 @@ def plan_model(
         gpu = as_gpu(gpu)
         if device == "cpu":
             raise ValueError('gpu= is for a GPU and device="cpu" for the host: give one of them.')
+        check_fp8(step.float8, gpu)
         step, device = step.on(gpu.capability), device_of(gpu)
     return plan_model_step(step, device)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tight_fit.gpus import GPU, WORKSPACE, as_gpu, device_of
-from tight_fit.gpus.specs import has_arithmetic, speed_of
+from tight_fit.gpus.specs import check_fp8, has_arithmetic, speed_of
 from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.config import LANGUAGE_MODELS
@@ -56,6 +56,7 @@ class Remedies:
         kept: Kept | None = None,
     ):
         self.gpu = gpu = as_gpu(gpu)
+        check_fp8(step.float8, gpu)
         self.step: Any = step.on(gpu.capability) if isinstance(step, ModelStep) else step
         self.device = device_of(gpu)
         self.planning = planning

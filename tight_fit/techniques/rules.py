@@ -16,6 +16,7 @@ LORA_TARGETS = ("query-value", "all-linear")
 LORA_SCALES = ("alpha/r", "alpha/sqrt(r)")
 LOSSES = ("full", "chunked")
 OFFLOADS = ("optimizer", "activations")
+SCALINGS = ("tensorwise", "rowwise")  # of float8
 
 
 def check_techniques(settings: StepSettings) -> None:
@@ -23,6 +24,7 @@ def check_techniques(settings: StepSettings) -> None:
     _check_adapters(settings)
     _check_memory(settings)
     _check_early_update(settings)
+    _check_float8(settings)
 
 
 def check_techniques_of(recipe: Any) -> None:
@@ -121,6 +123,23 @@ def _check_early_update(settings: StepSettings) -> None:
         )
 
 
+def _check_float8(settings: StepSettings) -> None:
+    if settings.float8 is None:
+        return
+    one_of("float8", settings.float8, SCALINGS)
+    for name in ("lora_rank", "frozen"):
+        if getattr(settings, name) is not None:
+            raise ValueError(
+                f"{name}={getattr(settings, name)} keeps weights from training, and float8 "
+                f"multiplies their gradients all the same: leave {name} or float8 out."
+            )
+    if settings.precision == "fp16":
+        raise ValueError(
+            "float8 scales numbers itself, and precision='fp16' scales the loss as well: use "
+            "precision='bf16'."
+        )
+
+
 def check_ordinary(settings: StepSettings, who: str) -> None:
     """Raises ValueError for what only the course's own step on one GPU does.
 
@@ -130,6 +149,7 @@ def check_ordinary(settings: StepSettings, who: str) -> None:
         ("loss", "full"),
         ("compile", False),
         ("offload", None),
+        ("float8", None),
         ("optimizer_in_backward", False),
     ):
         if getattr(settings, name) != usual:
