@@ -22,7 +22,7 @@ from tight_fit.layouts.layout import parse
 from tight_fit.models.config import TASKS, WEIGHTS
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
-from tight_fit.techniques.preferences import REFERENCES
+from tight_fit.techniques.references import REFERENCES
 from tight_fit.techniques.rules import LORA_SCALES
 
 KNOWN_WRONG = [value for kind in KNOWN.values() for value in kind]

@@ -74,7 +74,10 @@ def read(source: Config | str | Path) -> PretrainedConfig:
     if isinstance(source, Remembered):
         return from_values(source.values, source.name)
     if not isinstance(source, str | Path):
-        return copy.deepcopy(source)
+        from transformers import PretrainedConfig  # takes seconds, and names need none of it
+
+        if isinstance(source, PretrainedConfig):
+            return copy.deepcopy(source)
     try:
         values = dict(model_names.values_of(source))
     except ValueError as error:
