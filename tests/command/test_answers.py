@@ -19,6 +19,7 @@ from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ALSO, KINDS, OPTIMIZERS
 from tight_fit.plans.model import plan_model_step
 from tight_fit.search.remedies import Remedies
+from tight_fit.units import size
 
 LLAMA = library.LlamaConfig(
     vocab_size=4096,
@@ -112,6 +113,36 @@ def test_muon_multiplies_in_its_own_arithmetic():
     assert muon.seconds("A100-40GB").mfu("fp32") * muon.seconds("A100-40GB").total == pytest.approx(
         model
     )
+
+
+# -- four bits -------------------------------------------------------------------------------------
+
+
+def test_an_answer_says_why_a_mixture_in_four_bits_is_not_small(folder, tmp_path, capsys):
+    """The sentence names the bytes that the plan holds beside those of half as many experts."""
+    mixtures = {
+        count: library.MixtralConfig(
+            **{**LLAMA.to_diff_dict(), "architectures": ["MixtralForCausalLM"]},
+            num_local_experts=count,
+            num_experts_per_tok=1,
+        )
+        for count in (2, 4)
+    }
+    asked = ("--gpu", "A100", "--quick", "--batch", 1, "--lora", 4, "--base", "nf4")
+    for more, bits in (((), 16), (("--kbit",), 32)):
+        found = {}
+        for count, mixture in mixtures.items():
+            mixture.save_pretrained(tmp_path / str(count))
+            text = said(capsys, tmp_path / str(count), *asked, *more, "--json")
+            notes = [note for note in json.loads(text)["notes"] if f"stay in {bits} bits" in note]
+            found[count] = json.loads(text)["at_peak"]["parameters"], notes
+        router = 2 * 2 * LLAMA.hidden_size  # layers, more experts, width
+        experts = 2 * 2 * 3 * LLAMA.hidden_size * LLAMA.intermediate_size
+        assert found[4][0] - found[2][0] == (router + experts) * bits // 8
+        (note,) = found[4][1]
+        assert note.startswith(f"{size(2 * experts * bits // 8)} of experts stay in {bits} bits")
+    assert "of experts stay" not in said(capsys, folder, *asked)
+    assert "of experts stay" not in said(capsys, tmp_path / "4", *asked[:-2])
 
 
 # -- attention -------------------------------------------------------------------------------------

@@ -52,6 +52,30 @@ def test_all_linear_layers_but_the_output_layer():
     assert len(four_bits.layers_of(library.LlamaForCausalLM(config()))) == 2 * 7
 
 
+@pytest.mark.parametrize("experts_are", [library.MixtralConfig, library.Qwen3MoeConfig])
+def test_what_stays_in_16_bits_is_what_the_library_leaves(experts_are, tmp_path):
+    """Also in a mixture of experts: those of a layer are one tensor, and no linear layer."""
+    mixture = experts_are(**config().to_diff_dict(), num_local_experts=4, num_experts=4)
+    model = library.AutoModelForCausalLM.from_config(mixture, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    options = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+    theirs = library.AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        quantization_config=library.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_use_double_quant=True, **options
+        ),
+        device_map="cpu",
+    )
+    four_bits.quantize(model, torch.bfloat16)
+    found, wanted = (
+        {name: (type(part), part.shape, part.dtype) for name, part in each.named_parameters()}
+        for each in (model, theirs)
+    )
+    assert found == wanted
+    stacked = {name for name, (_, shape, _) in found.items() if len(shape) == 3}
+    assert len(stacked) == 2 * 2 and all(found[name][2] == torch.bfloat16 for name in stacked)
+
+
 def test_bytes_of_a_weight_are_those_of_the_paper():
     """4 bits, 8 bits per 64 weights, 32 bits per 64 × 256: 4.127 bits per weight."""
     model = library.LlamaForCausalLM(config(hidden_size=512, intermediate_size=2048))

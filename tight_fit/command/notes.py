@@ -7,6 +7,7 @@ from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
 from tight_fit.models import images
 from tight_fit.models.evaluation import BATCH, COPIES, logits_bytes
+from tight_fit.models.made import on_meta
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
 from tight_fit.units import size
@@ -20,6 +21,7 @@ def of_plan(step: ModelStep, plan: Plan, gpu: GPU, need: int) -> list[str]:
     return [
         *of_step(step, gpu),
         *of_loading(step, plan),
+        *_of_experts(step),
         *_of_optimizer(step, plan),
         *_of_evaluation(step, plan, gpu, need),
         *_of_writing(step, plan, gpu),
@@ -72,6 +74,20 @@ def of_step(step: ModelStep, gpu: GPU | None) -> list[str]:
             "decoders."
         )
     return sentences
+
+
+def _of_experts(step: ModelStep) -> list[str]:
+    """Why a mixture of experts in 4 bits is not small."""
+    if step.base != "nf4" or not any("expert" in name for name in vars(step.config)):
+        return []
+    named = on_meta(step).named_parameters()
+    weights = sum(each.numel() for name, each in named if each.ndim == 3 and ".experts." in name)
+    bits = 32 if step.kbit or step.weights == "fp32" else 16
+    left = size(weights * bits // 8)
+    return [
+        f"{left} of experts stay in {bits} bits: transformers holds those of a layer as one "
+        "tensor, and bitsandbytes puts linear layers alone into 4 bits."
+    ] * bool(weights)
 
 
 def _of_optimizer(step: ModelStep, plan: Plan) -> list[str]:
