@@ -191,6 +191,7 @@ def test_an_optimizer_that_would_not_come_back_whole_is_refused_after_one_step(
         lambda: fit(tmp_path, optimizer=made(kind), save_every=4),
     )
     assert len(taken) == 1 and not (tmp_path / FILE).exists()
+    assert len(train.fit(RECIPE, None, "cpu", progress=False, optimizer=made(kind)).losses) == 4
 
 
 class OwnData:

@@ -205,6 +205,25 @@ def test_the_fastest_of_them_trains_the_same_weights_or_says_that_it_does_not(ca
     assert "which trains adapters and not the weights: tight-fit" in report._recipe(only)[0]
 
 
+def test_advice_is_a_line_for_each_change():
+    from tight_fit.command import report
+
+    facts = {
+        "model": "m",
+        "card": "T4",
+        "fits": False,
+        "asked": {"batch_size": 20},
+        "would_fit": [{"accumulation": 2}, {"checkpointing": True}],
+        "would_take": [{"need": 1, "seconds": 1.0}, {"need": 1, "seconds": 2.0}],
+        "largest_batch": 7,
+        "accumulation": 1,
+    }
+    lines = report.advice(facts)
+    assert lines[0] == "What would fit, each change alone:"
+    assert lines[1].startswith("  --accumulation 2") and lines[2].startswith("  --checkpointing")
+    assert any("Largest batch" in line and "7" in line for line in lines)
+
+
 def test_the_gpu_of_a_question_decides_nothing_of_its_step():
     """A question in bf16 for a T4 is planned as asked; the note says what to use."""
     asked = Question("m", "m", LLAMA.to_dict(), {"batch_size": 2}, find("T4"))

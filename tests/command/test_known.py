@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from tight_fit import gpus
-from tight_fit.command import kept, question
+from tight_fit.command import kept, question, ship
 from tight_fit.command.answer import Answers
 from tight_fit.command.options import main, parser
+from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
 from tight_fit.command.ship import SIZES, asked_of
 from tight_fit.models import config as hf_config
@@ -279,3 +280,21 @@ def test_the_first_line_says_what_is_planned(capsys):
 def test_an_ambiguous_gpu_is_said(capsys):
     main(["distilbert", "--gpu", "A100", "--quick", "--length", "8"])
     assert "There is also the A100-80GB: say which with --gpu." in capsys.readouterr().out
+
+
+def test_what_is_shipped_has_six_digits_of_times_and_all_of_bytes():
+    facts = {"peak": 123456789, "seconds": 0.123456789, "by": {"forward": 1e-7 / 3}, "fits": True}
+    shipped = {"peak": 123456789, "seconds": 0.123457, "by": {"forward": 3.33333e-08}, "fits": True}
+    assert ship._rounded(facts) == shipped
+
+
+def test_the_line_of_progress_is_taken_away_whole(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    progress = Progress()
+    progress.say("planning a long thing")
+    progress.say("short")
+    progress.clear()
+    progress.clear()
+    lines = capsys.readouterr().err.split("\r")
+    assert lines[1] == "planning a long thing ..."
+    assert lines[2] == "short ...".ljust(len(lines[1])) and lines[3:] == [" " * 9, ""]

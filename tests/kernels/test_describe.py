@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import models
 from helpers.plan import plan, plan_at
 from helpers.recipe import Recipe
-from tight_fit.kernels import trace_ops
+from tight_fit.kernels import describe, trace_ops
 from tight_fit.kernels.op import PHASES
 from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.plans.own_step import plan_custom_step
@@ -243,3 +243,26 @@ def test_an_operation_that_cannot_be_described_stops_no_plan_of_memory(monkeypat
     assert planned.peak == plan(Recipe(model="vit", batch_size=4)).peak
     with pytest.raises(ValueError, match="The time of the operation aten.* is not known"):
         planned.seconds("T4")
+
+
+def test_a_gather_reads_its_rows_and_their_indices():
+    words, indices = torch.randn(50, 8), torch.tensor([[1, 7, 7], [0, 49, 3]])
+    op = only(kernels(lambda: F.embedding(indices, words)), "gather")
+    rows = SINGLE * indices.numel() * 8
+    assert (op.read, op.written) == (rows + 8 * indices.numel(), rows)
+
+
+@pytest.mark.parametrize(
+    "source, target, changes",
+    [
+        (torch.ones(4, 6), torch.ones(4, 6), False),
+        (torch.ones(4, 6), torch.ones(6, 4).T, True),
+        (torch.ones(4, 12)[:, ::2], torch.ones(4, 6), False),  # no axis without gaps
+        (torch.ones(1, 1), torch.ones(1, 1), False),
+        (torch.ones(6), torch.ones(6), False),
+        (torch.ones(4, 6), torch.ones(6, 4), False),  # another shape is no copy of it
+    ],
+    ids=["alike", "transposed", "gaps", "one number", "one axis", "another shape"],
+)
+def test_a_copy_changes_the_layout_where_another_axis_lies_closest(source, target, changes):
+    assert describe._changes_layout((target, source), target) == changes

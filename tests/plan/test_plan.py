@@ -188,6 +188,14 @@ def test_accumulation_keeps_gradients_alive_in_the_next_forward_pass():
     )
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_step_of_micro_batches_has_the_flops_of_each(parts):
+    one, several = (
+        plan(replace(MINI["vit"], batch_size=8 * n, accumulation=n), "cpu") for n in (1, parts)
+    )
+    assert several.flops == {name: parts * count for name, count in one.flops.items()}
+
+
 # Bytes that depend on nothing but the architecture, from the formulas of the papers.
 @pytest.mark.parametrize(
     "recipe, parameters",

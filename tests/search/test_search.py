@@ -11,10 +11,12 @@ from transformers import BertConfig, LlamaConfig
 from tests.night import few_by_day
 from tight_fit.command import layout_report, search_report
 from tight_fit.command.main import main
+from tight_fit.gpus import NCCL
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import facts_of
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.plan import plan_layout, plan_step
+from tight_fit.memory.plan import fit_on_gpu
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import Experts
@@ -25,6 +27,7 @@ from tight_fit.search.space import (
     Trial,
     accumulations,
     layouts_of,
+    least_need,
     least_peak,
     least_seconds,
     reference_layout,
@@ -231,6 +234,21 @@ def test_the_runner_up_has_another_layout_where_there_is_one():
     assert "Nothing else that fits" in search_report.answer(found_of((Trial(FSDP), 1.0, -1)))
 
 
+def test_bounds_say_something():
+    """They lie below what is planned, and not far: else every layout would be planned."""
+    of = job("bert", length=256, batch_size=8)
+    like = Reference.of(planned(Trial(reference_layout(of, 4)), of), TWO.gpu, Experts.of(of))
+    ddp, fsdp = Trial(Layout(4, "ddp"), "none", 2), Trial(Layout(4), "none", 1)
+    for trial in (ddp, fsdp):
+        plan = planned(trial, of)
+        assert 0.6 * plan.peak < least_peak(trial, of, like) <= plan.peak, str(trial)
+        need = fit_on_gpu(TWO.gpu, int(least_peak(trial, of, like)), 0).need
+        assert least_need(trial, of, like, TWO) == need + NCCL
+    one = Trial(Layout(1, "ddp"))
+    alone = fit_on_gpu(TWO.gpu, int(least_peak(one, of, like)), 0).need
+    assert least_need(one, of, like, TWO) == alone
+
+
 @pytest.mark.night
 def test_bounds_never_hide_the_best():
     """Over slow links: the same winner as with every trial planned, which takes more plans."""
@@ -430,3 +448,11 @@ def test_what_it_refuses(model, capsys, options, says):
 def test_bad_arguments(given, error, says):
     with pytest.raises(error, match=says):
         search_layouts(**{"job": job(), "cluster": TWO} | given)
+
+
+def test_what_is_missing_is_said_of_layouts_of_which_nothing_fits():
+    found = found_of(
+        (Trial(FSDP), 1.0, -1), (Trial(FSDP, "full"), 2.0, 3), (Trial(TENSOR), 1.0, 9),
+        (Trial(TENSOR, "full"), 1.0, 4),
+    )  # fmt: skip
+    assert search_report._missing(found) == {str(Trial(TENSOR)): 4.0}

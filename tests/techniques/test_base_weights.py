@@ -5,6 +5,7 @@ import torch
 
 from helpers import models, train
 from helpers.recipe import Recipe, replace
+from tight_fit.techniques import base_weights
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import train_step
 
@@ -84,3 +85,12 @@ def test_rslora_multiplies_by_alpha_over_the_root_of_the_rank():
         adapted = [module.scaling for module in model.modules() if hasattr(module, "lora_A")]
         scalings = {value for scaling in adapted for value in scaling.values()}
         assert scalings == {expected}
+
+
+def test_a_head_takes_its_own_dtype_and_autocast_casts_by_itself():
+    head, given = torch.nn.Linear(2, 2), (torch.ones(1, 2, dtype=torch.bfloat16), "more")
+    assert base_weights._in_dtype_of_weight(head, (torch.ones(1, 2),)) is None
+    cast, more = base_weights._in_dtype_of_weight(head, given)
+    assert cast.dtype == torch.float32 and more == "more"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert base_weights._in_dtype_of_weight(head, given) is None

@@ -222,3 +222,15 @@ def test_on_host_ends_with_an_error_too():
     with pytest.raises(KeyError), on_host():
         raise KeyError
     assert not host.is_active()
+
+
+@pytest.mark.parametrize("numbers, waits", [(2**13 - 1, False), (2**13, True)])
+def test_what_is_smaller_than_32_kib_stays(numbers, waits, monkeypatch):
+    """A copy of less takes longer to begin than to make."""
+    monkeypatch.setattr(activation_offload, "_Copies", Counting)
+    monkeypatch.setattr("tests.techniques.test_offload.held", [])
+    x = torch.ones(numbers, requires_grad=True)  # of 4 bytes
+    with OffloadedActivations(torch.nn.Linear(1, 1)) as offloaded:
+        y = (x * 2).exp()
+    y.sum().backward()
+    assert bool(offloaded.copies.moved) == waits and torch.equal(x.grad, 2 * y.detach())
