@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from helpers.recipe import Recipe
+from helpers.recipe import Recipe, replace
 from helpers.sweeps import Arm
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -196,6 +196,18 @@ PLANS = (
         validation=600,
         note="Accuracy is the share of answers that are generated right, word for word. It "
         "still rises after 60 steps: the last column says by how much with twice as many.",
+    ),
+    SweepPlan(
+        name="27_eight_bits",
+        question="What do products in FP8 cost in accuracy beside those in bf16?",
+        base=replace(DIGITS, precision="bf16", steps=40, test_size=300),
+        arms=(
+            Arm("bf16", {}, 1e-3),
+            Arm("FP8, scaled by tensor", {"float8": "tensorwise"}, 1e-3),
+        ),
+        validation=200,
+        twice=False,
+        note="A CPU computes what a GPU's products in FP8 would give, and gains no time by it.",
     ),
 )
 SWEEPS = {plan.name: plan for plan in PLANS}

@@ -11,7 +11,7 @@ from tight_fit.gpus.table import AMD
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.units import GIB
 
-FIELDS = "sms lanes clock bandwidth l2 tf32 fp16 bf16".split()
+FIELDS = "sms lanes clock bandwidth l2 tf32 fp16 bf16 fp8".split()
 
 SHEETS = {
     "T4": 8.1,
@@ -106,6 +106,7 @@ def test_the_rows_are_gpus_that_can_be():
             source="described by its user"
         )
         assert gpu.bf16 == (specs.bf16 > 0) == (specs.tf32 > 0), name
+        assert specs.fp8 == (2 * specs.bf16 if gpu.fp8 else 0), name
         if specs.bf16:
             assert specs.bf16 == specs.fp16 == pytest.approx(2 * specs.tf32, rel=0.02), name
         assert specs.lanes == (64 if gpu.capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128)

@@ -68,7 +68,8 @@ class Linear8bit(nn.Linear):
     """A linear layer whose three products are in 8 bits.
 
     x [..., inputs]; computed and returned in the dtype of autocast where it is on, else in that of
-    x. Raises ValueError where the rows of x are no multiple of 16, which a GPU asks for.
+    x. Raises ValueError where gradients are wanted and the rows of x are no multiple of 16, which a
+    GPU asks for.
     """
 
     scaling: str
@@ -78,7 +79,7 @@ class Linear8bit(nn.Linear):
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
         rows = x.numel() // x.shape[-1]
-        if rows % MULTIPLE:
+        if rows % MULTIPLE and torch.is_grad_enabled():  # the weight's gradient sums over them
             raise ValueError(
                 f"float8 multiplies {rows} rows (examples × tokens of a micro-batch), and a GPU "
                 f"asks for a multiple of {MULTIPLE}: use another batch size or length."
