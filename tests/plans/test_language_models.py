@@ -133,6 +133,8 @@ def in_the_open(monkeypatch) -> None:
         return Written.apply(A, B, quant_state, bias)
 
     monkeypatch.setattr(bitsandbytes, "matmul_4bit", product)
+    # Without gradients a CPU that has these instructions packs weights anew, and a GPU never does.
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     own = bitsandbytes.nn.Linear4bit.forward
     monkeypatch.setattr(four_bits._layer_class(), "forward", own)
 

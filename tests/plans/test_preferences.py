@@ -50,8 +50,19 @@ def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
     assert same(plan_model_step(asked, "cpu"), measured(asked))
 
 
-def test_so_is_a_plan_with_weights_in_4_bits(monkeypatch):
-    asked = step("llama", **DPO, base="nf4", **LORA)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        DPO,
+        {**DPO, "reference": "model"},
+        {**DPO, "reference": "model", "kbit": True, "loss": "chunked"},
+        GRPO,
+        {**GRPO, "reference": "model"},
+    ],
+    ids=words,
+)
+def test_so_is_a_plan_with_weights_in_4_bits(fields, monkeypatch):
+    asked = step("llama", **fields, base="nf4", **LORA)
     planned = plan_model_step(asked, "cpu")
     in_the_open(monkeypatch)
     assert same(planned, measured(asked))
