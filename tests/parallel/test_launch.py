@@ -148,6 +148,13 @@ def test_ranks_that_hang_are_stopped(tmp_path, hanging):
     assert not processes(str(path))
 
 
+def test_ranks_may_take_minutes_on_a_busy_machine(tmp_path, monkeypatch):
+    """Nobody hangs where each has 6 seconds to compute and a fiftieth of a core."""
+    seconds = iter([0.0])
+    monkeypatch.setattr(launcher, "_now", lambda: next(seconds, 400.0))
+    assert launch(script(tmp_path, 'print("done")'), ranks=2, show=False) == ["done\n"] * 2
+
+
 def test_ranks_that_ignore_being_told_to_end_are_ended(tmp_path, monkeypatch, hanging):
     monkeypatch.setattr(launcher, "GRACE", 0.5)
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
