@@ -6,8 +6,8 @@ steps of 4 or 8 examples that are packed to 4,096 tokens. All rows of this model
 taken in which the weights are its own (others are GPTQ's, and other models did not fit or are
 mixtures). scenarios.yaml and defaults.yaml, seen at near commits, say the rest: fp16 weights,
 FlashAttention, checkpointing, Trainer's AdamW of the time (foreach), LoRA of rank 16 beside the
-four projections of attention. Only the quantized rows have fp16 autocast. "baseline" rows call peft's
-prepare_model_for_kbit_training, "accelerated" ones do not. PyTorch was 2.2 or 2.3.
+four projections of attention. Only the quantized rows have fp16 autocast. "baseline" rows call
+peft's prepare_model_for_kbit_training, "accelerated" ones do not. PyTorch was 2.2 or 2.3.
 
 Assumed: bf16 where all weights train, which takes the same bytes; adapters in fp32; the loss of
 `tight_fit`, where transformers of 2024 made a shifted copy of its fp32 logits.
