@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tight_fit.gpus import GPU, find
 from tight_fit.memory.allocator import AllocatorPeaks
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import plan_model_step
 from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.units import GIB
 
@@ -30,7 +32,7 @@ class Point:
     name       of model and step, unique among all points
     source     address, with the commit where it has one
     release    PyTorch's release as published ("2.6.0"); "" where the source does not say
-    setup      makes the step, for `plan_custom_step`
+    setup      makes the step, for `plan_custom_step`; or the step of a known model
     allocated  `torch.cuda.max_memory_allocated` in bytes; None where it was not published
     reserved   the same of `torch.cuda.max_memory_reserved`
     steps      steps until the figure was read; None for many
@@ -43,7 +45,7 @@ class Point:
     source: str
     release: str
     gpu: GPU
-    setup: Setup
+    setup: Setup | ModelStep
     allocated: float | None = None
     reserved: float | None = None
     steps: int | None = None
@@ -52,6 +54,9 @@ class Point:
 
     def planned(self) -> AllocatorPeaks:
         """The peaks of the step by its plan."""
+        if isinstance(self.setup, ModelStep):
+            step = self.setup.on(self.gpu.capability)
+            return plan_model_step(step).allocator_peaks(self.gpu)
         plan = plan_custom_step(
             self.setup,
             flash=self.gpu.bf16,

@@ -6,10 +6,7 @@ one of 10^9 layers would be made layer by layer until the memory of this machine
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from typing import Any, NamedTuple
 
 
 class Bounds(NamedTuple):
@@ -56,7 +53,7 @@ def check_values(values: dict[str, Any]) -> None:
                 _check(f"{name} of the configuration", size, bounds)
 
 
-def check_sizes(config: PretrainedConfig, classes: int | None = None) -> None:
+def check_sizes(config: Any, classes: int | None = None) -> None:
     """Raises ValueError where a size of the configuration, or of a part of it, is out of bounds.
 
     classes  of a classifier, in place of the configuration's `num_labels`
@@ -72,7 +69,7 @@ def check_sizes(config: PretrainedConfig, classes: int | None = None) -> None:
                     _check(f"{name} of the configuration", size, bounds)
 
 
-def _field(config: PretrainedConfig, name: str) -> Any:
+def _field(config: Any, name: str) -> Any:
     """A field of a configuration; None where it has none, or another one in each layer."""
     try:
         return getattr(config, name, None)

@@ -211,7 +211,7 @@ def class_of(config: PretrainedConfig, task: str) -> type | None:
     return next((kind for kind in kinds if kind.__name__ in named), kinds[0])
 
 
-def text_config(config: Config) -> Config:
+def text_config(config: Config) -> Any:
     """The part that says how the decoder reads text, in models that also read other things."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 

@@ -25,6 +25,9 @@ class Part:
     def __init__(self, fields: Mapping[str, Any]):
         vars(self).update(fields)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"The configuration has no {name}.")
+
 
 class Remembered(Part):
     """A configuration's fields, its parts, and the classes that transformers has for it.

@@ -20,7 +20,7 @@ from tight_fit.trace.storage_trace import StorageTrace
 Traced = tuple[StorageTrace, int]  # a step's trace, and the model's number of parameters
 
 
-class Kept(Protocol):
+class TraceStore(Protocol):
     """Traces of one model's steps that were made before."""
 
     def find(self, key: tuple) -> Traced | None:
@@ -41,7 +41,7 @@ class BatchLines:
         self,
         device: str,
         tracing: Callable[[ModelStep], object] = lambda step: None,
-        kept: Kept | None = None,
+        kept: TraceStore | None = None,
     ):
         self.device, self.tracing, self.kept = device, tracing, kept
         # Steps that differ only in their batch size -> examples per micro-batch -> the trace.

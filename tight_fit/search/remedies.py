@@ -16,7 +16,7 @@ from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.config import LANGUAGE_MODELS
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ADAMW
-from tight_fit.plans.batch_line import BatchLines, Kept
+from tight_fit.plans.batch_line import BatchLines, TraceStore
 from tight_fit.search.largest import largest_that_fits
 from tight_fit.techniques.references import MODEL, PRECOMPUTED
 from tight_fit.techniques.settings import StepSettings
@@ -53,7 +53,7 @@ class Remedies:
         gpu: str | GPU,
         tracing: Callable[[Change], object] = lambda change: None,
         planning: Callable[[Any, str], Plan] | None = None,
-        kept: Kept | None = None,
+        kept: TraceStore | None = None,
     ):
         self.gpu = gpu = as_gpu(gpu)
         check_fp8(step.float8, gpu)
