@@ -15,6 +15,7 @@ from tight_fit.command.answer import attention_of
 from tight_fit.gpus import GPU, as_gpu
 from tight_fit.kernels.kernel_time import constants
 from tight_fit.kernels.step_seconds import lacks
+from tight_fit.kernels.trace_ops import TracedOps
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
 from tight_fit.memory.plan import Plan
@@ -33,6 +34,11 @@ PRECISIONS = {
     "bf16": "bf16 autocast",
     "fp16": "fp16 autocast",
 }
+LADDER = (
+    "DeBERTa-v3-large, 16 examples of 512 tokens; fp32 without TF32 and fused AdamW where no rung "
+    "says otherwise, eager attention, not compiled."
+)
+AS_MUCH = "bf16 takes as much"  # memory, and time within 3 %, where a GPU has it
 COMPUTED = {
     "fp32": "computed in fp32 without TF32",
     "tf32": "computed in fp32 with TF32",
@@ -64,7 +70,7 @@ def in_words(job: ModelStep) -> str:
     attention = f"{'fused (sdpa)' if taken == 'sdpa' else taken} attention"
     again = ", gradient checkpointing" if job.checkpointing else ""
     weights = f"{job.weights} weights, {COMPUTED[job.precision]}"
-    return f"{weights}, {KINDS[job.optimizer].label}, {attention}{again}"
+    return f"{weights}, {KINDS[job.optimizer].label}, {attention}{again}, not compiled"
 
 
 def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -> dict[str, str]:
@@ -135,7 +141,8 @@ def large(name: str, most: int = 4) -> Table:
     marks = [{"published": _measured(job) if row == published else ""} for row in rows]
     return Table(
         [_line(row) | (mark if published else {}) for row, mark in zip(rows, marks)],
-        f"Planned, nothing was run: {_model(job)} on {job.cluster}, {_examples(job)}.",
+        f"Planned, nothing was run: {_model(job)} on {job.cluster}, {_examples(job)}; "
+        f"{in_words(job.step)}.",
     )
 
 
@@ -156,7 +163,11 @@ def owned() -> Table:
                 "one GPU": duration(alone) if alone else "does not fit",
             }
         )
-    return Table(rows, "Planned, nothing was run: the layout that a search takes, a row per job.")
+    return Table(
+        rows,
+        "Planned, nothing was run: the layout that a search takes, a row per job; computed in bf16 "
+        "but for the fp16 of the T4, fused AdamW, fused (sdpa) attention, not compiled.",
+    )
 
 
 def _model(job: searches.SearchJob) -> str:
@@ -203,7 +214,7 @@ def rungs() -> Table:
                 "smallest GPU": f"{smallest[0].name} in {smallest[1]}" if smallest else "none",
             }
         )
-    return Table(rows, "Planned, nothing was run: DeBERTa-v3-large, 16 examples of 512 tokens")
+    return Table(rows, f"Planned, nothing was run: {LADDER}")
 
 
 def savings() -> Table:
@@ -224,7 +235,9 @@ def savings() -> Table:
                 "FLOPs without it": f"{_flops(away) / _flops(full) - 1:+.0%}",
             }
         )
-    return Table(rows, "Planned: bytes of the peak that each technique saves, asked in three ways")
+    return Table(
+        rows, f"Planned: bytes of the peak that each technique saves, asked in three ways: {LADDER}"
+    )
 
 
 def _flops(planned: Plan) -> int:
@@ -266,7 +279,7 @@ def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN)
         for gpu in map(as_gpu, gpus):
             row[gpu.name] = _cell(planned, gpu, first)
         rows.append(row)
-    used = settings(planned.recipe for planned in made.values())
+    used = settings(made.values())
     return Table(rows, f"Planned, not run: a step's memory and time, {used}. {within()}")
 
 
@@ -285,16 +298,33 @@ def phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:
         shares = {name: f"{seconds / took.total:.0%}" for name, seconds in took.phases.items()}
         waiting = f"{took.waiting / took.total:.0%}"
         rows.append({"planned": label, "step": span(took.total), **shares, "waiting": waiting})
-    used = settings(planned.recipe for planned in made.values())
+    used = settings(made.values())
     return Table(rows, f"Planned for the {gpu.name}, not run: a step's time, {used}. {within()}")
 
 
-def settings(steps: Iterable[StepSettings]) -> str:
-    """Precisions and optimizers of some steps, as the end of a sentence, each named once."""
-    used = list(steps)
+def settings(plans: Iterable[Any]) -> str:
+    """Precisions, optimizers and attention of some plans, as a sentence's end, each named once.
+
+    fp16 alone is what a T4 computes in; readers of other GPUs take bf16, of which the same is true.
+    """
+    made = list(plans)
+    used: list[StepSettings] = [planned.recipe for planned in made]
     precisions = dict.fromkeys(PRECISIONS[step.precision] for step in used)
+    if PRECISIONS["bf16"] not in precisions:
+        more = {PRECISIONS["fp16"]: f"{PRECISIONS['fp16']} ({AS_MUCH})"}
+        precisions = dict.fromkeys(more.get(name, name) for name in precisions)
     optimizers = dict.fromkeys(KINDS[step.optimizer].label for step in used)
-    return f"in {' or '.join(precisions)}, with {' or '.join(optimizers)}"
+    attention = dict.fromkeys(
+        "fused (sdpa)" if _is_fused(planned.operations) else "eager" for planned in made
+    )
+    return (
+        f"in {' or '.join(precisions)}, with {' or '.join(optimizers)}, "
+        f"{' or '.join(attention)} attention, not compiled"
+    )
+
+
+def _is_fused(operations: TracedOps) -> bool:
+    return any(op.kind == "attention" for ops in operations.ops for op in ops)
 
 
 def within() -> str:

@@ -163,7 +163,7 @@ def epochs(
     return Table(
         rows,
         "Planned, nothing was run: one epoch, and how long it takes on each GPU, "
-        f"{settings(recipe for recipe, _ in named.values())}.",
+        f"{settings(plan(recipe) for recipe, _ in named.values())}.",
     )
 
 
@@ -258,7 +258,7 @@ def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:
         before = planned.peak
     return Table(
         rows,
-        f"Planned, not run, {settings(planned.recipe for planned in named.values())}. {within()} "
+        f"Planned, not run, {settings(named.values())}. {within()} "
         "Copies to and from the host are timed by data sheets.",
     )
 

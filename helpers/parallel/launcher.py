@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 POLL = 0.05  # seconds between two looks at the ranks' output
 MOST_RANKS = 1024  # on one machine
 MOST_MACHINES = 9  # that are only pretended
-# Seconds for ranks to be done. A rank of a lesson needs 6 seconds of a core, a quarter of it after
-# its last line, while Python ends: on a machine that others use, minutes.
+# Seconds for ranks to be done. One of a lesson needs 6 seconds of a core, of which Python takes a
+# quarter to end after the last line is printed: on a machine that others use, minutes.
 TIMEOUT = 600.0
 GRACE = 10.0  # seconds that torchrun has to end after SIGTERM, before it is killed
 

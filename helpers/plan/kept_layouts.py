@@ -83,7 +83,7 @@ def questions() -> Iterator[Question]:
     for layout in (one, parse("ddp=8")):
         yield few, layout, Cluster("T4", machines=8, between="Ethernet 1 Gbit")
     vit = read("google/vit-base-patch16-224-in21k")
-    images = ModelStep(vit, 64, classes=10, max_grad_norm=None)
+    images = ModelStep(vit, 64, classes=10, optimizer="adamw_foreach", max_grad_norm=None)
     for layout in (one, two):
         yield images, layout, Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
     llama = ModelStep(

@@ -41,10 +41,25 @@ def test_the_caption_names_each_precision_and_optimizer_once():
     half = replace(VIT, precision="fp16")
     steps = {"plain": VIT, "fp16": half, "8-bit": replace(half, optimizer="adamw8bit")}
     for table in (plans(steps), phases(steps, "T4")):
-        assert "in fp32 without TF32 or fp16 autocast, with fused AdamW or 8-bit AdamW." in (
-            table.caption
-        )
-    assert "in fp16 autocast, with fused AdamW." in plans({"fp16": half}).caption
+        said = f"in fp32 without TF32 or fp16 autocast ({show.AS_MUCH}), with fused AdamW or"
+        assert f"{said} 8-bit AdamW, fused (sdpa) attention, not compiled." in table.caption
+    both = plans({"fp16": half, "bf16": replace(half, precision="bf16")}).caption
+    assert "in fp16 autocast or bf16 autocast, with fused AdamW, fused" in both
+    eager = replace(half, attention="eager")
+    assert "AdamW, fused (sdpa) or eager attention," in plans({"a": half, "b": eager}).caption
+
+
+@pytest.mark.parametrize(
+    "step",
+    [Recipe("deberta", profile="full", batch_size=16, length=256), VIT],
+    ids=["text", "image"],
+)
+def test_bf16_takes_as_much_as_fp16(step):
+    """As a caption says of fp16 alone, so that it serves readers of newer GPUs than a T4."""
+    half, brain = (plan(replace(step, precision=precision)) for precision in ("fp16", "bf16"))
+    assert brain.peak == pytest.approx(half.peak, rel=1e-3)
+    for gpu in ("RTX 3060", "A100-40GB", "H100"):
+        assert brain.seconds(gpu).total == pytest.approx(half.seconds(gpu).total, rel=0.03)
 
 
 def test_every_precision_and_optimizer_has_a_name():

@@ -18,3 +18,23 @@ def markdown_of(number: str) -> str:
     """All text of a lesson, its Markdown cells joined by blank lines."""
     (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
     return markdown(nbformat.read(path, as_version=4))
+
+
+def own_code(number: str, wanted: tuple[str, ...], *changes: tuple[str, str]) -> str:
+    """The cells of the lesson that have one of the `wanted` words in them, in order.
+
+    Each of the changes, (what stands there, what replaces it), must be found once.
+    """
+    (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
+    cells = [
+        cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code" and any(word in cell.source for word in wanted)
+    ]
+    assert len(cells) >= len(wanted), f"a cell of {wanted} is gone from lesson {number}"
+    kept = [line for cell in cells for line in cell.splitlines() if not line.startswith("needs(")]
+    text = "\n".join(kept) + "\n"
+    for old, new in changes:
+        assert text.count(old) == 1, f"lesson {number} has {text.count(old)} times {old!r}"
+        text = text.replace(old, new)
+    return text

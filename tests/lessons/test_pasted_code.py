@@ -1,4 +1,5 @@
-"""Each lesson's own code, planned as the program that it is: it takes what the lesson's table says.
+"""Each lesson's own code, planned as the program that it is: it takes what the lesson's table says,
+in memory and in seconds.
 
 The cells under "In your own code" are joined to a program. Only what is tiny there, so that a page
 runs in seconds, becomes what the table is of: the model's configuration, and the batch. Then
@@ -8,22 +9,13 @@ runs in seconds, becomes what the table is of: the model's configuration, and th
 import json
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 
 from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from tests.lessons.cells import own_code
 from tests.script import run
-from tight_fit.layouts.layout import parse
-from tight_fit.layouts.plan import plan_step
-from tight_fit.models import names as model_names
-from tight_fit.models.config import read
-from tight_fit.models.step import ModelStep
-from tight_fit.script.ranks import ProgramRank
-from tools.course import NOTEBOOKS
-
-SCRIPTS = NOTEBOOKS.parent / "scripts"
 
 BASE = Recipe("deberta", profile="full", batch_size=16, length=256)
 LARGE = Recipe("deberta-large", profile="full", batch_size=4, length=128)
@@ -31,26 +23,6 @@ LADDER = Recipe("deberta-large", profile="full", batch_size=16, length=512)
 TEXTS = "tokens, labels = torch.randint(5, 100, (16, 256)), torch.arange(16) % 2\n"
 ROWS = ("torch.randint(5, 100, (12,))", "torch.randint(5, 100, (256,))")
 ON_THE_GPU = "model.to('cuda')\ntokens, labels = tokens.to('cuda'), labels.to('cuda')\n"
-
-
-def own_code(number: str, wanted: tuple[str, ...], *changes: tuple[str, str]) -> str:
-    """The cells of the lesson that have one of the `wanted` words in them, in order.
-
-    Each of the changes, (what stands there, what replaces it), must be found once.
-    """
-    (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
-    cells = [
-        cell.source
-        for cell in nbformat.read(path, as_version=4).cells
-        if cell.cell_type == "code" and any(word in cell.source for word in wanted)
-    ]
-    assert len(cells) >= len(wanted), f"a cell of {wanted} is gone from lesson {number}"
-    kept = [line for cell in cells for line in cell.splitlines() if not line.startswith("needs(")]
-    text = "\n".join(kept) + "\n"
-    for old, new in changes:
-        assert text.count(old) == 1, f"lesson {number} has {text.count(old)} times {old!r}"
-        text = text.replace(old, new)
-    return text
 
 
 def program(number: str, wanted: tuple[str, ...], recipe: Recipe, *changes: tuple[str, str]) -> str:
@@ -149,7 +121,7 @@ CASES = {
 
 VIT = Recipe("vit", profile="full")
 CASES["01"] = (
-    replace(VIT, batch_size=32),
+    replace(VIT, batch_size=32, precision="fp16"),
     ("digits = train.encoded(",),
     (
         'digits = train.encoded(Recipe("vit", train_size=100))\n',
@@ -161,6 +133,12 @@ CASES["01"] = (
         "    batch = {'labels': torch.arange(32, device='cuda') % 10}\n"
         "    batch['pixel_values'] = torch.randn(32, 3, 224, 224, device='cuda')\n",
     ),
+    (
+        "    loss = model(**batch).loss\n    loss.backward()\n    optimizer.step()\n",
+        "    with torch.autocast('cuda', torch.float16):\n        loss = model(**batch).loss\n"
+        "    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n    scaler.update()\n",
+    ),
+    ("torch.manual_seed(0)\n", "scaler = torch.amp.GradScaler('cuda')\n"),
     ("model.eval()\n", "raise SystemExit\n"),
 )
 CASES["11"] = (
@@ -261,7 +239,7 @@ CASES["12"] = (
     ("first == 2 *", "first == 4 *"),
 )
 CASES["17"] = (
-    replace(VIT, batch_size=64),
+    replace(VIT, batch_size=64, precision="fp16"),
     ("def scaled(",),
     (
         "def scaled(",
@@ -272,7 +250,14 @@ CASES["17"] = (
         "torch.randn(256, 8), torch.randint(3, (256,))",
         "torch.randn(64, 3, 224, 224, device='cuda'), torch.arange(64, device='cuda') % 10",
     ),
-    ("net(inputs), labels", "net(inputs).logits, labels"),
+    (
+        "    nn.functional.cross_entropy(net(inputs), labels).backward()\n",
+        "    with torch.autocast('cuda', torch.float16):\n"
+        "        loss = nn.functional.cross_entropy(net(inputs).logits, labels)\n"
+        "    scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n",
+    ),
+    ("    optimizer.step()\n", "    scaler.step(optimizer)\n    scaler.update()\n"),
+    ("for _ in range(steps):\n", "scaler = torch.amp.GradScaler('cuda')\nfor _ in range(steps):\n"),
 )
 QUICK = ("00", "02", "06", "13")  # of ways that the others have as well
 
@@ -316,8 +301,10 @@ def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
     recipe, wanted, *changes = CASES[number]
     path = tmp_path / "train.py"
     path.write_text(program(number, wanted, recipe, *changes), encoding="utf8")
-    facts = run(str(path), gpu="A100-80GB", seconds=300)
-    assert facts["peak"] == pytest.approx(plan(recipe).peak, rel=0.01)
+    facts, planned = run(str(path), gpu="A100-80GB", seconds=300), plan(recipe)
+    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
+    apart = 0.07 if number == "11" else 0.05  # Fabric's AdamW is not fused (lab 11), the planned is
+    assert facts["seconds"] == pytest.approx(planned.seconds("A100-80GB").total, rel=apart)
 
 
 @pytest.mark.night
@@ -348,53 +335,6 @@ def test_qlora_takes_what_is_planned_and_the_logits_of_a_chunk(tmp_path):
     assert facts["at_peak"]["parameters"] == pytest.approx(parameters, rel=0.01)
     chunk = 256 * config["vocab_size"] * 4  # bytes of its logits
     assert 0 < facts["peak"] - planned.peak < 2 * chunk
-
-
-def test_the_script_of_data_parallelism_takes_what_its_table_says(tmp_path):
-    """Lesson 13: scripts/ddp.py with ViT-B/16 on one of two GPUs."""
-    name = "google/vit-base-patch16-224-in21k"
-    config = {**model_names.known()[name], "architectures": ["ViTForImageClassification"]}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf8")
-    arguments = ("--model", str(tmp_path), "--batch-size", "64")
-    two = ProgramRank(1, 2)
-    facts = run(str(SCRIPTS / "ddp.py"), *arguments, gpu="RTX 3060", seconds=300, rank=two)
-    job = ModelStep(read(name), batch_size=64, classes=10, max_grad_norm=None)
-    _as_planned(facts, plan_step(job, parse("ddp=2")))
-
-
-@pytest.mark.night
-def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
-    """Lesson 13: the pasted step in fp16, with accumulation, on one of two GPUs."""
-    name = "microsoft/deberta-v3-base"
-    call = "train_step(model, micro_batches, optimizer, scaler, "
-    text = own_code(
-        "13",
-        ("def train_step(", "micro_batches = [("),
-        ("DebertaV2Config(vocab_size=100, **sizes))", "DebertaV2Config(**FULL)).to('cuda')"),
-        ('"gloo", store=dist.HashStore(), rank=0, world_size=1', '"nccl"'),
-        ('GradScaler("cpu")', 'GradScaler("cuda")'),
-        ("start = tiny.classifier.weight.clone()\n", ""),
-        ("(4, 12)), torch.arange(4) % 2)", "(8, 256)).cuda(), torch.arange(8).cuda() % 2)"),
-        (f'{call}"cpu")', f'for step in range(5):\n    {call}"cuda")'),
-        ('print("the step was made:", not torch.equal(start, tiny.classifier.weight))\n', ""),
-        ("dist.destroy_process_group()", ""),
-    )
-    head = "import contextlib\nimport json\nimport torch\nimport torch.distributed as dist\n"
-    head += "import torch.nn.functional as F\n"
-    head += "from torch.nn.parallel import DistributedDataParallel\n"
-    head += f"FULL = json.loads({json.dumps(read(name).to_dict())!r})\n"
-    path = tmp_path / "train.py"
-    path.write_text(head + text, encoding="utf8")
-    facts = run(str(path), gpu="T4", seconds=300, rank=ProgramRank(1, 2))
-    job = ModelStep(read(name), batch_size=64, length=256, accumulation=4, precision="fp16")
-    _as_planned(facts, plan_step(job, parse("ddp=2")))
-
-
-def _as_planned(facts, planned):
-    """A program's rank takes and sends what the plan of its layout says."""
-    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
-    sent = sum(count for _, count in facts["rank"]["sent"].values())
-    assert sent == pytest.approx(sum(message.bytes for message in planned.sent), rel=0.01)
 
 
 def test_every_second_layer_is_what_transformers_makes_of_two():

@@ -7,12 +7,19 @@ import pytest
 from transformers import Qwen3Config
 
 from helpers import models
-from tests.lessons.cells import the_cell
+from tests.lessons.cells import own_code, the_cell
 from tests.script import run
+from tight_fit.layouts.layout import parse
+from tight_fit.layouts.plan import plan_step
+from tight_fit.models import names as model_names
+from tight_fit.models.config import read
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
+from tight_fit.script.ranks import ProgramRank
 from tools.course import NOTEBOOKS
 
-SCRIPT = NOTEBOOKS.parent / "scripts" / "finetune_llm.py"
+SCRIPTS = NOTEBOOKS.parent / "scripts"
+SCRIPT = SCRIPTS / "finetune_llm.py"
 TEXT = "wheat exports fell " * 1500  # more than 2,048 tokens
 
 
@@ -42,3 +49,51 @@ def test_the_fine_tune_of_lesson_23_takes_its_rung_and_the_logits_of_a_chunk(tmp
     assert facts["at_peak"]["parameters"] == pytest.approx(parameters, rel=0.01)
     chunk = 256 * config.vocab_size * 4  # bytes of its logits, which are there twice
     assert 0 < facts["peak"] - planned.peak < 2 * chunk
+
+
+def test_the_script_of_data_parallelism_takes_what_its_table_says(tmp_path):
+    """Lesson 13: scripts/ddp.py with ViT-B/16 on one of two GPUs."""
+    name = "google/vit-base-patch16-224-in21k"
+    config = {**model_names.known()[name], "architectures": ["ViTForImageClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf8")
+    arguments = ("--model", str(tmp_path), "--batch-size", "64")
+    two = ProgramRank(1, 2)
+    facts = run(str(SCRIPTS / "ddp.py"), *arguments, gpu="RTX 3060", seconds=300, rank=two)
+    plain = {"optimizer": "adamw_foreach", "max_grad_norm": None}  # as the script is
+    job = ModelStep(read(name), batch_size=64, classes=10, **plain)
+    _as_planned(facts, plan_step(job, parse("ddp=2")))
+
+
+@pytest.mark.night
+def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
+    """Lesson 13: the pasted step in fp16, with accumulation, on one of two GPUs."""
+    name = "microsoft/deberta-v3-base"
+    call = "train_step(model, micro_batches, optimizer, scaler, "
+    text = own_code(
+        "13",
+        ("def train_step(", "micro_batches = [("),
+        ("DebertaV2Config(vocab_size=100, **sizes))", "DebertaV2Config(**FULL)).to('cuda')"),
+        ('"gloo", store=dist.HashStore(), rank=0, world_size=1', '"nccl"'),
+        ('GradScaler("cpu")', 'GradScaler("cuda")'),
+        ("start = tiny.classifier.weight.clone()\n", ""),
+        ("(4, 12)), torch.arange(4) % 2)", "(8, 256)).cuda(), torch.arange(8).cuda() % 2)"),
+        (f'{call}"cpu")', f'for step in range(5):\n    {call}"cuda")'),
+        ('print("the step was made:", not torch.equal(start, tiny.classifier.weight))\n', ""),
+        ("dist.destroy_process_group()", ""),
+    )
+    head = "import contextlib\nimport json\nimport torch\nimport torch.distributed as dist\n"
+    head += "import torch.nn.functional as F\n"
+    head += "from torch.nn.parallel import DistributedDataParallel\n"
+    head += f"FULL = json.loads({json.dumps(read(name).to_dict())!r})\n"
+    path = tmp_path / "train.py"
+    path.write_text(head + text, encoding="utf8")
+    facts = run(str(path), gpu="T4", seconds=300, rank=ProgramRank(1, 2))
+    job = ModelStep(read(name), batch_size=64, length=256, accumulation=4, precision="fp16")
+    _as_planned(facts, plan_step(job, parse("ddp=2")))
+
+
+def _as_planned(facts, planned):
+    """A program's rank takes and sends what the plan of its layout says."""
+    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
+    sent = sum(count for _, count in facts["rank"]["sent"].values())
+    assert sent == pytest.approx(sum(message.bytes for message in planned.sent), rel=0.01)
