@@ -98,6 +98,15 @@ def test_the_reentrant_kind_gives_adapters_behind_frozen_embeddings_no_gradient(
         assert out.requires_grad == asks
 
 
+def test_with_a_cache_of_keys_no_two_compiled_layers_share_a_graph():
+    assert "| compile + the cache of keys | **no** |" in PAGE
+    model = made().train()
+    for cache, layers in ((True, 2), (False, 1)):
+        graphs = compiled(model)
+        model(input_ids=IDS, labels=IDS, use_cache=cache).loss.backward()
+        assert len(graphs) == layers
+
+
 def test_checkpointing_and_compile_and_adapters():
     wanted = gradients(made())
     model = recomputed(made())
