@@ -45,7 +45,8 @@ def of_step(step: ModelStep, gpu: GPU | None) -> list[str]:
         sentences.append(
             "each layer's numbers are cast to FP8 by kernels of their own; torch.compile, without "
             "which torchao's float8 is slower than this, joins them with what is before, and a "
-            "compiled step takes less time than planned. No published step was held against it."
+            "compiled step may take less time. No published step on one GPU is known to compare "
+            "with."
         )
     if step.image:
         sentences.append(

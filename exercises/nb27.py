@@ -1,0 +1,92 @@
+"""Exercises of notebook 27: Eight bits: FP8 and MXFP8."""
+
+from __future__ import annotations
+
+import torch
+
+from exercises.check import exercise
+from exercises.comparisons import close, same
+from exercises.handout import observe
+
+LOW = torch.float8_e4m3fn
+
+
+@exercise(
+    "27.1",
+    hints=[
+        "The exponent's four bits are 1010, which is 10; 7 is taken off.",
+        "2 ** (10 - 7) times 1 and the mantissa's eighths: 101 is five of them.",
+    ],
+    why="Between 8 and 16 there are only eight numbers",
+)
+def _(answer):
+    close(answer, 13.0, rel=1e-6)
+
+
+@exercise(
+    "27.2",
+    hints=[
+        "The scale is 448 / numbers.abs().max(), and 0 / 0 needs a case of its own.",
+        "(numbers.float() * scale).to(torch.float8_e4m3fn); for zeros any finite scale will do.",
+    ],
+    why="This is what is done to each operand of each product, in every step anew",
+)
+def _(answer):
+    assert callable(answer), "your answer should be a function of a matrix"
+    torch.manual_seed(27)
+    for name, numbers in (
+        ("small numbers", 1e-4 * torch.randn(8, 16)),
+        ("large numbers", 1e6 * torch.randn(8, 16)),
+        ("a matrix whose largest number is negative", torch.tensor([[0.5, -3.0], [1.0, 2.0]])),
+        ("numbers in bf16", torch.randn(8, 16).bfloat16()),
+        ("zeros", torch.zeros(4, 4)),
+    ):
+        given = observe(_pair, answer, numbers.clone())
+        assert given is not None, "your function should return 8-bit numbers and a scale"
+        low, scale = given
+        assert isinstance(low, torch.Tensor) and low.dtype == LOW, (
+            f"the numbers for {name} should be of torch.float8_e4m3fn"
+        )
+        most = numbers.float().abs().max()
+        if most == 0:
+            assert abs(float(scale)) < float("inf"), f"the scale for {name} should be finite"
+            same(low.float(), torch.zeros(4, 4), what=f"the 8-bit numbers for {name}")
+            continue
+        close(float(scale), (448 / most).item(), rel=1e-3, what=f"the scale for {name}")
+        wanted = (numbers.float() * float(scale)).to(LOW).float()
+        same(low.float(), wanted, what=f"the 8-bit numbers for {name}")
+
+
+def _pair(answer, numbers):
+    """(8-bit numbers, scale) of an answer; None where it gives no pair."""
+    given = answer(numbers)
+    return given if isinstance(given, tuple) and len(given) == 2 else None
+
+
+@exercise(
+    "27.3",
+    hints=[
+        "numbers.view(-1, 32).abs().amax(1) is the largest of each block.",
+        "2.0 ** (largest.log2().floor() - 8), as E4M3's largest number lies between 2**8 and 2**9.",
+    ],
+    why="An exponent of 8 bits for 32 numbers is a quarter of a bit a number",
+)
+def _(answer):
+    assert callable(answer), "your answer should be a function of a flat tensor"
+    torch.manual_seed(28)
+    for name, numbers in (
+        ("one block", torch.randn(32)),
+        (
+            "four blocks of different sizes",
+            torch.randn(128) * 10.0 ** torch.arange(4).repeat_interleave(32),
+        ),
+        ("a block whose largest number is 448", torch.cat([torch.tensor([448.0]), torch.ones(31)])),
+    ):
+        largest = numbers.view(-1, 32).abs().amax(1)
+        given = observe(_one, answer, numbers.clone())
+        assert isinstance(given, torch.Tensor), "your function should return a tensor of scales"
+        same(given.float(), 2.0 ** (largest.log2().floor() - 8), what=f"the scales of {name}")
+
+
+def _one(answer, numbers):
+    return answer(numbers)

@@ -1,0 +1,68 @@
+"""Answers to the exercises of notebook 27, right and wrong."""
+
+import torch
+
+LOW = torch.float8_e4m3fn
+
+
+def scaled(numbers):
+    most = numbers.float().abs().max()
+    scale = 448 / most if most > 0 else torch.tensor(1.0)
+    return (numbers.float() * scale).to(LOW), scale
+
+
+def no_case_for_zero(numbers):
+    scale = 448 / numbers.float().abs().max()
+    return (numbers.float() * scale).to(LOW), scale
+
+
+def by_the_largest(numbers):
+    scale = 448 / (numbers.float().max() or 1)
+    return (numbers.float() * scale).to(LOW), scale
+
+
+def not_scaled(numbers):
+    return numbers.to(LOW), torch.tensor(1.0)
+
+
+def inverse(numbers):
+    low, scale = scaled(numbers)
+    return low, 1 / scale
+
+
+def in_fp32(numbers):
+    low, scale = scaled(numbers)
+    return low.float(), scale
+
+
+def numbers_alone(numbers):
+    return scaled(numbers)[0]
+
+
+def blocks(numbers):
+    largest = numbers.view(-1, 32).abs().amax(1)
+    return 2.0 ** (largest.log2().floor() - 8)
+
+
+def no_power_of_two(numbers):
+    return numbers.view(-1, 32).abs().amax(1) / 448
+
+
+def one_scale(numbers):
+    return 2.0 ** (numbers.abs().max().log2().floor() - 8)
+
+
+def rounded_up(numbers):
+    return 2.0 ** (numbers.view(-1, 32).abs().amax(1).log2().ceil() - 8)
+
+
+def exponents(numbers):
+    return numbers.view(-1, 32).abs().amax(1).log2().floor() - 8
+
+
+RIGHT = {"27.1": 13.0, "27.2": scaled, "27.3": blocks}
+WRONG = {
+    "27.1": [5.0, 10.5, 13 * 2**3, "13", 1.625],
+    "27.2": [no_case_for_zero, by_the_largest, not_scaled, inverse, in_fp32, numbers_alone],
+    "27.3": [no_power_of_two, one_scale, rounded_up, exponents],
+}
