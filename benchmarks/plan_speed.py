@@ -43,6 +43,7 @@ COMMANDS = {
     "anew, only whether it fits": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
     "the same again": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
     "anew, with what would fit": ("roberta-base --gpu 8GB --batch 24", 4),
+    "another GPU, its steps traced before": ("roberta-base --gpu 6GB --batch 24", 1),
     "anew, an 8 B model": ("meta-llama/Llama-3.1-8B --gpu 24GB --batch 16 --fresh", 12),
     "eight GPUs": ("meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 4096", 30),
 }

@@ -6,10 +6,11 @@ estimates.
 NeuSight's and Qwen's steps are traced now (those of four GPUs by `benchmarks.parallel_steps`),
 timm's are as `benchmarks.keep_times` kept them.
 
-Three sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
-in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, and Qwen-7B's LoRA
-steps in bf16 on an A100. The tensor-core constants were fitted to every third family of timm's
-models (`benchmarks.fit_gpu_steps`); those are marked and left out of the means.
+Four sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
+in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, Qwen-7B's LoRA steps
+in bf16 on an A100, and Mistral-7B's there (`benchmarks.peaks.mistral`). The tensor-core constants
+were fitted to every third family of timm's models (`benchmarks.fit_gpu_steps`); those are marked
+and left out of the means.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ SHOWN = (
     "NeuSight by another GPU's constants",
     "NeuSight, four A100s",
     "Qwen, held out",
+    "Mistral-7B",
+    "Mistral-7B, QLoRA",
     "timm, held out",
     "timm, held out, transformers",
     "timm, held out, convolutions",
@@ -212,6 +215,32 @@ def qwen() -> list[Row]:
     return found
 
 
+def mistral() -> list[Row]:
+    """Mistral-7B's steps with all weights, LoRA and QLoRA in NF4, traced now (half a minute)."""
+    from benchmarks.peaks.mistral import LENGTH, ROWS, step_of
+    from tight_fit.plans.model import plan_model_step
+
+    gpu, found = SPECS["A100-80GB"], []
+    for way, examples, _, tokens_per_second in ROWS:
+        traced = plan_model_step(step_of(way, examples)).operations
+        assert traced is not None, "the step is planned for a GPU"
+        found.append(
+            Row(
+                "Mistral-7B",
+                gpu.name,
+                f"Mistral-7B, {way}, {examples} × {LENGTH}",
+                way.split()[0],
+                "step",
+                examples * LENGTH / tokens_per_second,
+                seconds(traced, gpu).total,
+                by_flops(sum(traced.flops.values()), gpu.bf16),
+                roofline(traced, gpu, traced.flops),
+                True,
+            )
+        )
+    return found
+
+
 def timm() -> list[Row]:
     """timm's steps, planned when benchmarks/data/timm_rtx3090.csv was written."""
     return [
@@ -309,6 +338,8 @@ def _groups_of(row: Row) -> list[str]:
         return names
     if row.source == "Qwen":
         return [f"Qwen, {seen}"]
+    if row.source == "Mistral-7B":
+        return [row.source, f"{row.source}, {row.kind}"]
     if "four" in row.source:
         return [row.source, f"{row.source}, {row.model}"]
     parts = {"forward": "forward pass", "backward": "backward pass", "both": "both passes"}
@@ -326,7 +357,7 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="print every step, too")
     parser.add_argument("--write", action="store_true", help="write the data and the page's table")
     given = parser.parse_args()
-    rows = neusight() + neusight(lent=True) + four_gpus() + timm() + qwen()
+    rows = neusight() + neusight(lent=True) + four_gpus() + timm() + qwen() + mistral()
     if given.each:
         for row in rows:
             print(

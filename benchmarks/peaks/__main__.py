@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.page:
         chosen = []
     kept.make(chosen, lambda line: print(line, flush=True))
-    if not names or any(name in "Qwen" for name in names):
+    if not asked.page and (not names or any(name in "Qwen" for name in names)):
         qwen_plans.make(lambda line: print(line, flush=True))
     page.write()
 

@@ -135,7 +135,7 @@ def test_kept_plans_are_todays(name):
 
 def test_what_is_still_to_be_planned_has_its_source_and_counts_nowhere():
     waiting = page.to_plan()
-    assert len(waiting) >= 30
+    assert waiting, "what is planned leaves the file"
     for row in waiting:
         assert row["source"] and row["licence"] and float(row["measured"]) > 0, row
     planned = {(miss.point.source, miss.measured) for miss in page.misses()}
