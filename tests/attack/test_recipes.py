@@ -15,7 +15,7 @@ from helpers.plan import ladder, plan
 from helpers.recipe import Recipe, replace
 from tests.attack import one_sentence, refused
 from tests.attack.wrong import DRAWN, HUGE, KNOWN, SHORT, WRONG
-from tests.newer_combinations import VALUES
+from tests.combinations import VALUES
 from tight_fit.checks import DATASETS, MODELS, PADDINGS, PROFILES
 from tight_fit.checks import WEIGHTS as INITIAL
 from tight_fit.layouts.layout import parse

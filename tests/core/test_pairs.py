@@ -1,17 +1,19 @@
-"""Every field of the recipe with every other.
+"""Every field of the recipe with every other, in one run each.
 
-The gradients that should agree with the plain run's do, what should train trains, and nothing else
-moves.
+The plan is what real tensors take, the gradients that should agree with the plain run's do, what
+should train trains, and nothing else moves.
 """
 
 from functools import lru_cache
 
+import numpy as np
 import pytest
 import torch
 
-from helpers import models, train
+from helpers import measure, models, train
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from tests.combinations import ALL, VALUES, covering, name, recipe
+from tests.combinations import ALL, drawn, name, pairs, recipe
 from tests.small import without_dropout
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import train_step
@@ -59,39 +61,47 @@ def gradients(recipe: Recipe) -> tuple[dict[str, torch.Tensor], float]:
 
 @lru_cache
 def plain(model: str):
-    return gradients(recipe({key: values[0] for key, values in VALUES.items()} | {"model": model}))
+    return gradients(recipe({"model": model}))
 
 
-def test_every_two_values_meet():
-    met = {
-        frozenset({(a, fields[a]), (b, fields[b])})
-        for fields in covering()
-        for a in fields
-        for b in fields
-        if a != b
-    }
-    assert met == {
-        frozenset({(a, x), (b, y)})
-        for a in VALUES
-        for b in VALUES
-        if a != b
-        for x in VALUES[a]
-        for y in VALUES[b]
-    }
+def test_no_pair_is_missing():
+    met = set().union(*map(pairs, ALL))
+    for changes in drawn(500, seed=1):
+        assert pairs(changes) <= met
 
 
-@pytest.mark.parametrize("fields", ALL, ids=name)
-def test_the_first_gradient_is_the_plain_runs(fields):
+@pytest.mark.parametrize("changes", ALL, ids=name)
+def test_a_recipe_is_planned_measured_and_trained(changes):
+    """To the byte: the whole timeline, event by event, the FLOPs, and bytes in the host's memory.
+
+    The rest is of the same fields on fp32 weights and with an update after the backward pass: its
+    gradients are there to be compared.
+    """
+    asked = recipe(changes)
+    planned = plan(asked, "cpu")
+    real = measure.measure(asked, train.encoded(asked)["train"]).tracked
+    assert planned.peak == real.peak and planned.at_peak == real.at_peak
+    assert planned.host == real.host and (asked.offload is not None or planned.host == 0)
+    assert np.array_equal(planned.timeline, real.timeline) and planned.flops == real.flops
+    other = ("base", "optimizer_in_backward", "offload")
+    fields = {key: value for key, value in changes.items() if key not in other}
+    if asked.optimizer != "adamw_stochastic":  # for bf16 weights
+        the_first_gradient_is_the_plain_runs(fields)
+        three_steps_move_what_should_train_and_nothing_else(fields)
+
+
+def the_first_gradient_is_the_plain_runs(fields: dict) -> None:
     """Adapters start as nothing, so loss and the head's gradient agree with LoRA, too."""
-    actual, loss = gradients(recipe(fields))
-    reference, expected = plain(fields["model"])
-    tolerance = TOLERANCE[fields["precision"]]
+    asked = recipe(fields)
+    actual, loss = gradients(asked)
+    reference, expected = plain(asked.model)
+    tolerance = TOLERANCE[asked.precision]
     assert loss == pytest.approx(expected, rel=tolerance)
     shared = [key for key in actual if key in reference]
     head = any(key.startswith("classifier") for key in shared)
-    assert head == (fields["model"] != "decoder") or fields["lora_rank"] is None
-    assert fields["lora_rank"] or set(actual) == set(shared)
-    if fields["frozen"] is None and fields["lora_rank"] is None:
+    assert head == (asked.model != "decoder") or asked.lora_rank is None
+    assert asked.lora_rank or set(actual) == set(shared)
+    if asked.frozen is None and asked.lora_rank is None:
         assert set(actual) == set(reference)
     if shared:  # a decoder's adapters are all that trains, as its head came with the checkpoint
         one, other = (
@@ -104,8 +114,7 @@ def test_the_first_gradient_is_the_plain_runs(fields):
     )
 
 
-@pytest.mark.parametrize("fields", ALL, ids=name)
-def test_three_steps_move_what_should_train_and_nothing_else(fields):
+def three_steps_move_what_should_train_and_nothing_else(fields: dict) -> None:
     trained = recipe(fields, weight_decay=0.0, learning_rate=1e-3, warmup=0.0, steps=3)
     net = still(trained)
     before = {key: value.clone() for key, value in net.named_parameters()}
@@ -114,11 +123,11 @@ def test_three_steps_move_what_should_train_and_nothing_else(fields):
     data, losses = train.encoded(trained)["train"], []
     batch = [
         data.batch(range(start, start + trained.micro_batch))
-        for start in range(0, 8, trained.micro_batch)
+        for start in range(0, trained.batch_size, trained.micro_batch)
     ]
     scale = scaler.get_scale()
     while len(losses) < 3:  # the same batch three times: the loss must fall
-        loss = train_step(net, optimizer, batch, 8, trained, scaler=scaler)
+        loss = train_step(net, optimizer, batch, trained.batch_size, trained, scaler=scaler)
         if scaler.get_scale() == scale:
             losses.append(loss.item())
         scale = scaler.get_scale()
@@ -126,10 +135,13 @@ def test_three_steps_move_what_should_train_and_nothing_else(fields):
     moved = {key for key, value in net.named_parameters() if not torch.equal(value, before[key])}
     assert not moved & frozen
     # A key's bias shifts every score of a row alike, which softmax undoes: its gradient is
-    # rounding, or nothing.
-    assert {
-        key for key in set(before) - frozen - moved if "key" not in key and "k_proj" not in key
-    } == set()
+    # rounding, or nothing. Half of an adapter has none until the other half has moved, and what SGD
+    # adds to it then may be lost in rounding.
+    little = ("key", "k_proj", *(["lora_A"] if trained.optimizer == "sgd" else []))
+    unmoved = {
+        key for key in set(before) - frozen - moved if not any(part in key for part in little)
+    }
+    assert unmoved == set()
     assert {id(parameter) for parameter in optimizer.state} == {
         id(parameter) for key, parameter in net.named_parameters() if key not in frozen
     }

@@ -131,3 +131,22 @@ def test_skipped_steps_are_counted_and_do_not_use_up_the_schedule(monkeypatch):
 
 def test_no_other_precision_skips():
     assert train.fit(Recipe(model="vit", steps=2), device="cpu", progress=False).skipped == []
+
+
+def test_momenta_of_sgd_begin_at_zero_where_the_first_step_overflows():
+    """PyTorch's fused SGD makes them without values, and a skipped step fills them with none."""
+    net = models.build(FP16)
+    optimizer, first = make_optimizer(net, replace(FP16, optimizer="sgd")), scaler(4.0)
+    first.scale(torch.ones(()))
+    for value in net.parameters():
+        value.grad = torch.full_like(value, torch.inf)
+    first.step(optimizer)
+    first.update()
+    momenta = [optimizer.state[value]["momentum_buffer"] for value in net.parameters()]
+    assert not any(value.any() for value in momenta)
+    for value in net.parameters():
+        value.grad = torch.full_like(value, 2.0)
+    first.step(optimizer)  # of a loss that was scaled by 2
+    momenta = [optimizer.state[value]["momentum_buffer"] for value in net.parameters()]
+    decayed = [(m - 1).abs().max() for m in momenta]  # its weight decay is part of the gradient
+    assert max(decayed) < 0.1

@@ -11,12 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import beside_others as bench
 from benchmarks.measure_step import recorded
-from helpers import measure, models, train
+from helpers import models, train
 from helpers.plan import plan, plan_at
 from helpers.plan.interpolate import interpolation
 from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
 from helpers.recipe import Recipe, replace
-from tests import combinations, newer_combinations
 from tests.night import few_by_day
 from tight_fit import gpus
 from tight_fit.optimizer_kinds import OPTIMIZERS
@@ -31,33 +30,6 @@ MINI = {
     "vit": Recipe(model="vit", batch_size=8),
     "decoder": Recipe(model="decoder", batch_size=8, length=40),
 }
-
-
-@pytest.mark.parametrize("fields", combinations.ALL, ids=combinations.name)
-def test_the_plan_is_what_real_tensors_take_to_the_byte(fields):
-    """Every pair of the recipe's fields: the whole timeline, event by event, and the FLOPs."""
-    recipe = combinations.recipe(fields)
-    planned = plan(recipe, "cpu")
-    real = measure.measure(recipe, train.encoded(recipe)["train"]).tracked
-    assert planned.peak == real.peak and planned.at_peak == real.at_peak
-    assert np.array_equal(planned.timeline, real.timeline) and planned.flops == real.flops
-
-
-@pytest.mark.parametrize("changes", newer_combinations.ALL, ids=newer_combinations.name)
-def test_the_plan_of_newer_fields_is_what_real_tensors_take_to_the_byte(changes):
-    """Every pair with a newer field; bytes in the host's memory as well."""
-    recipe = newer_combinations.recipe(changes)
-    planned = plan(recipe, "cpu")
-    real = measure.measure(recipe, train.encoded(recipe)["train"]).tracked
-    assert planned.peak == real.peak and planned.host == real.host
-    assert np.array_equal(planned.timeline, real.timeline) and planned.flops == real.flops
-    assert recipe.offload is not None or planned.host == 0
-
-
-def test_no_pair_of_a_newer_field_is_missing():
-    met = set().union(*map(newer_combinations.pairs, newer_combinations.ALL))
-    for changes in newer_combinations.drawn(500, seed=1):
-        assert newer_combinations.pairs(changes) <= met
 
 
 @pytest.mark.parametrize("model", MINI)

@@ -60,14 +60,30 @@ def _make(
         rest = [parameter for parameter in trained if id(parameter) not in kept]
         return MuonWithAdamW(hidden, rest, lr=lr, weight_decay=weight_decay)
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(
+        sgd = torch.optim.SGD(
             trained, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, fused=True
         )
+        if recipe.precision == "fp16":
+            sgd.register_step_pre_hook(_begin_at_zero)
+        return sgd
     if recipe.optimizer == "adafactor":
         return torch.optim.Adafactor(trained, lr=lr, weight_decay=weight_decay, foreach=False)
     if recipe.optimizer == "adamw_stochastic":
         return StochasticAdamW(trained, lr=lr, weight_decay=weight_decay)
     return library_optimizers.make(model, trained, recipe)
+
+
+def _begin_at_zero(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Give fused SGD momenta of zero before its first step.
+
+    PyTorch makes them without values, and fills them in the first step, which a scaler skips where
+    a gradient overflowed: later steps would go on from what lay in that memory.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if parameter.grad is not None and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter.grad)
 
 
 def make_scaler(recipe: StepSettings, device: str | torch.device) -> torch.amp.GradScaler:
