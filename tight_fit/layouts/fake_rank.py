@@ -49,7 +49,9 @@ def fake_rank(
     Nothing but the rank holds the model afterwards, so that what the rank gives up is freed.
     """
     model = empty(model_step, recompute=kernels)
-    if selective:
+    if selective and model_step.compile:  # the compiler does it: `kept_when_compiled`
+        model.model.gradient_checkpointing_disable()
+    elif selective:
         enable_recomputation(model.model, True, kernels)
     parameters = count_parameters(model.model)
     shape = BatchShape(model)
