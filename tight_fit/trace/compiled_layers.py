@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -32,8 +33,8 @@ def compiled_layers(
 ) -> Iterator[None]:
     """Inside, these layers run compiled where gradients are on, with a tracker that is active.
 
-    keeps  for checkpointing inside of what is compiled: begins a layer. None leaves to the
-           partitioner what is kept. Checkpointing around a compiled layer needs nothing here
+    keeps  for selective checkpointing inside of what is compiled: begins a layer. None leaves to
+           the partitioner what is kept, or keeps nothing of a layer that checkpoints itself
     """
     compiled = _Compiled(tracker, keeps)
     changed = list(layers)
@@ -47,14 +48,24 @@ def compiled_layers(
 
 
 class _Inside(nn.Module):
-    """A layer by its class's `forward`."""
+    """A layer by its class's `forward`, without the checkpointing that transformers does there."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
         self.layer = layer
 
     def forward(self, args: Any, kwargs: Any) -> Any:
-        return type(self.layer).forward(self.layer, *args, **kwargs)
+        if not self.checkpoints:
+            return type(self.layer).forward(self.layer, *args, **kwargs)
+        with patch.object(self.layer, "gradient_checkpointing", False):
+            return type(self.layer).forward(self.layer, *args, **kwargs)
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether the layer's `forward` checkpoints itself. That of older transformers is in
+        `__call__`, around what is compiled, and needs nothing here."""
+        inside = type(self.layer).__call__ is nn.Module.__call__
+        return inside and bool(getattr(self.layer, "gradient_checkpointing", False))
 
 
 @dataclass
@@ -105,21 +116,29 @@ class _Compiled:
                 return made
 
             with self.tracker.paused():
-                function = self._compile(run, tensors)
+                try:
+                    function = self._compile(run, tensors, inside.checkpoints)
+                except Exception as error:
+                    raise ValueError(
+                        f"What torch.compile makes of {type(inside.layer).__name__} cannot be "
+                        f"planned ({type(error).__name__}): leave compile out."
+                    ) from error
             found = [(function, results[-1])]
             self.known.append((key, *found[0]))
         function, shape = found[0]
         with torch.autocast("cpu", enabled=False):
             return tree_unflatten(list(function(*tensors)), shape)
 
-    def _compile(self, run: Callable, tensors: list[torch.Tensor]) -> Callable:
+    def _compile(self, run: Callable, tensors: list[torch.Tensor], checkpoints: bool) -> Callable:
         """What runs a function of tensors as inductor would compile it."""
         alike = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype) for one in tensors]
+        for new, one in zip(alike, tensors):
+            new.requires_grad_(one.requires_grad)  # which attention is chosen depends on it
         graph = make_fx(run)(*alike)
         if self.keeps is not None:
             _tag(graph.graph, self.keeps())
-        for new, one in zip(alike, tensors):
-            new.requires_grad_(one.requires_grad)
+        elif checkpoints:
+            _tag(graph.graph, lambda function: False)
 
         def runs(graph: torch.fx.GraphModule, backward: bool) -> FusedGraph:
             return FusedGraph(graph, backward, self.tracker)

@@ -4,7 +4,7 @@ Inductor fuses what moves bytes: operations element by element, casts, copies, l
 reductions, into kernels that keep what lies between in registers. Products, attention and whatever
 else is not known here run by themselves. The rules of this module: operations that fuse and follow
 one another without another kind between them are one kernel, which reads each input once and
-writes what others need; a sum over rows (a weight's gradient) is one more, which reads its inputs
+writes what others need; sums over rows (gradients of weights) are one more, which reads its inputs
 again; and what is computed element by element from at most `READS` tensors is computed again by
 each kernel that reads it, unless it has to be in memory for another kind (inductor's rule too, its
 `realize_reads_threshold`).
@@ -13,7 +13,7 @@ each kernel that reads it, unless it has to be in memory for another kind (induc
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,15 +85,15 @@ class FusedGraph:
                 self.units[number].dead.append(node)
 
     def __call__(self, arguments: list) -> Any:
-        with self.tracker.paused():  # what runs again for a backward pass does so with gradients on
+        with self.tracker.paused():  # what is computed again is told by gradients that are on
             given = [
                 value.detach() if isinstance(value, torch.Tensor) else value for value in arguments
             ]
         arguments.clear()
         values = dict(zip(self.inputs, given))
         del given
-        with torch.set_grad_enabled(not self.backward):
-            for unit in self.units:
+        for unit in self.units:
+            with torch.set_grad_enabled(not self.backward or _is_forward(unit)):
                 self._run(unit, values)
         return torch.fx.node.map_arg(self.output.args[0], values.__getitem__)
 
@@ -121,9 +121,22 @@ class FusedGraph:
     def _value(self, node: Node, values: dict[Node, Any]) -> Any:
         if node.op == "get_attr":
             return getattr(self.module, str(node.target))
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        given: Any = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         function: Any = node.target
-        return function(*args, **kwargs)
+        args, kwargs = given
+        if isinstance(function, OpOverload) or not hasattr(function, "name"):
+            return function(*args, **kwargs)
+        # What draws random numbers in both passes; a GPU's state takes 16 bytes.
+        if function.name() == "run_and_save_rng_state":
+            return torch.empty(16, dtype=torch.uint8), args[0](*args[1:], **kwargs)
+        if function.name() == "run_with_rng_state":
+            return args[1](*args[2:], **kwargs)
+        raise NotImplementedError(f"{function.name()} of a compiled layer is not planned.")
+
+
+def _is_forward(unit: Unit) -> bool:
+    """Whether the partitioner took a unit from the forward pass."""
+    return all(node.meta.get("partitioner_tag") != "is_backward" for node in unit.nodes)
 
 
 def _name(node: Node) -> str:
@@ -137,6 +150,8 @@ def _is_view(node: Node) -> bool:
 
 def _fuses(node: Node) -> bool:
     target = node.target
+    if target is operator.getitem:
+        return _fuses(node.all_input_nodes[0])
     if not isinstance(target, OpOverload):
         return False
     return _is_view(node) or torch.Tag.pointwise in target.tags or _name(node) in FUSED
@@ -177,7 +192,8 @@ def _in_memory(graph: torch.fx.Graph) -> set[Node]:
             read[node] = read[node.all_input_nodes[0]]
             continue
         read[node] = set().union(*(read[given] for given in node.all_input_nodes))
-        again = _fuses(node) and _name(node) not in ONCE and not others_need(node)
+        once = node.target is operator.getitem or _name(node) in ONCE
+        again = _fuses(node) and not once and not others_need(node)
         if not again or (len(node.users) > 1 and len(read[node]) > READS):
             found.add(node)
             read[node] = {node}
@@ -267,36 +283,42 @@ def _sums_rows(node: Node) -> bool:
 
 
 def _kernels(unit: Unit) -> list[Op]:
-    """The kernels of a fused unit: one, and one more for each sum over rows."""
+    """The kernels of a fused unit: one, and one more for its sums over rows.
+
+    The second reads what the first one writes, and computes again what it does not write.
+    """
     inside = set(unit.nodes)
-    needed: dict[Node, dict[Node, None]] = {}
-    for node in unit.nodes:
-        own = [given for given in node.all_input_nodes if given in inside]
-        needed[node] = {node: None} | {one: None for given in own for one in needed[given]}
-    kernels: dict[Node | None, list[Node]] = {}  # the sum over rows -> results that need it
-    for node in unit.results:
-        sums = [one for one in needed[node] if _sums_rows(one)]
-        kernels.setdefault(sums[0] if sums else None, []).append(node)
+
+    def work_of(results: Iterable[Node], there: Collection[Node] = ()) -> set[Node]:
+        """The nodes of a kernel with these results, beside what is there."""
+        work: set[Node] = set()
+        waiting = [*results]
+        while waiting:
+            node = waiting.pop()
+            if node in inside and node not in work and node not in there:
+                work.add(node)
+                waiting += node.all_input_nodes
+        return work
+
+    sums = {one: any(map(_sums_rows, work_of([one]))) for one in unit.results}
+    written = {_made(one) for one in unit.results if not sums[one]} & inside
+    rows = {_made(one) for one in unit.results if sums[one]} - written
     found = []
-    for rows, results in kernels.items():
-        work = {one for node in results for one in needed[node]}
-        written = {_made(node) for node in results} & inside
-        if not written:  # views
-            continue
-        reduces = any(_name(node) in ROWS for node in work)
-        value = tensors(next(iter(written)).meta["val"])[0]
-        found.append(
-            Op(
-                "fused",
-                "reduction" if rows else "norm" if reduces else "elementwise",
-                arithmetic(value),
-                0,
-                _bytes_read(work),
-                sum(map(_bytes, written)),
-                (),
-                "columns" if rows else "",
+    for results, work in ((written, work_of(written)), (rows, work_of(rows, written))):
+        if results:
+            reduces = any(_name(node) in ROWS for node in work)
+            found.append(
+                Op(
+                    "fused",
+                    "reduction" if results is rows else "norm" if reduces else "elementwise",
+                    arithmetic(tensors(next(iter(results)).meta["val"])[0]),
+                    0,
+                    _bytes_read(work),
+                    sum(map(_bytes, results)),
+                    (),
+                    "columns" if results is rows else "",
+                )
             )
-        )
     return found
 
 

@@ -70,7 +70,10 @@ def layers(model: nn.Module) -> list[nn.Module]:
             inside += (f"{name}.",)
             found += [layer for layer in module if any(True for _ in layer.parameters())]
     if not found:
-        raise ValueError("This model has no list of layers to wrap or to compile each.")
+        raise ValueError(
+            "This model has no list of layers, each of which could be wrapped or compiled: leave "
+            "the layout or compile out."
+        )
     return found
 
 
