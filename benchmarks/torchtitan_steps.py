@@ -57,7 +57,7 @@ MODELS = {
 KINDS = (
     "without torch.compile",
     "with torch.compile",
-    "with torch.compile and tensor ranks, planned without it",
+    "with torch.compile and tensor ranks (planned without it)",
     "with float8",
 )
 SECTION = """## Several GPUs

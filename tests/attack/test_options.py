@@ -268,7 +268,7 @@ def test_a_layout_needs_a_gpu(capsys):
         *({"reduce": value} for value in ("fp16", "", None, 3, "BF16")),
         *({"selective": value} for value in (1, "yes", None, "full")),
         *({"all_layers": value} for value in (1, "yes", None)),
-        {"compile": True},
+        {"compile": 1},
         {"offload": "optimizer"},
         {"optimizer_in_backward": True, "max_grad_norm": None},
     ],

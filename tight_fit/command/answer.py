@@ -95,6 +95,7 @@ class Answers:
             "attention_taken": attention_of(step),
             "trainer_optimizer": trainer_optimizer(),
             "loss": step.loss,
+            "compile": step.compile,
             "reference": step.compared_with,
             "completion": step.completion,
             "offload": step.offload,
