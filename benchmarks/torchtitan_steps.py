@@ -9,8 +9,8 @@ rows without float8, and the one with context parallelism, which was published w
 They are set up as their configuration files and `parallelize_llama.py` of the time did: fp32
 shards, bf16 messages of weights, gradients summed in fp32, FSDP2 around each layer and the whole
 model, both dropping weights after the forward pass, fused AdamW. transformers' Llama stands for
-torchtitan's. A step through torch.compile is planned as the step without it, one with float8 as one
-in bf16, and each says so.
+torchtitan's. With data ranks only a step through torch.compile is planned with each layer compiled,
+as torchtitan does it; with others as the step without it, and one with float8 as one in bf16.
 
 Nothing was fitted to these figures. The peak of the data sheet, 989 TFLOP/s, stands for that of a
 GPU limited to 500 W, as in the source.
@@ -54,14 +54,22 @@ MODELS = {
     LLAMA_8B: hf_config.read(f"meta-llama/{LLAMA_8B}"),
     "Llama-3.1-70B": LLAMA_70B,
 }
+KINDS = (
+    "without torch.compile",
+    "with torch.compile",
+    "with torch.compile and tensor ranks (planned without it)",
+    "with float8",
+)
 SECTION = """## Several GPUs
 
 torchtitan publishes what Llama 3.1 takes on H100s of 96 GB with FSDP2, alone and with tensor and
 sequence or with context parallelism;
 [benchmarks/torchtitan_steps.py](../benchmarks/torchtitan_steps.py) says how each row is set up.
 Memory is the reserved peak of the fullest GPU. No constant was fitted to these figures.
-torch.compile is not planned: such a row is planned as the step without it, which takes more memory
-and more time. Nor is float8, whose products are faster: its row is planned in bf16.
+Rows with FSDP alone are planned with each layer compiled where they were measured so. With tensor
+or context ranks torch.compile is not planned: such a row is planned as the step without it, which
+takes more memory and more time. Nor is float8, whose products are faster: its row is planned in
+bf16.
 
 {sentence}
 
@@ -92,6 +100,17 @@ class TitanRow:
     length: int = 8192
     float8: bool = False
 
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        number = 3 if self.float8 else 0 if not self.compiled else 1 if self.compiles else 2
+        return KINDS[number]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the plan is that of compiled layers."""
+        return self.compiled and self.layout.ranks == self.layout.data
+
     def planned(self) -> dict[str, float]:
         """{"reserved": GiB, "tokens": per second and GPU} by plan."""
         layout = self.layout
@@ -100,6 +119,7 @@ class TitanRow:
             layout,
             selective=self.selective,
             checkpointing=True,
+            compile=self.compiles,
             batch_size=self.batch * layout.data,
             length=self.length,
         )
@@ -173,8 +193,9 @@ ROWS = (
 
 
 def key(row: TitanRow) -> str:
-    """What a row's plan is kept under: rows that differ in torch.compile only have the same."""
-    return f"{row.model}, {row.layout}, {row.batch} x {row.length}"
+    """What a row's plan is kept under: rows that are planned alike have the same."""
+    compiled = ", compiled" if row.compiles else ""
+    return f"{row.model}, {row.layout}, {row.batch} x {row.length}{compiled}"
 
 
 def read() -> dict[str, dict[str, float]]:
@@ -182,14 +203,13 @@ def read() -> dict[str, dict[str, float]]:
     return json.loads(PLANNED.read_text(encoding="utf8"))
 
 
-def errors(name: str, compiled: bool | None = None, float8: bool = False) -> list[float]:
-    """planned / measured - 1 of "reserved" or "tokens"; `compiled` takes only such rows, and
-    `float8` those with it in place of the others."""
+def errors(name: str, kind: str | None = None) -> list[float]:
+    """planned / measured - 1 of "reserved" or "tokens", of the rows of a kind (one of `KINDS`)."""
     plans = read()
     pairs = [
         (plans[key(row)][name], row.memory if name == "reserved" else row.tokens)
         for row in ROWS
-        if compiled in (None, row.compiled) and row.float8 == float8
+        if kind in (None, row.kind)
     ]
     return [planned / measured - 1 for planned, measured in pairs if measured is not None]
 
@@ -197,17 +217,12 @@ def errors(name: str, compiled: bool | None = None, float8: bool = False) -> lis
 def sentence() -> str:
     """How far the plans are off in the mean."""
     parts = []
-    for compiled, words in ((False, "without torch.compile"), (True, "with torch.compile")):
-        memory, tokens = (errors(name, compiled) for name in ("reserved", "tokens"))
-        parts.append(
-            f"{words} memory by {_mean(memory)} in the mean of {len(memory)} and tokens per second "
-            f"by {_mean(tokens)} in the mean of {len(tokens)}"
-        )
-    memory, tokens = (errors(name, float8=True) for name in ("reserved", "tokens"))
-    parts.append(
-        f"of the row with float8 memory by {_mean(memory)} and tokens per second by {_mean(tokens)}"
-    )
-    return f"The plan misses, of rows {'; '.join(parts)}."
+    for kind in KINDS:
+        memory, tokens = (errors(name, kind) for name in ("reserved", "tokens"))
+        rows = f"{len(tokens)} row{'s' if len(tokens) > 1 else ''} {kind}"
+        of_memory = f"memory by {_mean(memory)} and " if memory else ""
+        parts.append(f"of {rows} {of_memory}tokens per second by {_mean(tokens)}")
+    return f"The plan misses, in the mean, {'; '.join(parts)}."
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "OpOverload",
@@ -56,11 +56,14 @@ __all__ = [
     "is_view",
     "load_cuda_kernel",
     "no_work",
+    "one_by_one",
     "parse_to",
     "scaled_mm",
     "storage_key",
+    "tree_flatten",
     "tree_leaves",
     "tree_map",
+    "tree_unflatten",
     "unset_fake_temporarily",
     "written_arguments",
 ]
@@ -313,26 +316,43 @@ def fake_store() -> torch.distributed.Store:
     return FakeStore()
 
 
-def inductor(seen: Callable[[torch.fx.GraphModule], object], code: bool = True) -> Callable:
+def inductor(
+    seen: Callable[[torch.fx.GraphModule], object],
+    run: Callable[[torch.fx.GraphModule, bool], Callable[[list], Any]] | None = None,
+) -> Callable:
     """The backend of `torch.compile` that it takes by itself, which tells of each graph it gets.
 
     seen  is called with each graph of a forward pass before it is compiled
-    code  False cuts and rewrites graphs as inductor does, and makes no code: operations then run
-          one by one, also on tensors without values
+    run   makes what runs a graph in place of code: graphs are cut and rewritten as inductor does.
+          Of a graph, and whether it is one of a backward pass, it makes a function of a list of
+          inputs, which it may clear; `one_by_one` also runs on tensors without values
     """
     from torch._inductor.compile_fx import compile_fx
 
     def keep(graph, inputs, **options):
-        def run(arguments):
-            given = list(arguments)
-            arguments.clear()
-            return graph(*given)
+        function: Any = run(graph, options.get("is_backward", False))  # type: ignore[misc]
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # it may free what it was given
-        return run
+        def boxed(arguments):
+            return function(arguments)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]  # it may free what it was given
+        return boxed
 
     def backend(graph, inputs):
         seen(graph)
-        return compile_fx(graph, inputs) if code else compile_fx(graph, inputs, inner_compile=keep)
+        if run is None:
+            return compile_fx(graph, inputs)
+        return compile_fx(graph, inputs, inner_compile=keep)
 
     return backend
+
+
+def one_by_one(graph: torch.fx.GraphModule, backward: bool) -> Callable[[list], Any]:
+    """Runs a graph operation by operation, for `inductor`."""
+
+    def run(arguments: list) -> Any:
+        given = list(arguments)
+        arguments.clear()
+        return graph(*given)
+
+    return run

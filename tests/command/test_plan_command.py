@@ -1,6 +1,5 @@
 """`python -m tight_fit`: what it prints, what it answers, how it ends."""
 
-import csv
 import json
 import os
 import shlex
@@ -146,16 +145,15 @@ def test_a_gpu_without_the_arithmetic_has_no_time(folder, no_search, capsys, ext
     assert "The T4 has no bf16 arithmetic" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_compile_is_taken_and_said_not_to_be_planned(folder, no_search, capsys):
-    step = ("--model", folder, "--gpu", "T4", "--batch", 2, "--length", 16, "--json")
-    plain = asked(capsys, *step)
-    assert main([str(word) for word in (*step, "--compile")]) == plain[0] == 0
-    said = capsys.readouterr()
-    assert said.out == plain[1] and "torch.compile is not planned." in said.err
-    with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
-        rows = [row for row in csv.DictReader(file) if row["torch.compile"] == "yes"]
-    off = [f"{float(row['GiB off'].rstrip('%')):.0f}" for row in rows if row["GiB off"]]
-    assert f"{' and '.join(off)} % more memory than two compiled runs" in said.err
+def test_compile_plans_each_layer_compiled(folder, no_search, capsys):
+    step = ("--model", folder, "--gpu", "T4", "--batch", 8, "--length", 64, "--json")
+    (code, plain), (also, compiled) = asked(capsys, *step), asked(capsys, *step, "--compile")
+    assert code == also == 0
+    before, after = json.loads(plain), json.loads(compiled)
+    assert after["compile"] and not before["compile"]
+    assert after["peak"] < before["peak"] and after["seconds"] < before["seconds"]
+    assert any("each layer compiled by itself" in note for note in after["notes"])
+    assert any("--compile plans" in note for note in before["notes"])
 
 
 def test_a_gpu_whose_kernels_nobody_measured_says_so(folder, no_search, capsys):

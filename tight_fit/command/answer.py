@@ -114,6 +114,7 @@ class Answers:
             if self.kept
             else trainer_optimizer(),
             "loss": step.loss,
+            "compile": step.compile,
             "reference": step.compared_with,
             "completion": step.completion,
             "offload": step.offload,

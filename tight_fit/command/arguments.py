@@ -99,18 +99,6 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-class Uncompiled(argparse.Action):
-    """`--compile`: says, beside the answer, that it is one without torch.compile."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        print(
-            "Note: torch.compile is not planned. What follows is the step without it, which takes "
-            "more memory and more time: 7 and 9 % more memory than two compiled runs that were "
-            "published (docs/accuracy.md).",
-            file=sys.stderr,
-        )
-
-
 def new_file(typed: str) -> Path:
     """A type for `add_argument`: a file that can be written, checked before any work starts."""
     if not typed.strip():

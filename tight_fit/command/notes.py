@@ -40,7 +40,13 @@ def of_step(step: ModelStep, gpu: GPU | None) -> list[str]:
         )
     if gpu and KINDS[step.optimizer].package and gpu.capability < (6, 0):
         sentences.append("bitsandbytes asks for compute capability 6.0.")
-    sentences.append("planned without torch.compile, which changes what a step keeps.")
+    if step.compile:
+        sentences.append(
+            "planned with each layer compiled by itself (layer.compile()); a model that is "
+            "compiled whole keeps somewhat more, or less."
+        )
+    else:
+        sentences.append("planned without torch.compile, which --compile plans.")
     if step.float8:
         sentences.append(
             "each layer's numbers are cast to FP8 by kernels of their own; torch.compile, without "

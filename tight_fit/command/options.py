@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tight_fit.checks import PRECISIONS
 from tight_fit.command import kept, question, report
-from tight_fit.command.arguments import OneLineParser, Uncompiled, integer, price, whole_number
+from tight_fit.command.arguments import OneLineParser, integer, price, whole_number
 from tight_fit.command.layout_options import MOST, OF_LAYOUTS, add_layout
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
@@ -141,7 +141,7 @@ def _add_step(add: Callable[..., object]) -> None:
         help="adamw where nothing is said, which is fused; adamw_foreach is PyTorch's AdamW as it "
         "comes; the names of Trainer's optim do too",
     )
-    add("--compile", action=Uncompiled, nargs=0, help="say how far a plan, made without it, is off")
+    add("--compile", action="store_true", help="compile each layer by itself (layer.compile())")
     add("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     add(
         "--optimizer-in-backward",

@@ -25,7 +25,7 @@ from tight_fit.models import names as model_names
 STEP = (
     "batch_size length side precision optimizer checkpointing accumulation lora_rank frozen task "
     "reference completion classes weights base kbit lora_targets lora_alpha lora_scale attention "
-    "loss offload float8 optimizer_in_backward"
+    "loss compile offload float8 optimizer_in_backward"
 ).split()
 AT_LEAST = {"batch_size": 1, "length": 1, "accumulation": 1}
 BATCH = 16  # examples per optimizer step where nothing is said

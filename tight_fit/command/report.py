@@ -271,6 +271,8 @@ def _model(facts: Facts) -> str:
         settings.append("checkpointing")
     if facts["loss"] == "chunked":
         settings.append("loss in chunks")
+    if facts.get("compile"):
+        settings.append("layers compiled")
     if facts["offload"] is not None:
         settings.append(f"{facts['offload']} on the host")
     if facts["optimizer_in_backward"]:

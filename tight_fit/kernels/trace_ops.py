@@ -62,7 +62,11 @@ class Recorder:
 
     def wait(self, way: str, still: int) -> None:
         """Note that the GPU waits for all but the last `still` copies of a way."""
-        self.traced.order.append((self._number((waiting(way, still),)), self._now()))
+        self.add((waiting(way, still),))
+
+    def add(self, kernels: tuple[Op, ...]) -> None:
+        """Note kernels that no single operation stands for, such as one of several fused."""
+        self.traced.order.append((self._number(kernels), self._now()))
 
     def _number(self, kernels: tuple[Op, ...]) -> int:
         index = self._kernels.setdefault(kernels, len(self.traced.ops))

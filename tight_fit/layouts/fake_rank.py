@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -48,8 +49,9 @@ def fake_rank(
 
     Nothing but the rank holds the model afterwards, so that what the rank gives up is freed.
     """
-    model = empty(model_step, recompute=kernels)
-    if selective:
+    inside = selective and model_step.compile  # the compiler recomputes: `kept_when_compiled`
+    model = empty(replace(model_step, checkpointing=False) if inside else model_step, kernels)
+    if selective and not inside:
         enable_recomputation(model.model, True, kernels)
     parameters = count_parameters(model.model)
     shape = BatchShape(model)

@@ -272,7 +272,9 @@ def _traced(
             if repeated is not None:
                 prefetch(running(rank.module, repeated), layout.prefetch)
             make_batch = partial(batch, shape, rank.undivided)
-            traced, sent = trace_model_rank(rank, make_batch, recorder, repeated, device == "cuda")
+            traced, sent = trace_model_rank(
+                rank, make_batch, recorder, repeated, device == "cuda", selective
+            )
             del rank  # its tensors belong to the process group that ends here
     if layout.context > 1:
         _check_ring(model_step, sent)

@@ -240,7 +240,12 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
             "layout out, or plan task='causal-lm'."
         )
     changes: dict[str, Any] = {"batch_size": model_step.batch_size // layout.data}
-    for name in ("compile", "float8", "offload", "optimizer_in_backward"):
+    if model_step.compile and layout.ranks != layout.data:
+        raise ValueError(
+            "compile=True is planned with data ranks only: leave it out, and the plan is that of "
+            "the step without torch.compile."
+        )
+    for name in ("float8", "offload", "optimizer_in_backward"):
         if getattr(model_step, name):
             raise ValueError(
                 f"{name}={getattr(model_step, name)!r} is planned for one GPU, and not with a "

@@ -15,10 +15,12 @@ from tight_fit.layouts.layout import AXES
 from tight_fit.layouts.messages import CommMeter, SentMessage, place_messages
 from tight_fit.layouts.rank import ModelRank
 from tight_fit.layouts.torch_private_ranks import rebuild_buckets, shapes_of_dtensor
+from tight_fit.layouts.wrapping import kept_when_compiled
 from tight_fit.techniques.optimizers import states
 from tight_fit.techniques.step import Batch
+from tight_fit.trace.compiled_layers import compiled_layers
 from tight_fit.trace.fake_tensors import Indices
-from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
+from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients, layers
 from tight_fit.trace.storage_trace import (
     ACTIVATIONS,
     GRADIENTS,
@@ -38,6 +40,7 @@ def trace_model_rank(
     recorder: Recorder,
     repeated: RepeatedLayers | None = None,
     on_gpu: bool = False,
+    selective: bool = False,
 ) -> tuple[StorageTrace, tuple[SentMessage, ...]]:
     """(trace of one optimizer step of a rank, the messages it sends), with real or fake tensors.
 
@@ -45,6 +48,7 @@ def trace_model_rank(
     recorder    is told of the step's operations
     repeated    layers of which only a few run; the trace is that of all. None runs all
     on_gpu      as for `Tracker`; the trace keeps its operations only then
+    selective   with layers that are compiled: what they keep is `kept_when_compiled`
     Of more than two micro-batches two are run: the others repeat the second, or with DDP and ZeRO-1
     the first. Raises NotAlike where `repeated` cannot stand for all of its layers.
     """
@@ -88,7 +92,12 @@ def trace_model_rank(
         tracker.adopt(rank.buckets.buffers if rank.buckets else [], GRADIENTS)
         tracker.storage_trace.begin = len(tracker.storage_trace.events)
         tracker.watch_gradients(rank.module)
-        with repeated.left_out(tracker) if repeated else nullcontext():
+        compiled = layers(rank.module) if rank.model_step.compile else []
+        keeps = kept_when_compiled if selective else None
+        with (
+            repeated.left_out(tracker) if repeated else nullcontext(),
+            compiled_layers(compiled, tracker, keeps),
+        ):
             rank.step(batches(), phase, count)
     place_messages(recorder.traced, sent_at, meter.sent)
     storage_trace = tracker.storage_trace

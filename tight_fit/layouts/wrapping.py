@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from tight_fit.layouts.layout import Layout
 from tight_fit.techniques import four_bits, model_changes
 from tight_fit.techniques.model_changes import Recompute
 from tight_fit.techniques.step import AUTOCAST
+from tight_fit.trace.repeated_layers import layers
 
 aten = torch.ops.aten
 # What selective recomputation keeps (torchtitan's `_save_list`): the results of attention and of
@@ -37,22 +39,6 @@ KEPT = {
     if hasattr(aten, name)
 } | {torch.ops._c10d_functional.reduce_scatter_tensor.default}
 PRODUCT = aten.mm.default
-
-
-def layers(model: nn.Module) -> list[nn.Module]:
-    """The transformer layers of a model in order: the elements of its outermost lists of modules.
-
-    Raises ValueError for a model that has none.
-    """
-    found: list[nn.Module] = []
-    inside: tuple[str, ...] = ()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and not name.startswith(inside or (" ",)):
-            inside += (f"{name}.",)
-            found += [layer for layer in module if any(True for _ in layer.parameters())]
-    if not found:
-        raise ValueError("This model has no list of layers, which FSDP2 could make groups of.")
-    return found
 
 
 def apply_fsdp2(
@@ -150,6 +136,13 @@ def _policy() -> Callable[..., CheckpointPolicy]:
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
     return keep
+
+
+def kept_when_compiled() -> Callable[[Any], bool]:
+    """What selective recomputation keeps of a layer that is compiled with it, for
+    `trace.compiled_layers`."""
+    keep, forward = _policy(), SimpleNamespace(is_recompute=False)
+    return lambda function: keep(forward, function) is CheckpointPolicy.MUST_SAVE
 
 
 class _Both:

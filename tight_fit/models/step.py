@@ -51,7 +51,7 @@ class ModelStep:
              bf16, and that of grouped queries before PyTorch 2.14, is written out
     loss     "chunked": cross entropy a chunk of tokens at a time (`techniques.chunked_loss`)
     float8   "tensorwise" or "rowwise": the layers' products in 8 bits (`techniques.eight_bits`)
-    compile  changes nothing here: the plan is that of the step without it
+    compile  each layer is compiled by itself (`trace.compiled_layers`), and the rest is not
     offload, optimizer_in_backward, max_grad_norm  as in `Recipe`
     precision  autocast, as in `Recipe`; with "fp32" operations run in the dtype of the weights
     task     a key of `TASKS`; None takes the usual one (`hf_config.task_of`)

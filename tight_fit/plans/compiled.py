@@ -24,7 +24,7 @@ from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import batch
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.techniques.step import loss_sum
-from tight_fit.torch_private import FakeTensorMode, inductor, storage_key
+from tight_fit.torch_private import FakeTensorMode, inductor, one_by_one, storage_key
 from tight_fit.trace.fake_tensors import FakeValues
 
 
@@ -80,7 +80,7 @@ def _both(
     with values():
         eager = kept_bytes(model, step)
     torch.compiler.reset()  # what was compiled before does not count
-    model.compile(backend=inductor(graphs.append, code))
+    model.compile(backend=inductor(graphs.append, None if code else one_by_one))
     try:
         return KeptForBackward(eager, kept_bytes(model, step), len(graphs))
     finally:

@@ -44,7 +44,7 @@ from tight_fit.torch_private import (
 from tight_fit.trace.cuda_kernels import CudaKernels
 from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
 from tight_fit.trace.known_values import known_values
-from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients
+from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients, layers
 from tight_fit.trace.splice import NotAlike
 from tight_fit.trace.steps import trace_step
 from tight_fit.trace.storage_trace import StorageTrace
@@ -180,8 +180,9 @@ class _Step:
             recorder = Recorder() if self.device == "cuda" else None
             make_batch = partial(self.make_batch, model, settings)
             try:
+                compiled = layers(_alone(model)) if settings.compile else []
                 trace = trace_step(
-                    model, optimizer, make_batch, settings, scaler, recorder, repeated
+                    model, optimizer, make_batch, settings, scaler, recorder, repeated, compiled
                 )
             except Exception as error:
                 if repeated is None:

@@ -59,6 +59,25 @@ class Stack(NamedTuple):
             yield layers[index], layers[begin + (index - begin) % self.period]
 
 
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The transformer layers of a model in order: the elements of its outermost lists of modules.
+
+    Raises ValueError for a model that has none.
+    """
+    found: list[nn.Module] = []
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and not name.startswith(inside or (" ",)):
+            inside += (f"{name}.",)
+            found += [layer for layer in module if any(True for _ in layer.parameters())]
+    if not found:
+        raise ValueError(
+            "This model has no list of layers, each of which could be wrapped or compiled: leave "
+            "the layout or compile out."
+        )
+    return found
+
+
 class RepeatedLayers:
     """The repeated layers of a model, and one step of it in which only some of them run.
 
@@ -157,7 +176,7 @@ def give_gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     given: dict[tuple, torch.Tensor] = {}
     for parameter in parameters:
         if parameter.requires_grad:
-            kind = _kind(parameter)
+            kind = kind_of(parameter)
             if kind not in given:
                 given[kind] = torch.zeros_like(parameter)
             parameter.grad = given[kind]
@@ -225,7 +244,7 @@ def _stack(layers: nn.ModuleList | nn.Sequential, lists: list[list], after: int)
     if len(layers) < 5:
         return None
     alike = [
-        (_signature(layer), [repr(values[index]) for values in lists])
+        (signature(layer), [repr(values[index]) for values in lists])
         for index, layer in enumerate(layers)
     ]
     best = None
@@ -239,7 +258,7 @@ def _stack(layers: nn.ModuleList | nn.Sequential, lists: list[list], after: int)
     return best
 
 
-def _signature(layer: nn.Module) -> list:
+def signature(layer: nn.Module) -> list:
     """What decides which operations a layer runs: equal for two layers that run the same ones."""
     return [
         (
@@ -251,7 +270,7 @@ def _signature(layer: nn.Module) -> list:
                 if isinstance(value, SCALARS) and key not in NUMBERS_OF_LAYERS
             },
             [
-                (key, None if tensor is None else _kind(tensor))
+                (key, None if tensor is None else kind_of(tensor))
                 for table in (module._parameters, module._buffers)
                 for key, tensor in table.items()
             ],
@@ -260,7 +279,8 @@ def _signature(layer: nn.Module) -> list:
     ]
 
 
-def _kind(tensor: torch.Tensor) -> tuple:
+def kind_of(tensor: torch.Tensor) -> tuple:
+    """What of a tensor must be alike in layers that repeat: all but its values."""
     placements = tensor.placements if isinstance(tensor, DTensor) else None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, placements
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +17,7 @@ from tight_fit.techniques.optimizers import states
 from tight_fit.techniques.preferences import as_reference, log_probs
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.techniques.step import Batch, train_step
+from tight_fit.trace.compiled_layers import compiled_layers
 from tight_fit.trace.generation import write_completions
 from tight_fit.trace.repeated_layers import RepeatedLayers
 from tight_fit.trace.storage_trace import ACTIVATIONS, HOST, OPTIMIZER, PARAMETERS, StorageTrace
@@ -31,6 +32,7 @@ def trace_step(
     scaler: torch.amp.GradScaler | None = None,
     recorder: Recorder | None = None,
     repeated: RepeatedLayers | None = None,
+    compiled: Iterable[torch.nn.Module] = (),
 ) -> StorageTrace:
     """Run one optimizer step under the tracker and return its trace.
 
@@ -44,6 +46,7 @@ def trace_step(
     whose memory is in the trace, and neither FLOPs nor operations.
 
     repeated    layers of the model of which only a few run; the trace is that of all. None runs all
+    compiled    layers that are compiled, on fake tensors only (`compiled_layers`)
     Raises NotAlike where `repeated` cannot stand for all of its layers.
     """
     count = min(recipe.accumulation, 2)
@@ -94,6 +97,7 @@ def trace_step(
             _compare(model, make_batch, recipe, tracker)
         if repeated is not None:
             shortened.enter_context(repeated.left_out(tracker))
+        shortened.enter_context(compiled_layers(compiled, tracker))
         train_step(model, optimizer, batches(), examples, recipe, phase, scaler)
     storage_trace = tracker.storage_trace
     if recorder is not None:

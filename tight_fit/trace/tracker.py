@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from tight_fit.kernels.op import Op
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.techniques import host
 from tight_fit.torch_private import (
@@ -167,7 +168,7 @@ class Tracker(PlainDispatchMode):
             self.recorder.see(function, args, kwargs, out, way or ("host" if on_host else ""))
         if self.joined is not None and name in JOINS:
             self.joined.append([self._index(tensor) for tensor in tree_leaves(args)])
-        recompute = self._phase == 1 and torch.is_grad_enabled()
+        recompute = self._recomputes()
         formula = FORMULAS.get(function.overloadpacket)
         if formula is not None:
             flops, phase = self.storage_trace.flops, PHASES[self._phase]
@@ -176,8 +177,7 @@ class Tracker(PlainDispatchMode):
             flops[key] = flops.get(key, 0) + formula(*operands, **kwargs, out_val=out)
         if in_place:
             self._succeed(args[0].untyped_storage(), out.untyped_storage())
-        category = ACTIVATIONS if self._phase in (0, 3) or recompute else TEMPORARIES
-        category = HOST if on_host else category
+        category = HOST if on_host else self._category()
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, category, name, new=True)
@@ -191,6 +191,31 @@ class Tracker(PlainDispatchMode):
         elif name == COPY_IN:
             self._named(args[:2], "all_gather")
         return out
+
+    def fused(
+        self,
+        made: Iterable[torch.Tensor],
+        kernels: tuple[Op, ...],
+        reused: Iterable[tuple[torch.Tensor, torch.Tensor]] = (),
+    ) -> None:
+        """Note what a fused kernel has made, whose operations ran while this was paused.
+
+        reused  (a tensor that is read for the last time, what is written over it)
+        """
+        if self.recorder is not None and kernels:
+            self.recorder.add(kernels)
+        for old, new in reused:
+            self._succeed(old.untyped_storage(), new.untyped_storage())
+        for tensor in made:
+            self._see(tensor, self._category(), "fused", new=True)
+
+    def _recomputes(self) -> bool:
+        return self._phase == 1 and torch.is_grad_enabled()
+
+    def _category(self) -> int:
+        """The category of what is made now."""
+        forward = self._phase in (0, 3) or self._recomputes()
+        return ACTIVATIONS if forward else TEMPORARIES
 
     def _is_elsewhere(self, name: str, args: tuple) -> bool:
         """Whether all that an operation reads is left out, or it makes a tensor of a number."""

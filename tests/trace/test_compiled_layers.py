@@ -1,0 +1,146 @@
+"""A step with compiled layers, planned, beside the same step through inductor's own code."""
+
+import warnings
+from unittest.mock import patch
+
+import pytest
+import torch
+import transformers as library
+from torch._inductor import config as inductor_config
+from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
+from torch.profiler import ProfilerActivity, profile
+
+from tight_fit.layouts.plan import plan_layout
+from tight_fit.models import made
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import batch, plan_model_step
+from tight_fit.techniques.optimizers import make_optimizer
+from tight_fit.techniques.step import train_step
+from tight_fit.trace.repeated_layers import layers
+
+LAYERS = 6
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
+LLAMA = SMALL | {"vocab_size": 211, "num_key_value_heads": 2, "max_position_embeddings": 256}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def llama(**fields) -> ModelStep:
+    return ModelStep(library.LlamaConfig(**LLAMA), batch_size=4, length=256, **fields)
+
+
+def vit(**fields) -> ModelStep:
+    config = library.ViTConfig(**SMALL, image_size=64, patch_size=4)
+    return ModelStep(config, batch_size=4, **fields)
+
+
+def fused_bytes(plan, phase: str) -> float:
+    """Bytes that the fused kernels of a layer move, by plan."""
+    counted = plan.operations.counted().items()
+    return sum(
+        (op.read + op.written) * times / LAYERS
+        for (op, at), times in counted
+        if op.name == "fused" and at == phase
+    )
+
+
+def real_step(step: ModelStep) -> tuple[int, dict[str, int]]:
+    """(the most bytes of a step beside weights and states, bytes that the kernels of a layer which
+    inductor makes move, by its own count) on real tensors."""
+    moved: dict[str, int] = {}
+    lower = GraphLowering.compile_to_module
+
+    def lowered(graph):
+        made = lower(graph)
+        own = [
+            node.get_read_write_buffers_sizes()
+            for node in graph.scheduler.nodes
+            if not isinstance(node, (ExternKernelSchedulerNode, NopKernelSchedulerNode))
+        ]
+        moved["backward" if graph.is_backward else "forward"] = sum(own)
+        return made
+
+    model = made.prepare(made.make(step), step)
+    optimizer = make_optimizer(model, step)
+    torch.compiler.reset()
+    for layer in layers(model.model):
+        layer.compile()
+
+    def run(inputs):
+        train_step(model, optimizer, iter([inputs]), step.batch_size, step)
+
+    try:
+        with (
+            patch.object(GraphLowering, "compile_to_module", lowered),
+            inductor_config.patch(force_disable_caches=True),
+        ):
+            run(batch(model, step))
+        inputs = batch(model, step)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            run(inputs)
+    finally:
+        torch.compiler.reset()
+    now = most = 0
+    events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most, moved
+
+
+@pytest.mark.parametrize(
+    ("make", "precision", "forward"), [(llama, "bf16", 0.2), (vit, "fp32", 0.01)]
+)
+def test_peak_and_kernels_are_those_of_inductors_code(make, precision, forward):
+    """On a CPU inductor also copies what Llama's attention reads, which is in no plan."""
+    most, moved = real_step(make(precision=precision))
+    on_host = plan_model_step(make(precision=precision, compile=True), "cpu")
+    beside = on_host.highest["parameters"] + on_host.highest["optimizer states"]
+    assert on_host.peak - beside == pytest.approx(most, rel=0.02)
+    plan = plan_model_step(make(precision=precision, compile=True))
+    assert fused_bytes(plan, "forward") == pytest.approx(moved["forward"], rel=forward)
+    assert fused_bytes(plan, "backward") == pytest.approx(moved["backward"], rel=0.04)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_layers_that_repeat_stand_for_all(checkpointing):
+    step = llama(precision="bf16", compile=True, checkpointing=checkpointing)
+    one, all_of_them = plan_model_step(step), plan_model_step(step, all_layers=True)
+    assert one.peak == all_of_them.peak and one.highest == all_of_them.highest
+    assert one.seconds("A100").total == pytest.approx(all_of_them.seconds("A100").total)
+
+
+def test_a_compiled_step_takes_less_of_both():
+    plain, compiled = (plan_model_step(llama(compile=is_it)) for is_it in (False, True))
+    assert compiled.peak < 0.95 * plain.peak
+    assert compiled.operations.bytes["backward"] < 0.8 * plain.operations.bytes["backward"]
+    assert compiled.flops == plain.flops
+
+
+def test_a_compiled_layer_recomputed_inside_keeps_what_is_said():
+    """Its input, the results of attention and of every second product, by their shapes."""
+
+    def kept(count: int, **fields) -> int:
+        config = library.LlamaConfig(**LLAMA | {"num_hidden_layers": count})
+        plan = plan_layout(config, "fsdp=2", selective=True, batch_size=4, length=256, **fields)
+        return plan.highest["activations"]
+
+    tokens, numbers = 2 * 256, 64 + 64 + 32 + 128 + 64  # input, q, v, gate, attention
+    sums = 4 * 4  # fp32 for each head
+    assert kept(9, compile=True) - kept(8, compile=True) == tokens * (2 * numbers + sums)
+
+
+def test_layers_are_compiled_with_data_ranks_only():
+    with pytest.raises(ValueError, match="compile=True is planned with data ranks only"):
+        plan_layout(library.LlamaConfig(**LLAMA), "fsdp=2,tensor=2", batch_size=4, compile=True)

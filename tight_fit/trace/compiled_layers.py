@@ -1,0 +1,157 @@
+"""A step whose layers are compiled, each by itself, on tensors without values.
+
+`layer.compile()` for each layer is what PyTorch calls regional compilation. What a layer keeps for
+its backward pass is decided by inductor's own partitioner, which runs here; its kernels are those
+of `trace.fused_graph`. Layers that are alike share one compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tight_fit.torch_private import inductor, tree_flatten, tree_unflatten
+from tight_fit.trace.fused_graph import FusedGraph
+from tight_fit.trace.repeated_layers import kind_of, signature
+from tight_fit.trace.tracker import Tracker
+
+# Says of each operation of a layer, in order, whether its result is kept.
+Keeps = Callable[[Callable], bool]
+
+
+@contextmanager
+def compiled_layers(
+    layers: Iterable[nn.Module], tracker: Tracker, keeps: Callable[[], Keeps] | None = None
+) -> Iterator[None]:
+    """Inside, these layers run compiled where gradients are on, with a tracker that is active.
+
+    keeps  for selective checkpointing inside of what is compiled: begins a layer. None leaves to
+           the partitioner what is kept, or keeps nothing of a layer that checkpoints itself
+    """
+    compiled = _Compiled(tracker, keeps)
+    changed = list(layers)
+    for layer in changed:
+        layer.forward = compiled.in_place_of(layer)
+    try:
+        yield
+    finally:
+        for layer in changed:
+            del layer.forward  # the class has it
+
+
+class _Inside(nn.Module):
+    """A layer by its class's `forward`, without the checkpointing that transformers does there."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, args: Any, kwargs: Any) -> Any:
+        if not self.checkpoints:
+            return type(self.layer).forward(self.layer, *args, **kwargs)
+        with patch.object(self.layer, "gradient_checkpointing", False):
+            return type(self.layer).forward(self.layer, *args, **kwargs)
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether the layer's `forward` checkpoints itself. That of older transformers is in
+        `__call__`, around what is compiled, and needs nothing here."""
+        inside = type(self.layer).__call__ is nn.Module.__call__
+        return inside and bool(getattr(self.layer, "gradient_checkpointing", False))
+
+
+@dataclass
+class _Compiled:
+    """The compilations of a step.
+
+    known  (what decides a compilation, what it made, the structure of the results)
+    """
+
+    tracker: Tracker
+    keeps: Callable[[], Keeps] | None
+    known: list[tuple[Any, Callable, Any]] = field(default_factory=list)
+
+    def in_place_of(self, layer: nn.Module) -> Callable:
+        """What is called for a layer's `forward`."""
+        inside = _Inside(layer)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return inside(args, kwargs)
+            return self._call(inside, args, kwargs)
+
+        return forward
+
+    def _call(self, inside: _Inside, args: Any, kwargs: Any) -> Any:
+        leaves, structure = tree_flatten((args, kwargs))
+        own = dict(inside.named_parameters()) | dict(inside.named_buffers())
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = [*own.values(), *(leaves[place] for place in places)]
+        key = (
+            signature(inside.layer),
+            [kind_of(tensor) for tensor in tensors],
+            [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)],
+            structure,
+            torch.is_autocast_enabled("cpu"),
+        )
+        found = [(function, shape) for known, function, shape in self.known if known == key]
+        if not found:
+            results: list[Any] = []
+
+            def run(*values: torch.Tensor) -> list:
+                given = list(leaves)
+                for place, value in zip(places, values[len(own) :]):
+                    given[place] = value
+                weights, inputs = dict(zip(own, values)), tree_unflatten(given, structure)
+                made, shape = tree_flatten(functional_call(inside, weights, inputs))
+                results.append(shape)
+                return made
+
+            with self.tracker.paused():
+                try:
+                    function = self._compile(run, tensors, inside.checkpoints)
+                except Exception as error:
+                    raise ValueError(
+                        f"What torch.compile makes of {type(inside.layer).__name__} cannot be "
+                        f"planned ({type(error).__name__}): leave compile out."
+                    ) from error
+            found = [(function, results[-1])]
+            self.known.append((key, *found[0]))
+        function, shape = found[0]
+        with torch.autocast("cpu", enabled=False):
+            return tree_unflatten(list(function(*tensors)), shape)
+
+    def _compile(self, run: Callable, tensors: list[torch.Tensor], checkpoints: bool) -> Callable:
+        """What runs a function of tensors as inductor would compile it."""
+        alike = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype) for one in tensors]
+        for new, one in zip(alike, tensors):
+            new.requires_grad_(one.requires_grad)  # which attention is chosen depends on it
+        graph = make_fx(run)(*alike)
+        if self.keeps is not None:
+            _tag(graph.graph, self.keeps())
+        elif checkpoints:
+            _tag(graph.graph, lambda function: False)
+
+        def runs(graph: torch.fx.GraphModule, backward: bool) -> FusedGraph:
+            return FusedGraph(graph, backward, self.tracker)
+
+        with torch.autocast("cpu", enabled=False):
+            return inductor(lambda graph: None, runs)(graph, alike)
+
+
+def _tag(graph: torch.fx.Graph, keeps: Keeps) -> None:
+    """Mark operations as checkpointing inside of compiled code marks them."""
+    policy = torch.utils.checkpoint.CheckpointPolicy
+    for node in graph.nodes:
+        if node.op == "call_function":
+            kept = keeps(node.target)
+            node.meta["recompute"] = policy.MUST_SAVE if kept else policy.PREFER_RECOMPUTE
+            node.meta["ac_graph_id"] = 0
