@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -69,6 +70,7 @@ def made(kind, fields, names):
 
 # Each was once taken, or refused without its name.
 @example({"lora_rank": 4, "lora_alpha": math.nan})
+@example({"lora_targets": np.array([4, 8])})
 @example({"batch_size": HUGE})
 @example({"seed": 2**32})
 @example({"learning_rate": 5e-324})

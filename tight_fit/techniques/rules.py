@@ -67,9 +67,10 @@ def _check_adapters(settings: StepSettings) -> None:
         ("lora_alpha", None),
         ("lora_scale", "alpha/r"),
     ):
-        if getattr(settings, name) != usual:
+        given = getattr(settings, name)
+        if type(given) is not type(usual) or given != usual:  # an array has no single answer
             raise ValueError(
-                f"{name}={shown(getattr(settings, name))} is about adapters, and there are none: "
+                f"{name}={shown(given)} is about adapters, and there are none: "
                 "give lora_rank, or leave it out."
             )
 
