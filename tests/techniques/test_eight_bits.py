@@ -55,6 +55,7 @@ def step(model, x, autocast):
 @pytest.mark.parametrize("autocast", [False, True], ids=["bf16 weights", "autocast"])
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_outputs_and_gradients_are_torchaos_bit_for_bit(scaling, autocast):
+    pytest.importorskip("torchao", minversion="0.16")
     float8 = pytest.importorskip("torchao.float8")
     torch.manual_seed(0)
     own = Two() if autocast else Two().bfloat16()
@@ -68,6 +69,7 @@ def test_outputs_and_gradients_are_torchaos_bit_for_bit(scaling, autocast):
 
 
 def test_what_is_kept_is_what_torchao_keeps_and_four_scales_a_layer():
+    pytest.importorskip("torchao", minversion="0.16")
     float8 = pytest.importorskip("torchao.float8")
     kept = []
     for change in (
