@@ -192,3 +192,15 @@ def test_a_cpu_has_none():
         plan(MINI["vit"], "cpu").allocator_peaks("T4")
     with pytest.raises(ValueError, match="GTX 9999"):
         plan(MINI["vit"]).allocator_peaks("GTX 9999")
+
+
+def test_segments_are_named_block_by_block():
+    allocator = CachingAllocator()
+    first, second = allocator.malloc(600), allocator.malloc(512)
+    rest = 2 * MIB - 1024 - 512
+    blocks = [(first, 1024, True), (second, 512, True), (second + 512, rest, False)]
+    assert allocator.segments() == [blocks]
+    allocator.free(first)
+    assert allocator.segments() == [[(first, 1024, False), *blocks[1:]]]
+    large = allocator.malloc(10 * MIB)
+    assert allocator.segments()[1] == [(large, 10 * MIB, True)]

@@ -230,7 +230,8 @@ def test_what_is_smaller_than_32_kib_stays(numbers, waits, monkeypatch):
     monkeypatch.setattr(activation_offload, "_Copies", Counting)
     monkeypatch.setattr("tests.techniques.test_offload.held", [])
     x = torch.ones(numbers, requires_grad=True)  # of 4 bytes
-    with OffloadedActivations(torch.nn.Linear(1, 1)) as offloaded:
+    model = torch.nn.Linear(1, 1)  # what it holds is told by its storages, which must live
+    with OffloadedActivations(model) as offloaded:
         y = (x * 2).exp()
     y.sum().backward()
     assert bool(offloaded.copies.moved) == waits and torch.equal(x.grad, 2 * y.detach())
