@@ -42,7 +42,7 @@ ONCE = ROWS | frozenset("copy_ inductor_seeds inductor_lookup_seed inductor_rand
 
 
 @dataclass
-class Unit:
+class KernelGroup:
     """Nodes that run together.
 
     fused    whether they are one or several fused kernels; else one operation, and what is taken
@@ -97,7 +97,7 @@ class FusedGraph:
                 self._run(unit, values)
         return torch.fx.node.map_arg(self.output.args[0], values.__getitem__)
 
-    def _run(self, unit: Unit, values: dict[Node, Any]) -> None:
+    def _run(self, unit: KernelGroup, values: dict[Node, Any]) -> None:
         if not unit.fused:
             for node in unit.nodes:
                 values[node] = self._value(node, values)
@@ -134,7 +134,7 @@ class FusedGraph:
         raise NotImplementedError(f"{function.name()} of a compiled layer is not planned.")
 
 
-def _is_forward(unit: Unit) -> bool:
+def _is_forward(unit: KernelGroup) -> bool:
     """Whether the partitioner took a unit from the forward pass."""
     return all(node.meta.get("partitioner_tag") != "is_backward" for node in unit.nodes)
 
@@ -235,7 +235,7 @@ def _levels(graph: torch.fx.Graph) -> dict[Node, int]:
     return level
 
 
-def _units(nodes: list[Node], level: dict[Node, int]) -> list[Unit]:
+def _units(nodes: list[Node], level: dict[Node, int]) -> list[KernelGroup]:
     """The nodes in groups: of one level, and connected."""
     calls = [node for node in nodes if node in level]
     joined = {node: node for node in calls}
@@ -252,16 +252,16 @@ def _units(nodes: list[Node], level: dict[Node, int]) -> list[Unit]:
     groups: dict[Node, list[Node]] = {}
     for node in calls:
         groups.setdefault(first(node), []).append(node)
-    return [Unit(group, _fuses(group[0])) for group in groups.values()]
+    return [KernelGroup(group, _fuses(group[0])) for group in groups.values()]
 
 
-def _in_order(units: list[Unit], nodes: list[Node]) -> list[Unit]:
+def _in_order(units: list[KernelGroup], nodes: list[Node]) -> list[KernelGroup]:
     """Units in the order of the graph, fused ones as late as what needs them lets them be."""
     place = {node: number for number, node in enumerate(nodes)}
     home = {node: unit for unit in units for node in unit.nodes}
-    order: dict[int, Unit] = {}
+    order: dict[int, KernelGroup] = {}
 
-    def visit(unit: Unit) -> None:
+    def visit(unit: KernelGroup) -> None:
         if id(unit) not in order:
             for given in sorted(_read(unit.nodes), key=place.__getitem__):
                 if given in home:
@@ -282,7 +282,7 @@ def _sums_rows(node: Node) -> bool:
     return all(dim % (last + 1) != last for dim in dims)
 
 
-def _kernels(unit: Unit) -> list[Op]:
+def _kernels(unit: KernelGroup) -> list[Op]:
     """The kernels of a fused unit: one, and one more for its sums over rows.
 
     The second reads what the first one writes, and computes again what it does not write.

@@ -280,7 +280,7 @@ def signature(layer: nn.Module) -> list:
 
 
 def kind_of(tensor: torch.Tensor) -> tuple:
-    """What of a tensor must be alike in layers that repeat: all but its values."""
+    """What of a tensor decides which operations run on it."""
     placements = tensor.placements if isinstance(tensor, DTensor) else None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, placements
 
