@@ -93,7 +93,8 @@ def _settings(facts: Mapping[str, Any]) -> str:
         )
     recompute = f"; {facts['recompute']} recomputation" if facts["recompute"] else ""
     scaler = ", loss scaling" if facts["reduce"] and precision == "fp16" else ""
-    line = f"Planned: {engine}{scaler}; {facts['optimizer']}{recompute}."
+    compiled = "; each layer compiled" if facts.get("compile") else ""
+    line = f"Planned: {engine}{scaler}; {facts['optimizer']}{recompute}{compiled}."
     if facts["reduce"] and facts["base"] == "nf4":
         line += (
             f" FSDP2 divides 4-bit weights only if bnb_4bit_quant_storage is {facts['weights']}; "

@@ -41,6 +41,7 @@ def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
         "optimizer": step.optimizer,
         "reduce": planned.reduce if layout.strategy != "ddp" else None,
         "recompute": _recompute(planned),
+        "compile": planned.recipe.compile,
         "balanced": layout.expert > 1,
         "schedule": layout.schedule if layout.pipeline > 1 else None,
         "stage": fullest.stage if layout.pipeline > 1 else None,
