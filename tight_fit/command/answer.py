@@ -114,12 +114,12 @@ class Answers:
             if self.kept
             else trainer_optimizer(),
             "loss": step.loss,
-            "compile": step.compile,
             "reference": step.compared_with,
             "completion": step.completion,
             "offload": step.offload,
             "optimizer_in_backward": step.optimizer_in_backward,
             **({"float8": step.float8} if step.float8 else {}),
+            **({"compile": True} if step.compile else {}),
             "host": plan.host,
             "asked": asked.fields,
             "frozen": step.frozen,

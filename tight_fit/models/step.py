@@ -118,6 +118,10 @@ class ModelStep:
                 "compile=True and float8 are planned one at a time, though a run may have both: "
                 "leave one of the two out."
             )
+        if self.compile and "mamba" in self.config.model_type:
+            raise hf_config.CannotPlan(
+                "What torch.compile makes of the loops of mamba is not known: leave compile out."
+            )
         for name in ("classes", "side"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
