@@ -50,11 +50,15 @@ ARGUMENTS = {  # "{}" stands for the folder of the small models
     "lightning_module": "",
     "supervised_trl": "{}/gpt2",
     "preferences_trl": "{}/gpt2",
+    "unpaired_preferences_trl": "{}/gpt2",
+    "reward_trl": "{}/gpt2",
 }
 NEEDED = {  # packages that not everybody has
     "lightning_module": "lightning",
     "supervised_trl": "trl",
     "preferences_trl": "trl",
+    "unpaired_preferences_trl": "trl",
+    "reward_trl": "trl",
 }
 # Others have the shapes of these as well: by day they are not run.
 SEEN_ELSEWHERE = {
