@@ -39,7 +39,7 @@ SETS = ("lowest", "newest", "colab")
 TESTING = (
     "pytest pytest-timeout pytest-xdist hypothesis nbval nbclient nbconvert nbformat scipy pyyaml"
 ).split()
-# Those whose releases the table names. Adapters depend on torchao, which no lesson uses.
+# Those whose releases the table names. Adapters depend on torchao, and 8 bits are compared with it.
 NAMED = ("torch", "transformers", "peft", "torchao", "bitsandbytes", "lightning-fabric", "numpy")
 # Colab has these beside what requirements.txt names, and libraries of it look for them.
 BESIDE = ("torchao", "torchvision")
@@ -48,7 +48,7 @@ LESSONS = ("06", "07", "11", "21")
 # The tests whose subject is what other libraries do, most of them.
 TESTS = (
     "core/test_lora.py core/test_optimizers.py plans/test_hf_model.py techniques/test_four_bits.py "
-    "techniques/test_base_weights.py techniques/test_offload.py"
+    "techniques/test_base_weights.py techniques/test_offload.py techniques/test_eight_bits.py"
 ).split()
 NBVAL = (
     "--nbval-lax --nbval-current-env --nbval-cell-timeout=1500 --nbval-sanitize-with"
@@ -108,6 +108,8 @@ class Environment:
         wanted, limits = ["-r", "requirements.txt"], list[str]()
         if self.name == "lowest":
             limits = floors(text)
+        elif self.name == "newest":
+            wanted.append("torchao")  # which the tested releases do without
         elif colab is not None:
             there = pins(colab)
             limits = [f"{name}=={release}" for name, release in there.items()]
