@@ -32,6 +32,8 @@ DTYPES = {  # of torch: bytes of an element
     "float32": 4,
     "float16": 2,
     "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
     "bool": 1,
     "uint8": 1,
     "int8": 1,

@@ -214,7 +214,7 @@ def test_plans_that_are_not_kept_are_refused(groups, capsys):
     with pytest.raises(SystemExit) as ended:
         main(groups)
     assert ended.value.code == 2
-    assert "use ladder, techniques" in capsys.readouterr().err.splitlines()[-1]
+    assert "use context, searches" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_kinds_of_soak_are_those_of_its_module():
