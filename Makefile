@@ -37,7 +37,7 @@ JOBS ?= 2
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
 	@echo "make lint        check style, format and types (seconds)"
-	@echo "make quick       lint and the fast tests (under three minutes)"
+	@echo "make quick       lint and the fast tests (minutes)"
 	@echo "make test        lint, the tests, and the lessons through nbval: before every push"
 	@echo "make test-all    the labs as well, tests on a pretended GPU, soaks, and kept plans planned anew: nightly"
 	@echo "make durations   time every test, and choose anew what make quick leaves out"
