@@ -1,11 +1,17 @@
 """Lessons 18 and 22: what they say of torchtitan's measurements is what benchmarks/ keeps."""
 
+import csv
+
 import pytest
 
 from benchmarks.torchtitan_steps import CARD, ROWS
 from helpers.plan import searches
 from tests.lessons.cells import markdown_of
+from tight_fit.command import notes
+from tight_fit.models.config import read
+from tight_fit.models.step import ModelStep
 from tight_fit.units import GIB, size
+from tools.course import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +39,15 @@ def test_lesson_22_says_on_which_gpus_compiling_was_measured(eight):
     assert f"{compiled.tokens:,} instead of {eager.tokens:,} tokens per second and GPU" in text
     assert f"in {compiled.memory} instead of {eager.memory} GiB" in text
     assert "H100s of 96 GB and 500 W" in text and "96 GB" in CARD.name
+
+
+def test_lesson_22_and_the_answer_say_how_far_compiled_plans_were_off():
+    """Of the rows of FSDP alone, as docs/data/torchtitan.csv has them."""
+    with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
+        rows = [row for row in csv.DictReader(file) if row["torch.compile"] == "yes"]
+    off = [row for row in rows if "," not in row["layout"]]
+    times = " and ".join(str(round(float(row["tokens/s off"].strip("+%")))) for row in off)
+    assert len(off) == 2 and all(abs(float(row["GiB off"].strip("+%"))) < 0.5 for row in off)
+    assert f"took {times} % longer than so planned" in markdown_of("22")
+    step = ModelStep(read("openai-community/gpt2"), compile=True)
+    assert any(f"took {times} % more time" in note for note in notes.of_step(step, None))

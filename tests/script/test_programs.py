@@ -22,7 +22,7 @@ from tight_fit.trace.quantized import state_tensors
 
 PROGRAMS = Path(__file__).parent / "programs"
 SECONDS = 300.0
-ARGUMENTS = {  # "{}" stands for the folder of the small models
+ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of the small models
     "text_classification_trainer": (
         "--model_name_or_path {}/bert --output_dir out --per_device_train_batch_size 8 "
         "--report_to none --train_sampling_strategy sequential"
@@ -49,16 +49,16 @@ ARGUMENTS = {  # "{}" stands for the folder of the small models
     "evaluation_trainer": "{}/bert",
     "lightning_module": "",
     "supervised_trl": "{}/gpt2",
-    "preferences_trl": "{}/gpt2",
-    "unpaired_preferences_trl": "{}/gpt2",
-    "reward_trl": "{}/gpt2",
+    "preferences_trl dpo": "{}/gpt2 DPO",
+    "preferences_trl kto": "{}/gpt2 KTO",
+    "preferences_trl reward": "{}/gpt2 Reward",
 }
 NEEDED = {  # packages that not everybody has
     "lightning_module": "lightning",
     "supervised_trl": "trl",
-    "preferences_trl": "trl",
-    "unpaired_preferences_trl": "trl",
-    "reward_trl": "trl",
+    "preferences_trl dpo": "trl",
+    "preferences_trl kto": "trl",
+    "preferences_trl reward": "trl",
 }
 # Others have the shapes of these as well: by day they are not run.
 SEEN_ELSEWHERE = {
@@ -79,6 +79,10 @@ NUMBERS = 64  # bytes
 STEPS = 3
 
 
+def program(name: str) -> Path:
+    return PROGRAMS / f"{name.partition(' ')[0]}.py"
+
+
 def arguments_of(name: str, tiny: Path) -> tuple[str, ...]:
     if name in NEEDED:
         pytest.importorskip(NEEDED[name])
@@ -86,13 +90,13 @@ def arguments_of(name: str, tiny: Path) -> tuple[str, ...]:
 
 
 def planned(name: str, arguments: tuple[str, ...], gpu=None, **wanted):
-    path = str(PROGRAMS / f"{name}.py")
+    path = str(program(name))
     asked = ToPlan(path, arguments, gpu and find(gpu), **wanted)
     return process.plan(asked, script_of(path, arguments), SECONDS)
 
 
 def test_every_program_is_tried():
-    assert {path.stem for path in PROGRAMS.glob("*.py")} == set(ARGUMENTS) | OF_RANKS
+    assert {*PROGRAMS.glob("*.py")} == {program(name) for name in (*ARGUMENTS, *OF_RANKS)}
 
 
 def by_day(names):
@@ -111,7 +115,7 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     steps = planned(name, arguments, steps=STEPS)["steps"]
     plan = [step["peak"] - step["begin"] for step in steps]
     assert not any(tmp_path.iterdir()), "a planned program wrote into its folder"
-    real = steps_of(PROGRAMS / f"{name}.py", arguments, STEPS, tmp_path)
+    real = steps_of(program(name), arguments, STEPS, tmp_path)
     beside = [there - here for there, here in zip(real, plan)][1:]
     assert all(0 <= number <= NUMBERS and number % 4 == 0 for number in beside), (plan, real)
     assert min(plan[1:]) > 20 * NUMBERS, "too small to show anything"
@@ -124,7 +128,7 @@ def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
     assert facts["fits"] and facts["peak"] == sum(facts["at_peak"].values())
     assert facts["peak"] <= facts["allocated"] <= facts["reserved"] < facts["need"]
     assert facts["at_peak"]["parameters"] and facts["at_peak"]["optimizer states"]
-    assert facts["largest"][0]["line"].startswith(f"{name}.py:")
+    assert facts["largest"][0]["line"].startswith(f"{program(name).name}:")
     assert facts["seconds"] > 0 and facts["regular"] >= 3
     assert not any(tmp_path.iterdir())
 
