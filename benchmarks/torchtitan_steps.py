@@ -12,8 +12,8 @@ model, both dropping weights after the forward pass, fused AdamW. transformers' 
 torchtitan's. With data ranks only a step through torch.compile is planned with each layer compiled,
 as torchtitan does it; with others as the step without it, and one with float8 as one in bf16.
 
-Nothing was fitted to these figures. The peak of the data sheet, 989 TFLOP/s, stands for that of a
-GPU limited to 500 W, as in the source.
+Nothing was fitted to these figures. The H100 of 700 W, with the peak of its data sheet, stands for
+a GPU limited to 500 W, as in the source.
 
 `python -m benchmarks.torchtitan_steps` plans all rows, and `python -m benchmarks.peaks --page` then
 writes them into docs/accuracy.md.
@@ -32,7 +32,7 @@ from helpers.plan.searches import LLAMA_70B
 from helpers.tables import Table
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import GPU
-from tight_fit.gpus.specs import described
+from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.plan import plan_layout
@@ -46,9 +46,7 @@ DECEMBER, JUNE = (
     for name in ("llama3_h100_202412", "asyncTP_llama3_h100_2025-06")
 )
 CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
-SPECS = described(
-    CARD.name, 132, 128, 1.98e9, 2.4e12, 50 << 20, tf32=494.7e12, fp16=989.4e12, bf16=989.4e12
-)
+SPECS = find_gpu("H100")._replace(name=CARD.name, bandwidth=2.4e12)
 LLAMA_8B = "Llama-3.1-8B"
 MODELS = {
     LLAMA_8B: hf_config.read(f"meta-llama/{LLAMA_8B}"),
