@@ -86,9 +86,3 @@ def test_there_is_one_version():
     newest = re.search(r"^## \[([\d.]+)\]", changes, re.MULTILINE)[1]
     assert tight_fit.__version__.removesuffix(".dev0") == newest
     assert f"version: {newest}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf8")
-
-
-def test_the_oldest_python_is_the_same_for_ruff_and_mypy():
-    assert PROJECT["project"]["requires-python"] == ">=3.11"
-    assert PROJECT["tool"]["ruff"]["target-version"] == "py311"
-    assert PROJECT["tool"]["mypy"]["python_version"] == "3.11"
