@@ -57,12 +57,6 @@ def run(tmp_path):
     return run
 
 
-def test_peft_refuses_it(run):
-    """Else the other tests show nothing."""
-    printed, error = run("0.10.0", "-c", f"{ADAPTED}\nadapted()")
-    assert not printed and error.startswith(f"ImportError: {REFUSED}")
-
-
 def test_a_cell_that_needs_peft_makes_adapters(run):
     """And those for layers of torchao's own are still refused."""
     printed, error = run(

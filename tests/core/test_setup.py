@@ -162,11 +162,6 @@ def test_make_help_names_every_target():
     assert [name for name in targets if name != "help" and f"make {name} " not in said] == []
 
 
-def test_make_passes_notebooks_on():
-    assert "-m tools.course record 00 02" in make("record", "N=00 02", "PY=python3").stdout
-    assert "venv" not in make("run", "PY=python3").stdout
-
-
 @pytest.mark.parametrize("target", ["lab", "run", "notebooks"])
 def test_lessons_run_on_one_thread(target, monkeypatch):
     """In JupyterLab as well: with two threads small models wait for each other."""
@@ -362,11 +357,6 @@ def test_the_first_cell_runs_before_torch():
             [sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True
         )
         assert done.stdout == "False\n"
-
-
-def test_say_prints_where_there_is_no_page(capsys):
-    notebook_setup.say("it takes **9** GiB")
-    assert capsys.readouterr().out == "it takes **9** GiB\n"
 
 
 def test_say_shows_markdown_with_a_text_form(folder):

@@ -116,22 +116,6 @@ def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
     assert resumed.losses == whole.losses and same(weights(resumed), weights(whole))
 
 
-def test_a_state_of_another_recipe_is_refused_and_kept(tmp_path):
-    train.fit(replace(SHORT, steps=2), device="cpu", checkpoint=tmp_path, progress=False)
-    before = (tmp_path / state_file.FILE).read_bytes()
-    with pytest.raises(ValueError, match=r"seed=0 there, 1 now"):
-        train.fit(
-            replace(SHORT, steps=2, seed=1), device="cpu", checkpoint=tmp_path, progress=False
-        )
-    assert (tmp_path / state_file.FILE).read_bytes() == before
-
-
-def test_a_damaged_state_is_refused(tmp_path):
-    (tmp_path / state_file.FILE).write_bytes(b"not a state at all")
-    with pytest.raises(ValueError, match="damaged"):
-        train.fit(SHORT, device="cpu", checkpoint=tmp_path, progress=False)
-
-
 def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
     recipe = replace(SHORT, steps=2)
     train.fit(recipe, device="cpu", checkpoint=tmp_path, progress=False)
@@ -256,12 +240,6 @@ def test_accuracy_is_that_of_a_plain_count():
     model.train()
     assert train.evaluate(model, split, recipe, batch_size=37) == pytest.approx(expected, abs=1e-6)
     assert model.training
-
-
-def test_a_progress_bar_is_shown(capfd):
-    train.fit(replace(SHORT, steps=2), device="cpu")
-    if not os.environ.get("TQDM_DISABLE"):
-        assert "vit" in capfd.readouterr().err
 
 
 def test_an_optimizer_that_no_recipe_names_can_be_given():
