@@ -1,8 +1,4 @@
-"""The LARS and LAMB of lab 17, taken from its cells, against the papers and bitsandbytes.
-
-The papers' algorithms are written in NumPy; bitsandbytes' are other algorithms, and the tests say
-where they agree and where they do not.
-"""
+"""The LARS and LAMB of lab 17, taken from its cells, against the papers' algorithms in NumPy."""
 
 import math
 from pathlib import Path
@@ -205,6 +201,3 @@ def test_lamb_on_the_mini_vit_with_real_gradients():
         optimizer.step()
     for name, w in model.named_parameters():
         assert apart(w.detach(), lamb_2020(before[name], seen[name], 0.01)[-1]) < 1e-5, name
-
-
-# -- bitsandbytes, on the CPU ----------------------------------------------------------------------
