@@ -1,9 +1,21 @@
 """Small notebooks, runs and models for the tests."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 
 from helpers.recipe import Recipe
 from helpers.record import Run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python(*arguments, **options):
+    """A process of this Python that has ended, started in the repository: what it printed."""
+    usual = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 900}
+    return subprocess.run([sys.executable, *map(str, arguments)], **usual | options)
 
 
 def without_dropout(model):

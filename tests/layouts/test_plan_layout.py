@@ -453,26 +453,6 @@ def test_layouts_are_read_and_written(text, layout):
 
 
 @pytest.mark.parametrize(
-    "text, says",
-    [
-        ("", "is not understood"),
-        ("fsdp", "is not understood"),
-        ("fsdp=8,fsdp=2", "is not understood"),
-        ("fsdp=x", "no number of ranks"),
-        ("fsdp=-1", "no number of ranks"),
-        ("fsdp=0", "no number of ranks"),
-        ("hsdp=8", "replicas x shards"),
-        ("fsdp=2,ddp=2", "choose one"),
-        ("fsdp=2,ep=4", "data=2 cannot be divided by 4"),
-        ("ddp=2,tensor=2", "FSDP2 only"),
-    ],
-)
-def test_layouts_that_are_none(text, says):
-    with pytest.raises(ValueError, match=says):
-        parse(text)
-
-
-@pytest.mark.parametrize(
     "layout, fields, says",
     [
         (Layout(3), {"batch_size": 8}, "use a multiple of 3"),

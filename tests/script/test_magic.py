@@ -2,15 +2,13 @@
 
 import gc
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 
+from tests.small import python
 from tight_fit.command import magic
 
 EARLIER = """\
@@ -87,14 +85,7 @@ def test_what_cannot_be_planned_is_said_under_the_cell(shell, line, cell, said, 
 
 def said_after_a_plan(variables):
     """What %%plan prints in a new process that has planned a recipe and then computed gradients."""
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER_A_PLAN],
-        env=os.environ | variables | {"MPLBACKEND": "agg"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=Path(__file__).parents[2],
-    )
+    done = python("-c", AFTER_A_PLAN, env=os.environ | variables | {"MPLBACKEND": "agg"})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -413,43 +413,6 @@ def test_adapters_that_fit_nowhere_are_told_what_saves(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        (["--gpus", "8", "--machines", "3"], "cannot be divided evenly over 3 machines"),
-        (["--gpus", "2", "--machines", "4"], "cannot be divided evenly over 4 machines"),
-        (["--gpus", "4", "--layout", "fsdp=2"], "is one of 2 GPUs, and --gpus is 4"),
-        (["--gpus", "4", "--no-reshard"], "details of one layout"),
-        (["--gpus", "4", "--accumulation", "3"], "does not divide batch_size=8"),
-        (["--gpus", "4", "--gpu", "24GB"], "a size says nothing of a GPU's speed"),
-        (["--gpus", "4", "--gpu", "T4", "--precision", "bf16"], "has no bf16"),
-        (["--gpus", "4", "--inside", "string"], "link='string' is not known"),
-    ],
-)
-def test_what_it_refuses(model, capsys, options, says):
-    step = list(STEP)
-    if "--gpu" in options:
-        place = step.index("--gpu")
-        del step[place : place + 2]
-    with pytest.raises(SystemExit) as ended:
-        main([model, *step, *options])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and says in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "given, error, says",
-    [
-        ({"recompute": ["some"]}, ValueError, "recompute='some'"),
-        ({"job": "bert"}, TypeError, "job"),
-        ({"cluster": 8}, TypeError, "cluster"),
-    ],
-)
-def test_bad_arguments(given, error, says):
-    with pytest.raises(error, match=says):
-        search_layouts(**{"job": job(), "cluster": TWO} | given)
-
-
 def test_what_is_missing_is_said_of_layouts_of_which_nothing_fits():
     found = found_of(
         (Trial(FSDP), 1.0, -1), (Trial(FSDP, "full"), 2.0, 3), (Trial(TENSOR), 1.0, 9),
