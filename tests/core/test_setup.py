@@ -13,7 +13,7 @@ from helpers import packages, profile
 from helpers import setup as notebook_setup
 from tests.small import notebook, python
 from tight_fit import gpus
-from tools.course import ROOT, __main__, badges, stress
+from tools.course import ROOT, badges, stress
 from tools.course.execute import execute
 
 # Badges and the first cell
@@ -139,11 +139,6 @@ def test_a_release_is_a_whole_commit(monkeypatch):
 
 
 # The commands, as make calls them
-
-
-def test_a_wrong_command_line_ends_in_one_sentence(capsys):
-    assert __main__.main(["run", "99"]) == 1
-    assert "There is no notebook" in capsys.readouterr().err
 
 
 def make(*words):

@@ -70,8 +70,6 @@ def test_a_cell_is_planned_with_the_names_of_earlier_cells(shell, capsys, monkey
 @pytest.mark.parametrize(
     "line, cell, said",
     [
-        ("", CELL, "required"),
-        ("--gpu T5", CELL, "gpu='T5' is not known"),
         ("--gpu T4", "x = (", "was never closed"),
         ("--gpu T4", "count += 1", "cell ended without a step of an optimizer"),
         ("--gpu T4", CELL.replace("loss_of", "lost_of"), "cell:3 in <module>: loss = lost_of"),
