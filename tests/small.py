@@ -18,6 +18,18 @@ def python(*arguments, **options):
     return subprocess.run([sys.executable, *map(str, arguments)], **usual | options)
 
 
+def configured(kind, width, layers, heads, inner, vocabulary, **more):
+    """A configuration of transformers, by the sizes that most of its classes call alike."""
+    return kind(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        **more,
+    )
+
+
 def without_dropout(model):
     """The model without dropout: then two ways to train it differ in their arithmetic only."""
     for module in model.modules():

@@ -6,6 +6,7 @@ import torch
 from transformers import LlamaConfig
 
 from helpers.recipe import Recipe, replace
+from tests.small import configured
 from tight_fit.models.step import ModelStep
 from tight_fit.techniques.rules import check_ordinary
 
@@ -41,14 +42,7 @@ def test_ordinary_loops_refuse_what_only_the_courses_own_does(changes, says):
 
 
 def test_steps_of_other_models_have_the_same_rules():
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
+    config = configured(LlamaConfig, 64, 1, 2, 64, 64, num_key_value_heads=2)
     step = ModelStep(config, length=8, weights="bf16", optimizer="adamw_stochastic")
     assert step.offload is None
     refused(ValueError, "fp32", lambda: replace(step, weights="fp32"))
