@@ -1,12 +1,12 @@
 """The first cell's installer: a dead network costs seconds, wheels beside the course come first."""
 
-import subprocess
 import sys
 import zipfile
 
 import pytest
 
 from helpers import packages
+from tests.small import python
 
 
 @pytest.fixture
@@ -104,7 +104,5 @@ def test_the_installer_imports_neither_torch_nor_anything_outside_python():
         "import sys; import helpers.packages; "
         "print([name for name in ('torch', 'numpy', 'packaging', 'pip') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=packages.ROOT, capture_output=True, text=True
-    )
+    done = python("-c", program)
     assert done.stdout == "[]\n", done.stderr

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.sweeps import layerwise
 from helpers import models, train
 from helpers.recipe import Recipe
 from tight_fit.techniques.optimizers import states
@@ -144,7 +145,16 @@ def test_lars_is_the_papers(shape, settings):
     agrees(stepped(Lars, start, slopes, **settings), truth)
 
 
-@pytest.mark.parametrize("make, reference", [(Lamb, lamb_2020), (Lars, lars_2017)])
+OF_THE_SWEEPS = [(layerwise.Lamb, lamb_2020), (layerwise.Lars, lars_2017)]
+
+
+@pytest.mark.parametrize("make, reference", OF_THE_SWEEPS)
+def test_those_of_the_sweeps_are_the_papers_too(make, reference):
+    truth = reference(weights().double().numpy(), numbers(gradients()), 0.1)
+    agrees(stepped(make, weights(), gradients(), weight_decay=0.1), truth, 3e-6)
+
+
+@pytest.mark.parametrize("make, reference", [(Lamb, lamb_2020), (Lars, lars_2017), *OF_THE_SWEEPS])
 def test_zeros_move_and_zero_gradients_do_no_harm(make, reference):
     zeros, slopes = torch.zeros(4, 5), gradients((4, 5))
     actual = stepped(make, zeros, slopes)

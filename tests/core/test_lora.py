@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from helpers import models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from tests.small import without_dropout
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import loss_sum, train_step
 
@@ -25,13 +26,6 @@ MINI = {
 }
 HEADS = {"deberta": ["pooler", "classifier"], "vit": ["classifier"]}
 BOTH = pytest.mark.parametrize("model", MINI)
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def batch(recipe: Recipe, rows=range(8)) -> dict[str, torch.Tensor]:

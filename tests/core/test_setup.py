@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import subprocess
-import sys
 import warnings
 
 import nbformat
@@ -12,9 +11,9 @@ import torch
 
 from helpers import packages, profile
 from helpers import setup as notebook_setup
-from tests.small import notebook
+from tests.small import notebook, python
 from tight_fit import gpus
-from tools.course import ROOT, __main__, badges, stress
+from tools.course import ROOT, badges, stress
 from tools.course.execute import execute
 
 # Badges and the first cell
@@ -73,12 +72,8 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
 def start(folder, address="", commit="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
     program = notebook_setup.first_cell(address, commit).partition("from helpers")[0]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nprint(sys.path[0])"],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
+    done = python(
+        "-c", f"{program}\nprint(sys.path[0])", cwd=folder, env={**os.environ, **environment}
     )
     return done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
 
@@ -146,11 +141,6 @@ def test_a_release_is_a_whole_commit(monkeypatch):
 # The commands, as make calls them
 
 
-def test_a_wrong_command_line_ends_in_one_sentence(capsys):
-    assert __main__.main(["run", "99"]) == 1
-    assert "There is no notebook" in capsys.readouterr().err
-
-
 def make(*words):
     return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
 
@@ -202,12 +192,8 @@ def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
     """The simulation, that of the soak, shows the GPU if torch is asked before it is hidden."""
     environment = stress.environment("no-kernels") | {gpus.VISIBLE: "0,1"}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT)
-    lines = subprocess.run(
-        [sys.executable, "-c", SETUP],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
+    lines = python(
+        "-c", SETUP, check=True, env=os.environ | environment, cwd=None
     ).stdout.splitlines()
     assert lines[0].endswith("on the CPU.")
     assert lines[1].startswith(
@@ -304,9 +290,7 @@ def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
 def test_gpus_and_units_import_without_torch():
     modules = "tight_fit.gpus, tight_fit.units"
     program = f"import sys\nimport {modules}\nprint('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", program, check=True)
     assert done.stdout == "False\n"
 
 
@@ -353,9 +337,7 @@ def test_the_first_cell_runs_before_torch():
     asked = "print('torch' in sys.modules)"
     program = notebook_setup.first_cell().replace("setup()", asked)
     for place in (ROOT / "notebooks" / "labs", ROOT):
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True
-        )
+        done = python("-c", program, cwd=place, check=True)
         assert done.stdout == "False\n"
 
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import checkpoint, models, state_file, train
+from helpers import models, state_file, train
 from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
@@ -114,24 +114,6 @@ def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
     assert 0 < len(resumed.seconds) < LONG.steps
     whole = train.fit(LONG, device="cpu", progress=False)
     assert resumed.losses == whole.losses and same(weights(resumed), weights(whole))
-
-
-def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
-    recipe = replace(SHORT, steps=2)
-    train.fit(recipe, device="cpu", checkpoint=tmp_path, progress=False)
-    before = (tmp_path / state_file.FILE).read_bytes()
-
-    def full(tensors, path, metadata):
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(state_file, "save_file", full)
-    model, data = models.build(recipe), checkpoint.fingerprint(train.encoded(recipe)["train"])
-    optimizer = train.make_optimizer(model, recipe)
-    with pytest.raises(OSError, match="the state of step 2 there is whole"):
-        checkpoint.save(tmp_path, recipe, 1, model, optimizer, [1.0], data=data)
-    assert (tmp_path / state_file.FILE).read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {state_file.FILE, state_file.LOCK}
 
 
 def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):

@@ -21,6 +21,7 @@ from helpers import record
 from helpers.recipe import Recipe, difference
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tests.script.test_magic import said_after_a_plan
+from tests.small import python
 from tight_fit.gpus import REHEARSAL, VISIBLE
 from tight_fit.units import MIB
 from tools.course import ROOT, session
@@ -55,9 +56,7 @@ def variables(card, count=1):
 @cache
 def answers(card):
     script = str(HERE / "on_a_pretended_gpu.py")
-    done = subprocess.run(
-        [sys.executable, script], env=variables(card), capture_output=True, text=True, timeout=600
-    )
+    done = python(script, env=variables(card), cwd=None)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -73,13 +72,7 @@ def test_on_a_pretended_gpu(card, check):
 def ranks_of(script, *arguments, gpus, ranks=2):
     """What torchrun's ranks of a script print on a machine with so many pretended T4s."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launch, str(script), *arguments],
-        env=variables("T4", gpus),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = python("-m", *launch, str(script), *arguments, env=variables("T4", gpus), cwd=None)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -129,7 +122,7 @@ def test_a_broken_branch_for_gpus_is_caught(tmp_path):
         "print('done')"
     )
     path = notebook(tmp_path, "x = 1", gpu_branch, "print(x)")
-    plain = subprocess.run([sys.executable, "-c", gpu_branch], capture_output=True, text=True)
+    plain = python("-c", gpu_branch, cwd=None)
     assert plain.stdout == "done\n"
     found = rehearse.rehearse(path, "T4", 1)
     assert (found.cells, found.ran) == (3, 2) and list(found.failed) == ["2"]
@@ -247,13 +240,14 @@ for step in range(3):
 def test_a_program_is_planned_on_a_machine_with_a_gpu(tmp_path):
     """Whose GPUs the command hides from itself, so that a copy of it can compute gradients."""
     (tmp_path / "train.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "tight_fit", "script", str(tmp_path / "train.py"), "--gpu", "T4"],
+    done = python(
+        "-m",
+        "tight_fit",
+        "script",
+        str(tmp_path / "train.py"),
+        "--gpu",
+        "T4",
         env=variables("A100"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
     )
     assert done.returncode == 0 and "YES, it fits on a T4" in done.stdout, done.stderr
 
@@ -275,14 +269,7 @@ print(record.run(profile.recipe("vit", steps=2), "00_start_here/after").environm
 @pytest.mark.night
 @needs_the_library
 def test_what_it_writes_is_marked_and_refused_everywhere(tmp_path, capsys):
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        env=variables("A100") | {record.RUNS: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-    )
+    done = python("-c", RUN, env=variables("A100") | {record.RUNS: str(tmp_path)})
     assert done.stdout.splitlines()[-1] == "A100:1", done.stderr
     (path,) = tmp_path.glob("*.json")
     assert record.read_file(path).environment["name"] == "NVIDIA A100-SXM4-40GB"
@@ -336,14 +323,7 @@ def answer_of_a_step(model, technique, gpus):
     (case,) = [case for case in every_case(2) if case[:2] == (model, technique)]
     changes = {name: new for name, (_, new) in difference(Recipe(), case[-1]).items()}
     asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_steps", asked],
-        env=variables("T4", gpus),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-    )
+    done = python("-m", "benchmarks.gpu_steps", asked, env=variables("T4", gpus))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -4,8 +4,6 @@ The whole of it was rehearsed on a pretended GPU; here its parts are tried with 
 """
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace as change
 
@@ -16,8 +14,8 @@ import pytest
 from benchmarks import gpu_steps, proof
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
-from tests.small import a_run
-from tools.course import ROOT, preflight, session, session_state
+from tests.small import a_run, python
+from tools.course import preflight, session, session_state
 from tools.course.execute import execute
 from tools.course.notebooks import Failed, OutOfTime
 from tools.course.session_state import CallTime, Entry, SessionState
@@ -215,7 +213,7 @@ print("imported")
 
 
 def test_what_the_steps_import_needs_no_jupyter_and_no_accelerate():
-    done = subprocess.run([sys.executable, "-c", ABSENT], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", ABSENT)
     assert done.stdout == "imported\n", done.stderr[-2000:]
 
 

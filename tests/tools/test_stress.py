@@ -1,6 +1,5 @@
 """make soak, on small notebooks: what it does to them, what it finds, and that it goes on."""
 
-import os
 import sys
 import time
 
@@ -10,7 +9,7 @@ import pytest
 
 from helpers import setup as notebook_setup
 from tests.small import notebook
-from tools.course import NOTEBOOKS, ROOT, __main__, interrupt, stress
+from tools.course import NOTEBOOKS, ROOT, interrupt, stress
 from tools.course.execute import execute
 from tools.course.notebooks import Failed
 
@@ -187,12 +186,3 @@ def test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu(folde
         "(CUDA error: no kernel image"
     )
     assert "on Kaggle choose the T4 accelerator" in said
-
-
-def test_wrong_arguments_are_one_sentence(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        __main__.main(["soak", "00", "--rounds", "0"])
-    assert "argument --rounds: '0' is no whole number from 1" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="only='rain' is not known: use order, offline"):
-        stress.soak([], only="rain")
-    assert os.environ.get("TIGHT_FIT_SOAK") is None
