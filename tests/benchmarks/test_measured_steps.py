@@ -11,7 +11,7 @@ import torch
 from benchmarks import gpu_layouts, measure_step, measured_steps, other_estimators, proof, room
 from helpers import models
 from helpers.plan import plan
-from helpers.plan.techniques import MODELS, TECHNIQUES
+from helpers.plan.ladder import MODELS, TECHNIQUES
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.layouts.plan import plan_step

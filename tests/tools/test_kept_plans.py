@@ -2,8 +2,8 @@
 
 import pytest
 
-from helpers.plan import __main__ as command
 from helpers.plan import kept_layouts
+from tools.course import kept_plans as command
 
 
 def test_each_group_of_plans_has_its_file():
@@ -17,4 +17,4 @@ def test_the_command_explains_itself_and_refuses_other_groups(capsys):
             command.main(arguments)
         assert stopped.value.code == status
     shown = capsys.readouterr()
-    assert "plans/" in shown.out and "use context, searches, layouts" in shown.err
+    assert "plans/" in shown.out and "use layouts, searches" in shown.err
