@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import gpu_layouts, gpu_steps, proof, room
 from benchmarks.measured_steps import LARGE, cases
-from helpers.parallel.launcher import RankFailed
+from helpers.parallel import RankFailed
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tight_fit import gpus

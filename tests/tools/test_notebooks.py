@@ -13,8 +13,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers import setup as notebook_setup
-from tools.course import ROOT, badges, clean
+from tools.course import ROOT, badges, clean, opening
 from tools.course.notebooks import every_notebook
 
 PATHS = every_notebook()
@@ -101,7 +100,7 @@ def undescribed(nb):
 def first_cell(nb):
     return (
         []
-        if code(nb) and code(nb)[0].source == notebook_setup.first_cell()
+        if code(nb) and code(nb)[0].source == opening.first_cell()
         else ["the first cell is not the common one"]
     )
 
@@ -259,7 +258,7 @@ def test_no_address_but_the_setting_s_leads_to_this_project():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("This is no checkout: git names no files here.")
-    address, found = notebook_setup.repository(), {}
+    address, found = opening.repository(), {}
     for name in set(listed.stdout.splitlines()) - TEMPLATES:
         if (ROOT / name).suffix in {".ipynb", ".md", ".py", ".toml", ".cff", ".js", ".html"}:
             text = (ROOT / name).read_text(encoding="utf8")
@@ -299,7 +298,7 @@ def good():
         new_markdown_cell(
             "# Title\n\nUp to 16 × 256 tokens, 12 layers.\n\n9.4 GiB (paper) <!-- cited -->"
         ),
-        new_code_cell(notebook_setup.first_cell()),
+        new_code_cell(opening.first_cell()),
     ]
     cells += [
         new_code_cell("say(1)", outputs=[new_output("stream", name="stdout", text="1")]),

@@ -8,9 +8,8 @@ import nbformat
 import psutil
 import pytest
 
-from helpers import setup as notebook_setup
 from tests.small import notebook
-from tools.course import NOTEBOOKS, ROOT, __main__, interrupt, stress
+from tools.course import NOTEBOOKS, ROOT, __main__, interrupt, opening, stress
 from tools.course.execute import execute
 from tools.course.notebooks import Failed
 
@@ -129,7 +128,7 @@ def test_offline_hides_the_packages_that_hosted_machines_lack(folder):
 
 @pytest.mark.night
 def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(folder):
-    first = notebook_setup.first_cell()
+    first = opening.first_cell()
     needing = "from helpers.setup import needs\nneeds('peft')\nimport peft\nx = peft"
     data = (
         "from helpers import data\n"
