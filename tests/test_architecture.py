@@ -54,7 +54,7 @@ LAYERS = (
     {"tight_fit/search", "tight_fit/script"},
     {"tight_fit/command", "tight_fit/callback"},
     {"tight_fit/__main__", "helpers"},
-    {"recipe", "drawings", "keeper", "offline"},
+    {"recipe", "drawings", "keeper"},
     {"batching", "chat", "record_fields", "sets"},
     {"data"},
     {"models", "state_file"},
