@@ -276,7 +276,7 @@ def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN)
     for label, planned in made.items():
         row = {"planned": label, "peak": size(planned.peak)}
         for gpu in map(as_gpu, gpus):
-            row[gpu.name] = _cell(planned, gpu, first)
+            row[gpu.name] = cell(planned, gpu, first)
         rows.append(row)
     used = settings(made.values())
     return Table(rows, f"Planned, not run: a step's memory and time, {used}. {within()}")
@@ -339,14 +339,16 @@ def _planned(named: Mapping[str, Recipe | Plan]) -> dict[str, Plan]:
     }
 
 
-def _cell(planned: Plan, gpu: GPU, first: dict[str, float]) -> str:
+def cell(planned: Plan, gpu: GPU, first: dict[str, float] | None = None) -> str:
     """The time of a step on a GPU; `first` gets the time of the first row that has one there."""
     if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
         return f"no {lacking}"
     if not planned.fits(gpu):
         return "does not fit"
-    took = planned.seconds(gpu)
+    took = planned.seconds(gpu).total
+    if first is None:
+        return span(took)
     if gpu.name not in first:
-        first[gpu.name] = took.total
-        return span(took.total)
-    return f"{span(took.total)} (× {took.total / first[gpu.name]:.2f})"
+        first[gpu.name] = took
+        return span(took)
+    return f"{span(took)} (× {took / first[gpu.name]:.2f})"
