@@ -14,7 +14,7 @@ import pytest
 from tests.attack import one_sentence, refused
 from tight_fit.command.arguments import new_file, new_folder, whole_number
 from tight_fit.command.wrapper import run
-from tools.course import ROOT, build, notebooks, record, stress
+from tools.course import ROOT, build, kept_plans, notebooks, record, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
@@ -209,12 +209,10 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monk
 
 @pytest.mark.parametrize("groups", [["nothing"], [""], ["layouts", "Ladder"]])
 def test_plans_that_are_not_kept_are_refused(groups, capsys):
-    from helpers.plan.__main__ import main
-
     with pytest.raises(SystemExit) as ended:
-        main(groups)
+        kept_plans.main(groups)
     assert ended.value.code == 2
-    assert "use context, searches" in capsys.readouterr().err.splitlines()[-1]
+    assert "use layouts, searches" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_kinds_of_soak_are_those_of_its_module():
