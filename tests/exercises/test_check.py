@@ -332,22 +332,14 @@ def test_close_takes_numbers_of_any_kind(answer):
 
 @pytest.mark.parametrize(
     "answer, said",
-    [
-        (8.0, "8 GiB, is too small"),
-        (12, "12 GiB, is too large"),
-        (940, "too large by more than ten times"),
-        (0.02, "too small by more than ten times"),
-        (9.4 * 2**30, "looks like bytes"),
-        (9.4 * 1024, "looks like MiB"),
-        (9.4 * 2**30 / 1e9, "looks like GB"),
-        (-9.4, "has the wrong sign"),
-        (float("inf"), "no finite number"),
-        ("9.4", "should be a number in GiB, and is '9.4'"),
-        (True, "should be a number"),
-        ([9.4], "should be a number"),
-        (torch.ones(2), "is a tensor of shape"),
-    ],
-)
+    [(8.0, "8 GiB, is too small"), (12, "12 GiB, is too large"),
+     (940, "too large by more than ten times"), (0.02, "too small by more than ten times"),
+     (9.4 * 2**30, "looks like bytes"), (9.4 * 1024, "looks like MiB"),
+     (9.4 * 2**30 / 1e9, "looks like GB"), (-9.4, "has the wrong sign"),
+     (float("inf"), "no finite number"), ("9.4", "should be a number in GiB, and is '9.4'"),
+     (True, "should be a number"), ([9.4], "should be a number"),
+     (torch.ones(2), "is a tensor of shape")],
+)  # fmt: skip
 def test_close_says_what_is_wrong_and_not_the_truth(answer, said):
     with pytest.raises(AssertionError) as caught:
         close(answer, 9.4, rel=0.01, unit="GiB")
@@ -364,23 +356,17 @@ def test_close_to_zero_and_exact():
 
 @pytest.mark.parametrize(
     "right, wrong, said",
-    [
-        (torch.ones(2, 3), torch.ones(3, 2), "shape (3, 2) and not (2, 3)"),
-        (torch.ones(2), [1, 1], "should be a tensor"),
-        (torch.ones(2), torch.tensor([1, 1.5]), "off by up to 0.5"),
-        (torch.ones(2), torch.ones(2) / 0, "NaN or infinity"),
-        (np.ones(2), np.zeros(2), "off by up"),
-        ([1, (2, 3)], [1, (2, 4)], "item 1 of item 1"),
-        ((1, 2), [1], "1 items and not 2"),
-        ([1], 1, "should be a list"),
-        ({"a": 1}, {"b": 1}, "should have the keys a"),
-        ({"a": 1}, {"a": 2}, "'a' of your answer, 2, is too large"),
-        ("bf16", "fp16", "is 'fp16', which is not right"),
-        (True, False, "is False"),
-        (3, 3.01, "too large"),
-        (0, 1, "too large"),
-    ],
-)
+    [(torch.ones(2, 3), torch.ones(3, 2), "shape (3, 2) and not (2, 3)"),
+     (torch.ones(2), [1, 1], "should be a tensor"),
+     (torch.ones(2), torch.tensor([1, 1.5]), "off by up to 0.5"),
+     (torch.ones(2), torch.ones(2) / 0, "NaN or infinity"),
+     (np.ones(2), np.zeros(2), "off by up"), ([1, (2, 3)], [1, (2, 4)], "item 1 of item 1"),
+     ((1, 2), [1], "1 items and not 2"), ([1], 1, "should be a list"),
+     ({"a": 1}, {"b": 1}, "should have the keys a"),
+     ({"a": 1}, {"a": 2}, "'a' of your answer, 2, is too large"),
+     ("bf16", "fp16", "is 'fp16', which is not right"), (True, False, "is False"),
+     (3, 3.01, "too large"), (0, 1, "too large")],
+)  # fmt: skip
 def test_same(right, wrong, said):
     same(right, right)
     with pytest.raises(AssertionError) as caught:
