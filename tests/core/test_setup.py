@@ -71,7 +71,7 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
 
 def start(folder, address="", commit="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
-    program = notebook_setup.first_cell(address, commit).partition("from helpers")[0]
+    program = opening.first_cell(address, commit).partition("from helpers")[0]
     done = python(
         "-c", f"{program}\nprint(sys.path[0])", cwd=folder, env={**os.environ, **environment}
     )
