@@ -156,6 +156,8 @@ class Compiler:
         """What runs a function of tensors as inductor would compile it."""
         alike = [
             torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+            if one.is_floating_point()
+            else one.detach()  # of whole numbers a program's plan may know the values
             for one in tensors
         ]
         for new, one in zip(alike, tensors):
