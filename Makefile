@@ -161,7 +161,7 @@ notebooks: $(NEEDS)
 	@$(COURSE) save $(N)
 
 plans: $(NEEDS)
-	@$(PY) -m helpers.plan
+	@$(PY) -m tools.course.kept_plans
 	@$(PY) -m tight_fit.command.ship
 
 badges: $(NEEDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import moved
+import helpers
 from tests import durations
 from tight_fit.command import question
 
@@ -32,12 +32,12 @@ ROOMS = (
     "command",
 )
 COURSE = {"helpers", "by_hand", "exercises", "benchmarks", "tools", "tests", "notebooks"}
-SUBPACKAGES = ("plan", "parallel")
 LENGTH = 420  # of a file in lines
 MODULES = 25  # that lie flat in helpers/
 
-# The folders of tests/ that mirror packages; tests of the flat modules of helpers/ are in core.
-TESTED = {*SUBPACKAGES, *ROOMS, *PACKAGES} - {"tight_fit", "helpers", "gpus"} | {"core"}
+# The folders of tests/ that mirror packages. The flat modules of helpers/ are tested in core, what
+# starts ranks in parallel.
+TESTED = {*ROOMS, *PACKAGES} - {"tight_fit", "helpers", "gpus"} | {"core", "plan", "parallel"}
 
 # Layers from the lowest up. A module imports only from layers below its own, or its own package.
 LAYERS = (
@@ -53,8 +53,8 @@ LAYERS = (
     {"tight_fit/layouts"},
     {"tight_fit/search", "tight_fit/script"},
     {"tight_fit/command", "tight_fit/callback"},
-    {"tight_fit/__main__", "moved"},
-    {"recipe", "packages", "drawings", "offline"},
+    {"tight_fit/__main__", "helpers"},
+    {"recipe", "drawings", "keeper"},
     {"batching", "chat", "record_fields", "sets"},
     {"data"},
     {"models", "state_file"},
@@ -133,14 +133,14 @@ def lines(path: Path) -> int:
 
 
 def test_every_package_has_its_layer():
-    packages = {package_of(module) for module in sources()} - {"helpers", "tight_fit"}
+    packages = {package_of(module) for module in sources()} - {"tight_fit"}
     assert packages == set().union(*LAYERS)
 
 
 def test_arrows_point_down():
     up = [
         f"{module} (layer {layer_of(module)}) reaches up or across to {target}"
-        for module in sources().keys() - {"helpers", "helpers.moved", "tight_fit"}  # of their parts
+        for module in sources().keys() - {"helpers", "tight_fit"}  # of their parts
         for target in imports()[module]
         if package_of(target) != package_of(module) and layer_of(target) >= layer_of(module)
     ]
@@ -284,8 +284,8 @@ def test_the_planner_imports_nothing_of_the_course():
 
 def test_what_has_moved_is_named_where_it_was():
     """Each old name of a module is none today, and its new one is there."""
-    assert len(moved.PLACES) > 200 and not set(moved.PLACES) & set(sources())
-    assert {*moved.PLACES.values()} - {"tight_fit.layouts.layout.Layout"} <= set(sources())
+    assert len(helpers.PLACES) > 200 and not set(helpers.PLACES) & set(sources())
+    assert {*helpers.PLACES.values()} - {"tight_fit.layouts.layout.Layout"} <= set(sources())
     names = ("gpus", "plan.remedies", "timing", "memory", "data.batching", "show.epoch")
     for name in (f"helpers.{name}" for name in names):
         with pytest.raises(ImportError, match=f"{name} is .* today: import it from there."):

@@ -17,8 +17,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from helpers.parallel import RankFailed, launch
-from helpers.parallel.rank_output import REPORT, RankOutput
+from helpers.parallel import REPORT, RankFailed, RankOutput, launch
 from tests.forked import forked
 from tests.lessons.cells import the_cell
 from tests.parallel.test_launch import gone

@@ -201,13 +201,3 @@ def test_the_held_out_loss_is_the_mean_of_a_token(script):
     assert script.evaluate(script.Loss(wrapped), rows) == pytest.approx(
         (sum(losses) / tokens).item(), rel=1e-5
     )
-
-
-def test_answers_that_are_cut_away_are_refused_in_one_sentence(script, tmp_path, monkeypatch):
-    pytest.importorskip("bitsandbytes")
-    data = tmp_path / "answers.jsonl"
-    data.write_text(json.dumps(EXAMPLES[0]), encoding="utf8")
-    files = ["--model", str(DECODER), "--data", str(data), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["finetune_llm.py", *files, "--length", "3"])
-    with pytest.raises(SystemExit, match="larger one"):
-        script.main()
