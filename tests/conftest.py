@@ -15,12 +15,17 @@ for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_F
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marker
-def pytest_collection_modifyitems(items):
-    """Mark the tests that took longest when all were timed (tests/slow.tsv)."""
-    slow = durations.read()
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests that took longest when all were timed (tests/slow.tsv).
+
+    Where processes share the tests, the longest files begin first, or one would be left at the end.
+    """
+    slow, files = durations.read()
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -files.get(durations.file_of(item.nodeid), 0.0))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -230,7 +230,7 @@ def _tests_in(path: Path) -> set[str]:
 
 
 def test_what_is_said_to_be_slow_is_mostly_there():
-    slow = {test.partition("[")[0] for test in durations.read()}
+    slow = {test.partition("[")[0] for test in durations.read()[0]}
     there = {
         f"{path.relative_to(ROOT).as_posix()}::{name}"
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -242,7 +242,7 @@ def test_what_is_said_to_be_slow_is_mostly_there():
 @pytest.mark.parametrize("folder", sorted(TESTED))
 def test_every_package_has_fast_tests(folder):
     """`make quick` leaves out what is marked slow, and must not leave out a package."""
-    slow = {test.partition("[")[0] for test in durations.read()}
+    slow = {test.partition("[")[0] for test in durations.read()[0]}
     fast = [
         name
         for path in (ROOT / "tests" / folder).glob("test_*.py")
@@ -253,8 +253,9 @@ def test_every_package_has_fast_tests(folder):
 
 
 def test_of_each_test_the_quickest_parameters_are_quick():
-    taken = {"a.py::t[1]": 0.6, "a.py::t[2]": 0.3, "a.py::t[3]": 0.2, "a.py::u": 1.1, "b.py::t": 1}
-    assert durations.slow_tests(taken) == {"a.py::t[1]": 0.6, "a.py::u": 1.1}
+    taken = {"a.py::t[1]": 0.6, "a.py::t[2]": 0.3, "a.py::t[3]": 0.2, "a.py::u": 1.2, "b.py::t": 1}
+    assert durations.slow_tests(taken, 1.6) == {"a.py::t[1]": 0.6, "a.py::u": 1.2}
+    assert durations.by_file(taken) == {"a.py": 2.3, "b.py": 1}
 
 
 def test_kept_answers_are_asked_anew_after_any_change_of_what_plans_them():

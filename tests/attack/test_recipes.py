@@ -228,6 +228,12 @@ LAYOUTS = [
     ("ddp=2,tp=2", "FSDP2 only"),
     ("pp=2,tp=2", "with data ranks only"),
     ("ep=2", "taken from the data ranks"),
+    ("expert=2", "data=1 cannot be divided by 2"),
+    ("fsdp=2,expert=4", "data=2 cannot be divided by 4"),
+    *((f"{strategy}=4,expert=2", "fsdp or zero2 alone") for strategy in ("ddp", "zero1")),
+    ("hsdp=2x2,expert=2", "without replicas"),
+    *((f"fsdp=4,{axis}=2,expert=2", "context and tensor ranks") for axis in ("tensor", "context")),
+    ("pipeline=2,fsdp=2,expert=2", "without pipeline"),
     ("fsdp=999999", "100,000"),
 ]
 

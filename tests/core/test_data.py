@@ -226,27 +226,6 @@ def test_other_newsgroups_are_refused(tmp_path, monkeypatch):
         data.load("newsgroups")
 
 
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        (
-            ("imdb",),
-            ValueError,
-            "no data set 'imdb': choose one of r8, newsgroups, digits, cifar10",
-        ),
-        (("r8", 0), ValueError, "train_size=0 must be at least 1"),
-        (("r8", 5486), ValueError, "train_size=5486 must be at most 5485"),
-        (("digits", -1), ValueError, "train_size=-1"),
-        (("digits", 10, 0, 501), ValueError, "test_size=501 must be at most 500"),
-        (("digits", 10.0), TypeError, "train_size=10.0 must be a whole number"),
-        (("digits", True), TypeError, "train_size=True must be a whole number"),
-    ],
-)
-def test_bad_requests_are_refused_in_one_sentence(arguments, error, message):
-    with pytest.raises(error, match=message):
-        data.load(*arguments)
-
-
 def test_bad_rows_are_named():
     with pytest.raises(ValueError, match="Example 1 of the train split has no text"):
         sets.build(["a", " "], [0, 0], ["x"], "train", "")

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import subprocess
-import sys
 import warnings
 
 import nbformat
@@ -12,9 +11,9 @@ import torch
 
 from helpers import profile
 from helpers import setup as notebook_setup
-from tests.small import notebook
+from tests.small import notebook, python
 from tight_fit import gpus
-from tools.course import ROOT, __main__, badges, opening, stress
+from tools.course import ROOT, badges, opening, stress
 from tools.course.execute import execute
 
 # Badges and the first cell
@@ -73,12 +72,8 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
 def start(folder, address="", commit="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
     program = opening.first_cell(address, commit).partition("from helpers")[0]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nprint(sys.path[0])"],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
+    done = python(
+        "-c", f"{program}\nprint(sys.path[0])", cwd=folder, env={**os.environ, **environment}
     )
     return done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
 
@@ -146,11 +141,6 @@ def test_a_release_is_a_whole_commit(monkeypatch):
 # The commands, as make calls them
 
 
-def test_a_wrong_command_line_ends_in_one_sentence(capsys):
-    assert __main__.main(["run", "99"]) == 1
-    assert "There is no notebook" in capsys.readouterr().err
-
-
 def make(*words):
     return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
 
@@ -160,11 +150,6 @@ def test_make_help_names_every_target():
     targets = next(line for line in text.splitlines() if line.startswith(".PHONY:")).split()[1:]
     said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True).stdout
     assert [name for name in targets if name != "help" and f"make {name} " not in said] == []
-
-
-def test_make_passes_notebooks_on():
-    assert "-m tools.course record 00 02" in make("record", "N=00 02", "PY=python3").stdout
-    assert "venv" not in make("run", "PY=python3").stdout
 
 
 @pytest.mark.parametrize("target", ["lab", "run", "notebooks"])
@@ -207,12 +192,8 @@ def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
     """The simulation, that of the soak, shows the GPU if torch is asked before it is hidden."""
     environment = stress.environment("no-kernels") | {gpus.VISIBLE: "0,1"}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT)
-    lines = subprocess.run(
-        [sys.executable, "-c", SETUP],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
+    lines = python(
+        "-c", SETUP, check=True, env=os.environ | environment, cwd=None
     ).stdout.splitlines()
     assert lines[0].endswith("on the CPU.")
     assert lines[1].startswith(
@@ -309,9 +290,7 @@ def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
 def test_gpus_and_units_import_without_torch():
     modules = "tight_fit.gpus, tight_fit.units"
     program = f"import sys\nimport {modules}\nprint('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", program, check=True)
     assert done.stdout == "False\n"
 
 
@@ -358,15 +337,8 @@ def test_the_first_cell_runs_before_torch():
     asked = "print('torch' in sys.modules)"
     program = opening.first_cell().replace("setup()", asked)
     for place in (ROOT / "notebooks" / "labs", ROOT):
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True
-        )
+        done = python("-c", program, cwd=place, check=True)
         assert done.stdout == "False\n"
-
-
-def test_say_prints_where_there_is_no_page(capsys):
-    notebook_setup.say("it takes **9** GiB")
-    assert capsys.readouterr().out == "it takes **9** GiB\n"
 
 
 def test_say_shows_markdown_with_a_text_form(folder):

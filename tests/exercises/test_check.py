@@ -11,7 +11,6 @@ import json
 import linecache
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from exercises import check as room
 from exercises.check import check, exercise, load_all
 from exercises.comparisons import agree, close, only_changes, same
 from helpers.recipe import Recipe, replace
+from tests.small import python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXERCISES = load_all()
@@ -354,14 +354,7 @@ def test_without_assertions_nothing_passes():
         "@exercise('98.1', hints=['a', 'b'], why='c')\ndef _(answer): assert answer == 1\n"
         "check.check('98.1', 2)"
     )
-    done = subprocess.run(
-        [sys.executable, "-O", "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = python("-O", "-c", code, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1 and "run Python without -O" in done.stderr
 
 

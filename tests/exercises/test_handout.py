@@ -5,8 +5,6 @@ import math
 import os
 import random
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from exercises.check import load_all, verdict
 from exercises.encoding import Unreadable, decode, encode
 from exercises.handout import Broken, HandedFunction, receive, send
 from helpers.recipe import Recipe
+from tests.small import python
 from tight_fit.layouts.layout import Layout
 from tools.course import sandbox
 from tools.course.judge import Judge
@@ -166,13 +165,13 @@ def test_solutions_are_judged_from_another_process_as_in_this_one(wanted, tmp_pa
     with sandbox.copy_of_project() as folder:
         judge = Judge(folder / "exercises" / "handout.sock")
         (folder / "tests").symlink_to(ROOT / "tests")
-        process = subprocess.run(
-            [sys.executable, "-c", STUDENT, wanted, *numbers],
+        process = python(
+            "-c",
+            STUDENT,
+            wanted,
+            *numbers,
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=500,
         )
         judge.close()
     assert process.returncode == 0, process.stderr

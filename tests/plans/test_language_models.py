@@ -221,27 +221,6 @@ def test_every_two_fields_together_plan(first, second, monkeypatch):
     assert same(planned, measured(asked))
 
 
-@pytest.mark.parametrize(
-    "name, fields, said",
-    [
-        ("llama", {"base": "nf4"}, "no gradient step can change"),
-        ("llama", {"lora_targets": "all-linear"}, "give lora_rank"),
-        ("llama", {"lora_scale": "rs", **LORA}, "alpha/sqrt"),
-        ("llama", {"base": "int3", **LORA}, "use one of fp32, bf16, nf4"),
-        ("llama", {"base": "bf16", "weights": "fp32", **LORA}, "leave one out"),
-        ("llama", {"attention": "flash", **LORA}, "use one of eager, sdpa"),
-        ("bert", {"loss": "chunked"}, "is for the next token"),
-        ("llama", {"lora_targets": "q_proj,w1", **LORA}, "no linear layer called w1"),
-        ("llama", {"lora_targets": "c_attn", **LORA}, "no linear layer called c_attn"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_cannot_be_planned_says_why_in_one_sentence(name, fields, said):
-    with pytest.raises((ValueError, TypeError), match=said) as caught:
-        plan_model_step(step(name, **fields), "cpu")
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
-
-
 def test_blocks_that_do_not_divide_a_weight_are_refused():
     config = library.LlamaConfig(**{**TEXT, "hidden_size": 12, "num_attention_heads": 2})
     with pytest.raises(ValueError, match="do not divide the 12 × 12 weights of model.layers.0"):

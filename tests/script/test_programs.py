@@ -27,13 +27,8 @@ ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of th
         "--model_name_or_path {}/bert --output_dir out --per_device_train_batch_size 8 "
         "--report_to none --train_sampling_strategy sequential"
     ),
-    "text_classification_loop": "--model {}/bert",
     "language_model_own": "",
     "accelerate_loop": "--model_name_or_path {}/bert",
-    "causal_language_model_trainer": "{}/gpt2",
-    "masked_language_model_accelerate": "{}/bert",
-    "token_classification_trainer": "{}/bert",
-    "question_answering_loop": "{}/bert",
     "translation_seq2seq_trainer": "{}/t5",
     "image_classification_trainer": "{}/vit",
     "vision_mixup_loop": "",
@@ -46,7 +41,6 @@ ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of th
     "convolution_reference": "",
     "checkpointed_compiled_loop": "--dtype bfloat16",
     "evaluation_loop": "--first",
-    "evaluation_trainer": "{}/bert",
     "lightning_module": "",
     "supervised_trl": "{}/gpt2",
     "preferences_trl dpo": "{}/gpt2 DPO",
@@ -60,16 +54,12 @@ NEEDED = {  # packages that not everybody has
     "preferences_trl kto": "trl",
     "preferences_trl reward": "trl",
 }
-# Others have the shapes of these as well: by day they are not run.
-SEEN_ELSEWHERE = {
-    "text_classification_loop",
-    "causal_language_model_trainer",
-    "masked_language_model_accelerate",
-    "token_classification_trainer",
-    "question_answering_loop",
+ELSEWHERE = {  # in test_program_ranks.py, test_evaluation.py and test_command.py
+    "ddp_loop",
+    "fully_shard_loop",
     "evaluation_trainer",
+    "text_classification_loop",
 }
-OF_RANKS = {"ddp_loop", "fully_shard_loop"}  # planned in test_program_ranks.py
 # oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of;
 # bitsandbytes's products are planned as those of its CUDA kernels.
 NOT_ON_A_CPU = {"convolution_reference", "quantized_lora_loop"}
@@ -96,18 +86,10 @@ def planned(name: str, arguments: tuple[str, ...], gpu=None, **wanted):
 
 
 def test_every_program_is_tried():
-    assert {*PROGRAMS.glob("*.py")} == {program(name) for name in (*ARGUMENTS, *OF_RANKS)}
+    assert {*PROGRAMS.glob("*.py")} == {program(name) for name in (*ARGUMENTS, *ELSEWHERE)}
 
 
-def by_day(names):
-    """Parameters of a test: some of them are for the night."""
-    return [
-        pytest.param(name, marks=pytest.mark.night if name in SEEN_ELSEWHERE else ())
-        for name in names
-    ]
-
-
-@pytest.mark.parametrize("name", by_day(name for name in ARGUMENTS if name not in NOT_ON_A_CPU))
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in NOT_ON_A_CPU])
 def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     """The last two of three steps, by the record of the CPU's own allocator, to the byte."""
     monkeypatch.chdir(tmp_path)
@@ -121,7 +103,7 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     assert min(plan[1:]) > 20 * NUMBERS, "too small to show anything"
 
 
-@pytest.mark.parametrize("name", by_day(ARGUMENTS))
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts = planned(name, arguments_of(name, tiny), "RTX 3060")

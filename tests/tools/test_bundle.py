@@ -1,12 +1,11 @@
 """The bundle for a machine without internet: what is in it, and that a notebook starts from it."""
 
-import subprocess
-import sys
 import zipfile
 
 import pytest
 
 from helpers import setup
+from tests.small import python
 from tight_fit.models import hub
 from tight_fit.models.local import MIRROR, LocalCopy, in_mirror
 from tools.course import ROOT, bundle
@@ -69,11 +68,10 @@ def test_a_notebook_finds_the_course_in_an_attached_bundle(offline, tmp_path):
         packed.extractall(tmp_path / "input" / "attached")
     (tmp_path / "working").mkdir()
     program = opening.first_cell().replace("; setup()", "")
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nimport helpers; print(helpers.__file__)"],
+    done = python(
+        "-c",
+        f"{program}\nimport helpers; print(helpers.__file__)",
         cwd=tmp_path / "working",
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert str(tmp_path / "input" / "attached" / bundle.TOP) in done.stdout.replace(
