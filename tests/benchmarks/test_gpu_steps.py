@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import apart, gpu_layouts, gpu_steps, proof
+from benchmarks import apart, gpu_steps, proof
 from benchmarks.measured_steps import LARGE, cases
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
@@ -24,7 +24,6 @@ CASES = [("a model", name, Recipe(weights="random")) for name in ("one", "two", 
 
 
 APART, EVERY_CASE = gpu_steps._apart, gpu_steps.every_case
-DDP, FSDP, ZERO = [name for name in gpu_layouts.LAYOUTS if "D" in name or "ZeRO-1" in name]
 
 
 def answered(case, *_, **fields):

@@ -76,16 +76,9 @@ def check(stages, steps, loss, gradients):
 @pytest.mark.parametrize("make", [naive, gpipe, one_f_one_b, zero_bubble, interleaved])
 @pytest.mark.parametrize(
     "ranks, sizes",
-    [
-        (1, [6]),
-        (1, [1, 5]),
-        (2, [3, 3]),
-        (2, [1, 2, 3]),
-        (3, [1, 2, 3]),
-        (4, [6]),
-        (4, [2, 1, 1, 2]),
-    ],
-)
+    [(1, [6]), (1, [1, 5]), (2, [3, 3]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [6]),
+     (4, [2, 1, 1, 2])],
+)  # fmt: skip
 def test_loss_and_gradients_are_the_whole_models(whole, make, ranks, sizes):
     model, batch, loss, gradients = whole
     if make is interleaved and (2 * ranks > 4 or len(sizes) % max(1, len(sizes) // ranks)):
@@ -165,14 +158,9 @@ def test_the_norm_is_that_of_the_whole_model(whole):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"frozen": 2},
-        {"frozen": 0},
-        {"lora_rank": 2},
-        {"checkpointing": True},
-        {"precision": "bf16"},
-    ],
-)
+    [{"frozen": 2}, {"frozen": 0}, {"lora_rank": 2}, {"checkpointing": True},
+     {"precision": "bf16"}],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["vit", "deberta"])
 def test_other_recipes(name, fields):
     recipe = Recipe(

@@ -32,8 +32,8 @@ def test_only_a_process_of_a_commands_own_looks_at_no_import_again():
 
     gc.unfreeze()
     try:
-        assert imports() == 0
+        assert imports() <= 0  # what was frozen may go meanwhile
         assert run(lambda: int(imports() < 1000), "name") == 0
-        assert imports() == 0, "only while it runs"
+        assert imports() <= 0, "only while it runs"
     finally:
         gc.freeze()

@@ -8,7 +8,7 @@ from helpers import setup
 from tests.small import python
 from tight_fit.models import hub
 from tight_fit.models.local import MIRROR, LocalCopy, in_mirror
-from tools.course import ROOT, bundle
+from tools.course import ROOT, bundle, opening
 
 
 @pytest.fixture
@@ -61,7 +61,6 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
 
 
 def test_a_notebook_finds_the_course_in_an_attached_bundle(offline, tmp_path):
-    from tools.course import opening
 
     bundle.bundle(tmp_path / "bundle.zip", models=False)
     with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:

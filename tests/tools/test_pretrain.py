@@ -16,8 +16,6 @@ from transformers import (
 from helpers import models
 from tools.pretrain import (
     corpus,
-    fonts,
-    objectives,
     pretrain_deberta,
     pretrain_decoder,
     pretrain_vit,
@@ -182,31 +180,3 @@ def test_first_vit_steps_are_the_cards():
     facts = card("vit")
     _, log = pretrain_vit.train(pretrain_vit.ImagePretraining(**facts["plan"]), stop=5)
     assert log == pytest.approx(facts["first_losses"][:5], rel=OTHER_CPU)
-
-
-def test_drawn_digits_repeat_and_differ_by_seed():
-    (first, digits), (again, same), (other, _) = (
-        fonts.sample(20, 0),
-        fonts.sample(20, 0),
-        fonts.sample(20, 1),
-    )
-    assert (
-        first.shape == (20, fonts.SIZE, fonts.SIZE)
-        and (first == again).all()
-        and (digits == same).all()
-    )
-    assert (first != other).any() and all(picture.max() > 150 for picture in first)
-
-
-def test_masking_spares_special_tokens_and_keeps_its_share():
-    rows = torch.full((64, 64), 100)
-    rows[:, 0], rows[:, 40:] = objectives.CLS, objectives.PAD
-    hidden, chosen = objectives.mask(rows, 8192, torch.Generator().manual_seed(0))
-    assert not chosen[rows < 5].any() and (hidden[~chosen] == rows[~chosen]).all()
-    assert chosen[rows == 100].float().mean() == pytest.approx(objectives.MASK_SHARE, abs=0.02)
-    assert (hidden[chosen] == objectives.MASK).float().mean() == pytest.approx(0.8, abs=0.05)
-
-
-def test_info_nce_is_low_only_for_true_partners():
-    pair = torch.eye(4).repeat_interleave(2, dim=0)
-    assert objectives.info_nce(pair) < 0.01 < objectives.info_nce(pair.roll(1, dims=0))

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import gpu_steps, proof
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
-from tests.small import a_run, python
+from tests.small import a_run
 from tools.course import preflight, session, session_state
 from tools.course.execute import execute
 from tools.course.notebooks import Failed, OutOfTime
@@ -199,22 +199,6 @@ def test_without_jupyter_the_steps_are_measured_all_the_same(
     text = (tmp_path / session.SUMMARY).read_text()
     assert not calls and "1 steps measured" in text
     assert "- Left out: no lesson is run, as nbclient is not installed here." in text
-
-
-ABSENT = """
-import sys
-for name in ("nbclient", "nbformat", "jupyter_client", "ipykernel", "zmq", "accelerate", "peft",
-             "bitsandbytes", "matplotlib", "ipywidgets"):
-    sys.modules[name] = None
-from tools.course import record, session, session_summary
-from benchmarks import gpu_steps
-print("imported")
-"""
-
-
-def test_what_the_steps_import_needs_no_jupyter_and_no_accelerate():
-    done = python("-c", ABSENT)
-    assert done.stdout == "imported\n", done.stderr[-2000:]
 
 
 def test_another_gpu_or_version_records_the_lessons_anew_and_keeps_the_others(tmp_path, calls):
