@@ -47,7 +47,16 @@ DECEMBER, JUNE = (
 )
 CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
 SPECS = described(
-    CARD.name, 132, 128, 1.98e9, 2.4e12, 50 << 20, tf32=494.7e12, fp16=989.4e12, bf16=989.4e12
+    CARD.name,
+    132,
+    128,
+    1.98e9,
+    2.4e12,
+    50 << 20,
+    tf32=494.7e12,
+    fp16=989.4e12,
+    bf16=989.4e12,
+    fp8=1978.9e12,
 )
 LLAMA_8B = "Llama-3.1-8B"
 MODELS = {

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks import gpu_layouts, gpu_steps, proof, room
-from helpers.parallel.launcher import RankFailed
+from helpers.parallel import RankFailed
 from helpers.recipe import Recipe
 from tight_fit import gpus
 from tight_fit.layouts.messages import SentMessage

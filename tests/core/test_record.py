@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import plots, profile, record, tables
-from helpers.plan import for_record, plan
+from helpers.plan import plan
 from helpers.plan.out_of_memory import OutOfMemory
 from helpers.recipe import Recipe, replace
 from helpers.record import Run
@@ -130,14 +130,14 @@ def test_figures_stay_closed_and_show_what_they_say(before, after):
 
 def test_a_record_of_a_gpu_has_planned_seconds_beside_measured_ones():
     planned = plan(a_run("00_small/before").recipe)
-    assert for_record.seconds_on(planned, "Tesla T4") == planned.seconds("T4").total
-    assert for_record.seconds_on(planned, "Another GPU") is None
+    assert record.seconds_on(planned, "Tesla T4") == planned.seconds("T4").total
+    assert record.seconds_on(planned, "Another GPU") is None
     bf16 = plan(with_(planned.recipe, precision="bf16"))
-    assert for_record.seconds_on(bf16, "Tesla T4") is None
+    assert record.seconds_on(bf16, "Tesla T4") is None
     adapters = {"lora_rank": 2, "lora_targets": "all-linear", "base": "nf4"}
     inside = plan(Recipe("decoder", batch_size=2, **adapters))  # its products are in bf16
-    assert for_record.seconds_on(inside, "Tesla T4") is None
-    assert for_record.seconds_on(inside, "NVIDIA A100-SXM4-40GB") > 0
+    assert record.seconds_on(inside, "Tesla T4") is None
+    assert record.seconds_on(inside, "NVIDIA A100-SXM4-40GB") > 0
     run = a_run("00_small/before")
     timed = with_(run, plan=run.plan | {"seconds": 0.25})
     assert run.planned_seconds is None and Run.from_json(timed.to_json()).planned_seconds == 0.25

@@ -9,11 +9,11 @@ import nbformat
 import pytest
 import torch
 
-from helpers import packages, profile
+from helpers import profile
 from helpers import setup as notebook_setup
 from tests.small import notebook, python
 from tight_fit import gpus
-from tools.course import ROOT, badges, stress
+from tools.course import ROOT, badges, opening, stress
 from tools.course.execute import execute
 
 # Badges and the first cell
@@ -31,7 +31,7 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
     )
     cited.write_text("version: 1\nlicense: MIT\n")
 
-    monkeypatch.setattr(notebook_setup, "release", lambda: COMMIT)
+    monkeypatch.setattr(opening, "release", lambda: COMMIT)
 
     def told(address):
         """What `make badges` writes with this address in pyproject.toml."""
@@ -46,7 +46,7 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
     assert set(found) == {path, page, cited}
     assert cells[0].count("some/course/blob/main/notebooks/00_small.ipynb") == 2
     assert cells[0].startswith("# Small\n\n[![") and "\n\nSee [the next]" in cells[0]
-    assert cells[1:] == [notebook_setup.first_cell(ADDRESS), "import torch"]
+    assert cells[1:] == [opening.first_cell(ADDRESS), "import torch"]
     assert f" {ADDRESS} {COMMIT}" in cells[1] and "fetch" in cells[1]
     assert f"git clone {ADDRESS}\n" in page.read_text()
     assert cited.read_text() == f"version: 1\nrepository-code: {ADDRESS}\nlicense: MIT\n"
@@ -58,20 +58,20 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
         and cells == bare
         and cells[1:]
         == [
-            notebook_setup.first_cell(""),
+            opening.first_cell(""),
             "import torch",
         ]
     )
     for text in (*cells, page.read_text(), cited.read_text()):
         assert "some/course" not in text and "git" not in text
 
-    monkeypatch.setattr(notebook_setup, "release", lambda: "")
-    assert told(ADDRESS)[1][1] == notebook_setup.first_cell("")  # without a release none is fetched
+    monkeypatch.setattr(opening, "release", lambda: "")
+    assert told(ADDRESS)[1][1] == opening.first_cell("")  # without a release none is fetched
 
 
 def start(folder, address="", commit="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
-    program = notebook_setup.first_cell(address, commit).partition("from helpers")[0]
+    program = opening.first_cell(address, commit).partition("from helpers")[0]
     done = python(
         "-c", f"{program}\nprint(sys.path[0])", cwd=folder, env={**os.environ, **environment}
     )
@@ -133,9 +133,9 @@ def test_a_fetch_leaves_a_folder_of_that_name_alone(tmp_path, origin):
 
 
 def test_a_release_is_a_whole_commit(monkeypatch):
-    monkeypatch.setattr(notebook_setup, "_setting", lambda name: "v0.2.0")
+    monkeypatch.setattr(opening, "_setting", lambda name: "v0.2.0")
     with pytest.raises(ValueError, match="is no commit: write all 40 digits"):
-        notebook_setup.release()
+        opening.release()
 
 
 # The commands, as make calls them
@@ -307,14 +307,14 @@ def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
 
 
 def test_problems_compares_versions(monkeypatch):
-    assert packages.problems() == {}
+    assert notebook_setup.problems() == {}
     real = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata,
         "version",
         lambda name: "4.50.0" if name == "transformers" else real(name),
     )
-    assert set(packages.problems()) == {"transformers"}
+    assert set(notebook_setup.problems()) == {"transformers"}
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_one_gpu_hides_the_others(given, count, then, monkeypatch, tmp_path):
 
 def test_the_first_cell_runs_before_torch():
     asked = "print('torch' in sys.modules)"
-    program = notebook_setup.first_cell().replace("setup()", asked)
+    program = opening.first_cell().replace("setup()", asked)
     for place in (ROOT / "notebooks" / "labs", ROOT):
         done = python("-c", program, cwd=place, check=True)
         assert done.stdout == "False\n"

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.programs.real import steps_of
+from tests.night import few_by_day
 from tight_fit.gpus import find
 from tight_fit.script import process
 from tight_fit.script.program import ToPlan, script_of
@@ -60,6 +61,17 @@ ELSEWHERE = {  # in test_program_ranks.py, test_evaluation.py and test_command.p
     "evaluation_trainer",
     "text_classification_loop",
 }
+# By day for a GPU: a few shapes, and what is not compared with a run on a CPU.
+FOR_A_GPU = {
+    "text_classification_trainer",
+    "language_model_own",
+    "accelerate_loop",
+    "lora_loop",
+    "fabric_loop",
+    "checkpointed_compiled_loop",
+    "evaluation_loop",
+    "preferences_trl reward",
+}
 # oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of;
 # bitsandbytes's products are planned as those of its CUDA kernels.
 NOT_ON_A_CPU = {"convolution_reference", "quantized_lora_loop"}
@@ -89,7 +101,13 @@ def test_every_program_is_tried():
     assert {*PROGRAMS.glob("*.py")} == {program(name) for name in (*ARGUMENTS, *ELSEWHERE)}
 
 
-@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in NOT_ON_A_CPU])
+@pytest.mark.parametrize(
+    "name",
+    few_by_day(
+        (name for name in ARGUMENTS if name not in NOT_ON_A_CPU),
+        lambda name: name not in {"preferences_trl kto", "preferences_trl reward"},
+    ),
+)
 def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     """The last two of three steps, by the record of the CPU's own allocator, to the byte."""
     monkeypatch.chdir(tmp_path)
@@ -103,7 +121,7 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     assert min(plan[1:]) > 20 * NUMBERS, "too small to show anything"
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("name", few_by_day(ARGUMENTS, (FOR_A_GPU | NOT_ON_A_CPU).__contains__))
 def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts = planned(name, arguments_of(name, tiny), "RTX 3060")

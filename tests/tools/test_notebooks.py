@@ -12,8 +12,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
-from helpers import setup as notebook_setup
-from tools.course import ROOT, badges, clean
+from tools.course import ROOT, badges, clean, opening
 from tools.course.notebooks import every_notebook
 
 PATHS = every_notebook()
@@ -100,7 +99,7 @@ def undescribed(nb):
 def first_cell(nb):
     return (
         []
-        if code(nb) and code(nb)[0].source == notebook_setup.first_cell()
+        if code(nb) and code(nb)[0].source == opening.first_cell()
         else ["the first cell is not the common one"]
     )
 
@@ -254,7 +253,7 @@ def test_no_address_but_the_setting_s_leads_to_this_project():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("This is no checkout: git names no files here.")
-    address, found = notebook_setup.repository(), {}
+    address, found = opening.repository(), {}
     for name in set(listed.stdout.splitlines()) - TEMPLATES:
         if (ROOT / name).suffix in {".ipynb", ".md", ".py", ".toml", ".cff", ".js", ".html"}:
             text = (ROOT / name).read_text(encoding="utf8")

@@ -13,7 +13,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers import packages
+from helpers import setup
 from tools.course.notebooks import every_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def notebook_code(path):
 FILES = ("requirements.txt", "requirements-dev.txt")
 EVERYTHING = requirements(*FILES)
 NOTEBOOKS = {
-    canonicalize_name(requirement.name): requirement for requirement in packages.requirements()
+    canonicalize_name(requirement.name): requirement for requirement in setup.requirements()
 }
 PINS = requirements("constraints.txt")
 

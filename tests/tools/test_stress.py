@@ -7,9 +7,8 @@ import nbformat
 import psutil
 import pytest
 
-from helpers import setup as notebook_setup
 from tests.small import notebook
-from tools.course import NOTEBOOKS, ROOT, interrupt, stress
+from tools.course import NOTEBOOKS, ROOT, interrupt, opening, stress
 from tools.course.execute import execute
 from tools.course.notebooks import Failed
 
@@ -90,7 +89,7 @@ def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(
 
 @pytest.mark.night
 def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(folder):
-    first = notebook_setup.first_cell()
+    first = opening.first_cell()
     needing = "from helpers.setup import needs\nneeds('peft')\nimport peft\nx = peft"
     data = (
         "from helpers import data\n"
