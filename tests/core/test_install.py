@@ -108,5 +108,5 @@ def test_the_installer_imports_neither_torch_nor_anything_outside_python():
 
 
 def test_a_package_s_version_is_that_of_its_metadata():
-    assert packages.installed("torch") == importlib.metadata.version("torch")
-    assert packages.installed("no-such-package-of-anyone") is None
+    assert setup.installed("torch") == importlib.metadata.version("torch")
+    assert setup.installed("no-such-package-of-anyone") is None
