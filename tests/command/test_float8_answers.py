@@ -55,3 +55,14 @@ def test_what_is_not_planned_is_refused_in_one_sentence(typed, says, folder, cap
         with_layouts.main([str(folder), "--batch", "4", "--length", "32", *typed])
     printed = capsys.readouterr().err
     assert ended.value.code == 2 and says in printed
+
+
+def test_a_layout_is_planned_compiled_and_on_gpus_that_have_fp8(folder, capsys):
+    typed = [str(folder), "--batch", "4", "--length", "32", "--layout", "fsdp=2", "--compile"]
+    typed += ["--float8", "tensorwise", "--gpu"]
+    assert with_layouts.main([*typed, "H100"]) == 0
+    line = capsys.readouterr().out
+    assert "each layer compiled, products of linear layers in FP8 scaled tensorwise" in line
+    with pytest.raises(SystemExit):
+        with_layouts.main([*typed, "A100-80GB"])
+    assert "has no products in FP8" in capsys.readouterr().err

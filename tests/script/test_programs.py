@@ -41,6 +41,7 @@ ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of th
     "pooled_words": "",
     "convolution_reference": "",
     "checkpointed_compiled_loop": "--dtype bfloat16",
+    "compiled_blocks": "",
     "evaluation_loop": "--first",
     "lightning_module": "",
     "supervised_trl": "{}/gpt2",
@@ -73,8 +74,9 @@ FOR_A_GPU = {
     "preferences_trl reward",
 }
 # oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of;
-# bitsandbytes's products are planned as those of its CUDA kernels.
-NOT_ON_A_CPU = {"convolution_reference", "quantized_lora_loop"}
+# bitsandbytes's products are planned as those of its CUDA kernels; inductor's code for a CPU has a
+# test of its own.
+NOT_ON_A_CPU = {"convolution_reference", "quantized_lora_loop", "compiled_blocks"}
 # PyTorch's CPU makes a tensor of 8 bytes of each number by which a tensor is divided or multiplied,
 # and keeps it for the backward pass; a GPU gets the number itself.
 NUMBERS = 64  # bytes
@@ -119,6 +121,27 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     beside = [there - here for there, here in zip(real, plan)][1:]
     assert all(0 <= number <= NUMBERS and number % 4 == 0 for number in beside), (plan, real)
     assert min(plan[1:]) > 20 * NUMBERS, "too small to show anything"
+
+
+@pytest.mark.night
+def test_a_compiled_module_takes_what_inductors_code_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    facts = planned("compiled_blocks", (), steps=STEPS)
+    plan = [step["peak"] - step["begin"] for step in facts["steps"]][1:]
+    real = steps_of(program("compiled_blocks"), (), STEPS, tmp_path)[1:]
+    assert plan == pytest.approx(real, rel=0.05)
+
+
+def test_a_module_that_checkpoints_inside_is_planned_uncompiled_and_the_plan_says_so(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    whole, checkpoints = (
+        planned(name, (), "RTX 3060")["notes"]
+        for name in ("compiled_blocks", "checkpointed_compiled_loop")
+    )
+    said = ["without compiling" in " ".join(notes) for notes in (whole, checkpoints)]
+    assert said == [False, True]
 
 
 @pytest.mark.parametrize("name", few_by_day(ARGUMENTS, (FOR_A_GPU | NOT_ON_A_CPU).__contains__))

@@ -33,6 +33,12 @@ from tight_fit.trace.fused_graph import FusedGraph
 from tight_fit.trace.repeated_layers import kind_of, signature
 from tight_fit.trace.tracker import Tracker
 
+SIZES = 3  # of the inputs of a user's module; PyTorch takes from the second on any, as variables
+# What changes a backward pass in a way that a graph of the forward pass does not hold.
+OWN_BACKWARD = (
+    (torch.autograd.Function, "apply"),
+    (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
+)
 Policy = torch.utils.checkpoint.CheckpointPolicy
 # Says of each operation of a layer, in order, whether its result is kept.
 Keeps = Callable[[Callable], bool]
@@ -79,8 +85,9 @@ class _Inside(nn.Module):
 class Compiler:
     """The compilations of a step.
 
-    refuses  is told of a module that cannot be planned compiled, which then runs as it is; None
-             raises ValueError instead
+    refuses  is told of a user's module that cannot be planned compiled, which from then on runs
+             as it is; None raises ValueError instead. Refused are those that checkpoint inside,
+             have a backward pass of their own, or get inputs of more than `SIZES` sizes
     known    (what decides a compilation, what it made, the structure of the results)
     """
 
@@ -139,8 +146,13 @@ class Compiler:
                 results.append(shape)
                 return made
 
-            with self.tracker.paused():
+            with self.tracker.paused(), ExitStack() as refused:
                 try:
+                    if self.refuses is not None:
+                        for owner, name in OWN_BACKWARD:
+                            refused.enter_context(patch.object(owner, name, _refuse))
+                        if len(self.known) == SIZES:
+                            _refuse()
                     function = self._compile(run, tensors, inside.checkpoints)
                 except Exception as error:
                     raise ValueError(
@@ -182,6 +194,10 @@ class Compiler:
         with torch.autocast("cpu", enabled=False):
             tagged = _tagged_inside(graph.graph)
             return inductor(lambda graph: None, runs, DECOMPOSED, tagged)(graph, alike)
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("A compiled module is not planned so.")
 
 
 def _tag(graph: torch.fx.Graph, keeps: Keeps) -> None:
