@@ -40,7 +40,7 @@ help:
 	@echo "make quick       lint and the fast tests (minutes)"
 	@echo "make test        lint, the tests, and the lessons through nbval: before every push"
 	@echo "make test-all    the labs as well, tests on a pretended GPU, soaks, and kept plans planned anew: nightly"
-	@echo "make durations   time every test, and choose anew what make quick leaves out"
+	@echo "make durations   time every test and lesson; choose anew what make quick leaves out and what begins first"
 	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
 	@echo "make mutants     whether the tests notice 150 small errors in the engine, with a table of how many (hours)"
 	@echo "make versions    the lowest releases, the newest and Colab's, each in an environment of its own (an hour or more, 6 GB each)"
@@ -95,14 +95,19 @@ lint: $(NEEDS)
 	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m mypy --no-error-summary
 
+# Processes share the tests a file at a time, in the order of tests/conftest.py.
+SHARED = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 quick: lint
-	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" -n $(JOBS) --dist loadfile --durations=15
+	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" $(SHARED) --durations=15
 
 NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
-AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- -n $(JOBS) --dist loadfile $(NBVAL) --durations=15
+AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- $(SHARED) $(NBVAL) --durations=15
 
 # The lessons are notebooks/*.ipynb; the labs lie in a folder of their own.
-test: T ?= tests $(sort $(wildcard notebooks/*.ipynb))
+LESSONS = $(sort $(wildcard notebooks/*.ipynb))
+
+test: T ?= tests $(LESSONS)
 test: lint
 	@$(AGAIN) -m "not night"
 
@@ -111,7 +116,7 @@ test-all: lint
 	@$(AGAIN)
 
 durations: $(NEEDS)
-	@TQDM_DISABLE=1 $(PY) -m pytest tests -p tests.durations -m "not night" -n $(JOBS) --dist loadfile
+	@TQDM_DISABLE=1 $(PY) -m pytest tests $(LESSONS) -p tests.durations -m "not night" $(SHARED) $(NBVAL)
 
 attack: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests/attack -q -n $(JOBS) --dist loadfile
@@ -156,7 +161,7 @@ notebooks: $(NEEDS)
 	@$(COURSE) save $(N)
 
 plans: $(NEEDS)
-	@$(PY) -m helpers.plan
+	@$(PY) -m tools.course.kept_plans
 	@$(PY) -m tight_fit.command.ship
 
 badges: $(NEEDS)

@@ -15,7 +15,7 @@ from benchmarks.apart import last_object
 from benchmarks.proof import Step
 from benchmarks.room import has_room
 from helpers import models
-from helpers.parallel.launcher import RankFailed, launch
+from helpers.parallel import RankFailed, launch
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.gpus.specs import of_device

@@ -29,10 +29,10 @@ from benchmarks.measure_step import measure
 from benchmarks.measured_steps import LARGE, Case, cases, other_estimates
 from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
 from benchmarks.room import has_room
-from helpers.plan.for_record import seconds_on
 from helpers.plan.planner import plan
 from helpers.profile import environment
 from helpers.recipe import Recipe, difference
+from helpers.record import seconds_on
 from tight_fit import gpus
 from tight_fit.command.wrapper import run
 from tight_fit.optimizer_kinds import KINDS

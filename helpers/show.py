@@ -24,6 +24,7 @@ from helpers.batching import Batch, padded_length
 from helpers.plan.planner import plan
 from helpers.plan_tables import (
     SHOWN,
+    cell,
     contexts,
     large,
     layouts,
@@ -36,14 +37,13 @@ from helpers.plan_tables import (
     techniques,
     within,
 )
-from helpers.recipe import Recipe, difference, replace
+from helpers.recipe import Recipe, replace
 from helpers.record import Run, read
-from helpers.tables import Table
+from helpers.tables import Table, one_change
 from tight_fit.checks import each_of_type
 from tight_fit.gpus import GPU, as_gpu
-from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
-from tight_fit.units import duration, number, size, span
+from tight_fit.units import duration, number, size
 
 __all__ = [
     "before_and_after",
@@ -75,13 +75,7 @@ def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None
     field, TypeError for what is no run.
     """
     each_of_type("runs", {"before": before, "after": after, **(more or {})}, Run)
-    changed = difference(before.recipe, after.recipe)
-    if len(changed) != 1:
-        raise ValueError(
-            "Before and after must differ in one field of the recipe, these differ in "
-            f"{len(changed)}: {', '.join(changed) or 'none'}."
-        )
-    ((name, (old, new)),) = changed.items()
+    name, old, new = one_change(before, after)
     rows = [_row(f"before: {name}={old}", before), _row(f"after: {name}={new}", after)]
     rows += [_row(label, run) for label, run in (more or {}).items()]
     notebook = before.name.split("/", 1)[0]
@@ -252,7 +246,7 @@ def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:
                 "on the GPU": size(planned.peak),
                 "this rung": "" if before is None else _change(planned.peak - before),
                 "on the host": size(planned.host) if planned.host else "nothing",
-                **{gpu.name: _cell(planned, gpu) for gpu in map(as_gpu, gpus)},
+                **{gpu.name: cell(planned, gpu) for gpu in map(as_gpu, gpus)},
             }
         )
         before = planned.peak
@@ -265,9 +259,3 @@ def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:
 
 def _change(difference: int) -> str:
     return f"{'-' if difference < 0 else '+'}{size(abs(difference))}"
-
-
-def _cell(planned: Plan, gpu: GPU) -> str:
-    if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
-        return f"no {lacking}"
-    return span(planned.seconds(gpu).total) if planned.fits(gpu) else "does not fit"

@@ -97,6 +97,13 @@ def before_after(before: Run, after: Run) -> Table:
     """
     of_type("before", before, Run)
     of_type("after", after, Run)
+    name, old, new = one_change(before, after)
+    return runs({f"before: {name}={old}": before, f"after: {name}={new}": after})
+
+
+def one_change(before: Run, after: Run) -> tuple[str, object, object]:
+    """(field of the recipe, its value before, its value after). Raises ValueError for more fields,
+    or none."""
     changed = difference(before.recipe, after.recipe)
     if len(changed) != 1:
         raise ValueError(
@@ -104,7 +111,7 @@ def before_after(before: Run, after: Run) -> Table:
             f"{len(changed)}: {', '.join(changed) or 'none'}."
         )
     ((name, (old, new)),) = changed.items()
-    return runs({f"before: {name}={old}": before, f"after: {name}={new}": after})
+    return name, old, new
 
 
 def plans(named: Mapping[str, Plan]) -> Table:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from math import inf
 
 import pytest
 
@@ -15,12 +16,19 @@ for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_F
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marker
-def pytest_collection_modifyitems(items):
-    """Mark the tests that took longest when all were timed (tests/slow.tsv)."""
-    slow = durations.read()
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests that took longest when all were timed (tests/slow.tsv).
+
+    Where processes share the tests, the longest files begin first, or one would be left at the end:
+    notebooks that were not timed, then by seconds.
+    """
+    slow, files = durations.read()
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        file = {item: durations.file_of(item.nodeid) for item in items}
+        items.sort(key=lambda item: -files.get(file[item], inf if ".ipynb" in file[item] else 0.0))
 
 
 @pytest.fixture(scope="session", autouse=True)

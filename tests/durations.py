@@ -1,8 +1,10 @@
-"""Which tests `make quick` leaves out: those that took longest when all were last timed.
+"""How long tests take, and what follows: what `make quick` leaves out, and which file begins first.
 
-`make durations` times every test and writes slow.tsv: a line per slow test, with its seconds of CPU
-time. Of each test function the quickest parameters stay, up to a second together, so that none is
-left out altogether because it has many. A test that the file does not know counts as quick.
+`make durations` times every test and lesson and writes slow.tsv, in seconds of CPU time: a line per
+test that `make quick` leaves out, and one per file that takes long. In `make quick` of each test
+function the quickest parameters stay, up to an allowance, so that none is left out altogether
+because it has many. The allowance is the largest with which all that stays takes `QUICK` seconds. A
+test that the file does not know counts as quick.
 """
 
 from __future__ import annotations
@@ -15,30 +17,50 @@ from pathlib import Path
 import pytest
 
 SLOW = Path(__file__).with_name("slow.tsv")
-FILES = 60  # that are listed at the end
-SECONDS = 1.0  # of one test function with all its parameters, in `make quick`
+FILES = 100  # that are listed at the end
+QUICK = 100.0  # seconds of all tests of `make quick`, beside those of starting and of `make lint`
+LONG = 5.0  # seconds from which on a file has a line
 
 
-def slow_tests(seconds: dict[str, float]) -> dict[str, float]:
+def slow_tests(seconds: dict[str, float], quick: float = QUICK) -> dict[str, float]:
     """{test: seconds} of the tests that are slow; `seconds` holds all, by pytest's node ids."""
     functions = defaultdict(list)
     for test, taken in seconds.items():
         functions[test.partition("[")[0]].append((taken, test))
-    slow = {}
+    needed: list[tuple[float, float, str]] = []  # the allowance with which a test stays
     for tests in functions.values():
         used = 0.0
         for taken, test in sorted(tests):
             used += taken
-            if used > SECONDS:
-                slow[test] = taken
+            needed.append((used, taken, test))
+    slow, total = {}, 0.0
+    for _, taken, test in sorted(needed):
+        total += taken
+        if total > quick:
+            slow[test] = taken
     return slow
 
 
-def read(path: Path = SLOW) -> dict[str, float]:
-    """{test: seconds} of the slow tests, as last timed."""
+def read(path: Path = SLOW) -> tuple[dict[str, float], dict[str, float]]:
+    """{test: seconds} and {file: seconds} of what is slow, as last timed."""
     with path.open(encoding="utf8", newline="") as file:
         rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return {test: float(taken) for test, taken in rows}
+        all_taken = {name: float(taken) for name, taken in rows}
+    tests = {name: taken for name, taken in all_taken.items() if "::" in name}
+    return tests, {name: taken for name, taken in all_taken.items() if name not in tests}
+
+
+def file_of(test: str) -> str:
+    """The file of a test, by its node id."""
+    return test.partition("::")[0]
+
+
+def by_file(seconds: dict[str, float]) -> dict[str, float]:
+    """{file: seconds}, the longest first."""
+    files: dict[str, float] = defaultdict(float)
+    for test, taken in seconds.items():
+        files[file_of(test)] += taken
+    return dict(sorted(files.items(), key=lambda item: -item[1]))
 
 
 def cpu_seconds() -> float:
@@ -49,39 +71,62 @@ def cpu_seconds() -> float:
 class Durations:
     """Adds up what setting up, calling and tearing down took, and writes slow.tsv at the end.
 
-    Taken are seconds of CPU time, as other work on the machine changes the clock's.
+    Taken are seconds of CPU time, as other work on the machine changes the clock's. What tests
+    share (fixtures of a module or of all) counts for the first of them in the sum of its file, and
+    for each in the choice of the slow ones: without the first, the next one would take as long.
     """
 
     def __init__(self):
         self.seconds: dict[str, float] = defaultdict(float)
-        self.before = cpu_seconds()
+        self.alone: dict[str, float] = defaultdict(float)  # of each test, were it the only one
+        self.shared: dict[object, float] = {}  # of a fixture that several tests share
+        self.before, self.made = cpu_seconds(), 0.0
 
     def pytest_runtest_logstart(self):
-        self.before = cpu_seconds()
+        self.before, self.made = cpu_seconds(), 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        if fixturedef.scope == "function":
+            return (yield)
+        before, made = cpu_seconds(), self.made
+        value = yield
+        taken, others = cpu_seconds() - before, self.made - made  # which this one asked for
+        self.shared[fixturedef], self.made = taken - others, made + taken
+        return value
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
         now = cpu_seconds()
-        report.cpu_seconds, self.before = now - self.before, now  # xdist sends what a report holds
+        # xdist sends what a report holds
+        report.cpu_seconds, self.before = now - self.before, now
+        report.shared_seconds = 0.0
+        if call.when == "setup":
+            asked = getattr(item, "_fixtureinfo", None)  # a cell of a notebook has none
+            found = asked.name2fixturedefs.values() if asked else ()
+            shared = sum(self.shared.get(fixtures[-1], 0.0) for fixtures in found)
+            report.shared_seconds = shared - self.made
         return report
 
     def pytest_runtest_logreport(self, report):
         self.seconds[report.nodeid] += report.cpu_seconds
+        self.alone[report.nodeid] += report.cpu_seconds + report.shared_seconds
 
     def pytest_sessionfinish(self, session, exitstatus):
-        if hasattr(session.config, "workerinput"):
-            return  # a worker: its reports reach the process that started it
-        lines = [f"{test}\t{taken:.2f}\n" for test, taken in slow_tests(self.seconds).items()]
-        SLOW.write_text("".join(sorted(lines)), encoding="utf8")
+        there = sum(1 for _ in SLOW.parent.rglob("test_*.py"))
+        if hasattr(session.config, "workerinput") or len(by_file(self.seconds)) < there / 2:
+            return  # a worker, whose reports reach the process that started it, or a few files
+        tests = {test: taken for test, taken in self.alone.items() if ".py::" in test}
+        files = {file: taken for file, taken in by_file(self.seconds).items() if taken >= LONG}
+        rows = sorted({**slow_tests(tests), **files}.items())
+        SLOW.write_text("".join(f"{name}\t{taken:.2f}\n" for name, taken in rows), "utf8")
 
     def pytest_terminal_summary(self, terminalreporter):
-        files: dict[str, float] = defaultdict(float)
-        for test, taken in self.seconds.items():
-            files[test.partition("::")[0]] += taken
+        files = by_file(self.seconds)
         terminalreporter.section(f"{sum(files.values()):.0f} seconds of CPU time, by file")
-        for file in sorted(files, key=files.__getitem__, reverse=True)[:FILES]:
-            terminalreporter.write_line(f"{files[file]:8.1f} {file}")
+        for file, taken in list(files.items())[:FILES]:
+            terminalreporter.write_line(f"{taken:8.1f} {file}")
 
 
 def pytest_configure(config):

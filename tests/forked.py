@@ -23,11 +23,14 @@ IMPORTS = [
     "helpers.train",
     "tight_fit.layouts.plan",
     "tests.by_hand.test_frameworks",
+    "peft",
+    "bitsandbytes",
+    "transformers.models.qwen3.modeling_qwen3",
 ]
 ROOT = Path(__file__).parent.parent
 
 
-def forked(script: str | Path, *arguments: object, ranks: int, timeout: float = 300.0) -> list[str]:
+def forked(script: str | Path, *arguments: object, ranks: int, timeout: float = 900.0) -> list[str]:
     """Run a script as `ranks` processes, as `launch` does, and return what each printed.
 
     Raises RuntimeError with the traceback of the first that failed, and TimeoutError after
@@ -96,6 +99,7 @@ def _rank(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
+        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "TQDM_DISABLE": "1",
     }

@@ -1,9 +1,33 @@
 """Small notebooks, runs and models for the tests."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 
 from helpers.recipe import Recipe
 from helpers.record import Run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python(*arguments, **options):
+    """A process of this Python that has ended, started in the repository: what it printed."""
+    usual = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 900}
+    return subprocess.run([sys.executable, *map(str, arguments)], **usual | options)
+
+
+def configured(kind, width, layers, heads, inner, vocabulary, **more):
+    """A configuration of transformers, by the sizes that most of its classes call alike."""
+    return kind(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        **more,
+    )
 
 
 def without_dropout(model):

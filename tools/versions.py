@@ -122,7 +122,7 @@ class Environment:
         dev = (ROOT / "requirements-dev.txt").read_text(encoding="utf8").splitlines()
         self._pip(*(line for line in dev if re.split("[>;]", line)[0] in TESTING), *limited)
         if self.name == "colab":  # as a reader's first cell does
-            first = "from helpers import packages; raise SystemExit(not packages.install())"
+            first = "from helpers import setup; raise SystemExit(not setup.install())"
             if self.run("-c", first).returncode:
                 raise RuntimeError("the first cell found no network to install what is missing")
         (self.folder / "ready").touch()

@@ -23,6 +23,7 @@ import torch
 
 from helpers import models
 from helpers.recipe import Recipe
+from tight_fit import gpus
 from tight_fit.checks import function, of_type
 from tight_fit.gpus import GPU
 from tight_fit.memory.plan import Plan, check_device, to_plan
@@ -33,6 +34,9 @@ from tight_fit.search.remedies import Remedies
 from tight_fit.techniques.base_weights import widen_heads
 from tight_fit.techniques.step import Batch
 from tight_fit.trace.storage_trace import StorageTrace
+
+TASKS = {"text": "sequence-classification", "image": "image-classification", "chat": "causal-lm"}
+ROOM = 0.05  # fraction of the memory that stays free, for what a plan cannot know
 
 
 def plan(
@@ -92,9 +96,6 @@ def plan_key(recipe: Recipe) -> Recipe:
     )
 
 
-TASKS = {"text": "sequence-classification", "image": "image-classification", "chat": "causal-lm"}
-
-
 def step_of(recipe: Recipe) -> ModelStep:
     """The step of a recipe as the planner of any model takes it."""
     fields = {field.name for field in dataclasses.fields(ModelStep)} - {"config", "weights"}
@@ -146,3 +147,39 @@ def trace_recipe(
         return fake_batch(flat.model, recipe)
 
     return trace_model_step(step_of(recipe), device, make_batch=make_batch, change=changed)
+
+
+def fitting(*recipes: Recipe) -> list[Recipe]:
+    """The recipes with the fewest micro-batches per step with which all of them fit this machine.
+
+    All get the same accumulation, so that two that differ in one field still do: that of the first
+    one, or the next of its doubles that divides the batch. A sentence is printed where it changes.
+    By plan, of the GPU's whole memory less `ROOM`. Recipes of the mini profile stay as they are.
+    Raises TypeError for what is no recipe.
+    """
+    for recipe in recipes:
+        of_type("recipe", recipe, Recipe)
+    if all(recipe.profile == "mini" for recipe in recipes):
+        return list(recipes)
+    first, gpu = recipes[0], gpus.here()
+    counts = [first.accumulation]
+    while not any(recipe.batch_size % (2 * counts[-1]) for recipe in recipes):
+        counts.append(2 * counts[-1])
+    parts = [[replace(recipe, accumulation=count) for recipe in recipes] for count in counts]
+    found = next((these for these in parts if all(_fits(one, gpu) for one in these)), None)
+    if found is None:
+        print(
+            f"By plan {gpu.name} does not hold this step even in {counts[-1]} micro-batches: set "
+            "TIGHT_FIT_PROFILE=mini and restart the kernel."
+        )
+        return parts[-1]
+    if found != parts[0]:
+        print(
+            f"To fit {gpu.name}, each step runs in {found[0].accumulation} micro-batches of "
+            f"{found[0].micro_batch}, by plan."
+        )
+    return found
+
+
+def _fits(recipe: Recipe, gpu: GPU) -> bool:
+    return plan(recipe, gpus.device_of(gpu)).fits(gpu).need <= (1 - ROOM) * gpu.memory

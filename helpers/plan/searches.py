@@ -1,8 +1,8 @@
 """Searches of layouts for decoders on many GPUs, kept: some beside published choices.
 
-A search takes minutes. `make plans` (`python -m helpers.plan searches`) makes all of them anew
-and writes the file. Published: torchtitan's tables of Llama 3.1 on H100s
-(https://github.com/pytorch/torchtitan/tree/main/benchmarks), whose GPUs had 96 GB.
+A search takes minutes. `make plans` makes all of them anew (`tools.course.kept_plans`). Published:
+torchtitan's tables of Llama 3.1 on H100s of 96 GB
+(https://github.com/pytorch/torchtitan/tree/main/benchmarks).
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
 
-from tight_fit.command.search_report import answer
-from tight_fit.files import replace_all
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
-from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
-from tight_fit.search.layouts import Searched, search_layouts
 from tight_fit.search.space import RECOMPUTED, Trial
 
 FILE = Path(__file__).parent / "plans" / "searches.json"
@@ -38,7 +35,6 @@ LLAMA_70B = LlamaConfig(  # table 3 of the Llama 3 paper (arXiv 2407.21783)
     num_key_value_heads=8,
     max_position_embeddings=131072,
 )
-ONE_GPU = Layout(1, "ddp")
 
 
 @dataclass(frozen=True)
@@ -151,41 +147,6 @@ def row(trial: Trial, facts: Facts) -> Facts:
         "micro_batches": trial.accumulation,
         **{name: facts[name] for name in KEPT},
     }
-
-
-def search_one(job: SearchJob) -> Facts:
-    """What is kept of a search: its answer, the best trial of each layout, the best first, and the
-    published one, if any; "alone" has the seconds of one GPU, None where it does not fit.
-
-    Raises what `search_layouts` raises.
-    """
-    found = search_layouts(job.step, job.cluster, job.recompute)
-    rows: dict[str, Facts] = {}
-    for one in found.ranked:
-        rows.setdefault(str(one.trial.layout), row(one.trial, one.facts))
-    published = plan_one(job, job.published) if job.published else None
-    entry = {"answer": answer(found), "rows": list(rows.values()), "published": published}
-    return entry | {"alone": _alone(job, found)}
-
-
-def _alone(job: SearchJob, found: Searched) -> float | None:
-    """Seconds of the step on one GPU: planned by the search, or now where it only said slower."""
-    seconds = [one.seconds for one in found.ranked if one.trial.layout == ONE_GPU]
-    slower = {trial.recompute for trial in found.slower if trial.layout == ONE_GPU}
-    if not seconds and slower:
-        rows = [plan_one(job, Trial(ONE_GPU, kind)) for kind in job.recompute if kind in slower]
-        seconds = [one["seconds"] for one in rows if one["fits"]]
-    return min(seconds, default=None)
-
-
-def write() -> Path:
-    """Search all of them and keep what was found; returns the path of the file."""
-    return _write({name: search_one(job) for name, job in (JOBS | OWNED).items()})
-
-
-def _write(entries: Mapping[str, Facts]) -> Path:
-    replace_all(FILE.parent, {FILE.name: json.dumps(entries, indent=1) + "\n"})
-    return FILE
 
 
 def kept() -> dict[str, Facts]:

@@ -1,6 +1,7 @@
 """Arguments in Python: of every function that a reader calls, values that are none of its kind."""
 
 import math
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import BertConfig, Qwen3Config
 
 from by_hand import packing
 from helpers import batching, data, plots, record, sets, show, tables, train
-from helpers.parallel import launch, launcher
+from helpers.parallel import launch
 from helpers.plan import ladder, plan, plan_at
 from helpers.recipe import Recipe, difference
 from helpers.show import phases, plans
@@ -275,7 +276,7 @@ def nothing_starts(monkeypatch):
     def starts(*_, **__):
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(launcher.subprocess, "Popen", starts)
+    monkeypatch.setattr(subprocess, "Popen", starts)
     monkeypatch.setattr(train, "train_step", starts)
 
 

@@ -14,11 +14,11 @@ import pytest
 from tests.attack import one_sentence, refused
 from tight_fit.command.arguments import new_file, new_folder, whole_number
 from tight_fit.command.wrapper import run
-from tools.course import ROOT, build, notebooks, record, stress
+from tools.course import ROOT, build, kept_plans, notebooks, record, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
-QUICK = ("tight_fit", "helpers.plan", "tools.course", "benchmarks")  # import no PyTorch
+QUICK = ("tight_fit", "tools.course", "benchmarks")  # import no PyTorch
 # Started by path, by another file or by torchrun, or an example in a docstring.
 STARTED_OTHERWISE = (
     "main.py",
@@ -103,7 +103,7 @@ def test_a_narrow_encoding_prints_what_it_can(module, encoding):
     assert process.returncode == 0 and not err and b"u" in out
 
 
-@pytest.mark.parametrize("module", ["helpers.plan"])
+@pytest.mark.parametrize("module", ["benchmarks"])
 def test_an_interrupt_while_libraries_load_is_one_line(module):
     # What runs in the background does not listen to SIGINT by itself.
     slow = (
@@ -121,7 +121,7 @@ def test_an_interrupt_while_libraries_load_is_one_line(module):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     finally:
-        process.kill()  # it would make plans anew
+        process.kill()  # it would compare plans with figures
     assert process.returncode == 130
     one_sentence(err, "Interrupted")
 
@@ -209,12 +209,10 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monk
 
 @pytest.mark.parametrize("groups", [["nothing"], [""], ["layouts", "Ladder"]])
 def test_plans_that_are_not_kept_are_refused(groups, capsys):
-    from helpers.plan.__main__ import main
-
     with pytest.raises(SystemExit) as ended:
-        main(groups)
+        kept_plans.main(groups)
     assert ended.value.code == 2
-    assert "use context, searches" in capsys.readouterr().err.splitlines()[-1]
+    assert "use layouts, searches" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_kinds_of_soak_are_those_of_its_module():

@@ -14,6 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.attack import one_sentence, refused
+from tests.small import python
 from tools.course import ROOT, grade, sandbox
 from tools.course.__main__ import main
 from tools.course.sandbox import Limits
@@ -166,13 +167,7 @@ def graded(tmp_path_factory):
     before = {path: path.read_bytes() for path in (ROOT / "exercises").glob("*.py")}
     to = folder / "grades.csv"
     arguments = [str(folder), "--csv", str(to), "--memory", "1", "--exercises", *COUNTED]
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.course", "grade", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = python("-m", "tools.course", "grade", *arguments)
     assert done.returncode == 1, done.stderr
     assert before == {path: path.read_bytes() for path in (ROOT / "exercises").glob("*.py")}
     rows: dict[str, list[dict[str, str]]] = {}
@@ -382,13 +377,7 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 
 def test_without_assertions_nothing_is_graded(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-O", "-m", "tools.course", "grade", str(tmp_path / "a.ipynb")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python("-O", "-m", "tools.course", "grade", str(tmp_path / "a.ipynb"))
     assert done.returncode == 1
     one_sentence(done.stderr, "run Python without -O")
 

@@ -174,6 +174,9 @@ CONTRADICT = [
     (["tp=2"], "unrecognized"),
 ]  # fmt: skip
 OF_MODELS = [
+    ("rebarta-base", [], "or FacebookAI/roberta-base?"),
+    ("x/y/z", [], "neither a folder"),
+    ("some/Llama-3.2-3B-GGUF", [], "is stored as GGUF"),
     ("roberta-base", ["--chunked-loss"], "next token"),
     ("microsoft/deberta-v3-base", ["--attention", "sdpa"], "'eager' alone"),
     ("google/vit-base-patch16-224", ["--length", "128"], "for text"),
@@ -184,12 +187,34 @@ OF_MODELS = [
     ("", [], "a model is needed"),
     ("x" * 9999, [], "too long"),
 ]
+OF_GPUS = [
+    (["--gpu", "8GB", "--fastest"], "a size says nothing of a GPU's speed"),
+    (["--gpu", "MI300X", "--fastest"], "time is not known for AMD"),
+    (["--gpu", "RTX 9060"], "did you mean RTX 5060"),
+    (["--gpu", "5000GB"], "no size of a GPU"),
+    (["--examples", "10"], "name one with --gpu"),
+]
+SEARCHED = [  # questions for the best layout
+    (["--gpus", "8", "--machines", "3"], "cannot be divided evenly over 3 machines"),
+    (["--gpus", "2", "--machines", "4"], "cannot be divided evenly over 4 machines"),
+    (["--gpus", "4", "--layout", "fsdp=2"], "is one of 2 GPUs, and --gpus is 4"),
+    (["--gpus", "4", "--no-reshard"], "details of one layout"),
+    (["--gpus", "4", "--accumulation", "3"], "does not divide"),
+    (["--gpus", "4", "--precision", "bf16"], "has no bf16"),
+    (["--gpus", "4", "--inside", "string"], "link='string' is not known"),
+    (["--gpus", "4", "--schedule", "gpipe"], "details of one layout"),
+    (["--machines", "2"], "say with --gpus how many"),
+    (["--schedule", "gpipe"], "--schedule is about several GPUs"),
+]
 NOT_DIVIDED = [
     (["fsdp=3"], "multiple of 3"),
     (["fsdp=2", "--accumulation", "16"], "multiple of 32"),
     (["hsdp=2x3"], "multiple of 6"),
     (["fsdp=2,cp=2", "--length", "511"], "multiple of 4"),
     (["fsdp=2", "--gpus", "4"], "multiply to the number"),
+    (["fsdp=2", "--schedule", "gpipe"], "--schedule is that of a pipeline"),
+    (["fsdp=2,cp=2", "--attention", "eager"], "not planned with context"),
+    (["fsdp=2", "--checkpointing", "--recompute", "selective"], "give one"),
     (["fsdp=4", "--machines", "3"], "divided evenly"),
     (["tp=2"], "Llama's layers"),
     (["ddp=2", "--prefetch", "1"], "leave them out with 'ddp'"),
@@ -211,6 +236,8 @@ NOT_DIVIDED = [
         *(([*GPT2, *more], says) for more, says in CONTRADICT),
         *(([model, "--gpu", "T4", *more], says) for model, more, says in OF_MODELS),
         *(([*LAYOUT, *more], says) for more, says in NOT_DIVIDED),
+        *((["gpt2", *more], says) for more, says in OF_GPUS),
+        *(([*GPT2, *more], says) for more, says in SEARCHED),
         (["gpt2", "--layout", "fsdp=2"], "--gpu"),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",

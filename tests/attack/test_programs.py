@@ -201,19 +201,11 @@ def test_fields_of_a_snapshot_are_pytorchs(snapshot, tmp_path):
 
 @pytest.mark.parametrize(
     "line, says",
-    [
-        ("", "--gpu"),
-        ("--gpu", "--gpu"),
-        ("T4", "--gpu"),
-        ("--gpu T5", "gpu='T5'"),
-        ("--gpu ''", "gpu=''"),
-        ("--gpu T4 --gpu L4", "give it once"),
-        ("--gpu T4 --qick", "--qick"),
-        ("--gpu T4 --gp L4", "--gp"),
-        ("--gpu 'T4", "quotation"),
-        *((f"--gpu T4 --seconds={n}", "from 1 to") for n in ("0", "-1", "nan", "inf", "x", "1e9")),
-    ],
-)
+    [("", "--gpu"), ("--gpu", "--gpu"), ("T4", "--gpu"), ("--gpu T5", "gpu='T5'"),
+     ("--gpu ''", "gpu=''"), ("--gpu T4 --gpu L4", "give it once"),
+     ("--gpu T4 --qick", "--qick"), ("--gpu T4 --gp L4", "--gp"), ("--gpu 'T4", "quotation"),
+     *((f"--gpu T4 --seconds={n}", "from 1 to") for n in ("0", "-1", "nan", "inf", "x", "1e9"))],
+)  # fmt: skip
 def test_a_cell_is_planned_with_options(line, says, capsys):
     ran = []
     shell = type(

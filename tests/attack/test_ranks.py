@@ -1,5 +1,6 @@
 """Ranks: processes that try to outlive the launch."""
 
+import subprocess
 import sys
 import textwrap
 import time
@@ -7,7 +8,8 @@ import time
 import psutil
 import pytest
 
-from helpers.parallel import RankFailed, keeper, launch, launcher
+from helpers import keeper
+from helpers.parallel import RankFailed, launch
 
 # -- processes that try to stay. Each writes its id into the file that it gets.
 
@@ -68,7 +70,7 @@ def test_no_process_outlives_the_command(way, end, tmp_path):
     """Of the keeper alone, which is what launch starts: no torchrun, so that this is quick."""
     (tmp_path / "rank.py").write_text(body(way, end))
     command = [sys.executable, str(tmp_path / "rank.py"), str(tmp_path / "pid")]
-    code = launcher.subprocess.run([sys.executable, keeper.__file__, "5", *command]).returncode
+    code = subprocess.run([sys.executable, keeper.__file__, "5", *command]).returncode
     assert code == {"": 0, "raise SystemExit(3)": 3}.get(end, -9)
     assert stopped(int((tmp_path / "pid").read_text()))
 
@@ -78,7 +80,7 @@ def test_no_process_outlives_the_command(way, end, tmp_path):
 def test_no_process_outlives_a_command_that_is_told_to_end(way, tmp_path):
     (tmp_path / "rank.py").write_text(body(way, "time.sleep(600)"))
     command = [sys.executable, str(tmp_path / "rank.py"), str(tmp_path / "pid")]
-    running = launcher.subprocess.Popen([sys.executable, keeper.__file__, "5", *command])
+    running = subprocess.Popen([sys.executable, keeper.__file__, "5", *command])
     while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
         time.sleep(0.05)
     running.terminate()

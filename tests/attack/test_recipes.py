@@ -190,7 +190,6 @@ OF_ANY = [
     (LLM, {"side": 16}, "is for images"),
     (LLM, {"base": "bf16", "weights": "fp32"}, "two dtypes"),
     (LLM, {"weights": "fp16"}, "cannot be trained"),
-    (LLM, {"compile": True, "float8": "rowwise"}, "one at a time"),
     (LLM, {"base": "fp16", "lora_rank": 4}, "base='fp16'"),
     (LLM, {"lora_rank": 4, "lora_targets": ""}, "names no layer"),
     (LLM, {"lora_rank": 4, "lora_targets": ",,"}, "names no layer"),
@@ -228,6 +227,12 @@ LAYOUTS = [
     ("ddp=2,tp=2", "FSDP2 only"),
     ("pp=2,tp=2", "with data ranks only"),
     ("ep=2", "taken from the data ranks"),
+    ("expert=2", "data=1 cannot be divided by 2"),
+    ("fsdp=2,expert=4", "data=2 cannot be divided by 4"),
+    *((f"{strategy}=4,expert=2", "fsdp or zero2 alone") for strategy in ("ddp", "zero1")),
+    ("hsdp=2x2,expert=2", "without replicas"),
+    *((f"fsdp=4,{axis}=2,expert=2", "context and tensor ranks") for axis in ("tensor", "context")),
+    ("pipeline=2,fsdp=2,expert=2", "without pipeline"),
     ("fsdp=999999", "100,000"),
 ]
 

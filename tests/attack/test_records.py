@@ -160,19 +160,10 @@ def test_a_name_that_is_none_is_said_before_anything_runs(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "field, value",
-    [
-        ("losses", [1.0, math.nan]),
-        ("losses", [1.0]),
-        ("seconds", [0.1, -0.1]),
-        ("accuracy", 1.5),
-        ("test_rows", -1),
-        ("date", "yesterday"),
-        ("name", "no name"),
-        ("memory", {}),
-        ("plan", None),
-        ("skipped", [7]),
-    ],
-)
+    [("losses", [1.0, math.nan]), ("losses", [1.0]), ("seconds", [0.1, -0.1]), ("accuracy", 1.5),
+     ("test_rows", -1), ("date", "yesterday"), ("name", "no name"), ("memory", {}),
+     ("plan", None), ("skipped", [7])],
+)  # fmt: skip
 def test_what_makes_no_record_is_not_written(field, value, tmp_path):
     from dataclasses import replace
 

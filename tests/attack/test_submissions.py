@@ -110,37 +110,6 @@ def test_a_fraction_is_a_number_as_it_is_in_the_notebook(graded):
     assert points(graded["a_fraction"])["02.1"] == 1
 
 
-@pytest.mark.parametrize(
-    "name, lab",
-    [
-        *((f"02_x_lab{more}", True) for more in ("", " (1)", "-Copy1", " - Copy", " copy 2", "_2")),
-        *((name, False) for name in ("02_x", "02_label", "02_lab_and_more", "02_collab (1)")),
-    ],
-)
-def test_what_copies_are_called(name, lab):
-    assert bool(submissions.LAB.search(name)) == lab
-
-
-@pytest.mark.parametrize(
-    "name, handed, chapter",
-    [
-        ("17 anna.ipynb", ["02.1"], "02"),
-        ("20-11-2026 02.ipynb", ["02.1", "02.2"], "02"),
-        ("02.ipynb", ["02.1", "03.1", "03.2"], "02"),
-        ("02.ipynb", [], "02"),
-        ("anna.ipynb", ["03.1"], "03"),
-        ("99.ipynb", ["03.1"], "03"),
-    ],
-)
-def test_the_chapter_of_a_notebook_is_one_that_it_has(name, handed, chapter):
-    counted = submissions.of_its_chapter(Path(name), [], handed)
-    assert {number[:2] for number in counted} == {chapter}
-
-
-def test_of_a_notebook_without_number_and_checks_nothing_is_known():
-    assert submissions.of_its_chapter(Path("anna.ipynb"), ["x = 1"], []) == []
-
-
 @pytest.mark.parametrize("given", ["02.ipynb", "02.IPYNB", "new.ipynb", "linked.csv"])
 def test_grades_replace_no_notebook(given, tmp_path, monkeypatch):
     path = write(tmp_path / "02.ipynb", RIGHT)
@@ -210,23 +179,6 @@ def test_a_right_answer_is_right_in_the_notebook_and_where_it_is_graded(number, 
     for one in (answer, sent):
         found = verdict(load(number), one)
         assert found.passed, found.sentence
-
-
-@pytest.mark.parametrize("form", [np.bool_, torch.tensor], ids=["NumPy", "torch"])
-def test_true_in_another_form_is_true(form):
-    def stuck(first, second):
-        return form(len(first) != len(second) or any(map(str.__eq__, first, second)))
-
-    assert verdict(load("15.3"), stuck).passed
-
-
-@pytest.mark.parametrize("form", [np.int64, torch.tensor], ids=["NumPy", "torch"])
-def test_numbers_of_a_list_in_another_form_are_numbers(form):
-    def align(word_ids, labels):
-        pairs = zip([None, *word_ids], word_ids)
-        return [form(-100 if now is None or now == last else labels[now]) for last, now in pairs]
-
-    assert verdict(load("08.2"), align).passed
 
 
 # -- messages to the judge that no `check` sends

@@ -1,8 +1,6 @@
 """A step in a process of its own: what it answers, and what ends it."""
 
-import fcntl
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -52,11 +50,6 @@ def test_what_is_no_answer_is_told_in_a_sentence(text):
         apart.last_object(text)
 
 
-def test_bytes_that_are_no_text_do_not_matter():
-    code = "import sys; sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n{\"a\": 1}\\n')"
-    assert run(code) == {"a": 1}
-
-
 @pytest.mark.parametrize(
     "code, says",
     [
@@ -69,11 +62,6 @@ def test_bytes_that_are_no_text_do_not_matter():
 def test_a_failure_is_a_sentence(code, says):
     with pytest.raises(RuntimeError, match=says):
         run(code)
-
-
-def test_its_variables_are_set():
-    code = "import json, os; print(json.dumps({'threads': os.environ['OMP_NUM_THREADS']}))"
-    assert run(code, variables={"OMP_NUM_THREADS": "7"}) == {"threads": "7"}
 
 
 def ended(raised, monkeypatch, **limits):
@@ -112,24 +100,3 @@ def test_waiting_for_the_gpu_is_no_work(monkeypatch):
     with pytest.raises(apart.Hung):
         run(SLEEP, limit=1e-9)
     assert len(looks) == 21
-
-
-@pytest.mark.skipif(not apart.LOCKS.exists(), reason="Only Linux lists who waits for a lock.")
-def test_who_waits_for_a_lock_is_seen(tmp_path):
-    path = tmp_path / "lock"
-    command = [sys.executable, "-c", LOCK, str(path)]
-    above = f"import subprocess; subprocess.run({command!r})"
-    with path.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        process = subprocess.Popen([sys.executable, "-c", above], stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"ready\n"
-        while not apart.waits(process.pid):
-            assert process.poll() is None
-            time.sleep(0.01)
-    process.wait()
-    assert not apart.waits(process.pid)
-
-
-def test_where_nobody_says_who_waits_all_is_work(monkeypatch, tmp_path):
-    monkeypatch.setattr(apart, "LOCKS", tmp_path / "missing")
-    assert not apart.waits(1)

@@ -8,10 +8,8 @@ import json
 import pytest
 
 from benchmarks import gpu_layouts, gpu_steps, proof, room
-from benchmarks.measured_steps import LARGE, cases
-from helpers.parallel.launcher import RankFailed
+from helpers.parallel import RankFailed
 from helpers.recipe import Recipe
-from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tight_fit import gpus
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan import plan_step
@@ -31,15 +29,6 @@ def test_every_layout_suits_its_step():
         layout, micro_batches = gpu_layouts.LAYOUTS[technique]
         assert layout.ranks == 2 and recipe.accumulation == micro_batches
         assert local_step(gpu_layouts.step_of(recipe), layout).micro_batch >= 1
-
-
-def test_two_gpus_have_steps_of_their_own_before_those_of_the_large_model():
-    names = [case[:2] for case in gpu_steps.every_case(2)]
-    assert gpu_steps.every_case(1) == sorted(cases(), key=lambda case: case[0] == LARGE)
-    assert len(set(names)) == len(names) == len(cases()) + len(gpu_layouts.cases())
-    large = [number for number, (model, _) in enumerate(names) if model == LARGE]
-    both = [n for n, (_, technique) in enumerate(names) if technique in gpu_layouts.LAYOUTS]
-    assert max(both) < min(large) and min(both) > 0
 
 
 @pytest.fixture
@@ -103,23 +92,3 @@ def test_what_nccl_prints_is_no_answer(monkeypatch):
     texts[1] = noise
     with pytest.raises(RuntimeError, match="It gave no answer"):
         gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
-
-
-def test_nccl_is_quiet_unless_its_log_goes_to_a_file(monkeypatch):
-    given = []
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    monkeypatch.delenv("NCCL_DEBUG_FILE", raising=False)
-    monkeypatch.setattr(
-        gpu_layouts, "launch", lambda *_, env, **options: given.append(env) or ["{}"]
-    )
-    gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
-    monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.%h.%p")
-    gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
-    assert given == [{"NCCL_DEBUG": "WARN"}, {}]
-
-
-def test_the_table_shows_the_link_where_there_is_one():
-    alone, both = a_step(), a_step(link={"bytes_per_second": 12e9, "latency": 6e-6})
-    assert "link" not in proof.table(a_proof(alone)).to_markdown()
-    text = proof.table(a_proof(alone, both)).to_markdown()
-    assert "12.0 GB/s" in text and proof.Proof.from_json(a_proof(both).to_json()).steps == [both]

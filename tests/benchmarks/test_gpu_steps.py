@@ -3,7 +3,6 @@
 What runs on a GPU itself is tried on a pretended one; here its answers are given.
 """
 
-import json
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import apart, gpu_layouts, gpu_steps, proof
+from benchmarks import apart, gpu_steps, proof
 from benchmarks.measured_steps import LARGE, cases
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
@@ -25,7 +24,6 @@ CASES = [("a model", name, Recipe(weights="random")) for name in ("one", "two", 
 
 
 APART, EVERY_CASE = gpu_steps._apart, gpu_steps.every_case
-DDP, FSDP, ZERO = [name for name in gpu_layouts.LAYOUTS if "D" in name or "ZeRO-1" in name]
 
 
 def answered(case, *_, **fields):
@@ -133,34 +131,6 @@ def test_a_step_that_is_too_large_is_planned_once(machine, monkeypatch, tmp_path
     assert sorted(again.proof.large) == sorted(map(gpu_steps.name_of, CASES))
 
 
-def test_two_gpus_that_hang_once_wait_until_everything_else_had_its_turn(
-    machine, monkeypatch, tmp_path
-):
-    """DDP hangs: it failed. The other layouts are not begun, in this call and the next."""
-    both = [("a model", name, Recipe()) for name in (DDP, FSDP, ZERO)]
-    mixed = [*both[:2], CASES[0], both[2]]
-    monkeypatch.setattr(gpu_steps, "every_case", lambda count, bf16: mixed)
-    asked = []
-
-    def run(command, until, limit, put_off, variables):
-        asked.append(json.loads(command[-1])["technique"])
-        assert limit == (gpu_steps.LIMIT if asked[-1] == "one" else gpu_layouts.TIME_LIMIT)
-        if asked[-1] == DDP:
-            raise apart.Hung("It was not done.")
-        return answered(("a model", asked[-1])).to_dict()
-
-    monkeypatch.setattr(gpu_steps, "_apart", APART)
-    monkeypatch.setattr(apart, "run", run)
-    first = gpu_steps.measure_all(tmp_path, "a test", jobs=1)
-    assert asked == [DDP, "one"]
-    assert list(first.proof.failed) == [f"a model, {DDP}"] and first.put_off == [both[1], both[2]]
-    second = gpu_steps.measure_all(tmp_path, "a test", jobs=1)
-    assert asked == [DDP, "one"] and second.put_off == both
-    last = gpu_steps.measure_all(tmp_path, "a test", only=second.put_off, jobs=1)
-    assert asked[2:] == [FSDP, ZERO, DDP], "what was never tried comes before what failed"
-    assert list(last.proof.failed) == [f"a model, {DDP}"] and len(last.proof.steps) == 3
-
-
 def test_a_gpu_without_bf16_measures_no_step_in_it(monkeypatch, machine, tmp_path):
     found = EVERY_CASE(2, bf16=False)
     assert not [case for case in found if case[-1].precision == "bf16"]
@@ -205,34 +175,6 @@ def test_the_packages_of_an_optimizer_are_those_that_it_imports(optimizer, monke
         make_optimizer(layer, recipe)
 
 
-@pytest.mark.parametrize("answer", [{"a": 1}, {"recipe": {}}, {"too_large": False}])
-def test_an_answer_that_is_no_step_is_told_in_a_sentence(monkeypatch, answer):
-    monkeypatch.setattr(apart, "run", lambda *_: answer)
-    with pytest.raises(RuntimeError, match="^Its answer is no measured step"):
-        APART(CASES[0], float("inf"), threading.Event(), 1)
-    monkeypatch.setattr(apart, "run", lambda *_: gpu_steps.TOO_LARGE)
-    assert APART(CASES[0], float("inf"), threading.Event(), 1) is None
-
-
-@pytest.mark.parametrize("cores, jobs, each", [(16, 4, 2), (2, 1, 1), (1, 1, 1), (64, 4, 8)])
-def test_processes_side_by_side_leave_half_of_the_cores(monkeypatch, cores, jobs, each):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(gpu_steps.os, "cpu_count", lambda: cores)
-    assert gpu_steps.threads(jobs) == {"OMP_NUM_THREADS": str(each)}
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert gpu_steps.threads(jobs) == {"OMP_NUM_THREADS": "3"}
-
-
-@pytest.mark.parametrize("change", [{"python": "3.12.1"}, {"threads": 96}, {"system": "x"}])
-def test_a_later_call_goes_on_with_another_python_or_other_threads(
-    machine, monkeypatch, tmp_path, change
-):
-    gpu_steps.measure_all(tmp_path, "a test")
-    monkeypatch.setattr(gpu_steps, "environment", lambda device: GPU | change)
-    monkeypatch.setattr(gpu_steps, "_apart", lambda *_: pytest.fail("it was measured again"))
-    assert len(gpu_steps.measure_all(tmp_path, "a test").proof.steps) == 3
-
-
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("change", [{"torch": "2.14.0"}, {"driver": "570.1"}, {"cuda": "13.0"}])
 def test_steps_of_other_versions_are_never_overwritten(
@@ -271,9 +213,3 @@ def test_without_time_no_process_starts(monkeypatch):
     for left in (gpu_steps.SECONDS - 1, 0, -100):
         with pytest.raises(TimeoutError):
             gpu_steps._apart(CASES[0], time.monotonic() + left, threading.Event(), 1)
-
-
-def test_a_step_of_before_has_no_seconds():
-    values = a_step().to_dict()
-    del values["seconds"], values["planned_seconds"]
-    assert proof.Step.from_dict(json.loads(json.dumps(values))).seconds is None

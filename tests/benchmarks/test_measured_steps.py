@@ -1,19 +1,16 @@
 """The plan against real steps: that measuring tells the truth, and what was kept of it."""
 
 import json
-import threading
-import time
 from dataclasses import replace as changed
 
 import pytest
 import torch
 
-from benchmarks import gpu_layouts, measure_step, measured_steps, other_estimators, proof, room
+from benchmarks import gpu_layouts, measure_step, measured_steps, proof
 from helpers import models
 from helpers.plan import plan
-from helpers.plan.techniques import MODELS, TECHNIQUES
+from helpers.plan.ladder import MODELS, TECHNIQUES
 from helpers.recipe import Recipe, replace
-from tight_fit import gpus
 from tight_fit.layouts.plan import plan_step
 from tight_fit.trace.storage_trace import PHASES
 
@@ -116,29 +113,6 @@ def test_every_technique_for_both_models_is_a_case():
     assert ladder[0].accumulation == 1 and ladder[-1].lora_rank == 8
 
 
-def test_an_estimator_that_is_missing_says_nothing_of_a_step(monkeypatch):
-    recipe = replace(IMAGE, weights="random")
-    assert measured_steps.other_estimates(recipe, "cpu", 0.0)[1] > 0
-    monkeypatch.setattr(other_estimators, "find_spec", lambda name: None)
-    assert measured_steps.other_estimates(recipe, "cpu", 0.0) == (None, None)
-
-
-@pytest.mark.parametrize("name, bf16", [("T4", False), ("A100-40GB", True)])
-def test_make_proof_on_a_gpu_without_bf16_leaves_its_steps_out(monkeypatch, tmp_path, name, bf16):
-    seen = []
-
-    def measure_steps(device, jobs, chosen, failed):
-        seen.extend(recipe.precision for *_, recipe in chosen)
-        return []
-
-    monkeypatch.setattr(measured_steps, "usable_cuda", lambda: (True, ""))
-    monkeypatch.setattr(measured_steps, "environment", lambda device: {"device": device})
-    monkeypatch.setattr(measured_steps, "measure_steps", measure_steps)
-    monkeypatch.setattr(measured_steps.gpus, "here", lambda: gpus.GPUS[name])
-    assert measured_steps.main(["--device", "cuda", "--out", str(tmp_path)]) == 1
-    assert "fp16" in seen and ("bf16" in seen) == bf16
-
-
 @pytest.mark.night
 def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsys):
     chosen = [
@@ -169,31 +143,6 @@ def test_steps_in_processes_of_their_own_are_kept_and_read_again(tmp_path, capsy
     assert proof.table(made).frame["off"].tolist() == ["+0 bytes", "+0 bytes"]
 
 
-def test_a_step_without_room_is_left_out_and_named(monkeypatch, capsys):
-    monkeypatch.setattr(room, "MEMORY_FRACTION", 0.0)
-    assert list(measured_steps.measure_steps("cpu", chosen=[("mini ViT", "plain", IMAGE)])) == []
-    assert "mini ViT, plain: left out" in capsys.readouterr().out
-
-
-def test_a_step_that_fails_keeps_nothing(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(measured_steps.sys, "executable", "/bin/false")
-    monkeypatch.setattr(measured_steps, "cases", lambda: [("mini ViT", "plain", IMAGE)])
-    assert measured_steps.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
-    assert (
-        "mini ViT, plain: FAILED. A step could not be measured" in capsys.readouterr().err
-        and not list(tmp_path.iterdir())
-    )
-
-
-def test_without_a_gpu_one_sentence_says_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(measured_steps, "usable_cuda", lambda: (False, "no GPU found"))
-    assert measured_steps.main(["--device", "cuda", "--out", str(tmp_path)]) == 1
-    assert (
-        "cannot be measured on a GPU here (no GPU found)" in capsys.readouterr().err
-        and not list(tmp_path.iterdir())
-    )
-
-
 def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tmp_path, capsys):
     def measure_apart(recipe, device):
         if recipe.accumulation > 1:
@@ -215,47 +164,7 @@ def test_one_failure_of_two_keeps_the_other_and_ends_in_an_error(monkeypatch, tm
     assert [step.technique for step in proof.read(tmp_path)[0].steps] == ["plain"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"environment": {}, "date": "", "command": "", "steps": [{"model": "x"}]}'],
-)
-def test_what_is_no_proof_is_refused_in_a_sentence(text):
-    with pytest.raises(ValueError, match="This is no file of measured steps"):
-        proof.Proof.from_json(text)
-
-
-def test_steps_side_by_side_never_take_more_than_there_is():
-    budget, now, most = measured_steps.MemoryBudget(10), [], []
-
-    def work(need):
-        with budget.taken(need):
-            now.append(need)
-            most.append(sum(now))
-            time.sleep(0.01)
-            now.remove(need)
-
-    threads = [threading.Thread(target=work, args=(need,)) for need in (7, 3, 10, 5, 5, 1, 9, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(most) <= 10 and budget.free == 10
-
-
-def test_a_miss_is_shown_and_a_gpus_is_of_its_allocated_peak():
-    off = a_step(planned=2**30, allocated=2**31)
-    assert off.miss == -0.5 and proof.table(a_proof(off)).frame["off"].item() == "-50.00%"
-    gpu = a_step(
-        planned=900, planned_allocated=1010, allocated=1000, reserved=2**21, planned_reserved=2**21
-    )
-    assert gpu.miss == pytest.approx(0.01)
-
-
 # -- what was kept ---------------------------------------------------------------------------------
-
-
-def test_there_is_a_proof():
-    assert KEPT, "python -m benchmarks.measured_steps"
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.environment["name"])

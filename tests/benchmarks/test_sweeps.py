@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.sweeps import layerwise, orders, stages, trial
-from benchmarks.sweeps.__main__ import main
+from benchmarks.sweeps import orders, stages, trial
 from benchmarks.sweeps.plans import ALL_LINEAR, SWEEPS, SweepPlan
 from helpers import data, models, sweeps, train
 from helpers.recipe import Recipe, replace
@@ -48,12 +47,6 @@ def test_the_grid_grows_until_the_best_rate_is_inside(tmp_path, top):
         assert sweep.finished(arm) and abs(math.log2(best / top)) <= 0.5
         assert set(sweep.at(arm, best, 2 * VIT.steps)) == set(SEEDS)
     assert sweeps.read("99_made", tmp_path) == sweep
-
-
-def test_a_grid_without_an_end_is_given_up(tmp_path):
-    sweep = stages.opened(plan_of(), "made", tmp_path)
-    with pytest.raises(RuntimeError, match="best of 12 learning rates is still at an edge"):
-        stages.go_on(sweep, SEEDS, folder=tmp_path, run=hill(1e9))
 
 
 def test_a_killed_sweep_goes_on_and_makes_no_run_twice(tmp_path):
@@ -208,64 +201,6 @@ def test_the_loop_with_a_given_order_is_the_courses_loop():
     ours = orders.fit(TEXT, split, order)
     assert ours.losses == train.fit(TEXT, split, "cpu", progress=False).losses
     assert orders.fit(TEXT, split, order[::-1]).losses != ours.losses
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_lars_and_lamb_take_the_steps_of_their_papers(decay):
-    generator = np.random.default_rng(0)
-    start, rate = generator.normal(size=(6, 5)), 0.1
-    gradients = generator.normal(size=(4, 6, 5))
-
-    w, v = start.copy(), 0.0
-    lars = [w.copy()]
-    for g in gradients:  # You et al. 2017, equation 6 and algorithm 1
-        local = 0.02 * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w))
-        v = 0.9 * v + rate * local * (g + decay * w)
-        w = w - v
-        lars.append(w.copy())
-    w, m, s = start.copy(), 0.0, 0.0
-    lamb = [w.copy()]
-    for t, g in enumerate(gradients, 1):  # You et al. 2020, algorithm 2
-        m, s = 0.9 * m + 0.1 * g, 0.999 * s + 0.001 * g**2
-        r = m / (1 - 0.9**t) / (np.sqrt(s / (1 - 0.999**t)) + 1e-6) + decay * w
-        w = w - rate * min(np.linalg.norm(w), 10.0) / np.linalg.norm(r) * r
-        lamb.append(w.copy())
-
-    for expected, make in (
-        (lars, lambda p: layerwise.Lars(p, rate, decay, trust=0.02)),
-        (lamb, lambda p: layerwise.Lamb(p, rate, decay)),
-    ):
-        weight = torch.nn.Parameter(torch.tensor(start))
-        optimizer = make([weight])
-        for gradient, wanted in zip(gradients, expected[1:]):
-            weight.grad = torch.tensor(gradient)
-            optimizer.step()
-            assert np.allclose(weight.detach().numpy(), wanted, rtol=1e-9)
-
-
-def test_a_tensor_of_zeros_can_move():
-    for kind in (layerwise.Lars, layerwise.Lamb):
-        weight = torch.nn.Parameter(torch.zeros(3))
-        weight.grad = torch.ones(3)
-        kind([weight], lr=0.1).step()
-        assert weight.detach().tolist() == pytest.approx([-0.1] * 3, rel=1e-4)
-
-
-def test_the_nearest_neighbour_is_scikit_learns():
-    from sklearn.neighbors import KNeighborsClassifier
-
-    parts = trial.splits(VIT, 0)
-    x, z = (part.columns["pixel_values"].flatten(1).numpy() for part in (parts.train, parts.test))
-    fitted = KNeighborsClassifier(1, algorithm="brute").fit(
-        x.astype(float), parts.train.columns["labels"].numpy()
-    )
-    theirs = fitted.score(z.astype(float), parts.test.columns["labels"].numpy())
-    assert trial.nearest_neighbour(VIT, 40) == pytest.approx(theirs, abs=1e-6)
-
-
-def test_an_unknown_number_is_refused(capsys):
-    assert main(["77"]) == 2
-    assert "There is no sweep 77: choose of 03_freezing, 07_lora" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sweeps.names())

@@ -3,10 +3,8 @@
 Their arithmetic emulated on a CPU, their source run as C, compiled by NVRTC, and run on a GPU.
 """
 
-import importlib.util
 import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,23 +118,6 @@ def test_the_emulation_is_near_gelu_for_every_number():
     )
 
 
-def test_the_emulation_rounds_after_each_operation():
-    result, steps = gelu_half2.emulate(FINITE), torch.from_numpy(FINITE)
-    square = (steps * steps).double()  # torch rounds an fp16 product once
-    inner = torch.from_numpy(
-        (square * np.float64(np.float16(gelu_half2.B)) + np.float64(np.float16(gelu_half2.A)))
-        .numpy()
-        .astype(np.float16)
-    )
-    t = torch.from_numpy(np.tanh((steps * inner).double().numpy()).astype(np.float16))
-    h = steps * 0.5
-    expected = (h.double() * t.double() + h.double()).numpy().astype(np.float16)
-    assert np.array_equal(bits(result), bits(expected))
-    assert not np.array_equal(bits(result), bits(EXACT.astype(np.float16))), (
-        "it should not be the rounded exact value"
-    )
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_kernels_source_run_as_c_is_the_emulation(on_host, length):
     values = np.random.default_rng(length).permutation(FINITE)[:length]
@@ -183,24 +164,6 @@ def test_nvrtc_makes_of_it_what_the_names_say(compiler, capability):
     assert gelu_half2.build(capability)[:4] == b"\x7fELF", "machine code"
 
 
-def test_a_pair_of_tanh_is_two_machine_instructions(compiler, tmp_path):
-    triton = importlib.util.find_spec("triton")
-    tool = (
-        Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        if triton
-        else Path("none")
-    )
-    if not tool.exists():
-        pytest.skip("nothing here takes machine code apart")
-    (tmp_path / "half2.cubin").write_bytes(gelu_half2.build("80"))
-    shown = subprocess.run(
-        [tool, "-sass", tmp_path / "half2.cubin"], capture_output=True, text=True
-    ).stdout
-    part = next(part for part in shown.split("Function : ")[1:] if part.startswith("kernel_half2"))
-    lines = body(gelu_half2.build("80", "ptx").decode(), "half2").count("tanh.approx.f16x2")
-    assert lines > 0 and part.count("MUFU.TANH.F16") == 2 * lines
-
-
 def test_nvrtc_refuses_in_a_sentence(compiler):
     with pytest.raises(RuntimeError, match="NVRTC does not compile for capability 12"):
         gelu_half2.build("12")
@@ -242,12 +205,6 @@ def test_bad_input_is_refused():
         gelu_half2.gelu(torch.zeros(3).half(), repeats=0)
     with pytest.raises(TypeError, match="on a GPU, not torch.float16 on cpu"):
         gelu_half2.gelu(torch.zeros(3).half())
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_it_says_so():
-    usable, why = gelu_half2.available()
-    assert not usable and "no GPU" in why
 
 
 @pytest.mark.skipif(not gelu_half2.available()[0], reason="no GPU that can run the kernels")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from by_hand.pipeline import clip_gradients, run
 from by_hand.pipeline_stage import SHARED, cut
@@ -26,7 +24,6 @@ from tight_fit.layouts.schedules import (
     zero_bubble,
 )
 from tight_fit.techniques.step import loss_sum
-from tight_fit.torch_private import FakeTensorMode
 
 ROWS = 6
 SCRIPT = Path(__file__).parents[1] / "ranks" / "pipeline.py"
@@ -79,44 +76,15 @@ def check(stages, steps, loss, gradients):
 @pytest.mark.parametrize("make", [naive, gpipe, one_f_one_b, zero_bubble, interleaved])
 @pytest.mark.parametrize(
     "ranks, sizes",
-    [
-        (1, [6]),
-        (1, [1, 5]),
-        (2, [3, 3]),
-        (2, [1, 2, 3]),
-        (3, [1, 2, 3]),
-        (4, [6]),
-        (4, [2, 1, 1, 2]),
-    ],
-)
+    [(1, [6]), (1, [1, 5]), (2, [3, 3]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [6]),
+     (4, [2, 1, 1, 2])],
+)  # fmt: skip
 def test_loss_and_gradients_are_the_whole_models(whole, make, ranks, sizes):
     model, batch, loss, gradients = whole
     if make is interleaved and (2 * ranks > 4 or len(sizes) % max(1, len(sizes) // ranks)):
         make = one_f_one_b
     stages, steps, _ = played(model, make(ranks, len(sizes)), parts(batch, sizes))
     check(stages, steps, loss, gradients)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    ranks=st.integers(1, 4),
-    cuts=st.sets(st.integers(1, ROWS - 1)),
-    make=st.sampled_from([naive, gpipe, one_f_one_b, zero_bubble]),
-)
-def test_any_micro_batches_and_ranks(ranks, cuts, make):
-    recipe = Recipe("vit", batch_size=ROWS)
-    model, batch = models.build(recipe), train.encoded(recipe)["train"].batch(range(ROWS))
-    loss = loss_sum(model, batch, recipe) / ROWS
-    gradients = dict(
-        zip(
-            (name for name, _ in model.named_parameters()),
-            torch.autograd.grad(loss, list(model.parameters())),
-        )
-    )
-    edges = [0, *sorted(cuts), ROWS]
-    sizes = [end - begin for begin, end in zip(edges, edges[1:])]
-    stages, steps, _ = played(model, make(ranks, len(sizes)), parts(batch, sizes))
-    check(stages, steps, loss.item(), gradients)
 
 
 def test_micro_batches_of_other_lengths_travel_too():
@@ -190,14 +158,9 @@ def test_the_norm_is_that_of_the_whole_model(whole):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"frozen": 2},
-        {"frozen": 0},
-        {"lora_rank": 2},
-        {"checkpointing": True},
-        {"precision": "bf16"},
-    ],
-)
+    [{"frozen": 2}, {"frozen": 0}, {"lora_rank": 2}, {"checkpointing": True},
+     {"precision": "bf16"}],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["vit", "deberta"])
 def test_other_recipes(name, fields):
     recipe = Recipe(
@@ -240,34 +203,6 @@ def test_stages_are_balanced_and_keep_the_models_names():
             is model.deberta.embeddings.word_embeddings.weight
         )
         assert hasattr(stages[-1], "classifier") and stages[0].training
-
-
-@pytest.mark.parametrize("name", ["vit", "deberta", "deberta-large"])
-@pytest.mark.night
-def test_full_models_without_values(name, recwarn):
-    recipe = Recipe(name, profile="full")
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = models.empty(recipe)
-        batch = (
-            {
-                "input_ids": torch.zeros(2, 32, dtype=torch.long),
-                "attention_mask": torch.ones(2, 32, dtype=torch.long),
-            }
-            if recipe.task == "text"
-            else {"pixel_values": torch.zeros(2, 3, 224, 224)}
-        )
-        stages, given = cut(model, 8), (batch,)
-        labels = {"labels": torch.zeros(2, dtype=torch.long)}
-        for stage in stages:
-            if not stage.first:
-                assert [(one.shape, one.dtype) for one in given] == [
-                    (one.shape, one.dtype) for one in stage.arrives(batch | labels)
-                ]
-            given = stage(*given)
-        given.sum().backward()
-        assert given.shape == (2, recipe.classes)
-        assert all(value.grad is not None for stage in stages for value in stage.parameters())
-    assert not [warning for warning in recwarn if "data pointer" in str(warning.message)]
 
 
 def test_what_does_not_fit_is_refused():

@@ -1,7 +1,5 @@
 """What lessons 02 and 07 say of Trainer under accumulation, for the installed transformers."""
 
-from functools import wraps
-
 import pytest
 import transformers
 
@@ -88,35 +86,6 @@ def test_with_peft_the_line_belongs_on_the_base_model(name, where, factor):
     if where == "wrapper":
         model.accepts_loss_kwargs = False
     assert step(model, rows_of(name)).factor == pytest.approx(factor, rel=1e-3)
-
-
-def test_the_table_shows_what_was_measured():
-    table = trainer_factors.trainer_factors("BertForSequenceClassification", "LlamaForCausalLM")
-    assert list(table.frame["gradient"]) == ["× 4.000", "× 1.000"]
-    assert list(table.frame["gradient, with the line"]) == ["× 1.000", "× 1.000"]
-
-
-def test_another_factor_is_found_and_said(monkeypatch):
-    """As if a release let BERT's head divide by the number that Trainer hands it."""
-    real = trainer_factors.tiny
-
-    def repaired(name):
-        model = real(name)
-        forward = model.forward
-
-        @wraps(forward)
-        def divides(*inputs, num_items_in_batch=None, **named):
-            out = forward(*inputs, **named)
-            if num_items_in_batch is not None:
-                out.loss = out.loss * len(named["labels"]) / num_items_in_batch
-            return out
-
-        model.forward = divides
-        return model
-
-    monkeypatch.setattr(trainer_factors, "tiny", repaired)
-    with pytest.raises(AssertionError, match="by 1.000, and no longer by 4"):
-        test_trainers_gradient_is_what_the_lessons_say("BertForSequenceClassification")
 
 
 def test_a_class_that_is_not_measured_is_refused():

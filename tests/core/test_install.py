@@ -1,67 +1,55 @@
 """The first cell's installer: a dead network costs seconds, wheels beside the course come first."""
 
 import importlib.metadata
-import subprocess
 import sys
-import time
 import zipfile
 
 import pytest
 
-from helpers import packages
+from helpers import setup
+from tests.small import python
 
 
 @pytest.fixture
 def lacking(monkeypatch):
     """One package is missing until pip has run; gives the calls of pip."""
     calls = []
-    monkeypatch.setattr(packages, "problems", lambda: {} if calls else {"peft": "is missing"})
-    monkeypatch.setattr(packages, "_pip", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(setup, "problems", lambda: {} if calls else {"peft": "is missing"})
+    monkeypatch.setattr(setup, "_pip", lambda *arguments: calls.append(arguments))
     return calls
 
 
 def test_a_network_that_answers_nothing_costs_the_limit_and_no_more(monkeypatch):
     silent = [sys.executable, "-c", "import time; time.sleep(600)", "--"]
-    monkeypatch.setattr(packages, "PIP", silent)
-    assert not packages.network(0.5)
-
-
-def test_the_limits_of_the_first_cell_stay_under_ten_seconds():
-    assert packages.PROBE_SECONDS < 10
+    monkeypatch.setattr(setup, "PIP", silent)
+    assert not setup.network(0.5)
 
 
 @pytest.mark.parametrize("code, there", [(0, True), (1, False)])
 def test_pip_says_whether_there_is_a_network(code, there, monkeypatch):
-    monkeypatch.setattr(packages, "PIP", [sys.executable, "-c", f"raise SystemExit({code})", "--"])
-    assert packages.network() == there
-
-
-def test_real_pip_without_an_index_finds_no_network(monkeypatch):
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(packages, "PROBE_SECONDS", 120.0)
-    began = time.monotonic()
-    assert not packages.network() and time.monotonic() - began < 120
+    monkeypatch.setattr(setup, "PIP", [sys.executable, "-c", f"raise SystemExit({code})", "--"])
+    assert setup.network() == there
 
 
 def test_without_a_network_one_sentence_names_what_is_missing(lacking, monkeypatch, capsys):
-    monkeypatch.setattr(packages, "network", lambda: False)
-    assert packages.install() is False and lacking == []
+    monkeypatch.setattr(setup, "network", lambda: False)
+    assert setup.install() is False and lacking == []
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and "peft" in said and "attach a bundle" in said
 
 
 def test_with_a_network_only_what_is_missing_is_asked_for(lacking, monkeypatch, capsys):
-    monkeypatch.setattr(packages, "network", lambda: True)
-    assert packages.install() is True
+    monkeypatch.setattr(setup, "network", lambda: True)
+    assert setup.install() is True
     (asked,) = lacking
     assert asked[0] == "install" and [word.partition(">")[0] for word in asked[1:]] == ["peft"]
     assert "Installing peft" in capsys.readouterr().out
 
 
 def test_where_nothing_is_missing_nothing_is_asked(monkeypatch, capsys):
-    monkeypatch.setattr(packages, "network", None)
-    monkeypatch.setattr(packages, "problems", dict)
-    assert packages.install() is True and capsys.readouterr().out == ""
+    monkeypatch.setattr(setup, "network", None)
+    monkeypatch.setattr(setup, "problems", dict)
+    assert setup.install() is True and capsys.readouterr().out == ""
 
 
 def test_wheels_beside_the_course_are_installed_without_a_network(tmp_path, monkeypatch, capsys):
@@ -79,17 +67,15 @@ def test_wheels_beside_the_course_are_installed_without_a_network(tmp_path, monk
         )
         file.writestr(f"{info}/RECORD", "")
     target = tmp_path / "site"
-    real = packages._pip
+    real = setup._pip
+    monkeypatch.setattr(setup, "_pip", lambda *words: real(*words, "--target", str(target), "-q"))
+    monkeypatch.setattr(setup, "WHEELS", wheel.parent)
     monkeypatch.setattr(
-        packages, "_pip", lambda *words: real(*words, "--target", str(target), "-q")
+        setup, "problems", lambda: {} if target.exists() else {"tightfit-trial": "missing"}
     )
-    monkeypatch.setattr(packages, "WHEELS", wheel.parent)
-    monkeypatch.setattr(
-        packages, "problems", lambda: {} if target.exists() else {"tightfit-trial": "missing"}
-    )
-    monkeypatch.setattr(packages, "_wanted", lambda names: list(names))
-    monkeypatch.setattr(packages, "network", None)
-    assert packages.install() is True
+    monkeypatch.setattr(setup, "_wanted", lambda names: list(names))
+    monkeypatch.setattr(setup, "network", None)
+    assert setup.install() is True
     assert (target / "tightfit_trial.py").read_text() == "VALUE = 7\n"
 
 
@@ -102,8 +88,8 @@ def test_what_pip_fetches_is_shown_without_addresses(monkeypatch, capsys):
         "ERROR: Could not find a version " + "x" * 200,
     ]
     program = f"print({chr(10).join(lines)!r})"
-    monkeypatch.setattr(packages, "PIP", [sys.executable, "-c", program, "--"])
-    packages._pip("install", "peft")
+    monkeypatch.setattr(setup, "PIP", [sys.executable, "-c", program, "--"])
+    setup._pip("install", "peft")
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == [
         "  Downloading peft-0.17-py3-none-any.whl (500 kB)",
@@ -112,17 +98,15 @@ def test_what_pip_fetches_is_shown_without_addresses(monkeypatch, capsys):
     assert len(said) == 3 and said[2].endswith("...") and "example.org" not in "".join(said)
 
 
-def test_a_package_s_version_is_that_of_its_metadata():
-    assert packages.installed("torch") == importlib.metadata.version("torch")
-    assert packages.installed("no-such-package-of-anyone") is None
-
-
 def test_the_installer_imports_neither_torch_nor_anything_outside_python():
     program = (
-        "import sys; import helpers.packages; "
+        "import sys; import helpers.setup; "
         "print([name for name in ('torch', 'numpy', 'packaging', 'pip') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=packages.ROOT, capture_output=True, text=True
-    )
+    done = python("-c", program)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_package_s_version_is_that_of_its_metadata():
+    assert setup.installed("torch") == importlib.metadata.version("torch")
+    assert setup.installed("no-such-package-of-anyone") is None

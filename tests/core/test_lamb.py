@@ -1,8 +1,4 @@
-"""The LARS and LAMB of lab 17, taken from its cells, against the papers and bitsandbytes.
-
-The papers' algorithms are written in NumPy; bitsandbytes' are other algorithms, and the tests say
-where they agree and where they do not.
-"""
+"""The LARS and LAMB of lab 17, taken from its cells, against the papers' algorithms in NumPy."""
 
 import math
 from pathlib import Path
@@ -12,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.sweeps import layerwise
 from helpers import models, train
 from helpers.recipe import Recipe
 from tight_fit.techniques.optimizers import states
 from tight_fit.techniques.step import loss_sum
 
-bitsandbytes = pytest.importorskip("bitsandbytes").optim
 LABS = Path(__file__).parents[2] / "notebooks" / "labs"
 NOTEBOOK = LABS / "17_large_batch_lamb_lab.ipynb"
 STEPS, RATE = 6, 0.01
@@ -94,16 +90,6 @@ def lars_2017(w, slopes, decay=0.0, momentum=0.9, trust=0.001, gamma=RATE):
     return seen
 
 
-def lars_2020(x, slopes, decay=0.0, beta1=0.9, trust=0.02, eta=RATE):
-    """You et al. 2020, Algorithm 1, with phi(z) = trust * z."""
-    m, seen = np.zeros_like(x), []
-    for g in slopes:
-        m = beta1 * m + (1 - beta1) * (g + decay * x)
-        x = x - eta * trust * np.linalg.norm(x) / np.linalg.norm(m) * m
-        seen.append(x)
-    return seen
-
-
 def numbers(tensors):
     return [tensor.double().numpy() for tensor in tensors]
 
@@ -159,7 +145,16 @@ def test_lars_is_the_papers(shape, settings):
     agrees(stepped(Lars, start, slopes, **settings), truth)
 
 
-@pytest.mark.parametrize("make, reference", [(Lamb, lamb_2020), (Lars, lars_2017)])
+OF_THE_SWEEPS = [(layerwise.Lamb, lamb_2020), (layerwise.Lars, lars_2017)]
+
+
+@pytest.mark.parametrize("make, reference", OF_THE_SWEEPS)
+def test_those_of_the_sweeps_are_the_papers_too(make, reference):
+    truth = reference(weights().double().numpy(), numbers(gradients()), 0.1)
+    agrees(stepped(make, weights(), gradients(), weight_decay=0.1), truth, 3e-6)
+
+
+@pytest.mark.parametrize("make, reference", [(Lamb, lamb_2020), (Lars, lars_2017), *OF_THE_SWEEPS])
 def test_zeros_move_and_zero_gradients_do_no_harm(make, reference):
     zeros, slopes = torch.zeros(4, 5), gradients((4, 5))
     actual = stepped(make, zeros, slopes)
@@ -216,99 +211,3 @@ def test_lamb_on_the_mini_vit_with_real_gradients():
         optimizer.step()
     for name, w in model.named_parameters():
         assert apart(w.detach(), lamb_2020(before[name], seen[name], 0.01)[-1]) < 1e-5, name
-
-
-# -- bitsandbytes, on the CPU ----------------------------------------------------------------------
-
-
-def correction(t, beta1=0.9, beta2=0.999):
-    return math.sqrt(1 - beta2**t) / (1 - beta1**t)
-
-
-def library_steps_are_corrected():
-    """Whether this CPU kernel takes the norm after Adam's bias corrections: 0.50.2 does before."""
-    first = stepped(bitsandbytes.LAMB, weights(), gradients()[:1])[0]
-    length = ((first - weights()).norm() / weights().norm() / RATE).item()
-    assert math.isclose(length, 1, rel_tol=1e-3) or math.isclose(
-        length, correction(1), rel_tol=1e-3
-    )
-    return math.isclose(length, 1, rel_tol=1e-3)
-
-
-def test_the_librarys_lamb_is_the_papers_where_it_shortens_and_nothing_decays():
-    rate = None if library_steps_are_corrected() else lambda t: RATE / correction(t)
-    agrees(
-        stepped(bitsandbytes.LAMB, weights(), gradients(), rate),
-        stepped(Lamb, weights(), gradients(), eps=1e-8),
-    )
-
-
-def test_the_librarys_decay_stands_outside_of_the_ratio():
-    rate = None if library_steps_are_corrected() else lambda t: RATE / correction(t)
-    theirs = stepped(bitsandbytes.LAMB, weights(), gradients(), rate, weight_decay=0.1)
-    assert (
-        apart(theirs[-1], stepped(Lamb, weights(), gradients(), eps=1e-8, weight_decay=0.1)[-1])
-        > 1e-3
-    )
-
-
-def test_the_librarys_lamb_never_lengthens():
-    theirs = stepped(bitsandbytes.LAMB, weights(10.0), gradients(), weight_decay=0.1)
-    agrees(theirs, stepped(torch.optim.AdamW, weights(10.0), gradients(), weight_decay=0.1))
-    assert (
-        apart(theirs[-1], stepped(Lamb, weights(10.0), gradients(), weight_decay=0.1, high=1e9)[-1])
-        > 1e-3
-    )
-
-
-def test_zeros_stay_zeros_in_the_librarys():
-    assert not stepped(bitsandbytes.LAMB, torch.zeros(4, 5), gradients((4, 5)))[-1].any()
-    assert not stepped(bitsandbytes.LARS, torch.zeros(4, 5), gradients((4, 5)), momentum=0.9)[
-        -1
-    ].any()
-
-
-def test_eight_bits_scale_nothing_but_small_tensors():
-    pair = [
-        stepped(make, weights(), gradients(), weight_decay=0.01)
-        for make in (bitsandbytes.LAMB8bit, bitsandbytes.AdamW8bit)
-    ]
-    assert torch.equal(pair[0][-1], pair[1][-1])
-    few = (63, 65)  # 4,095 elements
-    pair = [
-        stepped(make, weights(shape=few), gradients(few))
-        for make in (bitsandbytes.LAMB8bit, bitsandbytes.LAMB)
-    ]
-    assert torch.equal(pair[0][-1], pair[1][-1])
-
-
-def test_the_librarys_generic_kernel_measures_after_the_corrections():
-    ops = pytest.importorskip("bitsandbytes.backends.default.ops")
-    measure = getattr(ops, "_optimizer_precondition_32bit", None)
-    if measure is None:
-        pytest.skip("this version keeps its kernel elsewhere")
-    g, zero, norm = gradients()[0], torch.zeros(64, 96), torch.zeros(1)
-    with torch.compiler.set_stance("force_eager"):
-        measure(g, weights(), zero, zero.clone(), norm, 0.9, 0.999, 1e-8, 0.0, 1, RATE, 1.0, 3)
-    assert math.isclose(
-        norm.sqrt().item(), math.sqrt(g.numel()), rel_tol=1e-4
-    )  # elements of one, not of 3.16
-
-
-def test_the_librarys_lars_is_that_of_the_lamb_paper():
-    theirs = stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9)
-    agrees(theirs, lars_2020(weights().double().numpy(), numbers(gradients())))
-    decayed = stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9, weight_decay=0.1)
-    agrees(decayed, lars_2020(weights().double().numpy(), numbers(gradients()), 0.1))
-
-
-def test_the_two_lars_agree_at_the_first_step_and_without_momentum():
-    theirs, ours = (
-        stepped(bitsandbytes.LARS, weights(), gradients(), momentum=0.9),
-        stepped(Lars, weights(), gradients(), trust=0.02),
-    )
-    assert apart(theirs[0], ours[0]) < 1e-6 < 1e-4 < apart(theirs[-1], ours[-1])
-    agrees(
-        stepped(bitsandbytes.LARS, weights(), gradients(), momentum=1e-20),
-        stepped(Lars, weights(), gradients(), momentum=0.0, trust=0.02),
-    )

@@ -5,6 +5,7 @@ from transformers import LlamaConfig
 
 from helpers import show
 from helpers.recipe import Recipe, replace
+from tests.small import configured
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import facts_of
 from tight_fit.layouts.layout import parse
@@ -16,14 +17,7 @@ CLUSTER = Cluster("T4", per_machine=2)
 
 
 def small(**fields) -> ModelStep:
-    config = LlamaConfig(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=72,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
+    config = configured(LlamaConfig, 32, 2, 4, 72, 96, num_key_value_heads=2)
     usual = {"batch_size": 4, "length": 16, "weights": "fp32", "precision": "fp16"}
     return ModelStep(config, **usual | fields)
 

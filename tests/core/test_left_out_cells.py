@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from helpers import packages
+from helpers import setup
 from tight_fit import packages as here
 from tight_fit.gpus import REHEARSAL
 
@@ -19,8 +19,8 @@ LEFT_OUT = "This cell is left out: "
 @pytest.fixture
 def shell():
     shell = InteractiveShell()
-    packages.leave_out_cells(shell)
-    packages.leave_out_cells(shell)
+    setup.leave_out_cells(shell)
+    setup.leave_out_cells(shell)
     assert len(shell.ast_transformers) == 1
     shell.run_cell("from tight_fit.packages import needs\nold = 1")
     return shell
@@ -99,8 +99,8 @@ def test_outside_a_notebook_it_is_an_error_of_one_sentence():
 
 def test_only_a_call_in_the_cell_itself_counts():
     inner = ast.parse(f"def later():\n    needs({ABSENT!r})\nx = needs")
-    assert packages.asked(inner) == []
-    assert packages.asked(ast.parse(f"# first\nneeds({ABSENT!r}, 'json')")) == [ABSENT, "json"]
+    assert setup.asked(inner) == []
+    assert setup.asked(ast.parse(f"# first\nneeds({ABSENT!r}, 'json')")) == [ABSENT, "json"]
 
 
 @pytest.fixture

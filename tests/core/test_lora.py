@@ -16,8 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from helpers import models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from tight_fit.packages import needs
-from tight_fit.techniques import model_changes
+from tests.small import without_dropout
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import loss_sum, train_step
 
@@ -27,13 +26,6 @@ MINI = {
 }
 HEADS = {"deberta": ["pooler", "classifier"], "vit": ["classifier"]}
 BOTH = pytest.mark.parametrize("model", MINI)
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def batch(recipe: Recipe, rows=range(8)) -> dict[str, torch.Tensor]:
@@ -114,24 +106,6 @@ def test_the_targets_exist_in_every_layer(model, profile, width, layers):
 
 
 @BOTH
-def test_old_tutorials_names_are_refused(model):
-    with pytest.raises(ValueError, match="not found in the base model"):
-        get_peft_model(
-            models.build(replace(MINI[model], lora_rank=None)),
-            LoraConfig(target_modules=["query", "value"]),
-        )
-
-
-def test_peft_knows_targets_for_deberta_and_none_for_vit():
-    needs("peft")  # also beside an old torchao
-    deberta, vit = (models.build(replace(MINI[model], lora_rank=None)) for model in MINI)
-    names = adapters(get_peft_model(deberta, LoraConfig(task_type="SEQ_CLS")))
-    assert {name.split(".")[-1] for name in names} == set(models.TARGETS["text"])
-    with pytest.raises(ValueError, match="target_modules"):
-        get_peft_model(vit, LoraConfig())
-
-
-@BOTH
 @pytest.mark.parametrize("frozen, layers", [(None, 4), (1, 3), (3, 1)])
 def test_frozen_layers_get_no_adapter(model, frozen, layers):
     recipe = replace(MINI[model], frozen=frozen)
@@ -172,26 +146,6 @@ def test_the_adapters_and_the_head_move_and_nothing_else(model):
     assert len(optimizer.state) == len(trained)
 
 
-@pytest.mark.parametrize(
-    "task_type, heads, trains",
-    [
-        (None, None, set()),
-        ("SEQ_CLS", None, {"classifier"}),
-        ("SEQ_CLS", ["pooler", "classifier"], {"classifier", "pooler"}),
-    ],
-)
-def test_the_trap_of_the_frozen_pooler(task_type, heads, trains):
-    """peft#2171: DeBERTa's pooler is new like its classifier, and stays random unless named."""
-    model = wrapped(MINI["deberta"], task_type, heads)
-    new = {
-        name: value
-        for name, value in model.named_parameters()
-        if "lora_" not in name and value.requires_grad
-    }
-    assert {head for head in ("classifier", "pooler") for name in new if head in name} == trains
-    assert all(any(head in name for head in trains) for name in new)
-
-
 @BOTH
 def test_the_librarys_wrapper_gives_the_recipes_gradients(model):
     recipe = MINI[model]
@@ -214,49 +168,6 @@ def test_at_the_start_the_logits_are_the_base_models(model):
     base, adapted = models.build(replace(recipe, lora_rank=None)), models.build(recipe)
     assert torch.equal(logits(base, recipe), logits(adapted, recipe))
     assert not torch.allclose(logits(shaken(adapted), recipe), logits(base, recipe), atol=1e-2)
-
-
-def test_a_layer_by_hand_is_the_librarys():
-    """x W + b + (α/r) x A B: output and every gradient."""
-    torch.manual_seed(0)
-    layer = Adapted(
-        nn.Linear(12, 7), "default", config=LoraConfig(r=3, lora_alpha=6), r=3, lora_alpha=6
-    )
-    nn.init.normal_(layer.lora_B["default"].weight)
-    base, A, B = layer.base_layer, layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    mine = [value.detach().clone().requires_grad_() for value in (A, B)]
-    one, other = (
-        torch.randn(5, 12, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        for _ in range(2)
-    )
-    by_hand = (
-        nn.functional.linear(one, base.weight, base.bias) + 6 / 3 * (one @ mine[0].T) @ mine[1].T
-    )
-    library = layer(other)
-    torch.testing.assert_close(by_hand, library)
-    for output in (by_hand, library):
-        output.square().sum().backward()
-    for actual, expected in ((one, other), (mine[0], A), (mine[1], B)):
-        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(layer.get_delta_weight("default"), 2 * mine[1] @ mine[0])
-
-
-@BOTH
-def test_merged_and_unmerged_agree(model):
-    recipe = MINI[model]
-    net = shaken(models.build(recipe))
-    weights = {name: module.base_layer.weight.clone() for name, module in adapters(net).items()}
-    before = logits(net, recipe)
-    for module in adapters(net).values():
-        module.merge()
-    torch.testing.assert_close(logits(net, recipe), before, rtol=1e-4, atol=1e-4)
-    for name, module in adapters(net).items():
-        torch.testing.assert_close(
-            module.base_layer.weight, weights[name] + module.get_delta_weight("default")
-        )
-        module.unmerge()
-        torch.testing.assert_close(module.base_layer.weight, weights[name], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(logits(net, recipe), before, rtol=1e-4, atol=1e-4)
 
 
 @BOTH
@@ -358,38 +269,3 @@ def test_accumulated_gradients_are_the_full_batchs(model, sizes):
         )
         kept.append(keep.kept)
     assert (kept[1] - kept[0]).norm() / kept[0].norm() < 1e-5
-
-
-def test_a_half_precision_base_is_refused():
-    """With an fp16 base, injected adapters are fp16. The wrapper's are fp32, but its head is fp16
-    and cannot be unscaled."""
-    plain = replace(MINI["vit"], lora_rank=None)
-    injected, theirs = (
-        models.build(plain).half(),
-        get_peft_model(
-            models.build(plain).half(),
-            LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"]),
-        ),
-    )
-    model_changes.add_lora(injected, MINI["vit"].lora_rank, models.TARGETS["image"])
-    for net, adapter in ((injected, torch.float16), (theirs, torch.float32)):
-        assert {value.dtype for name, value in net.named_parameters() if "lora_" in name} == {
-            adapter
-        }
-        trained = {
-            name: value
-            for name, value in net.named_parameters()
-            if "lora_" in name or "classifier" in name
-        }
-        assert {value.dtype for name, value in trained.items() if "classifier" in name} == {
-            torch.float16
-        }
-        frozen = {name for name, _ in net.named_parameters()} - set(trained)
-        with pytest.raises(RuntimeError, match="dtype=torch.float32"):
-            model_changes.check_trainable(net, frozen)
-        for value in trained.values():
-            value.grad = torch.zeros_like(value)
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(torch.zeros(()))
-        with pytest.raises(ValueError, match="unscale FP16"):
-            scaler.unscale_(torch.optim.SGD(trained.values(), lr=1.0))

@@ -35,10 +35,6 @@ def test_release_lets_go_of_what_a_kernel_holds():
     assert notebook.cells[-1].outputs[0].text.strip() == "[True, True] [False, False, False]"
 
 
-def test_release_outside_a_notebook_does_no_harm():
-    measure.release()
-
-
 def test_without_cuda_there_are_no_cuda_figures():
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")

@@ -5,12 +5,11 @@ A package of that name and release stands for it, in a process of its own.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.small import python
 from tight_fit import old_torchao
 from tight_fit.plans.model import plan_model
 
@@ -45,22 +44,15 @@ def run(tmp_path):
         described.mkdir()
         text = f"Metadata-Version: 2.1\nName: torchao\nVersion: {release}\n"
         (described / "METADATA").write_text(text)
-        done = subprocess.run(
-            [sys.executable, "-P", *map(str, arguments)],
+        done = python(
+            "-P",
+            *map(str, arguments),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
-            capture_output=True,
-            text=True,
             cwd=tmp_path,
         )
         return done.stdout, (done.stderr.strip().splitlines() or [""])[-1]
 
     return run
-
-
-def test_peft_refuses_it(run):
-    """Else the other tests show nothing."""
-    printed, error = run("0.10.0", "-c", f"{ADAPTED}\nadapted()")
-    assert not printed and error.startswith(f"ImportError: {REFUSED}")
 
 
 def test_a_cell_that_needs_peft_makes_adapters(run):

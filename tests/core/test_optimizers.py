@@ -117,16 +117,6 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
     assert by_dtype(optimizer) == expected[name]
 
 
-@pytest.mark.parametrize("name", ["adamw8bit", "lion8bit"])
-@pytest.mark.parametrize("count, dtype", [(SMALL - 1, torch.float32), (SMALL, torch.uint8)])
-def test_states_under_4096_elements_stay_fp32(name, count, dtype):
-    net = nn.ParameterList([nn.Parameter(torch.randn(count))])
-    optimizer = make_optimizer(net, recipe(optimizer=name))
-    net[0].grad = torch.ones_like(net[0])
-    optimizer.step()
-    assert optimizer.state[net[0]]["state1"].dtype == dtype
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_frozen_has_no_state(name):
     wanted = recipe(optimizer=name, frozen=2)
@@ -138,20 +128,6 @@ def test_what_is_frozen_has_no_state(name):
 
 
 # -- 32-bit embeddings -----------------------------------------------------------------------------
-
-
-def test_embed32_keeps_exactly_the_embeddings_in_fp32():
-    net, optimizer = stepped("adamw8bit_embed32", "deberta")
-    fp32 = {
-        id(p)
-        for p in net.parameters()
-        if p.numel() >= SMALL and optimizer.state[p]["state1"].dtype == torch.float32
-    }
-    assert fp32 == set(embeddings(net)) and len(fp32) == 2
-    assert all(
-        optimizer.state[p]["state2"].dtype == optimizer.state[p]["state1"].dtype
-        for p in net.parameters()
-    )
 
 
 def test_embed32_does_not_reach_the_next_optimizer_nor_the_librarys_own_manager():

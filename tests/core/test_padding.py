@@ -1,7 +1,6 @@
 """The recipe's field `padding` changes which examples meet, how long batches are, and no more."""
 
 import pytest
-import torch
 
 from helpers import measure, train
 from helpers.plan import plan
@@ -92,16 +91,3 @@ def test_the_plan_is_that_of_the_longest_batch():
 def test_uniform_needs_lengths():
     with pytest.raises(ValueError, match="give their lengths"):
         train.rows_of_step(replace(FIXED, padding="uniform"), 50, 0)
-
-
-def test_a_trimmed_batch_cuts_no_token():
-    whole, trimmed = (
-        train.encoded(replace(FIXED, padding=padding))["train"] for padding in ("fixed", "dynamic")
-    )
-    rows = torch.tensor([3, 7, 11])
-    one, other = whole.batch(rows), trimmed.batch(rows)
-    width = other["input_ids"].shape[1]
-    assert (
-        torch.equal(one["input_ids"][:, :width], other["input_ids"])
-        and not one["attention_mask"][:, width:].any()
-    )

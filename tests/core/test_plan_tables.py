@@ -6,9 +6,7 @@ from helpers import plan_tables as show
 from helpers.plan import plan
 from helpers.plan_tables import phases, plans
 from helpers.recipe import Recipe, replace
-from tight_fit import checks as values
 from tight_fit.kernels.kernel_time import constants
-from tight_fit.optimizer_kinds import KINDS
 from tight_fit.units import size
 
 VIT = Recipe("vit", profile="full", batch_size=32)
@@ -60,10 +58,6 @@ def test_bf16_takes_as_much_as_fp16(step):
     assert brain.peak == pytest.approx(half.peak, rel=1e-3)
     for gpu in ("RTX 3060", "A100-40GB", "H100"):
         assert brain.seconds(gpu).total == pytest.approx(half.seconds(gpu).total, rel=0.03)
-
-
-def test_every_precision_and_optimizer_has_a_name():
-    assert (*show.PRECISIONS,) == values.PRECISIONS and (*KINDS,) == values.OPTIMIZERS
 
 
 def test_the_phases_are_shares_of_the_step():

@@ -1,13 +1,12 @@
 """The public names of tight_fit: few, imported when asked for, each with an example that runs."""
 
 import doctest
-import subprocess
-import sys
 from importlib import import_module
 
 import pytest
 
 import tight_fit
+from tests.small import python
 
 MOST = 15
 
@@ -21,7 +20,7 @@ def test_there_are_few_and_each_is_at_its_home():
 
 def test_none_is_imported_before_it_is_asked_for():
     asked = "import sys, tight_fit; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    done = python("-c", asked, check=True, cwd=None)
     assert done.stdout.strip() == "[]"
 
 

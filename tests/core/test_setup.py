@@ -3,18 +3,17 @@
 import importlib.metadata
 import os
 import subprocess
-import sys
 import warnings
 
 import nbformat
 import pytest
 import torch
 
-from helpers import packages, profile
+from helpers import profile
 from helpers import setup as notebook_setup
-from tests.small import notebook
+from tests.small import notebook, python
 from tight_fit import gpus
-from tools.course import ROOT, __main__, badges, stress
+from tools.course import ROOT, badges, opening, stress
 from tools.course.execute import execute
 
 # Badges and the first cell
@@ -32,7 +31,7 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
     )
     cited.write_text("version: 1\nlicense: MIT\n")
 
-    monkeypatch.setattr(notebook_setup, "release", lambda: COMMIT)
+    monkeypatch.setattr(opening, "release", lambda: COMMIT)
 
     def told(address):
         """What `make badges` writes with this address in pyproject.toml."""
@@ -47,7 +46,7 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
     assert set(found) == {path, page, cited}
     assert cells[0].count("some/course/blob/main/notebooks/00_small.ipynb") == 2
     assert cells[0].startswith("# Small\n\n[![") and "\n\nSee [the next]" in cells[0]
-    assert cells[1:] == [notebook_setup.first_cell(ADDRESS), "import torch"]
+    assert cells[1:] == [opening.first_cell(ADDRESS), "import torch"]
     assert f" {ADDRESS} {COMMIT}" in cells[1] and "fetch" in cells[1]
     assert f"git clone {ADDRESS}\n" in page.read_text()
     assert cited.read_text() == f"version: 1\nrepository-code: {ADDRESS}\nlicense: MIT\n"
@@ -59,26 +58,22 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
         and cells == bare
         and cells[1:]
         == [
-            notebook_setup.first_cell(""),
+            opening.first_cell(""),
             "import torch",
         ]
     )
     for text in (*cells, page.read_text(), cited.read_text()):
         assert "some/course" not in text and "git" not in text
 
-    monkeypatch.setattr(notebook_setup, "release", lambda: "")
-    assert told(ADDRESS)[1][1] == notebook_setup.first_cell("")  # without a release none is fetched
+    monkeypatch.setattr(opening, "release", lambda: "")
+    assert told(ADDRESS)[1][1] == opening.first_cell("")  # without a release none is fetched
 
 
 def start(folder, address="", commit="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
-    program = notebook_setup.first_cell(address, commit).partition("from helpers")[0]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nprint(sys.path[0])"],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
+    program = opening.first_cell(address, commit).partition("from helpers")[0]
+    done = python(
+        "-c", f"{program}\nprint(sys.path[0])", cwd=folder, env={**os.environ, **environment}
     )
     return done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
 
@@ -138,17 +133,12 @@ def test_a_fetch_leaves_a_folder_of_that_name_alone(tmp_path, origin):
 
 
 def test_a_release_is_a_whole_commit(monkeypatch):
-    monkeypatch.setattr(notebook_setup, "_setting", lambda name: "v0.2.0")
+    monkeypatch.setattr(opening, "_setting", lambda name: "v0.2.0")
     with pytest.raises(ValueError, match="is no commit: write all 40 digits"):
-        notebook_setup.release()
+        opening.release()
 
 
 # The commands, as make calls them
-
-
-def test_a_wrong_command_line_ends_in_one_sentence(capsys):
-    assert __main__.main(["run", "99"]) == 1
-    assert "There is no notebook" in capsys.readouterr().err
 
 
 def make(*words):
@@ -160,11 +150,6 @@ def test_make_help_names_every_target():
     targets = next(line for line in text.splitlines() if line.startswith(".PHONY:")).split()[1:]
     said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True).stdout
     assert [name for name in targets if name != "help" and f"make {name} " not in said] == []
-
-
-def test_make_passes_notebooks_on():
-    assert "-m tools.course record 00 02" in make("record", "N=00 02", "PY=python3").stdout
-    assert "venv" not in make("run", "PY=python3").stdout
 
 
 @pytest.mark.parametrize("target", ["lab", "run", "notebooks"])
@@ -207,12 +192,8 @@ def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
     """The simulation, that of the soak, shows the GPU if torch is asked before it is hidden."""
     environment = stress.environment("no-kernels") | {gpus.VISIBLE: "0,1"}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT)
-    lines = subprocess.run(
-        [sys.executable, "-c", SETUP],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
+    lines = python(
+        "-c", SETUP, check=True, env=os.environ | environment, cwd=None
     ).stdout.splitlines()
     assert lines[0].endswith("on the CPU.")
     assert lines[1].startswith(
@@ -309,9 +290,7 @@ def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
 def test_gpus_and_units_import_without_torch():
     modules = "tight_fit.gpus, tight_fit.units"
     program = f"import sys\nimport {modules}\nprint('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", program, check=True)
     assert done.stdout == "False\n"
 
 
@@ -328,14 +307,14 @@ def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
 
 
 def test_problems_compares_versions(monkeypatch):
-    assert packages.problems() == {}
+    assert notebook_setup.problems() == {}
     real = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata,
         "version",
         lambda name: "4.50.0" if name == "transformers" else real(name),
     )
-    assert set(packages.problems()) == {"transformers"}
+    assert set(notebook_setup.problems()) == {"transformers"}
 
 
 @pytest.mark.parametrize(
@@ -356,17 +335,10 @@ def test_one_gpu_hides_the_others(given, count, then, monkeypatch, tmp_path):
 
 def test_the_first_cell_runs_before_torch():
     asked = "print('torch' in sys.modules)"
-    program = notebook_setup.first_cell().replace("setup()", asked)
+    program = opening.first_cell().replace("setup()", asked)
     for place in (ROOT / "notebooks" / "labs", ROOT):
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True
-        )
+        done = python("-c", program, cwd=place, check=True)
         assert done.stdout == "False\n"
-
-
-def test_say_prints_where_there_is_no_page(capsys):
-    notebook_setup.say("it takes **9** GiB")
-    assert capsys.readouterr().out == "it takes **9** GiB\n"
 
 
 def test_say_shows_markdown_with_a_text_form(folder):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from helpers import record, show
+from helpers import show
 from helpers.recipe import Recipe, replace
 from helpers.record import Run
 
@@ -64,23 +64,11 @@ def test_only_times_of_a_gpu_are_compared(monkeypatch):
     assert "On the GPU of a test" in caption and "1.50 times the time per step" in caption
 
 
-def test_more_memory_is_called_more(monkeypatch):
-    monkeypatch.setattr(show, "read", lambda notebook: {})
-    table = show.before_and_after(made(), made(AFTER, peak=150 * 2**20))
-    assert "50% more memory" in table.caption
-
-
 def test_a_record_is_shown_where_there_is_one(monkeypatch):
     recorded = dataclasses.replace(made(), environment=GPU)
     monkeypatch.setattr(show, "read", lambda notebook: {"before": recorded})
     table = show.before_and_after(made(), made(AFTER))
     assert list(table.frame["run"])[2:] == ["recorded on GPU of a test: before"]
-
-
-def test_without_a_record_nothing_is_said_of_it():
-    if record.read("02_gradient_accumulation"):
-        pytest.skip("there is a record")
-    assert "record" not in str(show.before_and_after(made(), made(AFTER)))
 
 
 def test_two_fields_cannot_be_compared():

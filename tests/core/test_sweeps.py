@@ -185,18 +185,6 @@ def test_the_rate_is_chosen_by_validation_and_not_by_test_examples():
     assert sweep.best("arm") == 1.0
 
 
-def test_an_interval_is_students():
-    generator = np.random.default_rng(0)
-    for count in range(2, 11):
-        values = generator.normal(size=count)
-        got = sweeps.paired(values.tolist())
-        low, high = scipy.stats.t.interval(0.95, count - 1, values.mean(), scipy.stats.sem(values))
-        assert (got.mean, got.low, got.high) == pytest.approx((values.mean(), low, high), rel=1e-3)
-        assert got.seeds == count
-    with pytest.raises(ValueError, match="1 paired differences give no interval"):
-        sweeps.paired([0.1])
-
-
 def test_a_sweep_is_kept_and_read_again(tmp_path):
     sweep = made({0.5: 0.6, 1.0: 0.8, 2.0: 0.7})
     path = write(sweep, tmp_path)

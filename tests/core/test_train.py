@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import checkpoint, models, state_file, train
+from helpers import models, state_file, train
 from helpers.plan.out_of_memory import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
@@ -114,40 +114,6 @@ def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
     assert 0 < len(resumed.seconds) < LONG.steps
     whole = train.fit(LONG, device="cpu", progress=False)
     assert resumed.losses == whole.losses and same(weights(resumed), weights(whole))
-
-
-def test_a_state_of_another_recipe_is_refused_and_kept(tmp_path):
-    train.fit(replace(SHORT, steps=2), device="cpu", checkpoint=tmp_path, progress=False)
-    before = (tmp_path / state_file.FILE).read_bytes()
-    with pytest.raises(ValueError, match=r"seed=0 there, 1 now"):
-        train.fit(
-            replace(SHORT, steps=2, seed=1), device="cpu", checkpoint=tmp_path, progress=False
-        )
-    assert (tmp_path / state_file.FILE).read_bytes() == before
-
-
-def test_a_damaged_state_is_refused(tmp_path):
-    (tmp_path / state_file.FILE).write_bytes(b"not a state at all")
-    with pytest.raises(ValueError, match="damaged"):
-        train.fit(SHORT, device="cpu", checkpoint=tmp_path, progress=False)
-
-
-def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
-    recipe = replace(SHORT, steps=2)
-    train.fit(recipe, device="cpu", checkpoint=tmp_path, progress=False)
-    before = (tmp_path / state_file.FILE).read_bytes()
-
-    def full(tensors, path, metadata):
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(state_file, "save_file", full)
-    model, data = models.build(recipe), checkpoint.fingerprint(train.encoded(recipe)["train"])
-    optimizer = train.make_optimizer(model, recipe)
-    with pytest.raises(OSError, match="the state of step 2 there is whole"):
-        checkpoint.save(tmp_path, recipe, 1, model, optimizer, [1.0], data=data)
-    assert (tmp_path / state_file.FILE).read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {state_file.FILE, state_file.LOCK}
 
 
 def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
@@ -256,12 +222,6 @@ def test_accuracy_is_that_of_a_plain_count():
     model.train()
     assert train.evaluate(model, split, recipe, batch_size=37) == pytest.approx(expected, abs=1e-6)
     assert model.training
-
-
-def test_a_progress_bar_is_shown(capfd):
-    train.fit(replace(SHORT, steps=2), device="cpu")
-    if not os.environ.get("TQDM_DISABLE"):
-        assert "vit" in capfd.readouterr().err
 
 
 def test_an_optimizer_that_no_recipe_names_can_be_given():

@@ -11,7 +11,6 @@ import json
 import linecache
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +25,8 @@ from exercises import check as room
 from exercises.check import check, exercise, load_all
 from exercises.comparisons import agree, close, only_changes, same
 from helpers.recipe import Recipe, replace
+from tests.exercises import FULL_SIZE
+from tests.small import python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXERCISES = load_all()
@@ -129,59 +130,21 @@ OTHER_LINES = (
 # fmt: on
 
 
-def named(answer) -> str:
-    """The same in every process, as pytest-xdist asks of the names of tests."""
-    return getattr(answer, "__qualname__", type(answer).__name__)
+MISSING = (
+    None, ..., body_is_pass, body_is_dots, body_is_a_docstring, docstring_and_none, body_is_return,
+    returns_none, Doubles().method, Doubles.method, OTHER_NAMES[0], OTHER_LINES[0],
+)  # fmt: skip
+ANSWERS = (
+    raises, generates, awaits, cached, closes_over_a_name, functools.partial(body_is_pass, 2),
+    Doubles(), Doubles, print, len, [].append, OTHER_NAMES[1], SAME_NAMES[1],
+    SAME_NAMES[0],  # the rule cannot tell it from its neighbour, and takes it for an answer
+    False, 0, "", torch.zeros(2),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        None,
-        ...,
-        body_is_pass,
-        body_is_dots,
-        body_is_a_docstring,
-        docstring_and_none,
-        body_is_return,
-        returns_none,
-        Doubles().method,
-        Doubles.method,
-        OTHER_NAMES[0],
-        OTHER_LINES[0],
-    ],
-    ids=named,
-)
-def test_what_is_no_answer(answer):
-    assert room._is_missing(answer)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        raises,
-        generates,
-        awaits,
-        cached,
-        closes_over_a_name,
-        functools.partial(body_is_pass, 2),
-        Doubles(),
-        Doubles,
-        print,
-        len,
-        [].append,
-        OTHER_NAMES[1],
-        SAME_NAMES[1],
-        SAME_NAMES[0],  # the rule cannot tell it from its neighbour, and takes it for an answer
-        False,
-        0,
-        "",
-        torch.zeros(2),
-    ],
-    ids=named,
-)
-def test_what_is_an_answer(answer):
-    assert not room._is_missing(answer)
+def test_what_is_an_answer_and_what_is_none():
+    assert [answer for answer in MISSING if not room._is_missing(answer)] == []
+    assert [answer for answer in ANSWERS if room._is_missing(answer)] == []
 
 
 def test_a_function_without_source_is_an_answer():
@@ -354,14 +317,7 @@ def test_without_assertions_nothing_passes():
         "@exercise('98.1', hints=['a', 'b'], why='c')\ndef _(answer): assert answer == 1\n"
         "check.check('98.1', 2)"
     )
-    done = subprocess.run(
-        [sys.executable, "-O", "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = python("-O", "-c", code, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1 and "run Python without -O" in done.stderr
 
 
@@ -377,22 +333,14 @@ def test_close_takes_numbers_of_any_kind(answer):
 
 @pytest.mark.parametrize(
     "answer, said",
-    [
-        (8.0, "8 GiB, is too small"),
-        (12, "12 GiB, is too large"),
-        (940, "too large by more than ten times"),
-        (0.02, "too small by more than ten times"),
-        (9.4 * 2**30, "looks like bytes"),
-        (9.4 * 1024, "looks like MiB"),
-        (9.4 * 2**30 / 1e9, "looks like GB"),
-        (-9.4, "has the wrong sign"),
-        (float("inf"), "no finite number"),
-        ("9.4", "should be a number in GiB, and is '9.4'"),
-        (True, "should be a number"),
-        ([9.4], "should be a number"),
-        (torch.ones(2), "is a tensor of shape"),
-    ],
-)
+    [(8.0, "8 GiB, is too small"), (12, "12 GiB, is too large"),
+     (940, "too large by more than ten times"), (0.02, "too small by more than ten times"),
+     (9.4 * 2**30, "looks like bytes"), (9.4 * 1024, "looks like MiB"),
+     (9.4 * 2**30 / 1e9, "looks like GB"), (-9.4, "has the wrong sign"),
+     (float("inf"), "no finite number"), ("9.4", "should be a number in GiB, and is '9.4'"),
+     (True, "should be a number"), ([9.4], "should be a number"),
+     (torch.ones(2), "is a tensor of shape")],
+)  # fmt: skip
 def test_close_says_what_is_wrong_and_not_the_truth(answer, said):
     with pytest.raises(AssertionError) as caught:
         close(answer, 9.4, rel=0.01, unit="GiB")
@@ -409,23 +357,17 @@ def test_close_to_zero_and_exact():
 
 @pytest.mark.parametrize(
     "right, wrong, said",
-    [
-        (torch.ones(2, 3), torch.ones(3, 2), "shape (3, 2) and not (2, 3)"),
-        (torch.ones(2), [1, 1], "should be a tensor"),
-        (torch.ones(2), torch.tensor([1, 1.5]), "off by up to 0.5"),
-        (torch.ones(2), torch.ones(2) / 0, "NaN or infinity"),
-        (np.ones(2), np.zeros(2), "off by up"),
-        ([1, (2, 3)], [1, (2, 4)], "item 1 of item 1"),
-        ((1, 2), [1], "1 items and not 2"),
-        ([1], 1, "should be a list"),
-        ({"a": 1}, {"b": 1}, "should have the keys a"),
-        ({"a": 1}, {"a": 2}, "'a' of your answer, 2, is too large"),
-        ("bf16", "fp16", "is 'fp16', which is not right"),
-        (True, False, "is False"),
-        (3, 3.01, "too large"),
-        (0, 1, "too large"),
-    ],
-)
+    [(torch.ones(2, 3), torch.ones(3, 2), "shape (3, 2) and not (2, 3)"),
+     (torch.ones(2), [1, 1], "should be a tensor"),
+     (torch.ones(2), torch.tensor([1, 1.5]), "off by up to 0.5"),
+     (torch.ones(2), torch.ones(2) / 0, "NaN or infinity"),
+     (np.ones(2), np.zeros(2), "off by up"), ([1, (2, 3)], [1, (2, 4)], "item 1 of item 1"),
+     ((1, 2), [1], "1 items and not 2"), ([1], 1, "should be a list"),
+     ({"a": 1}, {"b": 1}, "should have the keys a"),
+     ({"a": 1}, {"a": 2}, "'a' of your answer, 2, is too large"),
+     ("bf16", "fp16", "is 'fp16', which is not right"), (True, False, "is False"),
+     (3, 3.01, "too large"), (0, 1, "too large")],
+)  # fmt: skip
 def test_same(right, wrong, said):
     same(right, right)
     with pytest.raises(AssertionError) as caught:
@@ -522,9 +464,16 @@ def test_the_right_answer_passes_and_none_is_not_answered(number, fresh, capsys)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("number", EXERCISES)
-def test_wrong_answers_fail_each_with_a_sentence(number, fresh):
-    wrong = solutions(number).WRONG[number]
+@pytest.mark.parametrize(
+    "number, most",
+    [
+        *(pytest.param(n, 3 if n in FULL_SIZE else None, id=n) for n in EXERCISES),
+        *(pytest.param(n, None, id=f"{n} all", marks=pytest.mark.night) for n in FULL_SIZE),
+    ],
+)
+def test_wrong_answers_fail_each_with_a_sentence(number, most, fresh):
+    """By day three of those of an exercise that plans full-size models."""
+    wrong = solutions(number).WRONG[number][:most]
     results = [check(number, answer) for answer in wrong]
     assert [result.passed for result in results] == [False] * len(wrong)
     told = [result.sentence for result in results if result.error is None]
@@ -540,15 +489,9 @@ def test_wrong_answers_fail_each_with_a_sentence(number, fresh):
 
 @pytest.mark.parametrize(
     "number, answer",
-    [
-        ("05.3", "b, d"),
-        ("06.1", 4.0),
-        ("06.2", 1.28),
-        ("09.1", 0.62),
-        ("10.3", "DE"),
-        ("10.3", ["d", "e"]),
-    ],
-)
+    [("05.3", "b, d"), ("06.1", 4.0), ("06.2", 1.28), ("09.1", 0.62), ("10.3", "DE"),
+     ("10.3", ["d", "e"])],
+)  # fmt: skip
 def test_what_means_the_same_is_right_too(number, answer, fresh):
     result = check(number, answer)
     assert result.passed is True, result.sentence

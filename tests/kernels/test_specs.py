@@ -139,58 +139,25 @@ def test_the_rows_are_gpus_that_can_be():
 
 
 SPOKEN = (
-    ("4090", "RTX 4090"),
-    ("rtx4090", "RTX 4090"),
-    ("RTX 3080 Ti", "RTX 3080 Ti"),
-    ("3080ti", "RTX 3080 Ti"),
-    ("RTX 3080 10GB", "RTX 3080"),
-    ("2080 Ti", "RTX 2080 Ti"),
-    ("4060 Ti 16GB", "RTX 4060 Ti 16GB"),
-    ("RTX 4070 Mobile", "RTX 4070 Laptop"),
-    ("4070 Ti Super", "RTX 4070 Ti Super"),
-    ("5090", "RTX 5090"),
-    ("a6000", "RTX A6000"),
-    ("6000 Ada", "RTX 6000 Ada"),
-    ("rtx pro 6000 blackwell", "RTX PRO 6000"),
-    ("l40s", "L40S"),
-    ("A10", "A10"),
-    ("a10g", "A10G"),
-    ("a100", "A100-40GB"),
-    ("A100 80GB", "A100-80GB"),
-    ("A100 PCIe", "A100-80GB-PCIe"),
-    ("v100 32gb", "V100-32GB"),
-    ("H-100", "H100"),
-    ("H100 PCIe", "H100-PCIe"),
-    ("h100 nvl", "H100 NVL"),
-    ("gh200", "GH200"),
-    ("B200", "B200"),
-    ("AMD Instinct MI300X", "MI300X"),
-    ("1080 Ti", "GTX 1080 Ti"),
-    ("TITAN RTX", "Titan RTX"),
-    ("tesla p40", "P40"),
-    ("A100 80GB SXM", "A100-80GB"),
-    ("RTX 3060 Laptop GPU", "RTX 3060 Laptop"),
-    ("v100-32gb", "V100-32GB"),
-    ("a30", "A30"),
-    ("A2", "A2"),
-    ("T4G", "T4G"),
-    ("NVIDIA H20", "H20"),
-    ("A800 80GB", "A800-80GB"),
-    ("H800 PCIe", "H800-PCIe"),
-    ("Quadro RTX 8000", "RTX 8000"),
-    ("quadro rtx 6000", "Quadro RTX 6000"),
-    ("Quadro RTX A4000", "RTX A4000"),
-    ("RTX 5000 Ada", "RTX 5000 Ada"),
-    ("a2000", "RTX A2000 6GB"),
-    ("NVIDIA TITAN V", "Titan V"),
-    ("GTX 1060", "GTX 1060 6GB"),
-    ("1660 Super", "GTX 1660 Super"),
-    ("RTX 5080 Laptop GPU", "RTX 5080 Laptop"),
-    ("RTX PRO 4500 Blackwell", "RTX PRO 4500"),
-    ("NVIDIA B300 SXM6", "B300"),
-    ("AMD Instinct MI325X OAM", "MI325X"),
-    ("H200 NVL", "H200 NVL"),
-)
+    ("4090", "RTX 4090"), ("rtx4090", "RTX 4090"), ("RTX 3080 Ti", "RTX 3080 Ti"),
+    ("3080ti", "RTX 3080 Ti"), ("RTX 3080 10GB", "RTX 3080"), ("2080 Ti", "RTX 2080 Ti"),
+    ("4060 Ti 16GB", "RTX 4060 Ti 16GB"), ("RTX 4070 Mobile", "RTX 4070 Laptop"),
+    ("4070 Ti Super", "RTX 4070 Ti Super"), ("5090", "RTX 5090"), ("a6000", "RTX A6000"),
+    ("6000 Ada", "RTX 6000 Ada"), ("rtx pro 6000 blackwell", "RTX PRO 6000"), ("l40s", "L40S"),
+    ("A10", "A10"), ("a10g", "A10G"), ("a100", "A100-40GB"), ("A100 80GB", "A100-80GB"),
+    ("A100 PCIe", "A100-80GB-PCIe"), ("v100 32gb", "V100-32GB"), ("H-100", "H100"),
+    ("H100 PCIe", "H100-PCIe"), ("h100 nvl", "H100 NVL"), ("gh200", "GH200"), ("B200", "B200"),
+    ("AMD Instinct MI300X", "MI300X"), ("1080 Ti", "GTX 1080 Ti"), ("TITAN RTX", "Titan RTX"),
+    ("tesla p40", "P40"), ("A100 80GB SXM", "A100-80GB"),
+    ("RTX 3060 Laptop GPU", "RTX 3060 Laptop"), ("v100-32gb", "V100-32GB"), ("a30", "A30"),
+    ("A2", "A2"), ("T4G", "T4G"), ("NVIDIA H20", "H20"), ("A800 80GB", "A800-80GB"),
+    ("H800 PCIe", "H800-PCIe"), ("Quadro RTX 8000", "RTX 8000"),
+    ("quadro rtx 6000", "Quadro RTX 6000"), ("Quadro RTX A4000", "RTX A4000"),
+    ("RTX 5000 Ada", "RTX 5000 Ada"), ("a2000", "RTX A2000 6GB"), ("NVIDIA TITAN V", "Titan V"),
+    ("GTX 1060", "GTX 1060 6GB"), ("1660 Super", "GTX 1660 Super"),
+    ("RTX 5080 Laptop GPU", "RTX 5080 Laptop"), ("RTX PRO 4500 Blackwell", "RTX PRO 4500"),
+    ("NVIDIA B300 SXM6", "B300"), ("AMD Instinct MI325X OAM", "MI325X"), ("H200 NVL", "H200 NVL"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("spoken, meant", SPOKEN)
@@ -262,12 +229,6 @@ def test_the_gpus_of_a_size():
     assert not of_size(find("T4")) and not of_size(find("5GB"))
 
 
-@pytest.mark.parametrize("gpu", (None, 3, 1.5, ["T4"]))
-def test_what_is_no_gpu_is_refused(gpu):
-    with pytest.raises(TypeError, match="must be a name, a GPU or a GpuSpecs"):
-        find_gpu(gpu)
-
-
 def test_a_gpu_that_memory_is_planned_for():
     assert find_gpu(find("T4")) is SPECS["T4"]
 
@@ -281,32 +242,6 @@ def test_a_gpu_of_ones_own():
         seconds(step, own).total == pytest.approx(seconds(step, "T4").total)
         and not seconds(step, own).measured
     )
-
-
-FIGURES = {
-    "name": "mine",
-    "sms": 40,
-    "lanes": 64,
-    "clock": 1.59e9,
-    "bandwidth": 320e9,
-    "l2": 4 << 20,
-}
-
-
-@pytest.mark.parametrize(
-    "change, error, said",
-    (
-        ({"sms": 0}, ValueError, "must be above 0"),
-        ({"clock": -1.0}, ValueError, "must be above 0"),
-        ({"bandwidth": float("nan")}, ValueError, "must be finite"),
-        ({"l2": "4 MB"}, TypeError, "must be a number"),
-        ({"sms": True}, TypeError, "must be a number"),
-        ({"like": "A10"}, ValueError, "was not measured"),
-    ),
-)
-def test_figures_that_make_no_gpu(change, error, said):
-    with pytest.raises(error, match=said):
-        described(**(FIGURES | change))
 
 
 @pytest.mark.parametrize("gpu", ("T4", "V100-16GB", "P100", "GTX 1650"))

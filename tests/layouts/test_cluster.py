@@ -83,14 +83,3 @@ def test_links_agree_with_the_ranks_counted_one_by_one():
                     per_machine % (tensor * data) == 0 or (tensor * data) % per_machine == 0
                 ):
                     assert (links[axis].speed < 9e9) == out, (layout, per_machine, axis)
-
-
-def test_clusters_that_are_refused():
-    with pytest.raises(ValueError, match="gpu='K90' is not known"):
-        Cluster("K90")
-    with pytest.raises(ValueError, match="link='string' is not known"):
-        Cluster("T4", inside="string")
-    with pytest.raises(ValueError, match="machines=0 must be at least 1"):
-        Cluster("T4", machines=0)
-    with pytest.raises(TypeError, match="per_machine=True must be a whole number"):
-        Cluster("T4", True)

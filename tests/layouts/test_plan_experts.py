@@ -164,24 +164,6 @@ def test_models_and_steps_that_expert_ranks_do_not_divide(config, layout, fields
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize(
-    "text, says",
-    [
-        ("fsdp=2,expert=4", "data=2 cannot be divided by 4"),
-        ("expert=2", "data=1 cannot be divided by 2"),
-        ("ddp=4,expert=2", "fsdp or zero2 alone"),
-        ("zero1=4,expert=2", "fsdp or zero2 alone"),
-        ("hsdp=2x2,expert=2", "without replicas"),
-        ("fsdp=4,tensor=2,expert=2", "context and tensor ranks"),
-        ("fsdp=4,context=2,expert=2", "context and tensor ranks"),
-        ("pipeline=2,fsdp=2,expert=2", "without pipeline"),
-    ],
-)
-def test_layouts_without_expert_ranks(text, says):
-    with pytest.raises(ValueError, match=says):
-        parse(text)
-
-
 def test_expert_ranks_are_data_ranks():
     layout = parse("fsdp=8, ep=4")
     assert layout == Layout(8, expert=4) and layout.ranks == 8

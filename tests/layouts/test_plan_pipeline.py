@@ -20,7 +20,7 @@ from tests.forked import forked, results
 from tests.night import few_by_day
 from tests.ranks.laid_out import CONFIGURATIONS
 from tight_fit.command.main import main
-from tight_fit.layouts.layout import Layout, parse
+from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan import plan_layout, plan_step
 from tight_fit.layouts.rank import local_step
@@ -200,21 +200,6 @@ def test_a_step_takes_the_bubble_longer():
 
 
 @pytest.mark.parametrize(
-    "text, layout",
-    [
-        ("pipeline=4", Layout(1, "ddp", pipeline=4)),
-        ("pipeline=2,fsdp=4", Layout(4, pipeline=2)),
-        ("pp=2 ddp=2", Layout(2, "ddp", pipeline=2)),
-        ("hsdp=2x2,pipeline=2", Layout(4, replicate=2, pipeline=2)),
-        ("pipeline=2,fsdp=1", Layout(1, pipeline=2)),
-        ("pipeline=1", Layout(1)),
-    ],
-)
-def test_layouts_are_read_and_written(text, layout):
-    assert parse(text) == layout == parse(str(layout))
-
-
-@pytest.mark.parametrize(
     "fields, says",
     [
         ({"tensor": 2}, "with data ranks only: leave tensor out"),
@@ -287,21 +272,3 @@ def test_the_command_says_which_stage_decides(model, capsys):
     parts = facts["seconds_of_work"] + facts["seconds_of_bubble"]
     assert facts["seconds"] == pytest.approx(parts + sum(facts["seconds_waiting"].values()))
     assert facts["schedule"] == "gpipe" and facts["gpus"] == 4
-
-
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        (["--layout", "fsdp=2", "--schedule", "gpipe"], "--schedule is that of a pipeline"),
-        (["--layout", "pipeline=3"], "cannot be divided evenly over 3 stages"),
-        (["--layout", "pipeline=8"], "give accumulation=8 or more"),
-        (["--layout", "pipeline=2,expert=2"], "without pipeline, context and tensor ranks"),
-        (["--gpus", "4", "--schedule", "gpipe"], "details of one layout"),
-        (["--schedule", "gpipe"], "--schedule is about several GPUs"),
-    ],
-)
-def test_what_the_command_refuses(model, capsys, options, says):
-    with pytest.raises(SystemExit) as ended:
-        main([model, *STEP, *options])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and says in said and said.count("\n") == 1

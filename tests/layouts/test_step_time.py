@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 from transformers import LlamaConfig
 
+from tests.small import configured
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.clocks import events_of
 from tight_fit.layouts.layout import parse
@@ -15,14 +16,7 @@ from tight_fit.layouts.seconds import BEGIN, LINKS, Link, rate, transfer
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model_step
 
-CONFIG = LlamaConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+CONFIG = configured(LlamaConfig, 64, 4, 4, 128, 96, num_key_value_heads=2)
 STEP = ModelStep(CONFIG, batch_size=16, length=64, accumulation=4, weights="fp32")
 DDP = parse("ddp=2")
 LAYOUTS = (DDP, *map(parse, ("fsdp=2", "tensor=2", "pipeline=2")))

@@ -13,9 +13,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers import setup as notebook_setup
 from tests.lessons import rules
-from tools.course import NOTEBOOKS
+from tools.course import NOTEBOOKS, opening
 
 LABS = sorted((NOTEBOOKS / "labs").glob("[0-9][0-9]_*_lab.ipynb"))
 FOR_ALL = "Imports"  # the heading that a lab may give to the cells which every section needs
@@ -130,7 +129,7 @@ def good():
     )
     cells = [
         new_markdown_cell(first),
-        new_code_cell(notebook_setup.first_cell()),
+        new_code_cell(opening.first_cell()),
         new_code_cell("import math\n\nfrom helpers.parallel import launch\n\nHALF = 0.5"),
         new_markdown_cell("Some words.\n\n## One"),
         new_code_cell("def root(x):\n    y = math.sqrt(x)\n    return y + later()"),

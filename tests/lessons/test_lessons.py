@@ -7,7 +7,6 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers import setup as notebook_setup
 from tests.lessons import rules
 from tools.course import NOTEBOOKS
 
@@ -46,7 +45,7 @@ def good():
         "```python\nx\n```\n\n40 minutes to read and run, 30 for the exercises. "
         "[glossary](../docs/glossary.md), [lab](labs/02_title_lab.ipynb)"
     )
-    cells = [new_markdown_cell(opening), new_code_cell(notebook_setup.first_cell())]
+    cells = [new_markdown_cell(opening), new_code_cell(opening.first_cell())]
     for heading in rules.HEADINGS:
         cells.append(new_markdown_cell(f"## {heading}"))
         if heading == "The idea":

@@ -5,8 +5,6 @@ The repositories are small ones under the real names.
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.small import python
 from tight_fit.models import hub
 from tight_fit.models.local import MIRROR, LocalCopy
 from tight_fit.models.repositories import REPOS
@@ -262,12 +261,8 @@ def run(code, **environment):
         for name, value in os.environ.items()
         if not name.startswith(ours) and "proxy" not in name.lower()
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+    done = python(
+        "-c", code, env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,7 @@
 """The planner on models that the course never mentions, small and random, against real tensors."""
 
 import gc
+import itertools
 import json
 import warnings
 
@@ -13,6 +14,7 @@ from benchmarks.measure_step import recorded
 from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe
+from tests.attack import refused
 from tests.night import few_by_day
 from tight_fit.models import config as hf_config
 from tight_fit.models import hub, made
@@ -240,18 +242,20 @@ def test_the_cpus_own_allocator_agrees(name):
     assert peak == pytest.approx(planned.peak - there, rel=0.03)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+ALIKE = {
+    "plain": {},
+    "frozen": {"frozen": 2},
+    "bf16": {"precision": "bf16", "checkpointing": True, "accumulation": 2},
+    "lora": {"frozen": 1, "lora_rank": 4},
+}
+BY_DAY = [("plain", "cpu"), ("frozen", "cuda"), ("lora", "cuda")]
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"frozen": 2},
-        {"precision": "bf16", "checkpointing": True, "accumulation": 2},
-        {"frozen": 1, "lora_rank": 4},
-    ],
-    ids=["plain", "frozen", "bf16", "lora"],
+    "name, device", few_by_day(itertools.product(ALIKE, ("cpu", "cuda")), BY_DAY.__contains__)
 )
-def test_the_courses_own_models_plan_alike_by_this_way(device, fields):
+def test_the_courses_own_models_plan_alike_by_this_way(name, device):
+    fields = ALIKE[name]
     for model, length in (("deberta", 32), ("vit", None)):
         recipe = Recipe(model=model, batch_size=8, length=length, **fields)
         config = models.config(recipe)
@@ -362,82 +366,38 @@ def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch)
         hf_config.read("somebody/else")
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (
-            lambda folder: ModelStep(CONFIGS["bert"](), batch_size=6, accumulation=4),
-            "does not divide",
-        ),
-        (lambda folder: ModelStep(CONFIGS["resnet"](), length=16), "is for text"),
-        (
-            lambda folder: ModelStep(CONFIGS["bert"](), task="image-classification"),
-            "no class of bert",
-        ),
-        (lambda folder: plan_model_step(step("bert", frozen=9), "cpu"), "more than the 3 layers"),
-        (lambda folder: plan_model_step(step("t5", frozen=1), "cpu"), "none or several"),
-        (lambda folder: plan_model_step(step("resnet", lora_rank=2), "cpu"), "query and value"),
-        (
-            lambda folder: plan_model_step(step("resnet", checkpointing=True), "cpu"),
-            "no gradient checkpointing",
-        ),
-        (lambda folder: plan_model(CONFIGS["bert"](), length=65), "longer than the 64 tokens"),
-        (lambda folder: plan_model(CONFIGS["roberta"](), length=65), "longer than the 64 tokens"),
-        (
-            lambda folder: plan_model(library.EncodecConfig(), length=8),
-            "for any task that is planned",
-        ),
-        (
-            lambda folder: plan_model(
-                library.SwitchTransformersConfig(
-                    vocab_size=99,
-                    d_model=32,
-                    d_kv=8,
-                    d_ff=64,
-                    num_layers=2,
-                    num_decoder_layers=2,
-                    num_heads=4,
-                    num_experts=4,
-                    num_sparse_encoder_layers=1,
-                    num_sparse_decoder_layers=1,
-                ),
-                length=8,
-            ),
-            "depend on their values",
-        ),
-        (lambda folder: plan_model(folder), "There is no file"),
-        (lambda folder: plan_model("gpt9"), "did you mean openai-community/gpt2"),
-        (lambda folder: plan_model(written(folder, "{}")), "no model_type"),
-        (lambda folder: plan_model(written(folder, "{")), "is not JSON"),
-        (
-            lambda folder: plan_model(written(folder, '{"model_type": ["bert"]}')),
-            "which is not a text",
-        ),
-        (
-            lambda folder: plan_model(
-                written(folder, '{"model_type": "bert", "architectures": 3}'), task="causal-lm"
-            ),
-            "architectures=3, which is not a list",
-        ),
-        (
-            lambda folder: plan_model(
-                written(folder, '{"model_type": "bert", "hidden_act": "weird"}'), length=8
-            ),
-            "KeyError 'weird'",
-        ),
-        (
-            lambda folder: plan_model(
-                written(folder, '{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
-            ),
-            "never run here",
-        ),
-    ],
-    ids=lambda value: None if callable(value) else value.replace(" ", "-"),
-)
-def test_what_cannot_be_planned_says_why_in_one_sentence(make, words, tmp_path):
-    with pytest.raises((ValueError, FileNotFoundError), match=words) as caught:
-        make(tmp_path)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+STEPS = {  # tests/attack has those that are refused for every model
+    "none or several": ("t5", {"frozen": 1}),
+    "query and value": ("resnet", {"lora_rank": 2}),
+    "no gradient checkpointing": ("resnet", {"checkpointing": True}),
+}
+MODELS = {
+    "for any task that is planned": lambda: library.EncodecConfig(),
+    "depend on their values": lambda: library.SwitchTransformersConfig(
+        vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2,
+        num_heads=4, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+    ),
+}  # fmt: skip
+FILES = {
+    "no model_type": "{}",
+    "is not JSON": "{",
+    "which is not a text": '{"model_type": ["bert"]}',
+    "architectures=3, which is not a list": '{"model_type": "bert", "architectures": 3}',
+    "never run here": '{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}',
+}
+
+
+@pytest.mark.parametrize("words", [*STEPS, *MODELS, *FILES])
+def test_what_cannot_be_planned_says_why_in_one_sentence(words, tmp_path):
+    def make():
+        if words in STEPS:
+            name, fields = STEPS[words]
+            return plan_model_step(step(name, **fields), "cpu")
+        if words in MODELS:
+            return plan_model(MODELS[words](), length=8)
+        return plan_model(written(tmp_path, FILES[words]))
+
+    refused((ValueError, FileNotFoundError), words, make)
 
 
 def written(folder, text):

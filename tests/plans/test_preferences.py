@@ -8,21 +8,19 @@ import torch
 import transformers as library
 
 from benchmarks.measure_step import recorded
+from tests.night import few_by_day
 from tests.plans.test_language_models import CONFIGS, LORA, in_the_open, same, step, words
 from tight_fit.gpus import find
 from tight_fit.models.made import real
 from tight_fit.plans.batch_line import BatchLines
 from tight_fit.plans.model import (
     ModelStep,
-    batch,
     measured,
     plan_model_step,
     trace_model_step,
 )
 from tight_fit.search.remedies import Remedies
-from tight_fit.techniques.optimizers import make_optimizer, states
 from tight_fit.techniques.preferences import as_reference
-from tight_fit.techniques.step import train_step
 from tight_fit.trace.storage_trace import PHASES
 
 DPO, GRPO = {"task": "dpo"}, {"task": "grpo"}
@@ -44,7 +42,7 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize("name, fields", FIELDS, ids=words)
+@pytest.mark.parametrize("name, fields", few_by_day(FIELDS), ids=words)
 def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
     asked = step(name, **fields)
     assert same(plan_model_step(asked, "cpu"), measured(asked))
@@ -52,13 +50,15 @@ def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        DPO,
-        {**DPO, "reference": "model"},
-        {**DPO, "reference": "model", "kbit": True, "loss": "chunked"},
-        GRPO,
-        {**GRPO, "reference": "model"},
-    ],
+    few_by_day(
+        [
+            DPO,
+            {**DPO, "reference": "model"},
+            {**DPO, "reference": "model", "kbit": True, "loss": "chunked"},
+            {**GRPO, "reference": "model"},
+            GRPO,
+        ]
+    ),
     ids=words,
 )
 def test_so_is_a_plan_with_weights_in_4_bits(fields, monkeypatch):
@@ -68,28 +68,13 @@ def test_so_is_a_plan_with_weights_in_4_bits(fields, monkeypatch):
     assert same(planned, measured(asked))
 
 
-@pytest.mark.parametrize("name, fields", FIELDS, ids=words)
+@pytest.mark.parametrize("name, fields", few_by_day(FIELDS, 3), ids=words)
 def test_layers_traced_once_give_the_trace_of_all(name, fields):
     few, all_of_them = (
         trace_model_step(step(name, layers=6, **fields), "cuda", all_layers=whole)
         for whole in (False, True)
     )
     assert few == all_of_them and few[0].operations == all_of_them[0].operations
-
-
-@pytest.mark.parametrize("name, fields", [FIELDS[0], FIELDS[3], FIELDS[4]], ids=words)
-def test_the_allocator_of_the_cpu_records_as_many_bytes(name, fields):
-    """PyTorch's own record of a real step, which shares no code with the trace; the CPU makes a
-    tensor of 8 bytes of each number that autograd keeps."""
-    asked = step(name, **{**fields, "precision": "fp32", "accumulation": 1})
-    model = real(asked)
-    optimizer, pairs = make_optimizer(model, asked), [batch(model, asked)]
-    for _ in range(2):
-        _, most = recorded(lambda: train_step(model, optimizer, pairs, asked.batch_size, asked))
-    held = [*model.parameters(), *states(optimizer, None), *pairs[0].values()]
-    there = sum({part.data_ptr(): part.nbytes for part in [*held, *model.buffers()]}.values())
-    random = 3 * 5056 if asked.checkpointing else 0  # the CPU's random numbers, of each layer
-    assert 0 <= there + most - plan_model_step(asked, "cpu").peak <= 512 + random
 
 
 def test_a_reference_takes_its_weights_and_a_pass():

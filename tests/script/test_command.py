@@ -15,10 +15,8 @@ from tight_fit.script import process, remedies, report
 from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
 
 PROGRAMS = Path(__file__).parent / "programs"
-REFUSED = {
-    "trains nothing": ("print('hello')\n", "train.py ended without a step"),
+REFUSED = {  # more in tests/attack/test_programs.py
     "only evaluates": (f"{HEAD}model(torch.rand(2, 256).to(device))\n", "without a step"),
-    "asks for input": (f"{HEAD}name = input('name? ')\n", "train.py:6: the program asks for input"),
     "loops for ever": (f"{HEAD}while True:\n    pass\n", "was still running after 2 seconds"),
     "spawns processes": (
         f"{HEAD}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n",
@@ -28,7 +26,6 @@ REFUSED = {
         f"{HEAD}torch.distributed.init_process_group('nccl')\n",
         "train.py:6: the program joins a group",
     ),
-    "stays on the CPU": (LOOP.replace('"cuda" if', '"cpu" if'), "puts nothing on the GPU"),
     "routes by values": (
         LOOP.replace(
             "    optimizer.zero_grad()\n", "    rows = model.weight[model.weight[0] > 0]\n"
@@ -65,19 +62,12 @@ def test_a_program_that_fails_shows_its_own_lines(program):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["nothing.py", "--gpu", "T4"], "nothing.py is not there"),
-        ([".", "--gpu", "T4"], ". is a folder"),
-        (["train.py", "--gpu", "T5"], "gpu='T5' is not known"),
-        (["train.py"], "--gpu"),
         (["accelerate", "launch", "train.py", "--gpu", "T4"], "train.py --gpu T4 --ranks 2"),
         (["--", "torchrun", "--nproc_per_node", "2", "train.py"], "torchrun launches a program"),
-        (["broken.py", "--gpu", "T4"], "broken.py:1 is not Python"),
-        (["train.py", "--gpu", "T4", "--seconds", "0"], "'0' is no whole number"),
     ],
 )
 def test_bad_arguments_end_before_anything_runs(arguments, said, program, capsys):
     program("raise SystemExit('it ran')")
-    Path("broken.py").write_text("def f(:\n")
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     printed = capsys.readouterr()

@@ -83,17 +83,3 @@ while True:
 """
     assert run(program(text))["fits"]
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-
-
-def test_a_trainer_that_saves_each_step_is_planned(program, tiny, tmp_path):
-    text = f"""\
-import torch
-from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
-model = AutoModelForSequenceClassification.from_pretrained({str(tiny / "bert")!r}, num_labels=2)
-rows = [{{"input_ids": torch.ones(8, dtype=torch.long), "labels": 0}} for _ in range(64)]
-arguments = TrainingArguments("out", save_steps=1, report_to="none", save_strategy="steps",
-    save_total_limit=1)
-Trainer(model, arguments, train_dataset=rows).train()
-"""
-    assert run(program(text))["fits"]
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

@@ -10,6 +10,7 @@ import transformers as library
 from helpers.plan.planner import remedies_of
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
+from tests.small import configured
 from tight_fit import gpus
 from tight_fit.command.options import main
 from tight_fit.gpus import find
@@ -84,14 +85,7 @@ def test_nothing_fits_and_too_many(monkeypatch):
 
 def test_the_host_is_tried_last_and_only_where_nothing_fits_without():
     """Nearly all of this step are weights and what AdamW keeps of them."""
-    config = library.LlamaConfig(
-        vocab_size=8192,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
+    config = configured(library.LlamaConfig, 256, 1, 4, 512, 8192, num_key_value_heads=2)
     step = ModelStep(config, batch_size=1, length=16, weights="fp32")
     need = Remedies(step, find("T4")).plan({"offload": "optimizer"}).fits(find("T4")).need
     small = gpus.GPU("T4", need, find("T4").capability)

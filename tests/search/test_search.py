@@ -9,6 +9,7 @@ import pytest
 from transformers import BertConfig, LlamaConfig
 
 from tests.night import few_by_day
+from tests.small import configured
 from tight_fit.command import layout_report, search_report
 from tight_fit.command.main import main
 from tight_fit.gpus import NCCL
@@ -33,22 +34,8 @@ from tight_fit.search.space import (
     reference_layout,
 )
 
-LLAMA = LlamaConfig(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=176,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
-BERT = BertConfig(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    max_position_embeddings=256,
-)
+LLAMA = configured(LlamaConfig, 64, 3, 4, 176, 512, num_key_value_heads=2)
+BERT = configured(BertConfig, 64, 3, 4, 128, 512, max_position_embeddings=256)
 CONFIGS = {"llama": LLAMA, "bert": BERT}
 EIGHT = Cluster("H100", 8, inside="NVLink 4")
 TWO = Cluster("A100-40GB", 2, 2, "NVLink 3", "InfiniBand 200 Gbit", cards=2)
@@ -139,14 +126,7 @@ def test_bounds_are_below_what_is_planned(kind):
 @pytest.mark.parametrize("length", few_by_day([512, 32]))
 def test_bounds_are_below_what_is_planned_for_wide_layers(length):
     """Where matrix products are most of a step, and where weights and states are most of it."""
-    wide = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=2,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-    )
+    wide = configured(LlamaConfig, 2048, 2, 16, 5632, 1024, num_key_value_heads=4)
     of = ModelStep(wide, 16, length, weights="fp32", precision="bf16")
     cluster = Cluster("A100-40GB", 4)
     layouts = [Layout(1, "ddp"), Layout(4), Layout(2, tensor=2), Layout(1, tensor=4)]
@@ -411,43 +391,6 @@ def test_adapters_that_fit_nowhere_are_told_what_saves(tmp_path, capsys):
     assert facts["answer"].endswith(
         "Take more or larger GPUs, shorter examples or a base in 4 bits (--base nf4)."
     )
-
-
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        (["--gpus", "8", "--machines", "3"], "cannot be divided evenly over 3 machines"),
-        (["--gpus", "2", "--machines", "4"], "cannot be divided evenly over 4 machines"),
-        (["--gpus", "4", "--layout", "fsdp=2"], "is one of 2 GPUs, and --gpus is 4"),
-        (["--gpus", "4", "--no-reshard"], "details of one layout"),
-        (["--gpus", "4", "--accumulation", "3"], "does not divide batch_size=8"),
-        (["--gpus", "4", "--gpu", "24GB"], "a size says nothing of a GPU's speed"),
-        (["--gpus", "4", "--gpu", "T4", "--precision", "bf16"], "has no bf16"),
-        (["--gpus", "4", "--inside", "string"], "link='string' is not known"),
-    ],
-)
-def test_what_it_refuses(model, capsys, options, says):
-    step = list(STEP)
-    if "--gpu" in options:
-        place = step.index("--gpu")
-        del step[place : place + 2]
-    with pytest.raises(SystemExit) as ended:
-        main([model, *step, *options])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and says in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "given, error, says",
-    [
-        ({"recompute": ["some"]}, ValueError, "recompute='some'"),
-        ({"job": "bert"}, TypeError, "job"),
-        ({"cluster": 8}, TypeError, "cluster"),
-    ],
-)
-def test_bad_arguments(given, error, says):
-    with pytest.raises(error, match=says):
-        search_layouts(**{"job": job(), "cluster": TWO} | given)
 
 
 def test_what_is_missing_is_said_of_layouts_of_which_nothing_fits():

@@ -7,6 +7,7 @@ from transformers import LlamaConfig
 
 from tests.night import few_by_day
 from tests.search.test_search import below
+from tests.small import configured
 from tight_fit.command.main import main
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
@@ -14,23 +15,9 @@ from tight_fit.models.step import ModelStep
 from tight_fit.search.layouts import Searched, family_of, search_layouts
 from tight_fit.search.space import RECOMPUTED, Trial, accumulations, layouts_of
 
-CONFIG = LlamaConfig(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=176,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+CONFIG = configured(LlamaConfig, 64, 2, 4, 176, 512, num_key_value_heads=2)
 # 3.5 G parameters, too many for one GPU; few layers, so that a plan takes seconds.
-WIDE = LlamaConfig(
-    vocab_size=512,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_hidden_layers=4,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-)
+WIDE = configured(LlamaConfig, 8192, 4, 64, 28672, 512, num_key_value_heads=8)
 SLOW = Cluster("A100-40GB", 2, 2, "PCIe 3 x16", "Ethernet 1 Gbit")
 PIPELINE = Layout(2, pipeline=2)
 
@@ -72,14 +59,7 @@ def test_more_micro_batches_may_make_a_pipeline_faster():
 )
 def test_bounds_are_below_what_is_planned(layout, length, width):
     """Where work is most of a step and where weights are most of its memory."""
-    wide = LlamaConfig(
-        vocab_size=512,
-        hidden_size=width,
-        intermediate_size=11 * width // 4,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
+    wide = configured(LlamaConfig, width, 4, 4, 11 * width // 4, 512, num_key_value_heads=2)
     of, cluster = job(wide, length=length), Cluster("A100-40GB", 2, layout.ranks // 2)
     first = slice(0, None, 2)
     for recompute in ("none", "full"):

@@ -11,9 +11,8 @@ from tight_fit import gpus
 from tight_fit.command import kept, report
 from tight_fit.command.answer import quietly
 from tight_fit.command.ship import asked_of
-from tight_fit.models import names as model_names
 from tight_fit.plans.model import plan_model_step
-from tools.calculator import make, page, plans
+from tools.calculator import page, plans
 from tools.calculator.copies import pack, unpack
 from tools.calculator.families import OPTIMIZERS
 from tools.calculator.sizes import Size, primes_for, size_of
@@ -46,11 +45,6 @@ def settings(name, draw):
     if trained == "half":
         fields["frozen"] = facts["layers"] // 2
     return fields
-
-
-def test_there_are_many_models_in_a_small_file():
-    assert set(MODELS) == set(make.MODELS) <= set(model_names.known())
-    assert make.FILE.stat().st_size < 200_000
 
 
 def test_the_page_loads_less_than_200_kilobytes_of_data(folder):
@@ -281,11 +275,6 @@ def test_what_an_address_names_and_the_page_does_not_know_is_said(
     if said:  # until the reader chooses something
         shown.select_option("[name=gpu]", "L4")
         assert shown.inner_text("#unknown") == ""
-
-
-def test_no_in_an_address_is_no(calculator):
-    assert not calculator("#checkpointing=off").is_checked("[name=checkpointing]")
-    assert calculator("#checkpointing=on").is_checked("[name=checkpointing]")
 
 
 def test_outdated_requests_are_dropped(calculator):

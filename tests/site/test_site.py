@@ -7,14 +7,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers.tables import Table
-from tight_fit.files import replace_all
 from tools.course.notebooks import every_notebook
-from tools.course.pages import html, index
 from tools.site.build import build
-from tools.site.sources import described, in_prose, linked
+from tools.site.sources import in_prose, linked
 
 LESSONS = {"02": Path("notebooks/02_gradient_accumulation.ipynb")}
 WIDTHS = {"wide": (1400, 1000), "narrow": (390, 844)}
@@ -30,24 +26,6 @@ def test_numbers_of_lessons_and_issues_become_links_but_not_in_code():
     assert "[huggingface/peft#2171](https://github.com/huggingface/peft/issues/2171)" in told
     assert told.endswith("```\n(02) a/b#1\n```\n")
     assert in_prose("a `a` [a](a) $a$", str.upper) == "A `a` [a](a) $a$"
-
-
-def test_pictures_have_the_text_of_their_output():
-    from nbformat.v4 import new_code_cell, new_output
-
-    def picture(plain, alt=None, kind="image/png"):
-        metadata = {kind: {"alt": alt}} if alt else {}
-        data = {kind: "", "text/plain": plain}
-        return new_output("display_data", data=data, metadata=metadata)
-
-    outputs = [picture("<Figure size 1x1>"), picture("What is seen"), picture("x", alt="Two bars")]
-    outputs.append(picture("<schematic: a box>", alt="A box", kind="image/svg+xml"))
-    assert described(new_code_cell(outputs=outputs)) == [
-        "A figure made by the code above.",
-        "What is seen",
-        "Two bars",
-        "A box",
-    ]
 
 
 # -- the whole site --------------------------------------------------------------------------------
@@ -214,33 +192,6 @@ def test_light_and_dark_wide_and_narrow(site, noted, shoot, place):
     assert seen["wide", "light"] > 600 and seen["wide", "dark"] < 200
     assert seen["narrow", "light"] > 600 and seen["narrow", "dark"] < 200
     assert noted.wrong == []
-
-
-def test_a_page_of_make_run_is_as_light_as_the_readers_system(noted, tmp_path):
-    cells = [new_markdown_cell("# Title\n\nText"), new_code_cell("print(1)")]
-    file = tmp_path / "page.html"
-    file.write_text(html(new_notebook(cells=cells), file, tmp_path), encoding="utf8")
-    seen = {}
-    for scheme in ("light", "dark"):
-        noted.page.emulate_media(color_scheme=scheme)
-        seen[scheme] = luminance(noted.open(file))
-    assert seen["light"] > 600 and seen["dark"] < 200 and noted.wrong == []
-
-
-def test_the_index_of_make_run_fits_a_phone_and_its_table_scrolls(noted, tmp_path):
-    (lesson,) = LESSONS.values()
-    written = {
-        "html": {f"{lesson.stem}.html": ""},
-        "done": {f"{lesson.stem}.json": json.dumps({"seconds": 1.0})},
-    }
-    for name, files in written.items():
-        replace_all(tmp_path / name, files)
-    columns = {f"a column with a long name {number}": "0.333" for number in range(12)}
-    index(tmp_path, {lesson.stem: [Table([columns])]})
-    noted.page.set_viewport_size({"width": 390, "height": 844})
-    shown = noted.open(tmp_path / "html" / "index.html")
-    assert shown.evaluate("document.documentElement.scrollWidth") <= 390
-    assert shown.evaluate("document.querySelector('.wide').scrollWidth") > 390 and not noted.wrong
 
 
 @pytest.mark.parametrize(

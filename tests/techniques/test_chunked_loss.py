@@ -6,6 +6,7 @@ import torch.nn.functional as F
 import transformers as library
 from torch import nn
 
+from tests.small import configured
 from tight_fit.techniques.chunked_loss import (
     IGNORED,
     ChunkedCrossEntropy,
@@ -124,15 +125,7 @@ def test_a_model_in_chunks_has_the_same_parameters_and_gradients(tied):
 
 def test_logits_that_are_changed_after_the_head_are_refused():
     """Soft caps and slices would silently be left out."""
-    config = library.Gemma2Config(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        intermediate_size=24,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=4,
-    )
+    config = configured(library.Gemma2Config, 16, 1, 4, 24, 50, num_key_value_heads=2, head_dim=4)
     model, ids = library.Gemma2ForCausalLM(config), torch.randint(50, (2, 12))
     head = put_in_chunks(model)
     with pytest.raises(ValueError, match="use loss='full'"):

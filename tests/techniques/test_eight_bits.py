@@ -10,6 +10,7 @@ from transformers import BertConfig, LlamaConfig, LlamaForCausalLM
 from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from tests.small import configured
 from tight_fit.gpus import KNOWN
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.kernels.step_seconds import seconds
@@ -20,14 +21,8 @@ from tight_fit.techniques import eight_bits
 from tight_fit.techniques.rules import SCALINGS
 from tight_fit.torch_private import FakeTensorMode
 
-SMALL = LlamaConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
+SMALL = configured(
+    LlamaConfig, 64, 2, 4, 128, 96, num_key_value_heads=2, max_position_embeddings=64
 )
 CHAT = Recipe(model="decoder", batch_size=4, length=32)
 
@@ -66,6 +61,19 @@ def test_outputs_and_gradients_are_torchaos_bit_for_bit(scaling, autocast):
     x = torch.randn(4, 16, 64, dtype=torch.bfloat16)
     for mine, library in zip(step(own, x, autocast), step(theirs, x, autocast), strict=True):
         assert torch.equal(mine, library)
+
+
+@pytest.mark.parametrize("taken_apart", [False, True])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_what_a_compiler_gets_computes_the_same_bit_for_bit(scaling, taken_apart, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Two().bfloat16(), torch.randn(4, 16, 64, dtype=torch.bfloat16)
+    eight_bits.multiply_in_8_bits(model, scaling)
+    wanted = step(copy.deepcopy(model), x, False)
+    monkeypatch.setattr(eight_bits.Product8bit, "apply", eight_bits.whole_product)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: taken_apart)
+    for got, want in zip(step(model, x, False), wanted, strict=True):
+        assert torch.equal(got, want)
 
 
 def test_what_is_kept_is_what_torchao_keeps_and_four_scales_a_layer():
@@ -228,14 +236,7 @@ def test_large_products_gain_what_torchao_measured_and_small_ones_lose():
 
 def test_the_products_are_half_the_time_and_the_casts_are_not_free():
     fields = {"task": "causal-lm", "precision": "bf16", "batch_size": 8, "length": 2048}
-    wide = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=2,
-        num_attention_heads=16,
-        max_position_embeddings=2048,
-    )
+    wide = configured(LlamaConfig, 2048, 2, 16, 8192, 1024, max_position_embeddings=2048)
     for name in ("tensorwise", "rowwise"):
         took = plan_model(wide, gpu="H100", float8=name, **fields).seconds("H100")
         flops = {
@@ -272,12 +273,6 @@ def test_what_does_not_go_together_is_refused(fields, says):
 
 def test_a_pooler_is_left_as_it_is():
     """Its rows are examples, which need not be a multiple of 16."""
-    config = BertConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-    )
+    config = configured(BertConfig, 64, 1, 4, 128, 96)
     planned = plan_model(config, float8="tensorwise", batch_size=3, length=16)
     assert planned.peak > 0

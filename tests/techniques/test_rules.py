@@ -6,17 +6,9 @@ import torch
 from transformers import LlamaConfig
 
 from helpers.recipe import Recipe, replace
+from tests.small import configured
 from tight_fit.models.step import ModelStep
 from tight_fit.techniques.rules import check_ordinary
-
-GOOD = [
-    {"base": "nf4", "lora_rank": 4, "precision": "fp16"},
-    {"base": "bf16", "optimizer": "adamw_stochastic", "precision": "bf16"},
-    {"optimizer_in_backward": True, "max_grad_norm": None, "offload": "optimizer"},
-    {"lora_rank": 4, "lora_targets": "all-linear", "lora_scale": "alpha/sqrt(r)", "lora_alpha": 16},
-    {"model": "vit", "attention": "sdpa", "offload": "activations"},
-    {"optimizer": "paged_adamw8bit"},
-]
 
 
 def refused(kind, says, make):
@@ -24,12 +16,6 @@ def refused(kind, says, make):
         make()
     message = str(caught.value)
     assert says in message and "\n" not in message and message.endswith((".", "?"))
-
-
-@pytest.mark.parametrize("changes", GOOD, ids=str)
-def test_right_ones_are_taken_and_come_back_from_a_record(changes):
-    recipe = Recipe(**changes)
-    assert Recipe.from_dict(recipe.to_dict()) == recipe
 
 
 def test_a_record_of_before_has_the_fields_as_they_were():
@@ -56,14 +42,7 @@ def test_ordinary_loops_refuse_what_only_the_courses_own_does(changes, says):
 
 
 def test_steps_of_other_models_have_the_same_rules():
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
+    config = configured(LlamaConfig, 64, 1, 2, 64, 64, num_key_value_heads=2)
     step = ModelStep(config, length=8, weights="bf16", optimizer="adamw_stochastic")
     assert step.offload is None
     refused(ValueError, "fp32", lambda: replace(step, weights="fp32"))

@@ -22,7 +22,6 @@ from tight_fit.command import calibrate
 from tight_fit.gpus import REHEARSAL, calibration
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.memory.allocator import CachingAllocator
-from tight_fit.models.step import ModelStep
 from tools.pretend.cards import CONTEXT
 
 T4 = torch.cuda.get_device_capability() == (7, 5)
@@ -216,35 +215,6 @@ def autocast_is_cudas():
         assert F.layer_norm(product, (4,)).dtype == torch.float32
 
 
-def trained(device, make):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(64, 128).to(device)
-    optimizer, scaler = make(model.parameters()), torch.amp.GradScaler(device)
-    x = torch.linspace(-1, 1, 8 * 64).view(8, 64).to(device)
-    for _ in range(3):
-        scaler.scale(model(x).square().mean()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    return model.weight.detach().cpu()
-
-
-@check
-def optimizers_do_what_they_do_on_a_cpu():
-    from bitsandbytes import optim as eight_bits
-
-    for make in (
-        lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-        lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
-        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, fused=True),
-        lambda p: eight_bits.AdamW8bit(p, lr=0.01),
-        lambda p: eight_bits.Lion8bit(p, lr=0.01),
-    ):
-        assert torch.allclose(trained("cuda", make), trained("cpu", make), atol=1e-6)
-
-
 @check
 def events_and_streams():
     first, last, plain = (torch.cuda.Event(enable_timing=timed) for timed in (True, True, False))
@@ -270,22 +240,6 @@ def events_and_streams():
     plain.record()
     last.synchronize()
     refused("enable_timing=True", lambda: plain.elapsed_time(last), ValueError)
-
-
-@check
-def generators_repeat_and_belong_to_the_gpu():
-    torch.manual_seed(3)
-    state, first = torch.cuda.get_rng_state(), torch.rand(5, device="cuda")
-    second = torch.rand(5, device="cuda")
-    torch.cuda.set_rng_state(state)
-    assert torch.equal(torch.rand(5, device="cuda"), first) and not torch.equal(first, second)
-    own = torch.Generator("cuda").manual_seed(3)
-    assert torch.rand(2, device="cuda", generator=own).device.type == "cuda"
-    host = torch.Generator()
-    refused("device type", lambda: torch.rand(2, device="cuda", generator=host))
-    before = torch.get_rng_state()
-    torch.rand(5, device="cuda")
-    assert torch.equal(before, torch.get_rng_state())  # the CPU's numbers are its own
 
 
 @check
@@ -389,31 +343,6 @@ def a_callback_plans_what_lightning_reserves():
 
 
 @check
-def what_is_compiled_is_traced_and_runs_as_it_is():
-    graphs = []
-
-    def look(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    layer = torch.nn.Linear(4, 3).cuda()
-    given = torch.randn(5, 4, device="cuda")
-    assert torch.equal(torch.compile(layer, backend=look)(given), layer(given))
-    torch.compiler.reset()
-    for dynamic in (False, True):  # between calls TorchDynamo asks for the current stream
-        torch.compiler.reset()
-        symbolic = torch.compile(lambda x: x * torch.tanh(x), backend=look, dynamic=dynamic)
-        for length in (17, 24, 31):
-            symbolic(torch.ones(4, length))
-    assert len(graphs) == 1 + 3 + 1
-    torch.compiler.reset()
-    output = torch.compile(layer)(given)
-    output.sum().backward()
-    assert torch.equal(output, layer(given)) and len(graphs) == 5
-    torch.testing.assert_close(layer.weight.grad, given.sum(0).expand(3, 4))
-
-
-@check
 def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pickle"):
     """Every allocation since the recording, and the blocks that are in use at its end."""
     from tight_fit.memory.history import recorded
@@ -455,12 +384,6 @@ def a_gpu_is_calibrated():
             refused("pretended", lambda: calibration.read(Path(path)), ValueError)
         finally:
             os.environ[REHEARSAL] = pretended
-
-
-@check
-def a_real_step_is_timed():
-    small = ModelStep.of("sentence-transformers/all-MiniLM-L6-v2", batch_size=1, length=8)
-    assert calibrate.step_seconds(small, 0.0) > 0
 
 
 def main() -> None:

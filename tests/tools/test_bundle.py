@@ -1,15 +1,14 @@
 """The bundle for a machine without internet: what is in it, and that a notebook starts from it."""
 
-import subprocess
-import sys
 import zipfile
 
 import pytest
 
-from helpers import packages
+from helpers import setup
+from tests.small import python
 from tight_fit.models import hub
 from tight_fit.models.local import MIRROR, LocalCopy, in_mirror
-from tools.course import ROOT, bundle
+from tools.course import ROOT, bundle, opening
 
 
 @pytest.fixture
@@ -55,25 +54,23 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
     with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:
         packed.extractall(tmp_path / "input" / "attached")
     home = tmp_path / "input" / "attached" / bundle.TOP
-    assert (home / packages.WHEELS.relative_to(ROOT) / "peft-1-py3-none-any.whl").exists()
+    assert (home / setup.WHEELS.relative_to(ROOT) / "peft-1-py3-none-any.whl").exists()
     monkeypatch.setenv(MIRROR, str(home / "mirror"))
     copy = in_mirror(vit)
     assert copy is not None and not (copy.path / "notes.md").exists()
 
 
 def test_a_notebook_finds_the_course_in_an_attached_bundle(offline, tmp_path):
-    from helpers import setup as notebook_setup
 
     bundle.bundle(tmp_path / "bundle.zip", models=False)
     with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:
         packed.extractall(tmp_path / "input" / "attached")
     (tmp_path / "working").mkdir()
-    program = notebook_setup.first_cell().replace("; setup()", "")
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nimport helpers; print(helpers.__file__)"],
+    program = opening.first_cell().replace("; setup()", "")
+    done = python(
+        "-c",
+        f"{program}\nimport helpers; print(helpers.__file__)",
         cwd=tmp_path / "working",
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert str(tmp_path / "input" / "attached" / bundle.TOP) in done.stdout.replace(

@@ -35,12 +35,6 @@ def test_minutes_are_of_a_whole_recording(words, capsys):
     assert "--minutes divides a recording of all notebooks" in capsys.readouterr().err
 
 
-def test_a_dry_record_keeps_nothing(folder, capsys):
-    before = files_in(record.RESULTS)
-    record.record([notebook(folder, writing(BEFORE))], True, None, "make record-dry")
-    assert "nothing was kept" in capsys.readouterr().out and files_in(record.RESULTS) == before
-
-
 HALF = BEFORE.to_json()[:200]
 LACKING = json.dumps(
     {key: value for key, value in json.loads(BEFORE.to_json()).items() if key != "plan"}

@@ -126,11 +126,6 @@ def test_docstrings_name_rooms_of_the_planner_as_they_are_today():
     assert wrong == []
 
 
-def test_these_checks_can_fail():
-    assert exists("helpers.plan.planner.plan") and exists("helpers.plan.plan")
-    assert not exists("helpers.strangers") and not exists("helpers.plan.planner.nothing")
-
-
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
 def test_what_is_kept_names_no_path_of_a_machine(path):
     for line in path.read_text(encoding="utf8").splitlines():

@@ -9,7 +9,6 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.course import NOTEBOOKS, ROOT, grade, sandbox
 from tools.course.__main__ import main
-from tools.course.sandbox import Ended, Limits
 
 HEAD = "import sys\nsys.path.insert(0, '..')\nfrom exercises.check import check"
 
@@ -78,32 +77,3 @@ def test_what_notebooks_read_is_copied_for_them():
             named = rf"^(?:from|import) {folder}\b|[\"']{folder}/|/ [\"']{folder}[\"']"
             assert not re.search(named, code, re.M), f"{path.name} reads {folder}/"
     assert all((ROOT / name).exists() for name in sandbox.COPIED)
-
-
-@pytest.mark.parametrize(
-    "ended, says",
-    [
-        (Ended(None, 0, None, {}), None),
-        (Ended("time", -9, 4, {}), "was ended after 9 seconds in code cell 4"),
-        (
-            Ended("memory", -9, 4, {}),
-            "was ended for using more than 8 GiB of memory in code cell 4",
-        ),
-        (Ended("stopped", None, None, {}), "was stopped"),
-        (Ended(None, -11, 2, {}), "died of SIGSEGV in code cell 2"),
-        (Ended(None, -35, None, {}), "died of signal 35"),
-        (Ended(None, 3, 2, {}), "ended by itself in code cell 2, before its last cell"),
-    ],
-)
-def test_how_a_submission_ended_is_said(ended, says):
-    assert grade.how_it_ended(ended, Limits(seconds=9)) == says
-
-
-@pytest.mark.parametrize(
-    "cells, says", [((), "no exercise is checked"), (None, "cannot be read as a notebook")]
-)
-def test_what_is_no_students_notebook(tmp_path, capsys, cells, says):
-    path = tmp_path / "a_student.ipynb"
-    path.write_text("{}") if cells is None else notebook(path, *cells)
-    assert main(["grade", str(path)]) == 1
-    assert says in capsys.readouterr().err

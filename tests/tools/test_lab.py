@@ -1,7 +1,5 @@
 """What `make lab` saves: a widget with its state, or the picture beside it."""
 
-import copy
-
 import nbformat
 
 from tools.lab.saving import STATE, VIEW, keep_pictures
@@ -28,13 +26,3 @@ def test_a_widget_whose_state_is_not_saved_leaves_its_picture():
 def test_a_widget_with_its_state_or_without_a_picture_is_kept():
     assert VIEW in saved(["image/png"], ["mine"])
     assert VIEW in saved([], None)
-
-
-def test_what_is_no_notebook_is_saved_as_it_is():
-    for model in (
-        {"type": "file", "content": "text", "format": "text"},
-        {"type": "notebook", "content": None},
-    ):
-        before = copy.deepcopy(model)
-        keep_pictures(model=model)
-        assert model == before

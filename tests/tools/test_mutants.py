@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from tools.mutants import operators, reach, run, table
-from tools.mutants.sample import PARTS, draw
 
 SOURCE = '''"""ä: columns of ast count bytes."""
 from dataclasses import dataclass
@@ -61,14 +60,6 @@ def test_only_the_span_changes():
         assert operators.compiles(after) and after != source
     with pytest.raises(ValueError, match="has changed since"):
         one.apply(b"# " + source)
-
-
-def test_the_sample_is_fixed_and_holds_every_part():
-    sample = draw()
-    assert sample == draw()
-    for part, (wanted, _) in PARTS.items():
-        assert sum(one == part for one, _ in sample) == wanted
-    assert len({(one.file, one.line) for _, one in sample}) == len(sample)
 
 
 def test_marks_tell_which_branch_ran():
@@ -131,12 +122,6 @@ def test_a_mutant_gets_the_tests_that_reach_its_line(tmp_path, line, tests):
     reached = written(tmp_path)
     assert reached.of(mutant) == tests
     assert reached.slow == {"tests/plan/x.py::a"}
-
-
-def test_quick_tests_come_first(tmp_path):
-    reached = written(tmp_path)
-    batches = list(reached.batches(set(reached.seconds), "helpers/plan/a.py"))
-    assert batches == [["tests/core/y.py::c"], ["tests/plan/x.py::b", "tests/plan/x.py::a"]]
 
 
 def tree(folder, right):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tight_fit
+from tests.small import python
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
@@ -64,13 +65,7 @@ def test_the_installed_package_plans_without_the_course(wheel, tmp_path):
     empty.mkdir()
     install = [*PIP, "install", "-q", "--no-deps", "--no-index", "--target", str(target)]
     subprocess.run([*install, str(wheel)], check=True)
-    run = subprocess.run(
-        [sys.executable, "-P", "-c", OUTSIDE],
-        cwd=empty,
-        env={**os.environ, "PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-    )
+    run = python("-P", "-c", OUTSIDE, cwd=empty, env={**os.environ, "PYTHONPATH": str(target)})
     assert not run.returncode, run.stderr
     shown = json.loads(run.stdout)
     assert Path(shown["file"]).is_relative_to(target)
@@ -86,9 +81,3 @@ def test_there_is_one_version():
     newest = re.search(r"^## \[([\d.]+)\]", changes, re.MULTILINE)[1]
     assert tight_fit.__version__.removesuffix(".dev0") == newest
     assert f"version: {newest}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf8")
-
-
-def test_the_oldest_python_is_the_same_for_ruff_and_mypy():
-    assert PROJECT["project"]["requires-python"] == ">=3.11"
-    assert PROJECT["tool"]["ruff"]["target-version"] == "py311"
-    assert PROJECT["tool"]["mypy"]["python_version"] == "3.11"

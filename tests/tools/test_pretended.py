@@ -4,7 +4,6 @@ The checks on the GPU itself are in on_a_pretended_gpu.py and ranks_on_pretended
 need processes that start with it.
 """
 
-import csv
 import json
 import os
 import subprocess
@@ -14,22 +13,19 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import torch
 
 from benchmarks import proof
 from benchmarks.gpu_steps import every_case
-from benchmarks.measured_steps import LARGE
 from helpers import record
 from helpers.recipe import Recipe, difference
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tests.script.test_magic import said_after_a_plan
+from tests.small import python
 from tight_fit.gpus import REHEARSAL, VISIBLE
 from tight_fit.units import MIB
 from tools.course import ROOT, session
 from tools.course.notebooks import chosen
 from tools.pretend import build, cards, kept, page, rehearse
-from tools.pretend import record as pretended_record
-from tools.pretend.kept import Kept, Recorded, Rehearsed
 
 HERE = Path(__file__).parent
 LINES = (HERE / "on_a_pretended_gpu.py").read_text(encoding="utf8").splitlines()
@@ -59,9 +55,7 @@ def variables(card, count=1):
 @cache
 def answers(card):
     script = str(HERE / "on_a_pretended_gpu.py")
-    done = subprocess.run(
-        [sys.executable, script], env=variables(card), capture_output=True, text=True, timeout=600
-    )
+    done = python(script, env=variables(card), cwd=None)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -74,22 +68,10 @@ def test_on_a_pretended_gpu(card, check):
     assert not answers(card)[check], answers(card)[check]
 
 
-@pytest.mark.night
-@needs_the_library
-def test_every_check_ran():
-    assert len(CHECKS) >= 12 and set(answers("T4")) == set(CHECKS)
-
-
 def ranks_of(script, *arguments, gpus, ranks=2):
     """What torchrun's ranks of a script print on a machine with so many pretended T4s."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launch, str(script), *arguments],
-        env=variables("T4", gpus),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = python("-m", *launch, str(script), *arguments, env=variables("T4", gpus), cwd=None)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -112,14 +94,6 @@ def test_every_rank_of_several_pipelines_hears_every_other(stages):
     assert said.count(f"heard of {stages - 1} others") == 6
 
 
-@pytest.mark.night
-@needs_the_library
-def test_two_ranks_of_fsdp_on_a_machine_with_one_gpu_take_cpus():
-    """FSDP by itself takes the GPUs, of which the second rank has none."""
-    said = ranks_of(HERE.parents[1] / "scripts" / "fsdp.py", "--steps", "1", gpus=1)
-    assert "step 1: loss" in said and "rank 1 holds" in said
-
-
 def notebook(folder, *cells):
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     path = folder / "00_broken.ipynb"
@@ -139,7 +113,7 @@ def test_a_broken_branch_for_gpus_is_caught(tmp_path):
         "print('done')"
     )
     path = notebook(tmp_path, "x = 1", gpu_branch, "print(x)")
-    plain = subprocess.run([sys.executable, "-c", gpu_branch], capture_output=True, text=True)
+    plain = python("-c", gpu_branch, cwd=None)
     assert plain.stdout == "done\n"
     found = rehearse.rehearse(path, "T4", 1)
     assert (found.cells, found.ran) == (3, 2) and list(found.failed) == ["2"]
@@ -257,13 +231,14 @@ for step in range(3):
 def test_a_program_is_planned_on_a_machine_with_a_gpu(tmp_path):
     """Whose GPUs the command hides from itself, so that a copy of it can compute gradients."""
     (tmp_path / "train.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "tight_fit", "script", str(tmp_path / "train.py"), "--gpu", "T4"],
+    done = python(
+        "-m",
+        "tight_fit",
+        "script",
+        str(tmp_path / "train.py"),
+        "--gpu",
+        "T4",
         env=variables("A100"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
     )
     assert done.returncode == 0 and "YES, it fits on a T4" in done.stdout, done.stderr
 
@@ -285,14 +260,7 @@ print(record.run(profile.recipe("vit", steps=2), "00_start_here/after").environm
 @pytest.mark.night
 @needs_the_library
 def test_what_it_writes_is_marked_and_refused_everywhere(tmp_path, capsys):
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        env=variables("A100") | {record.RUNS: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-    )
+    done = python("-c", RUN, env=variables("A100") | {record.RUNS: str(tmp_path)})
     assert done.stdout.splitlines()[-1] == "A100:1", done.stderr
     (path,) = tmp_path.glob("*.json")
     assert record.read_file(path).environment["name"] == "NVIDIA A100-SXM4-40GB"
@@ -334,26 +302,12 @@ def test_a_step_of_make_record_is_what_its_plan_says(technique, gpus):
     assert step.seconds > 0 and step.planned_seconds > 0 and bool(step.link) == (gpus == 2)
 
 
-@pytest.mark.night
-@needs_the_library
-def test_a_step_of_make_record_that_is_too_large_is_left_out():
-    """By its true size, as on a real T4: the narrow model that would run here has room."""
-    assert answer_of_a_step(LARGE, "up to fp32", 1) == {"too_large": True}
-
-
 def answer_of_a_step(model, technique, gpus):
     """What the process of one step of `make record` prints, on a machine with so many T4s."""
     (case,) = [case for case in every_case(2) if case[:2] == (model, technique)]
     changes = {name: new for name, (_, new) in difference(Recipe(), case[-1]).items()}
     asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_steps", asked],
-        env=variables("T4", gpus),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-    )
+    done = python("-m", "benchmarks.gpu_steps", asked, env=variables("T4", gpus))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -382,70 +336,6 @@ def test_make_proof_measures_what_it_plans(tmp_path):
     assert "FAILED" not in done.stderr and not (tmp_path / "steps").exists()
 
 
-REHEARSED = {"device": "cuda", "name": "a GPU", "rehearsal": "T4:2"}
-
-
-def a_session(folder, *summary):
-    steps = proof.Proof(REHEARSED, "", "", [a_step(planned=98, allocated=100)])
-    (folder / "steps").mkdir(parents=True)
-    (folder / "steps" / "gpu.unfinished").write_text(steps.to_json())
-    entries = {"04_x": session.Entry("a", 9.0), "06_y": session.Entry("", 9.0)}
-    state = session.SessionState("a GPU", entries)
-    state.write(folder)
-    (folder / session.SUMMARY).write_text("\n".join(summary))
-
-
-def test_make_record_is_called_until_nothing_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretended_record, "WORK", tmp_path)
-    monkeypatch.setattr(pretended_record, "environment", rehearsal_without_a_library)
-    calls = []
-
-    def make(command, **options):
-        calls.append(command)
-        folder = Path(command[-1].removeprefix("OUT="))
-        if len(calls) == 1:
-            a_session(folder, "# GPU", f"{pretended_record.LEFT}1 steps (a), 0 lessons.")
-        else:
-            (folder / session.SUMMARY).write_text(f"# GPU\n{pretended_record.FAILED}05_z: no")
-        return subprocess.CompletedProcess(command, 1)
-
-    monkeypatch.setattr(pretended_record.subprocess, "run", make)
-    found = pretended_record.rehearse_record("T4", 2, 30)
-    assert len(calls) == len(found.seconds) == 2 and "MINUTES=30" in calls[0]
-    assert (found.steps, found.off, found.lessons, found.left) == (1, 0.02, 1, False)
-    assert found.failed == ["05_z: no"]
-    assert "2 × T4" in page.records([found]) and "05_z: no" in page.records([found])
-    calls.clear()
-    monkeypatch.setattr(session, "keep", lambda *folders: ["a record"])
-    with pytest.raises(RuntimeError, match="took the files of a rehearsal"):
-        pretended_record.rehearse_record("T4", 2, 30)
-
-
-def test_a_record_without_a_summary_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretended_record, "WORK", tmp_path)
-    monkeypatch.setattr(pretended_record, "environment", rehearsal_without_a_library)
-    ended = subprocess.CompletedProcess([], 2)
-    monkeypatch.setattr(pretended_record.subprocess, "run", lambda *_, **options: ended)
-    with pytest.raises(RuntimeError, match="ended with 2 and without a summary"):
-        pretended_record.rehearse_record("T4", 1, 30)
-
-
-def rehearsal_without_a_library(card, count):
-    return {"TIGHT_FIT_RUNS": "", "TIGHT_FIT_COMMAND": ""}
-
-
-def test_a_result_takes_the_place_of_the_older_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "FILE", tmp_path / "rehearsal.json")
-    monkeypatch.setattr(build, "FOLDER", tmp_path / "build")
-    for ran in (1, 2):
-        kept.keep(Rehearsed("00_x", "T4", 1, 3, ran, 5.0))
-        kept.keep(Recorded("T4", 1, 30, [9.0] * ran, 37, 0.01, 20))
-    kept.keep(Recorded("A100", 1, 30, [9.0], 37, 0.01, 20))
-    found = kept.read()
-    assert [row.ran for row in found.notebooks] == [2]
-    assert [(row.card, len(row.seconds)) for row in found.records] == [("A100", 1), ("T4", 2)]
-
-
 @pytest.mark.night
 @needs_the_library
 def test_make_record_refuses_to_rehearse_into_results(tmp_path):
@@ -464,15 +354,6 @@ def test_an_unknown_card_is_refused_in_a_sentence(monkeypatch, text):
         cards.asked()
 
 
-def test_without_the_variable_nothing_is_pretended(monkeypatch):
-    monkeypatch.delenv(REHEARSAL, raising=False)
-    assert cards.asked() is None
-    env = {**os.environ, "PYTHONPATH": str(rehearse.STARTUP)}
-    code = "import torch; print(torch.cuda.is_available(), hasattr(torch.ops.pretended, 'seed'))"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.split() == [str(torch.cuda.is_available()), "False"]
-
-
 def test_without_a_compiler_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
@@ -480,46 +361,5 @@ def test_without_a_compiler_one_sentence_says_so(monkeypatch):
         build.library()
 
 
-@pytest.mark.parametrize("line", ["cuda: Optional[str] = '13.0'", "hip: Optional[str] = '7.1'"])
-def test_with_a_build_for_gpus_one_sentence_says_what_to_install(monkeypatch, tmp_path, line):
-    (tmp_path / "version.py").write_text(f"__version__ = '2.14.1'\n{line}\ngit_version = 'a'\n")
-    monkeypatch.setattr(build, "_folder_of_torch", lambda: tmp_path)
-    monkeypatch.setenv("CXX", "g++")
-    with pytest.raises(build.CannotCompile, match="PyTorch's build for CPUs"):
-        build.library()
-
-
 def test_the_page_is_what_was_rehearsed():
     assert page.written(page.PAGE.read_text("utf8"), kept.read()) == page.PAGE.read_text("utf8")
-
-
-def test_the_page_names_what_failed():
-    rows = [Rehearsed("00_x", "T4", 1, 3, 2, 5.0, failed={"2": "NameError: name 'x'"})]
-    text = page.written(f"# Title\n\n{page.BEGIN}old\n{page.END}\nend\n", Kept(rows))
-    assert "| 1 × T4 | 1 | none | 3 | 2 | 0 | 1 | 0 |" in text and "code cell 2: `NameError" in text
-    assert "old" not in text and text.endswith("end\n")
-
-
-def test_the_page_says_what_has_not_been_rehearsed_where():
-    rows = [
-        Rehearsed("00_x", "T4", 1, 3, 3, 60.0),
-        Rehearsed("00_x_lab", "T4", 1, 4, 3, 60.0, excused={"1": "narrow"}),
-        Rehearsed("00_x", "A100", 2, 3, 3, 60.0),
-    ]
-    one, two = page.table(rows).splitlines()[2:]
-    assert one == "| 1 × T4 | 2 | none | 7 | 6 | 1 | 0 | 2 |"
-    assert two == "| 2 × A100 | 1 | lab 00 | 3 | 3 | 0 | 0 | 1 |"
-
-
-def test_every_mended_defect_says_what_it_was_and_what_is_so_now():
-    with page.MENDED.open(encoding="utf8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert list(rows[0]) == ["where", "what a GPU would have met", "found by", "now"]
-    assert len(rows) >= 24 and all(all(row.values()) for row in rows)
-    assert page.found().startswith(f"{len(rows)} defects")
-
-
-def test_an_error_is_kept_with_what_the_rank_said():
-    wrote = "RankFailed: Rank 1 of 2 failed:\n[rank1]: OSError: no\n[rank1]: a warning after it"
-    assert rehearse._short(wrote) == "RankFailed: Rank 1 of 2 failed: ... OSError: no"
-    assert rehearse._short("NameError: name 'x'") == "NameError: name 'x'"

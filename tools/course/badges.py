@@ -10,9 +10,8 @@ from pathlib import Path
 
 import nbformat
 
-from helpers import setup as notebook_setup
 from tight_fit.files import replace_all
-from tools.course import NOTEBOOKS, ROOT
+from tools.course import NOTEBOOKS, ROOT, opening
 from tools.course.notebooks import every_notebook
 
 MARK = "<!-- badges -->"  # ends the badges' line of a notebook
@@ -59,8 +58,8 @@ def notebook(path: Path, repository: str) -> str:
     if first is None or "helpers.setup" not in first.source:
         first = nbformat.v4.new_code_cell(id="start")
         node.cells.insert(min(1, len(node.cells)), first)
-    first.source = notebook_setup.first_cell(repository)
-    first.metadata.update(notebook_setup.FOLDED)
+    first.source = opening.first_cell(repository)
+    first.metadata.update(opening.FOLDED)
     return nbformat.writes(node).rstrip("\n") + "\n"
 
 
@@ -118,7 +117,7 @@ def stale(
 
     repository  the project's address; None takes pyproject.toml's
     """
-    address = notebook_setup.repository() if repository is None else repository
+    address = opening.repository() if repository is None else repository
     wanted = {path: notebook(path, address) for path in every_notebook(folder)}
     if page.is_file():
         first = min((path.name for path in wanted), default="00_start_here.ipynb")
@@ -136,6 +135,6 @@ def command(check: bool) -> int:
         if not check:
             replace_all(path.parent, {path.name: text})
     if not files:
-        address = notebook_setup.repository()
+        address = opening.repository()
         print(f"All badges name {address}." if address else "No address, and so no badges.")
     return int(check and bool(files))

@@ -13,7 +13,7 @@ from benchmarks import published_times
 from benchmarks.peaks import page
 from helpers import record, show, sweeps
 from helpers.plan import kept_layouts, planner, searches
-from helpers.plan import techniques as planned
+from helpers.plan import ladder as planned
 from helpers.recipe import Recipe, replace
 from helpers.tables import Table
 from tight_fit.command import kept, report
@@ -23,7 +23,7 @@ from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
 from tight_fit.models import names as model_names
 from tight_fit.units import duration, size, span
-from tools.course import NOTEBOOKS
+from tools.course import NOTEBOOKS, kept_plans
 
 RECORDED = (
     "{label} {peak} (plan {miss:+.1%}), {speed:.0f} {examples}/s, {accuracy_label} {accuracy:.1%}"
@@ -212,7 +212,7 @@ def recorded(notebook: str) -> str:
 def ranks() -> str:
     """The table of layouts: what each of two GPUs holds and sends, by kept plans of one step."""
     rows: dict[str, dict[str, str]] = {}
-    for step, layout, cluster in kept_layouts.page():
+    for step, layout, cluster in kept_plans.page():
         facts = kept_layouts.facts(step, layout, cluster)
         sent = sum(sum(kinds.values()) for kinds in facts["sent"].values())
         row = {

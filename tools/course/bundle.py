@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers.packages import network, requirements
+from helpers.setup import network, requirements
 from tight_fit.command.arguments import OneLineParser, new_file
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.models import hub

@@ -15,8 +15,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from helpers import setup as notebook_setup
-from tools.course import ROOT
+from tools.course import ROOT, opening
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # The text form of a widget: "HBox(children=(...))", or a progress bar "vit:   0%|    | 0/60".
@@ -40,7 +39,7 @@ def clean(notebook: NotebookNode) -> NotebookNode:
         kernelspec=NotebookNode(KERNEL), language_info=NotebookNode(name="python")
     )
     for cell in notebook.cells:
-        folded = notebook_setup.FOLDED if cell.source == notebook_setup.first_cell() else {}
+        folded = opening.FOLDED if cell.source == opening.first_cell() else {}
         tags = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
         cell.metadata = NotebookNode({**tags, **folded})
         if cell.cell_type == "code":

@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers.setup import first_cell
 from tools.course import NOTEBOOKS
+from tools.course.opening import first_cell
 
 # What every lesson has, in this order, and what its decision card names.
 HEADINGS = (

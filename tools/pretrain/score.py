@@ -22,7 +22,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )  # fmt: skip
 
-from helpers.offline import read_tab
+from helpers.sets import read_tab
 
 LENGTH = 64  # tokens per example, padded to a fixed length
 # How many of R8's training examples choose objectives; test examples are for the model card alone.

@@ -130,7 +130,7 @@ class Sources:
         self.files.add(page)
         up = "../" * (len(page.parts) - 1)
         ways = [f'<a href="{up}{FILES}/{page.as_posix()}" download>Download this notebook</a>']
-        if owner := badges.notebook_setup.repository():
+        if owner := badges.opening.repository():
             path = f"blob/main/{page.as_posix()}"
             colab = owner.replace("https://", "https://colab.research.google.com/").replace(
                 "google.com/github.com", "google.com/github"

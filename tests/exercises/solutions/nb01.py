@@ -122,21 +122,11 @@ WRONG = {
     "01.1": [9, 67, 8, 9.52, 11, "10"],
     "01.2": [indices, farthest, wrong_axis, most_alike, 665],
     "01.3": [
-        not_strict,
-        without_prefix,
-        wrong_error,
-        checks_on_the_way,
-        head_too,
-        says_nothing,
-        names_nothing,
-        3,
+        not_strict, without_prefix, wrong_error, checks_on_the_way, head_too, says_nothing,
+        names_nothing, 3,
     ],
     "01.4": [
-        as_written,
-        everything,
-        with_weights,
-        lambda before, after: [],
-        lambda before, after: set(unfair(before, after)),
-        [],
+        as_written, everything, with_weights, lambda before, after: [],
+        lambda before, after: set(unfair(before, after)), [],
     ],
-}
+}  # fmt: skip

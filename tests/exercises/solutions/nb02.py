@@ -108,22 +108,11 @@ WRONG = {
     "02.1": [1.0, 0.75, 1.25, 7, 4, "1.75"],
     "02.2": [2, 5, 8, 1, 3, 40, 4.5],
     "02.3": [
-        mean_of_means,
-        by_rows,
-        reads_a_generator_twice,
-        all_at_once,
-        one_backward_for_all,
-        steps_every_time,
-        never_clears,
-        says_nothing,
-        says_the_last_loss,
-        3,
+        mean_of_means, by_rows, reads_a_generator_twice, all_at_once, one_backward_for_all,
+        steps_every_time, never_clears, says_nothing, says_the_last_loss, 3,
     ],
     "02.4": [
-        lambda m, k: [1 - (1 - m) ** (1 / k)] * k,
-        lambda m, k: [m / k] * k,
-        lambda m, k: [m] * k,
-        lambda m, k: momenta(m, k)[::-1],
-        lambda m, k: m / k,
+        lambda m, k: [1 - (1 - m) ** (1 / k)] * k, lambda m, k: [m / k] * k, lambda m, k: [m] * k,
+        lambda m, k: momenta(m, k)[::-1], lambda m, k: m / k,
     ],
-}
+}  # fmt: skip

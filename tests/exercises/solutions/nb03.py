@@ -78,15 +78,8 @@ WRONG = {
     "03.1": [0.73, 1.47, 0.37, 0.76, 98_380_800 * 12, "1.1"],
     "03.2": [1 / 12, 13 / 36, 15 / 36, 2 / 36, 1.0, 38.9],
     "03.3": [
-        forgets_the_optimizer,
-        forgets_the_gradient,
-        takes_the_first_defaults,
-        adds_twice,
-        starts_anew,
-        thaws_all,
-        by_prefix,
-        another_optimizer,
-        3,
+        forgets_the_optimizer, forgets_the_gradient, takes_the_first_defaults, adds_twice,
+        starts_anew, thaws_all, by_prefix, another_optimizer, 3,
     ],
     "03.4": [0, 9, 11, 12, 24, 25, 10.5],
-}
+}  # fmt: skip

@@ -73,34 +73,20 @@ RIGHT = {
 }
 WRONG = {
     "05.1": [
-        bytes_of(limit=0),
-        bytes_of(limit=4097),
-        bytes_of(large=lambda n: 2 * n),
+        bytes_of(limit=0), bytes_of(limit=4097), bytes_of(large=lambda n: 2 * n),
         bytes_of(large=lambda n: 2 * n + 8 * (n // 256)),
-        bytes_of(large=lambda n: n + 4 * math.ceil(n / 256)),
-        bytes_of(small=lambda n: 4 * n),
-        bytes_of(large=lambda n: 8 * n),
-        4096,
+        bytes_of(large=lambda n: n + 4 * math.ceil(n / 256)), bytes_of(small=lambda n: 4 * n),
+        bytes_of(large=lambda n: 8 * n), 4096,
     ],
     "05.2": [
-        nearest,
-        one_more,
-        one_scale,
-        int64_places,
-        all_ones,
-        flat,
-        zero_is_trouble,
-        lambda v, codes, block=256: v,
-        3,
+        nearest, one_more, one_scale, int64_places, all_ones, flat, zero_is_trouble,
+        lambda v, codes, block=256: v, 3,
     ],
     "05.4": [
-        set(),
-        {"vit.embeddings.cls_token"},
-        {"vit.layers.3.attention.o_proj.weight"},
+        set(), {"vit.embeddings.cls_token"}, {"vit.layers.3.attention.o_proj.weight"},
         {"vit.embeddings.position_embeddings"},
         {"vit.layers.3.mlp.fc1.weight", "vit.embeddings.patch_embeddings.projection.weight"},
-        {"fc1"},
-        67,
+        {"fc1"}, 67,
     ],
     "05.3": [{"B"}, {"A", "B"}, {"B", "C"}, {"A", "B", "C", "D"}, {"D"}, set("AC"), {"E"}, 2],
-}
+}  # fmt: skip

@@ -87,21 +87,10 @@ WRONG = {
     "06.1": [8, 1, 2, 16, 64, 4.5, 0, math.nan],
     "06.2": [4 / 3, 7 / 6, 11 / 9, 20 / 24, "23/18", 1.25],
     "06.3": [
-        plain,
-        all_segments,
-        every_layer,
-        keeps_first,
-        forgets_the_rest,
-        other_masks,
-        reentrant,
-        late_binding,
-        3,
+        plain, all_segments, every_layer, keeps_first, forgets_the_rest, other_masks, reentrant,
+        late_binding, 3,
     ],
     "06.4": [
-        lambda m: m / 2,
-        lambda m: math.sqrt(1 - m),
-        lambda m: 1 - (1 - m) ** 2,
-        lambda m: m,
-        0.05,
+        lambda m: m / 2, lambda m: math.sqrt(1 - m), lambda m: 1 - (1 - m) ** 2, lambda m: m, 0.05,
     ],
-}
+}  # fmt: skip

@@ -123,31 +123,14 @@ RIGHT = {
 WRONG = {
     "07.1": [1_572_864, 1_593_364, 786_432, 2_643_968, 25_165_824, 2_642_944.0, "2642964"],
     "07.2": [
-        something_trains,
-        of_itself_alone,
-        by_how_names_begin,
-        lambda model, fresh: [],
-        lambda model, fresh: sorted(fresh),
-        ["pooler"],
+        something_trains, of_itself_alone, by_how_names_begin, lambda model, fresh: [],
+        lambda model, fresh: sorted(fresh), ["pooler"],
     ],
     "07.3": [
-        forgets_alpha,
-        turns_them,
-        swaps_them,
-        smallest,
-        first_columns,
-        scales_both,
-        product,
-        3,
+        forgets_alpha, turns_them, swaps_them, smallest, first_columns, scales_both, product, 3,
     ],
     "07.4": [
-        as_given,
-        in_place,
-        without_scale,
-        divides_by_the_width,
-        loses_the_bias,
-        shares_the_weight,
-        a_function,
-        3,
+        as_given, in_place, without_scale, divides_by_the_width, loses_the_bias, shares_the_weight,
+        a_function, 3,
     ],
-}
+}  # fmt: skip

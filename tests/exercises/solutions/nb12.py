@@ -84,11 +84,7 @@ WRONG = {
         lambda loss_sum, rows, steps, ranks: loss_sum / rows / steps / ranks,
     ],
     "12.3": [
-        blind_to_offload,
-        all_away,
-        gradients_stay,
-        by_names_alone,
-        lambda config, ranks: (4, 4, 8),
+        blind_to_offload, all_away, gradients_stay, by_names_alone, lambda config, ranks: (4, 4, 8),
         (4, 4, 8),
     ],
     "12.4": [
@@ -97,4 +93,4 @@ WRONG = {
         lambda kind, counted, started: "alone" if counted == 1 else "fine",
         lambda kind, counted, started: "alone" if counted != started else "dropped",
     ],
-}
+}  # fmt: skip

@@ -123,30 +123,18 @@ RIGHT = {"13.1": ring_bytes, "13.2": scatter_reduce, "13.3": 3, "13.4": stalenes
 WRONG = {
     "13.1": [
         lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length // ranks,
-        same_piece_left_out,
-        own_piece_left_out,
+        same_piece_left_out, own_piece_left_out,
         lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length,
         lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * (length // ranks) * itemsize,
-        lambda length, itemsize, ranks, rank: ring_bytes(length, 1, ranks, rank),
-        5,
+        lambda length, itemsize, ranks, rank: ring_bytes(length, 1, ranks, rank), 5,
     ],
     "13.2": [
-        in_place,
-        to_the_right,
-        replaces,
-        one_step_short,
-        whole_tensors,
-        lambda transport, tensor: tensor.tensor_split(transport.ranks)[transport.rank],
-        3,
+        in_place, to_the_right, replaces, one_step_short, whole_tensors,
+        lambda transport, tensor: tensor.tensor_split(transport.ranks)[transport.rank], 3,
     ],
     "13.3": [4, 1.5, 1 / 3, 1, "3", 9, 1 / 6],
     "13.4": [
-        others_only,
-        counts_itself,
-        workers_less_one,
-        since_its_last_push,
-        lambda events: sum(staleness(events)),
-        lambda events: [],
-        3,
+        others_only, counts_itself, workers_less_one, since_its_last_push,
+        lambda events: sum(staleness(events)), lambda events: [], 3,
     ],
-}
+}  # fmt: skip

@@ -109,30 +109,16 @@ def of_the_paper(stage, micro):
 RIGHT = {"14.1": stage, "14.2": clip, "14.3": 2, "14.4": psis}
 WRONG = {
     "14.1": [
-        highest,
-        needs_less,
-        one_state,
-        gradients_in_16_bits,
-        always_some,
-        lambda parameters, ranks, room: stage(parameters, 1, room),
-        3,
+        highest, needs_less, one_state, gradients_in_16_bits, always_some,
+        lambda parameters, ranks, room: stage(parameters, 1, room), 3,
     ],
     "14.2": [
-        own_norm,
-        norms_added,
-        no_root,
-        always_scaled,
-        sends_gradients,
-        lambda transport, piece, most: piece,
-        3,
+        own_norm, norms_added, no_root, always_scaled, sends_gradients,
+        lambda transport, piece, most: piece, 3,
     ],
     "14.3": [4, 1, 184 / 98, 1024, "2", 3],
     "14.4": [
-        scatters_once,
-        reduces_every_time,
-        gathers_once,
-        of_the_paper,
-        lambda stage, micro: 3 * micro,
-        2,
+        scatters_once, reduces_every_time, gathers_once, of_the_paper,
+        lambda stage, micro: 3 * micro, 2,
     ],
-}
+}  # fmt: skip

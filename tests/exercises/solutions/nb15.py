@@ -43,29 +43,18 @@ RIGHT = {"15.1": 63, "15.2": pairs(lambda s, K: min(1, K - 1 - s)), "15.4": copi
 WRONG = {
     "15.1": [70, 64, 62, 72, 56, 7, 63.5, "63"],
     "15.2": [
-        pairs(lambda s, K: K - 1 - s),
-        pairs(lambda s, K: 0),
-        pairs(lambda s, K: 2),
-        forgets_the_last,
-        backward_first,
-        both_ways,
-        lambda s, K, M: 0,
-        3,
+        pairs(lambda s, K: K - 1 - s), pairs(lambda s, K: 0), pairs(lambda s, K: 2),
+        forgets_the_last, backward_first, both_ways, lambda s, K, M: 0, 3,
     ],
     "15.4": [
-        lambda K, sizes: K * sum(sizes),
-        lambda K, sizes: sum(sizes),
+        lambda K, sizes: K * sum(sizes), lambda K, sizes: sum(sizes),
         lambda K, sizes: sum((K - 1 - s) * size for s, size in enumerate(sizes)),
-        lambda K, sizes: sum((s + 1) * size for s, size in enumerate(sizes)),
-        3,
+        lambda K, sizes: sum((s + 1) * size for s, size in enumerate(sizes)), 3,
     ],
     "15.3": [
-        lambda first, second: first == second,
-        lambda first, second: len(first) != len(second),
+        lambda first, second: first == second, lambda first, second: len(first) != len(second),
         lambda first, second: any(a == b for a, b in zip(first, second)),
-        lambda first, second: False,
-        lambda first, second: True,
-        lambda first, second: sorted(first) == sorted(second),
-        3,
+        lambda first, second: False, lambda first, second: True,
+        lambda first, second: sorted(first) == sorted(second), 3,
     ],
-}
+}  # fmt: skip

@@ -86,38 +86,19 @@ RIGHT = {
 }
 WRONG = {
     "17.1": [
-        (30, 0.00566, 0.032),
-        (33, 0.032, 0.00566),
-        (32, 0.00566, 0.032),
-        (33, 0.0045, 0.032),
-        (11, 0.00566, 0.032),
-        33,
-        (33, 0.00566),
+        (30, 0.00566, 0.032), (33, 0.032, 0.00566), (32, 0.00566, 0.032), (33, 0.0045, 0.032),
+        (11, 0.00566, 0.032), 33, (33, 0.00566),
     ],
     "17.2": [
-        (0.02, 0.05),
-        (10 / 768, 0.05),
-        (0.02, 10 / math.sqrt(128100 * 768)),
-        (50.0, 20.0),
-        0.013,
+        (0.02, 0.05), (10 / 768, 0.05), (0.02, 10 / math.sqrt(128100 * 768)), (50.0, 20.0), 0.013,
         (1.0, 1.0),
     ],
     "17.4": [
-        as_given,
-        without_corrections,
-        norm_without_decay,
-        zeros_stay,
-        divides_by_zero,
-        adamw,
-        clipped,
-        3,
+        as_given, without_corrections, norm_without_decay, zeros_stay, divides_by_zero, adamw,
+        clipped, 3,
     ],
     "17.3": [
-        biased,
-        no_limit,
-        swapped,
-        rows_forgotten,
-        lambda b, squares, B, whole: b * squares / whole,
+        biased, no_limit, swapped, rows_forgotten, lambda b, squares, B, whole: b * squares / whole,
         40,
     ],
-}
+}  # fmt: skip

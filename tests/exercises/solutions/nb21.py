@@ -65,13 +65,8 @@ RIGHT = {"21.1": 7e9 / 2 + 7e9 / 64 * 4, "21.2": quantize, "21.3": merge}
 WRONG = {
     "21.1": [3.5e9, 7e9 / 2 + 7e9 / 64, 7e9 * 4.127 / 8, 7e9 / 2 + 7e9 / 64 * 2, 3.7, "3.9 GB"],
     "21.2": [
-        without_a_case_for_zero,
-        scales_by_the_largest,
-        next_lower,
-        gives_weights,
-        numbers_alone,
-        in_place,
-        3,
+        without_a_case_for_zero, scales_by_the_largest, next_lower, gives_weights, numbers_alone,
+        in_place, 3,
     ],
     "21.3": [without_alpha, one_scale_per_row, indices_as_weights, adapters_alone, 3],
-}
+}  # fmt: skip

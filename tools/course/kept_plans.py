@@ -1,0 +1,179 @@
+"""The plans kept for lessons, made anew: `python -m tools.course.kept_plans` (`make plans`).
+
+It takes many minutes. Each group has its file in helpers/plan/plans/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from helpers.plan import kept_layouts, searches
+from tight_fit.command.arguments import OneLineParser
+from tight_fit.command.search_report import answer
+from tight_fit.command.wrapper import run
+from tight_fit.files import replace_all
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.facts import Facts
+from tight_fit.layouts.layout import SCHEDULES, Layout, parse
+from tight_fit.models.config import read
+from tight_fit.models.step import ModelStep
+from tight_fit.search.layouts import Searched, search_layouts
+from tight_fit.search.space import Trial
+
+NAME = "python -m tools.course.kept_plans"
+ONE_GPU = Layout(1, "ddp")
+Question = tuple[ModelStep, Layout, Cluster]
+
+
+def questions() -> Iterator[Question]:
+    """What the tables of lessons 13, 15, 16, 18 and 24 ask, those of lab 19, and a page."""
+    deberta = read("microsoft/deberta-v3-base")
+    one, two = parse("ddp=1"), parse("ddp=2")
+    accumulated = ModelStep(deberta, 64, 256, accumulation=4, precision="fp16")
+    for layout in (one, two, parse("ddp=2", gradient_as_bucket_view=True)):
+        yield accumulated, layout, Cluster("T4", per_machine=2, inside="PCIe 3 x16")
+    few = ModelStep(deberta, 32, 256, precision="fp16")
+    for layout in (one, parse("ddp=8")):
+        yield few, layout, Cluster("T4", machines=8, between="Ethernet 1 Gbit")
+    vit = read("google/vit-base-patch16-224-in21k")
+    images = ModelStep(vit, 64, classes=10, optimizer="adamw_foreach", max_grad_norm=None)
+    for layout in (one, two):
+        yield images, layout, Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
+    llama = ModelStep(
+        read("meta-llama/Llama-3.1-8B"), 32, 4096, accumulation=32, weights="fp32", precision="bf16"
+    )
+    apart = Cluster("H100", machines=8, between="Ethernet 100 Gbit")
+    together = Cluster("H100", per_machine=8, inside="NVLink 4")
+    stages = {name: parse("pipeline=8", schedule=name) for name in SCHEDULES}
+    for layout in stages.values():
+        yield llama, layout, apart
+    yield llama, stages["1f1b"], together
+    for cluster in (apart, together):
+        yield replace(llama, accumulation=1, checkpointing=True), parse("fsdp=8"), cluster
+    tiny = ModelStep(
+        read("TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        8,
+        512,
+        accumulation=8,
+        weights="fp32",
+        precision="bf16",
+        checkpointing=True,
+    )
+    pair = Cluster("RTX 3060", machines=2, between="Ethernet 1 Gbit")
+    for layout in (one, parse("pipeline=2")):
+        yield tiny, layout, pair
+    yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
+    yield from _of_lesson_16()
+    kaggle = Cluster("T4", per_machine=2)
+    qwen = ModelStep(read("Qwen/Qwen3-0.6B"), 8, 256, weights="fp32")
+    yield replace(qwen, accumulation=4), two, kaggle  # lesson 18
+    yield replace(qwen, accumulation=8, precision="fp16"), one, kaggle
+    large = ModelStep(read("microsoft/deberta-v3-large"), 16, 512, precision="fp16")
+    yield replace(large, accumulation=8), one, kaggle  # lab 19
+    yield replace(large, accumulation=4), two, kaggle
+    yield from page()
+    for texts in kept_layouts.TEXTS.values():
+        for length, name in texts.asked:
+            yield texts.step(length, name), parse(name), texts.cluster
+
+
+def page() -> Iterator[Question]:
+    """What the first table of docs/layouts.md asks: a step on two GPUs, on fast and slow links."""
+    config = read("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
+    step = ModelStep(config, 16, 512, accumulation=4, weights="fp32", precision="bf16")
+    for name in ("ddp=1", "ddp=2", "zero1=2", "zero2=2", "fsdp=2", "tensor=2", "pipeline=2"):
+        for link in ("NVLink 3", "PCIe 4 x16"):
+            yield step, parse(name), Cluster("A100-40GB", per_machine=2, inside=link)
+
+
+def _of_lesson_16() -> Iterator[Question]:
+    llama = ModelStep(
+        read("meta-llama/Llama-3.1-8B"),
+        8,
+        4096,
+        weights="fp32",
+        precision="bf16",
+        checkpointing=True,
+    )
+    fsdp, tensor = parse("fsdp=8"), parse("tensor=8")
+    nvlink = Cluster("H100", per_machine=8, inside="NVLink 4")
+    for layout in (fsdp, tensor):
+        yield llama, layout, nvlink
+        yield llama, layout, Cluster("A100-80GB", per_machine=8, inside="PCIe 4 x16")
+    for length in (4096, 32768):
+        for layout in (tensor, parse("context=8")):
+            yield replace(llama, batch_size=1, length=length), layout, nvlink
+    small = ModelStep(read("Qwen/Qwen3-0.6B"), 2, 512, weights="fp32", precision="bf16")
+    pair = Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
+    for name in ("ddp=1", "fsdp=2", "tensor=2"):
+        yield small, parse(name), pair
+
+
+def layouts() -> Path:
+    """Plan all of `questions` and keep the answers; returns the path of the file."""
+    lines = [
+        f"{json.dumps(kept_layouts.key(*one))}: {json.dumps(kept_layouts.plan_one(*one))}"
+        for one in questions()
+    ]
+    return _write(kept_layouts.FILE, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def search_one(job: searches.SearchJob) -> Facts:
+    """What is kept of a search: its answer, the best trial of each layout, the best first, and the
+    published one, if any; "alone" has the seconds of one GPU, None where it does not fit.
+
+    Raises what `search_layouts` raises.
+    """
+    found = search_layouts(job.step, job.cluster, job.recompute)
+    rows: dict[str, Facts] = {}
+    for one in found.ranked:
+        rows.setdefault(str(one.trial.layout), searches.row(one.trial, one.facts))
+    published = searches.plan_one(job, job.published) if job.published else None
+    entry = {"answer": answer(found), "rows": list(rows.values()), "published": published}
+    return entry | {"alone": _alone(job, found)}
+
+
+def _alone(job: searches.SearchJob, found: Searched) -> float | None:
+    """Seconds of the step on one GPU: planned by the search, or now where it only said slower."""
+    seconds = [one.seconds for one in found.ranked if one.trial.layout == ONE_GPU]
+    slower = {trial.recompute for trial in found.slower if trial.layout == ONE_GPU}
+    if not seconds and slower:
+        rows = [
+            searches.plan_one(job, Trial(ONE_GPU, kind)) for kind in job.recompute if kind in slower
+        ]
+        seconds = [one["seconds"] for one in rows if one["fits"]]
+    return min(seconds, default=None)
+
+
+def searched() -> Path:
+    """Search all jobs and keep what was found; returns the path of the file."""
+    jobs = searches.JOBS | searches.OWNED
+    entries = {name: search_one(job) for name, job in jobs.items()}
+    return _write(searches.FILE, json.dumps(entries, indent=1) + "\n")
+
+
+def _write(file: Path, text: str) -> Path:
+    replace_all(file.parent, {file.name: text})
+    return file
+
+
+GROUPS = {"layouts": layouts, "searches": searched}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan the groups that are asked for and write each to its file."""
+    parser = OneLineParser(prog=NAME, description=__doc__)
+    groups = ", ".join(GROUPS)
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"{groups}; all by default")
+    asked = parser.parse_args(arguments).groups or GROUPS
+    if unknown := ", ".join(repr(group) for group in asked if group not in GROUPS):
+        parser.error(f"{unknown} is not known: use {groups}.")
+    for group in asked:
+        print(f"Written: {GROUPS[group]()}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, NAME))
