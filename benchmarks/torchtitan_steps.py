@@ -5,12 +5,13 @@ NVLink inside a machine of eight, 400 Gbit/s per GPU between machines) and publi
 second and GPU, and the reserved peak of the fullest GPU
 (https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md of
 December 2024, and asyncTP_llama3_h100_2025-06_torchtitan.md beside it of June 2025). Below are the
-rows without float8, and the one with context parallelism, which was published with float8 only.
+rows without float8, those with float8 and FSDP alone, and one with context parallelism.
 They are set up as their configuration files and `parallelize_llama.py` of the time did: fp32
 shards, bf16 messages of weights, gradients summed in fp32, FSDP2 around each layer and the whole
 model, both dropping weights after the forward pass, fused AdamW. transformers' Llama stands for
 torchtitan's. With data ranks only a step through torch.compile is planned with each layer compiled,
-as torchtitan does it; with others as the step without it, and one with float8 as one in bf16.
+as torchtitan does it, and float8 in it; with others as the step without both. torchao's float8
+gathers weights in bf16 unless asked; which was taken is not said, and bf16 is planned.
 
 Nothing was fitted to these figures. The peak of the data sheet, 989 TFLOP/s, stands for that of a
 GPU limited to 500 W, as in the source.
@@ -32,7 +33,7 @@ from helpers.plan.searches import LLAMA_70B
 from helpers.tables import Table
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import GPU
-from tight_fit.gpus.specs import described
+from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.plan import plan_layout
@@ -46,9 +47,7 @@ DECEMBER, JUNE = (
     for name in ("llama3_h100_202412", "asyncTP_llama3_h100_2025-06")
 )
 CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
-SPECS = described(
-    CARD.name, 132, 128, 1.98e9, 2.4e12, 50 << 20, tf32=494.7e12, fp16=989.4e12, bf16=989.4e12
-)
+SPECS = find_gpu("H100")._replace(name=CARD.name, bandwidth=2.4e12)
 LLAMA_8B = "Llama-3.1-8B"
 MODELS = {
     LLAMA_8B: hf_config.read(f"meta-llama/{LLAMA_8B}"),
@@ -58,7 +57,8 @@ KINDS = (
     "without torch.compile",
     "with torch.compile",
     "with torch.compile and tensor ranks (planned without it)",
-    "with float8",
+    "with torch.compile and float8",
+    "with both and context ranks (planned without them)",
 )
 SECTION = """## Several GPUs
 
@@ -66,16 +66,14 @@ torchtitan publishes what Llama 3.1 takes on H100s of 96 GB with FSDP2, alone an
 sequence or with context parallelism;
 [benchmarks/torchtitan_steps.py](../benchmarks/torchtitan_steps.py) says how each row is set up.
 Memory is the reserved peak of the fullest GPU. No constant was fitted to these figures.
-Rows with FSDP alone are planned with each layer compiled where they were measured so. With tensor
-or context ranks torch.compile is not planned: such a row is planned as the step without it, which
-takes more memory and more time. Nor is float8, whose products are faster: its row is planned in
-bf16.
+Rows with FSDP alone are planned with each layer compiled, and with float8, where they were measured
+so. With tensor or context ranks neither is planned: such a row is planned as the step without.
 
 {sentence}
 
 [data/torchtitan.csv](data/torchtitan.csv) has every row, with its source.
 
-Not set up: the other rows with float8, and pipelines.
+Not set up: the other rows with float8 and tensor or context ranks, and pipelines.
 """
 
 
@@ -103,8 +101,9 @@ class TitanRow:
     @property
     def kind(self) -> str:
         """One of `KINDS`."""
-        number = 3 if self.float8 else 0 if not self.compiled else 1 if self.compiles else 2
-        return KINDS[number]
+        if self.float8:
+            return KINDS[3 if self.compiles else 4]
+        return KINDS[0 if not self.compiled else 1 if self.compiles else 2]
 
     @property
     def compiles(self) -> bool:
@@ -120,6 +119,7 @@ class TitanRow:
             selective=self.selective,
             checkpointing=True,
             compile=self.compiles,
+            float8="tensorwise" if self.float8 and self.compiles else None,
             batch_size=self.batch * layout.data,
             length=self.length,
         )
@@ -143,6 +143,30 @@ ROWS = (
         compiled=True,
     ),
     TitanRow(
+        "8B, 8 GPUs, FSDP",
+        LLAMA_8B,
+        Layout(8, reshard_root=True),
+        8532,
+        76.8,
+        2,
+        DECEMBER,
+        compiled=True,
+        float8=True,
+    ),
+    TitanRow(
+        "8B, 8 GPUs, FSDP",
+        LLAMA_8B,
+        Layout(8, reshard_root=True),
+        3890,
+        83.9,
+        1,
+        DECEMBER,
+        selective=False,
+        compiled=True,
+        length=32_768,
+        float8=True,
+    ),
+    TitanRow(
         "8B, 128 GPUs, FSDP", LLAMA_8B, Layout(128, reshard_root=True), 5605, 67.0, 2, DECEMBER
     ),
     TitanRow(
@@ -154,6 +178,17 @@ ROWS = (
         2,
         DECEMBER,
         compiled=True,
+    ),
+    TitanRow(
+        "8B, 128 GPUs, FSDP",
+        LLAMA_8B,
+        Layout(128, reshard_root=True),
+        8380,
+        61.8,
+        2,
+        DECEMBER,
+        compiled=True,
+        float8=True,
     ),
     TitanRow(
         "8B, 8 GPUs, FSDP and context parallel",
@@ -194,7 +229,7 @@ ROWS = (
 
 def key(row: TitanRow) -> str:
     """What a row's plan is kept under: rows that are planned alike have the same."""
-    compiled = ", compiled" if row.compiles else ""
+    compiled = (", compiled, float8" if row.float8 else ", compiled") if row.compiles else ""
     return f"{row.model}, {row.layout}, {row.batch} x {row.length}{compiled}"
 
 

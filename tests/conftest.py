@@ -2,6 +2,7 @@
 
 import gc
 import os
+from math import inf
 
 import pytest
 
@@ -18,14 +19,16 @@ for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_F
 def pytest_collection_modifyitems(config, items):
     """Mark the tests that took longest when all were timed (tests/slow.tsv).
 
-    Where processes share the tests, the longest files begin first, or one would be left at the end.
+    Where processes share the tests, the longest files begin first, or one would be left at the end:
+    notebooks that were not timed, then by seconds.
     """
     slow, files = durations.read()
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: -files.get(durations.file_of(item.nodeid), 0.0))
+        file = {item: durations.file_of(item.nodeid) for item in items}
+        items.sort(key=lambda item: -files.get(file[item], inf if ".ipynb" in file[item] else 0.0))
 
 
 @pytest.fixture(scope="session", autouse=True)

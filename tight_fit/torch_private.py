@@ -9,10 +9,11 @@ broken.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Self
+from unittest.mock import patch
 
 import torch
 from torch._ops import OpOverload
@@ -35,6 +36,7 @@ __all__ = [
     "FUSED_ADAM",
     "WRAPPERS",
     "adds_in_place",
+    "call_with",
     "device_for_torch",
     "AsyncCollectiveTensor",
     "DataDependentOutputException",
@@ -319,6 +321,8 @@ def fake_store() -> torch.distributed.Store:
 def inductor(
     seen: Callable[[torch.fx.GraphModule], object],
     run: Callable[[torch.fx.GraphModule, bool], Callable[[list], Any]] | None = None,
+    decomposed: Mapping[Any, Callable] | None = None,
+    joint: Callable[[torch.fx.Graph], object] | None = None,
 ) -> Callable:
     """The backend of `torch.compile` that it takes by itself, which tells of each graph it gets.
 
@@ -326,8 +330,12 @@ def inductor(
     run   makes what runs a graph in place of code: graphs are cut and rewritten as inductor does.
           Of a graph, and whether it is one of a backward pass, it makes a function of a list of
           inputs, which it may clear; `one_by_one` also runs on tensors without values
+    decomposed  what stands for further operations, beside those that inductor decomposes
+    joint  may change, in place, the graph of both passes before it is cut
     """
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
 
     def keep(graph, inputs, **options):
         function: Any = run(graph, options.get("is_backward", False))  # type: ignore[misc]
@@ -342,9 +350,22 @@ def inductor(
         seen(graph)
         if run is None:
             return compile_fx(graph, inputs)
-        return compile_fx(graph, inputs, inner_compile=keep)
+        table = {**select_decomp_table(), **(decomposed or {})}
+        with config.patch(joint_custom_pre_pass=joint):
+            return compile_fx(graph, inputs, inner_compile=keep, decompositions=table)
 
     return backend
+
+
+def call_with(module: torch.nn.Module, forward: Callable) -> None:
+    """Let a module call this in place of its `forward`, where `Module.compile` puts compiled code:
+    copies of the module do not have it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with patch.object(module, "forward", forward):
+            return module._call_impl(*args, **kwargs)
+
+    module._compiled_call_impl = call
 
 
 def one_by_one(graph: torch.fx.GraphModule, backward: bool) -> Callable[[list], Any]:

@@ -17,7 +17,6 @@ from by_hand.collectives import (
 )
 from by_hand.transport import threads
 from tests.forked import forked
-from tests.gloo import among_threads
 
 RANKS, LENGTH = st.integers(1, 8), st.integers(0, 40)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16])
@@ -44,30 +43,6 @@ def test_sums_are_right_on_every_rank(ranks, length, dtype, seed):
     assert all(
         torch.equal(one, other) for one, other in zip(tensors, data(ranks, length, dtype, seed))
     ), "inputs stay"
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    ranks=RANKS,
-    length=st.integers(1, 40),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.float16]),
-    root=st.integers(0, 7),
-)
-def test_torchs_own_give_the_same(ranks, length, dtype, root):
-    """gloo's all-reduce and broadcast, with as many ranks."""
-    tensors, root = data(ranks, length, dtype), root % ranks
-
-    def torchs(group, rank):
-        summed = tensors[rank].clone()
-        group.allreduce([summed]).wait()
-        return summed
-
-    by_hand, _ = threads(
-        ranks,
-        lambda transport: ring_all_reduce(transport, tensors[transport.rank]),
-    )
-    for ours, theirs in zip(by_hand, among_threads(ranks, torchs)):
-        assert torch.equal(ours, theirs)
 
 
 @settings(max_examples=40, deadline=None)

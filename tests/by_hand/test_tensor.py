@@ -19,9 +19,7 @@ from by_hand.exchange import Ring
 from by_hand.tensor import (
     MLP,
     Attention,
-    ColumnParallelLinear,
     Layer,
-    RowParallelLinear,
     VocabParallelEmbedding,
     cut,
     f,
@@ -251,6 +249,8 @@ def test_cross_entropy_of_nothing_is_nan_as_torchs_and_wrong_labels_are_refused(
             loss(0, label)
     with pytest.raises(ValueError, match="holds 4 of 8 words, and was given logits of 5"):
         loss(0, width=5)
+    with pytest.raises(ValueError, match="A hidden size of 6 cannot be divided into 4 heads"):
+        threads(1, lambda transport: Attention(*[nn.Linear(6, 6)] * 4, 4, Ring(transport)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -320,26 +320,6 @@ def test_masks_are_alike_on_whole_tokens_and_differ_on_slices():
     )
     (one, other), _ = threads(2, lambda transport: work(transport, 6))
     assert not torch.equal(one[1], other[1])
-
-
-def test_columns_and_rows_alone_and_a_width_without_heads():
-    torch.manual_seed(0)
-    dense, x = nn.Linear(6, 5), torch.randn(2, 3, 6)
-    results, transports = threads(
-        3, lambda transport: ColumnParallelLinear(dense, Ring(transport))(x)
-    )
-    assert torch.allclose(torch.cat(results, -1), dense(x), atol=1e-6) and not any(
-        transport.sent for transport in transports
-    )
-    results, _ = threads(
-        4,
-        lambda transport: RowParallelLinear(dense, Ring(transport))(
-            x.tensor_split(4, -1)[transport.rank]
-        ),
-    )
-    assert all(torch.allclose(out, dense(x), atol=1e-6) for out in results)
-    with pytest.raises(ValueError, match="A hidden size of 6 cannot be divided into 4 heads"):
-        threads(1, lambda transport: Attention(*[nn.Linear(6, 6)] * 4, 4, Ring(transport)))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

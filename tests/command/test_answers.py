@@ -1,5 +1,6 @@
 """What an answer says of itself, and that what it recommends can be run."""
 
+import itertools
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import transformers as library
 
 from helpers.plan import plan
 from helpers.recipe import Recipe
+from tests.night import few_by_day
 from tight_fit import gpus
 from tight_fit.command.answer import step_of, trainer_optimizer
 from tight_fit.command.options import main, parser
@@ -94,7 +96,7 @@ def test_foreach_takes_what_the_note_says():
     assert "temporaries" in CATEGORIES
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", few_by_day(OPTIMIZERS, 5))
 def test_mfu_is_no_more_than_a_hundred_percent(optimizer):
     base = {"base": "bf16"} if KINDS[optimizer].base else {}
     planned = plan(Recipe("vit", profile="full", batch_size=4, optimizer=optimizer, **base))
@@ -168,8 +170,10 @@ CARDS = ("T4", "A100")
 SMALL = ("T4", "P4", "RTX 3060")
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("fields", ({}, {"lora_rank": 4}, {"weights": "fp32"}))
+@pytest.mark.parametrize(
+    "fields, name",
+    few_by_day(itertools.product(({}, {"lora_rank": 4}, {"weights": "fp32"}), SMALL), 4),
+)
 def test_every_change_that_is_offered_runs_on_the_gpu(name, fields):
     step = ModelStep(LLAMA, 16, task="causal-lm", **fields)
     step = ModelStep(LLAMA, 16, task="causal-lm", **fields, precision=step.weights)

@@ -15,6 +15,8 @@ def test_the_answer_says_how_products_are_scaled_and_what_is_not_planned(folder,
     code, text = asked(capsys, folder, *STEP, "--gpu", "L4", "--float8", "rowwise")
     assert code == 0 and "products of linear layers in FP8 scaled rowwise" in text.splitlines()[0]
     assert "torch.compile, without which torchao's float8 is slower than this" in text
+    together = asked(capsys, folder, *STEP, "--gpu", "L4", "--float8", "rowwise", "--compile")[1]
+    assert "without which" not in together and "joins the casts to FP8" in together
     assert "FP8" not in asked(capsys, folder, *STEP, "--gpu", "L4")[1]
 
 
@@ -44,7 +46,7 @@ def test_of_a_size_the_gpus_with_fp8_are_timed(folder, capsys):
         (["--gpu", "T4", "--float8", "tensorwise"], "The T4 has no products in FP8"),
         (["--gpu", "L4", "--float8", "blockwise"], "tensorwise"),
         (["--gpu", "L4", "--float8", "rowwise", "--lora", "4"], "leave lora_rank or float8 out"),
-        (["--gpu", "H100", "--layout", "fsdp=2", "--float8", "rowwise"], "planned for one GPU"),
+        (["--gpu", "H100", "--layout", "fsdp=2", "--float8", "rowwise"], "add compile"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
@@ -53,3 +55,14 @@ def test_what_is_not_planned_is_refused_in_one_sentence(typed, says, folder, cap
         with_layouts.main([str(folder), "--batch", "4", "--length", "32", *typed])
     printed = capsys.readouterr().err
     assert ended.value.code == 2 and says in printed
+
+
+def test_a_layout_is_planned_compiled_and_on_gpus_that_have_fp8(folder, capsys):
+    typed = [str(folder), "--batch", "4", "--length", "32", "--layout", "fsdp=2", "--compile"]
+    typed += ["--float8", "tensorwise", "--gpu"]
+    assert with_layouts.main([*typed, "H100"]) == 0
+    line = capsys.readouterr().out
+    assert "each layer compiled, products of linear layers in FP8 scaled tensorwise" in line
+    with pytest.raises(SystemExit):
+        with_layouts.main([*typed, "A100-80GB"])
+    assert "has no products in FP8" in capsys.readouterr().err

@@ -11,6 +11,18 @@ def test_what_a_command_returns_is_its_status():
     assert [run(lambda status=status: status, "test") for status in (None, 0, 1, 7)] == [0, 0, 1, 7]
 
 
+@pytest.mark.parametrize(
+    "error, status, said",
+    [(KeyboardInterrupt, 130, "\nInterrupted: what was unfinished is not kept.\n"),
+     (BrokenPipeError, 141, "")],
+)  # fmt: skip
+def test_an_interrupt_and_a_reader_that_goes_away_are_no_error_of_ours(error, status, said, capsys):
+    def main():
+        raise error
+
+    assert run(main, "test") == status and capsys.readouterr().err == said
+
+
 def test_a_fault_of_ours_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 // 0, "test")

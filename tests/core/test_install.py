@@ -1,5 +1,6 @@
 """The first cell's installer: a dead network costs seconds, wheels beside the course come first."""
 
+import importlib.metadata
 import sys
 import zipfile
 
@@ -104,3 +105,8 @@ def test_the_installer_imports_neither_torch_nor_anything_outside_python():
     )
     done = python("-c", program)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_package_s_version_is_that_of_its_metadata():
+    assert setup.installed("torch") == importlib.metadata.version("torch")
+    assert setup.installed("no-such-package-of-anyone") is None

@@ -25,6 +25,7 @@ from exercises import check as room
 from exercises.check import check, exercise, load_all
 from exercises.comparisons import agree, close, only_changes, same
 from helpers.recipe import Recipe, replace
+from tests.exercises import FULL_SIZE
 from tests.small import python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -463,9 +464,16 @@ def test_the_right_answer_passes_and_none_is_not_answered(number, fresh, capsys)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("number", EXERCISES)
-def test_wrong_answers_fail_each_with_a_sentence(number, fresh):
-    wrong = solutions(number).WRONG[number]
+@pytest.mark.parametrize(
+    "number, most",
+    [
+        *(pytest.param(n, 3 if n in FULL_SIZE else None, id=n) for n in EXERCISES),
+        *(pytest.param(n, None, id=f"{n} all", marks=pytest.mark.night) for n in FULL_SIZE),
+    ],
+)
+def test_wrong_answers_fail_each_with_a_sentence(number, most, fresh):
+    """By day three of those of an exercise that plans full-size models."""
+    wrong = solutions(number).WRONG[number][:most]
     results = [check(number, answer) for answer in wrong]
     assert [result.passed for result in results] == [False] * len(wrong)
     told = [result.sentence for result in results if result.error is None]

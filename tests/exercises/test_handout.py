@@ -16,6 +16,8 @@ from exercises.check import load_all, verdict
 from exercises.encoding import Unreadable, decode, encode
 from exercises.handout import Broken, HandedFunction, receive, send
 from helpers.recipe import Recipe
+from tests.exercises import FULL_SIZE
+from tests.night import few_by_day
 from tests.small import python
 from tight_fit.layouts.layout import Layout
 from tools.course import sandbox
@@ -140,8 +142,6 @@ def test_a_function_is_called_where_it_is_and_writes_into_its_arguments():
 
 
 # These exercises plan full-size models: about 10 to 30 seconds each.
-FULL_SIZE = {"00.1", "00.2", "00.4", "02.2", "03.1", "03.2", "03.4", "05.4", "19.1", "19.2"}
-
 STUDENT = """
 import importlib, random, sys
 from exercises.check import check
@@ -155,13 +155,15 @@ for number in sys.argv[2:]:
 """
 
 
-@pytest.mark.parametrize("wanted", ["right", "0"])
-def test_solutions_are_judged_from_another_process_as_in_this_one(wanted, tmp_path):
+@pytest.mark.parametrize(
+    "wanted, each", few_by_day([("right", 4), ("right", 1), ("0", 9), ("0", 3)])
+)
+def test_solutions_are_judged_from_another_process_as_in_this_one(wanted, each, tmp_path):
     """Every exercise but those that plan full-size models, whose answers are plain values; of
-    wrong answers a third, as they travel in the same way."""
+    wrong answers a third, as they travel in the same way. By day a few of both."""
     numbers = [number for number in load_all() if number not in FULL_SIZE]
     random.Random(0).shuffle(numbers)
-    numbers = numbers if wanted == "right" else numbers[::3]
+    numbers = numbers[::each]
     with sandbox.copy_of_project() as folder:
         judge = Judge(folder / "exercises" / "handout.sock")
         (folder / "tests").symlink_to(ROOT / "tests")

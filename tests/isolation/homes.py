@@ -2,12 +2,17 @@
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.night import few_by_day
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 12345  # a user that this machine does not know
@@ -32,6 +37,15 @@ def may_be_tried(user: int) -> bool:
 
 
 USERS = [None, NOBODY] if may_be_tried(NOBODY) else [None]
+
+
+def each_by_one_user(deeds: Iterable[str]) -> list:
+    """(name of a deed, user) as parameters: all of them, and by day each deed by one of the users,
+    who take turns."""
+    pairs = [(name, user) for name in deeds for user in USERS]
+    places = {pair: divmod(number, len(USERS)) for number, pair in enumerate(pairs)}
+    return few_by_day(pairs, lambda pair: places[pair][0] % len(USERS) == places[pair][1])
+
 
 BEFORE = "import os\n"
 
@@ -70,11 +84,10 @@ def home():
             "git add data && git commit -qm first && echo new > data/1.txt"
         )
         subprocess.run(setup, shell=True, cwd=folder, check=True)
-        make_table = (
-            "import sqlite3; d = sqlite3.connect('runs.db'); d.execute('create table runs (x)');"
-            "d.execute('insert into runs values (1)'); d.commit()"
-        )
-        subprocess.run([sys.executable, "-c", make_table], cwd=folder, check=True)
+        with closing(sqlite3.connect(folder / "runs.db")) as database:
+            database.execute("create table runs (x)")
+            database.execute("insert into runs values (1)")
+            database.commit()
         if user is not None:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, user, user, follow_symlinks=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.isolation import heeding, with_mark
-from tests.isolation.homes import BEFORE, USERS, end_of, started
+from tests.isolation.homes import BEFORE, USERS, each_by_one_user, end_of, started
 from tests.isolation.test_isolation import DEEDS, digest
 from tight_fit.isolation import landlock, limits, mirror
 
@@ -60,8 +60,7 @@ OUTSIDE = {
 UNDONE = ("os.chmod(best, 0)", "os.utime(best, (1, 1))", "os.chown(best, 1, 1)")
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("name", DEEDS)
+@pytest.mark.parametrize("name, user", each_by_one_user(DEEDS))
 def test_a_deed_changes_nothing_outside(name, user, home):
     folder = home(user)
     before = digest(folder)

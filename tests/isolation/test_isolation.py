@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.isolation import heeding, with_mark
-from tests.isolation.homes import BEFORE, USERS, end_of, started
+from tests.isolation.homes import BEFORE, USERS, each_by_one_user, end_of, started
 from tight_fit import isolation
 
 pytestmark = pytest.mark.skipif(
@@ -107,8 +107,7 @@ def digest(folder: Path) -> dict[str, tuple]:
     return found
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("name", DEEDS)
+@pytest.mark.parametrize("name, user", each_by_one_user(DEEDS))
 def test_a_deed_changes_nothing_outside(name, user, home):
     folder = home(user)
     before = digest(folder)

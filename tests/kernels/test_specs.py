@@ -224,6 +224,11 @@ def test_bf16_where_there_is_none(gpu):
         plan(Recipe(model="vit", batch_size=8, precision="bf16")).seconds(gpu)
 
 
+def test_an_arithmetic_nobody_has():
+    with pytest.raises(ValueError, match="is not known"):
+        SPECS["T4"].peak("int3")
+
+
 def test_gpus_are_known_by_the_names_of_their_driver():
     names = {
         "Tesla T4": "T4",

@@ -259,6 +259,28 @@ CASES["17"] = (
     ("    optimizer.step()\n", "    scaler.step(optimizer)\n    scaler.update()\n"),
     ("for _ in range(steps):\n", "scaler = torch.amp.GradScaler('cuda')\nfor _ in range(steps):\n"),
 )
+CASES["20"] = (
+    Recipe(
+        "decoder",
+        profile="full",
+        batch_size=4,
+        length=512,
+        precision="bf16",
+        attention="sdpa",
+        loss="chunked",
+        checkpointing=True,
+        base="bf16",
+        optimizer="adamw_stochastic",
+    ),
+    ("def in_chunks(", "vocab_size=500, num_key", "labels[1, 24:]", "optimizer = StochasticAdamW("),
+    ("import checkpoint\n", "import checkpoint\nimport torch.nn.functional as F\n"),
+    (
+        "Qwen3Config(vocab_size=500, num_key_value_heads=2, head_dim=16, **sizes)",
+        "Qwen3Config(**FULL)",
+    ),
+    ("torch.randint(500, (2, 32)", "torch.randint(500, (4, 512)"),
+    ("wanted, 16)", "wanted)"),
+)
 QUICK = ("00", "02", "06", "13")  # of ways that the others have as well
 
 

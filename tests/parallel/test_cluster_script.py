@@ -146,6 +146,7 @@ def test_a_checkpoint_that_does_not_fit_ends_in_one_sentence(damage, arguments, 
     assert reason in sentence and sentence.endswith("): move it away.")
 
 
+@pytest.mark.night
 def test_a_rank_lost_without_restarts_is_named_and_nothing_is_left(tmp_path):
     lost = ("--lose", 1, "--at", 2, "--steps", 3)
     with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9 .SIGKILL.") as caught:
@@ -312,6 +313,7 @@ def slurm(tmp_path):
     }
 
 
+@pytest.mark.night  # by day the next test starts it
 def test_the_batch_file_trains_on_two_machines(alone, slurm, tmp_path):
     command = ["bash", BATCH, "--steps", "4", "--every", "2"]
     ended = subprocess.run(

@@ -317,12 +317,14 @@ def test_a_plan_whose_peak_was_read_is_copied_field_by_field():
 
 @pytest.mark.parametrize(
     "model, fields",
-    [
-        ("deberta", {}),
-        ("vit", {"checkpointing": True}),
-        ("vit", {"lora_rank": 2}),
-        ("vit", {"optimizer": "sgd", "accumulation": 2}),
-    ],
+    few_by_day(
+        [
+            ("vit", {"checkpointing": True}),
+            ("deberta", {}),
+            ("vit", {"optimizer": "sgd", "accumulation": 2}),
+            ("vit", {"lora_rank": 2}),
+        ]
+    ),
     ids=str,
 )
 def test_the_bound_for_more_micro_batches_is_a_lower_one(model, fields):

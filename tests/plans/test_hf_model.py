@@ -1,6 +1,7 @@
 """The planner on models that the course never mentions, small and random, against real tensors."""
 
 import gc
+import itertools
 import json
 import warnings
 
@@ -241,18 +242,20 @@ def test_the_cpus_own_allocator_agrees(name):
     assert peak == pytest.approx(planned.peak - there, rel=0.03)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+ALIKE = {
+    "plain": {},
+    "frozen": {"frozen": 2},
+    "bf16": {"precision": "bf16", "checkpointing": True, "accumulation": 2},
+    "lora": {"frozen": 1, "lora_rank": 4},
+}
+BY_DAY = [("plain", "cpu"), ("frozen", "cuda"), ("lora", "cuda")]
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"frozen": 2},
-        {"precision": "bf16", "checkpointing": True, "accumulation": 2},
-        {"frozen": 1, "lora_rank": 4},
-    ],
-    ids=["plain", "frozen", "bf16", "lora"],
+    "name, device", few_by_day(itertools.product(ALIKE, ("cpu", "cuda")), BY_DAY.__contains__)
 )
-def test_the_courses_own_models_plan_alike_by_this_way(device, fields):
+def test_the_courses_own_models_plan_alike_by_this_way(name, device):
+    fields = ALIKE[name]
     for model, length in (("deberta", 32), ("vit", None)):
         recipe = Recipe(model=model, batch_size=8, length=length, **fields)
         config = models.config(recipe)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers as library
 
+from tests.night import few_by_day
 from tight_fit.plans.model import ModelStep, measured, plan_model_step, trace_model_step
 from tight_fit.techniques import four_bits
 
@@ -90,7 +91,7 @@ def words(value) -> str:
     return value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
 
 
-@pytest.mark.parametrize("name, fields", FIELDS, ids=words)
+@pytest.mark.parametrize("name, fields", few_by_day(FIELDS), ids=words)
 def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
     asked = step(name, **fields)
     assert same(plan_model_step(asked, "cpu"), measured(asked))
@@ -140,7 +141,9 @@ def in_the_open(monkeypatch) -> None:
 
 
 REPEATED = [
-    *({"base": base, **LORA} for base in ("bf16", "nf4")),
+    {"base": "nf4", **LORA},
+    {"base": "bf16", **LORA},
+    {"loss": "chunked", "precision": "bf16", "accumulation": 2},
     {
         "base": "nf4",
         "lora_targets": "all-linear",
@@ -148,16 +151,15 @@ REPEATED = [
         "checkpointing": True,
         **LORA,
     },
-    {"loss": "chunked", "precision": "bf16", "accumulation": 2},
     {"attention": "eager", "weights": "bf16"},
     {"offload": "optimizer"},
     {"offload": "activations", "precision": "bf16"},
-    {"optimizer_in_backward": True, "max_grad_norm": None},
     {"optimizer": "adamw_stochastic", "weights": "bf16"},
+    {"optimizer_in_backward": True, "max_grad_norm": None},
 ]
 
 
-@pytest.mark.parametrize("fields", REPEATED, ids=words)
+@pytest.mark.parametrize("fields", few_by_day(REPEATED), ids=words)
 def test_layers_traced_once_give_the_trace_of_all(fields):
     few, all_of_them = (
         trace_model_step(step("llama", layers=6, **fields), "cuda", all_layers=whole)
@@ -212,7 +214,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    "first, second", list(itertools.combinations(PAIRS, 2)), ids=lambda fields: words(fields)
+    "first, second", few_by_day(itertools.combinations(PAIRS, 2)), ids=lambda fields: words(fields)
 )
 def test_every_two_fields_together_plan(first, second, monkeypatch):
     asked = step("llama", layers=2, **{**first, **second})

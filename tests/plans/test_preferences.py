@@ -8,6 +8,7 @@ import torch
 import transformers as library
 
 from benchmarks.measure_step import recorded
+from tests.night import few_by_day
 from tests.plans.test_language_models import CONFIGS, LORA, in_the_open, same, step, words
 from tight_fit.gpus import find
 from tight_fit.models.made import real
@@ -41,7 +42,7 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize("name, fields", FIELDS, ids=words)
+@pytest.mark.parametrize("name, fields", few_by_day(FIELDS), ids=words)
 def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
     asked = step(name, **fields)
     assert same(plan_model_step(asked, "cpu"), measured(asked))
@@ -49,13 +50,15 @@ def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        DPO,
-        {**DPO, "reference": "model"},
-        {**DPO, "reference": "model", "kbit": True, "loss": "chunked"},
-        GRPO,
-        {**GRPO, "reference": "model"},
-    ],
+    few_by_day(
+        [
+            DPO,
+            {**DPO, "reference": "model"},
+            {**DPO, "reference": "model", "kbit": True, "loss": "chunked"},
+            {**GRPO, "reference": "model"},
+            GRPO,
+        ]
+    ),
     ids=words,
 )
 def test_so_is_a_plan_with_weights_in_4_bits(fields, monkeypatch):
@@ -65,7 +68,7 @@ def test_so_is_a_plan_with_weights_in_4_bits(fields, monkeypatch):
     assert same(planned, measured(asked))
 
 
-@pytest.mark.parametrize("name, fields", FIELDS, ids=words)
+@pytest.mark.parametrize("name, fields", few_by_day(FIELDS, 3), ids=words)
 def test_layers_traced_once_give_the_trace_of_all(name, fields):
     few, all_of_them = (
         trace_model_step(step(name, layers=6, **fields), "cuda", all_layers=whole)

@@ -63,6 +63,19 @@ def test_outputs_and_gradients_are_torchaos_bit_for_bit(scaling, autocast):
         assert torch.equal(mine, library)
 
 
+@pytest.mark.parametrize("taken_apart", [False, True])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_what_a_compiler_gets_computes_the_same_bit_for_bit(scaling, taken_apart, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Two().bfloat16(), torch.randn(4, 16, 64, dtype=torch.bfloat16)
+    eight_bits.multiply_in_8_bits(model, scaling)
+    wanted = step(copy.deepcopy(model), x, False)
+    monkeypatch.setattr(eight_bits.Product8bit, "apply", eight_bits.whole_product)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: taken_apart)
+    for got, want in zip(step(model, x, False), wanted, strict=True):
+        assert torch.equal(got, want)
+
+
 def test_what_is_kept_is_what_torchao_keeps_and_four_scales_a_layer():
     pytest.importorskip("torchao", minversion="0.16")
     float8 = pytest.importorskip("torchao.float8")

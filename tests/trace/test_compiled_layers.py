@@ -122,6 +122,35 @@ def test_peak_and_kernels_are_those_of_inductors_code(make, precision, forward):
 
 
 @pytest.mark.night
+def test_the_peak_with_products_in_8_bits_is_that_of_inductors_code():
+    """Its kernels on a CPU read more than is planned: they take maxima apart from what is before,
+    and read a gradient again to write it transposed, which a GPU's need not."""
+    fields = {"precision": "bf16", "float8": "tensorwise"}
+    most, moved = real_step(llama(**fields))
+    assert beside_weights(llama(**fields, compile=True)) == pytest.approx(most, rel=0.03)
+    plan = plan_model_step(llama(**fields, compile=True))
+    for phase in ("forward", "backward"):
+        assert 0.7 < fused_bytes(plan, phase) / moved[phase] < 1
+
+
+def test_a_scale_is_found_by_the_kernels_before_it_and_the_cast_waits_for_it():
+    """Of a tensor's largest number; those of its rows are there when a row has been read."""
+    kinds = {}
+    for scaling in ("tensorwise", "rowwise"):
+        plan = plan_model_step(llama(precision="bf16", float8=scaling, compile=True))
+        counted = plan.operations.counted().items()
+        fused = [(op, n) for (op, at), n in counted if op.name == "fused" and at == "forward"]
+        kinds[scaling] = {
+            "finds": sum(n for op, n in fused if 0 < op.written < 100),
+            "casts": sum(n for op, n in fused if op.layout == "" and op.kind == "elementwise"),
+        }
+        assert not any(op.name == "float8_scales" for (op, _), _ in counted)
+    # Seven weights, attention's result and the gated product of each layer; norms write as well.
+    assert kinds["tensorwise"]["finds"] == 9 * LAYERS
+    assert kinds["rowwise"]["casts"] < kinds["tensorwise"]["casts"]
+
+
+@pytest.mark.night
 def test_the_peak_is_that_of_a_layer_that_checkpoints_itself():
     most, _ = real_step(llama(precision="bf16", checkpointing=True))
     planned = beside_weights(llama(precision="bf16", checkpointing=True, compile=True))
@@ -144,17 +173,21 @@ def test_a_compiled_step_takes_less_of_both():
     assert compiled.flops == plain.flops
 
 
-def test_a_compiled_layer_recomputed_inside_keeps_what_is_said():
-    """Its input, the results of attention and of every second product, by their shapes."""
+@pytest.mark.parametrize("float8", [None, "tensorwise"])
+def test_a_compiled_layer_recomputed_inside_keeps_what_is_said(float8):
+    """Its input, the results of attention and of every second product, by their shapes; of
+    products in 8 bits also the largest numbers of what they multiply."""
 
-    def kept(count: int, **fields) -> int:
+    def kept(count: int) -> int:
         config = library.LlamaConfig(**LLAMA | {"num_hidden_layers": count})
-        plan = plan_layout(config, "fsdp=2", selective=True, batch_size=4, length=256, **fields)
+        fields = {"batch_size": 4, "length": 256, "compile": True, "float8": float8}
+        plan = plan_layout(config, "fsdp=2", selective=True, **fields)
         return plan.highest["activations"]
 
     tokens, numbers = 2 * 256, 64 + 64 + 32 + 128 + 64  # input, q, v, gate, attention
     sums = 4 * 4  # fp32 for each head
-    assert kept(9, compile=True) - kept(8, compile=True) == tokens * (2 * numbers + sums)
+    scales = (7 + 4) * 512 if float8 else 0  # of weights and of inputs, in blocks of an allocator
+    assert kept(9) - kept(8) == tokens * (2 * numbers + sums) + scales
 
 
 def test_layers_are_compiled_with_data_ranks_only():

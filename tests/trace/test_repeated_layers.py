@@ -15,8 +15,9 @@ from tight_fit.models.step import ModelStep
 from tight_fit.plans import model as hf_plan
 from tight_fit.plans.model import trace_model_step
 from tight_fit.trace import repeated_layers, splice
-from tight_fit.trace.repeated_layers import stacks_of
+from tight_fit.trace.repeated_layers import RepeatedLayers, stacks_of
 from tight_fit.trace.splice import NotAlike
+from tight_fit.trace.tracker import Tracker
 
 DEEP = 6  # layers; five of one kind or more repeat
 WORDS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
@@ -195,3 +196,30 @@ def test_the_model_is_as_before_afterwards():
     step = ModelStep(deep("bert"), batch_size=2, length=8)
     first = trace_model_step(step, "cpu")
     assert trace_model_step(replace(step), "cpu") == first
+
+
+def lines(count: int = 9) -> nn.Module:
+    return nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(count))})
+
+
+def test_a_shortened_list_is_whole_again_even_after_an_error():
+    model = lines()
+    with pytest.raises(NotAlike), RepeatedLayers(model).shortened():
+        assert len(model["layers"]) == 4
+        raise NotAlike("something")
+    assert type(model["layers"]) is nn.ModuleList and len(model["layers"]) == 9
+
+
+@pytest.mark.parametrize("of_one_layer", [True, False])
+def test_gradients_in_one_memory_are_those_of_one_layer_or_refused(of_one_layer):
+    model = lines()
+    bucket = torch.zeros(20)
+    first, second = model["layers"][0], model["layers"][0 if of_one_layer else 1]
+    first.weight.grad, second.bias.grad = bucket[:16].view(4, 4), bucket[16:]
+    repeated = RepeatedLayers(model)
+    if of_one_layer:
+        repeated.add_gradients(Tracker(None))
+        assert all(layer.weight.grad is None for layer in list(model["layers"])[1:])
+        return
+    with pytest.raises(NotAlike, match="share their memory"):
+        repeated.add_gradients(Tracker(None))

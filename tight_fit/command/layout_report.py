@@ -94,6 +94,11 @@ def _settings(facts: Mapping[str, Any]) -> str:
     recompute = f"; {facts['recompute']} recomputation" if facts["recompute"] else ""
     scaler = ", loss scaling" if facts["reduce"] and precision == "fp16" else ""
     compiled = "; each layer compiled" if facts.get("compile") else ""
+    if facts.get("float8"):
+        compiled += (
+            f", products of linear layers in FP8 scaled {facts['float8']}, weights gathered in "
+            f"{precision}: take the seconds for a lower bound"
+        )
     line = f"Planned: {engine}{scaler}; {facts['optimizer']}{recompute}{compiled}."
     if facts["reduce"] and facts["base"] == "nf4":
         line += (

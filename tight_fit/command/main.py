@@ -60,6 +60,7 @@ def _plan(asked: Question, options: argparse.Namespace) -> int:
     with importing():
         from tight_fit.command import layout_report
         from tight_fit.command.answer import quietly
+        from tight_fit.gpus.specs import check_fp8
         from tight_fit.layouts import facts as layout_facts
         from tight_fit.layouts.layout import parse
         from tight_fit.layouts.plan import plan_layout
@@ -81,6 +82,7 @@ def _plan(asked: Question, options: argparse.Namespace) -> int:
     cluster = cluster_of(asked.gpu, layout.ranks, options)
     usual: dict[str, Any] = {"batch_size": question.BATCH, "precision": _precision(cluster)}
     fields = usual | asked.fields
+    check_fp8(fields.get("float8"), cluster.gpu)
     if options.recompute:
         fields["checkpointing"] = True
     with quietly():
@@ -117,13 +119,14 @@ def _search(asked: Question, options: argparse.Namespace) -> int:
     with importing():
         from tight_fit.command import search_report
         from tight_fit.command.answer import quietly
-        from tight_fit.gpus.specs import no_speed, speed_of
+        from tight_fit.gpus.specs import check_fp8, no_speed, speed_of
         from tight_fit.models import config as hf_config
         from tight_fit.models.step import ModelStep
         from tight_fit.search.layouts import search_layouts
         from tight_fit.search.space import RECOMPUTED
     if speed_of(cluster.gpu.name) is None:
         raise ValueError(f"Layouts are compared by their time, and {no_speed(cluster.gpu)}")
+    check_fp8(asked.fields.get("float8"), cluster.gpu)
     usual: dict[str, Any] = {
         "batch_size": -(-max(question.BATCH, 2 * cluster.gpus) // cluster.gpus) * cluster.gpus,
         "weights": "fp32",

@@ -42,6 +42,7 @@ def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:
         "reduce": planned.reduce if layout.strategy != "ddp" else None,
         "recompute": _recompute(planned),
         "compile": planned.recipe.compile,
+        **({"float8": step.float8} if step.float8 else {}),
         "balanced": layout.expert > 1,
         "schedule": layout.schedule if layout.pipeline > 1 else None,
         "stage": fullest.stage if layout.pipeline > 1 else None,

@@ -245,7 +245,12 @@ def local_step(model_step: ModelStep, layout: Layout) -> ModelStep:
             "compile=True is planned with data ranks only: leave it out, and the plan is that of "
             "the step without torch.compile."
         )
-    for name in ("float8", "offload", "optimizer_in_backward"):
+    if model_step.float8 and not (model_step.compile and layout.strategy != "ddp"):
+        raise ValueError(
+            f"float8={model_step.float8!r} is planned on several GPUs with FSDP2 and compile=True "
+            "only: add compile, or leave float8 out."
+        )
+    for name in ("offload", "optimizer_in_backward"):
         if getattr(model_step, name):
             raise ValueError(
                 f"{name}={getattr(model_step, name)!r} is planned for one GPU, and not with a "

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from tight_fit.layouts.experts import experts_of, shard_experts, sum_gradients
 from tight_fit.layouts.layout import Layout
-from tight_fit.techniques import four_bits, model_changes
+from tight_fit.techniques import eight_bits, four_bits, model_changes
 from tight_fit.techniques.model_changes import Recompute
 from tight_fit.techniques.step import AUTOCAST
 from tight_fit.trace.repeated_layers import layers
@@ -38,7 +38,7 @@ KEPT = {
     )
     if hasattr(aten, name)
 } | {torch.ops._c10d_functional.reduce_scatter_tensor.default}
-PRODUCT = aten.mm.default
+PRODUCTS = (aten.mm.default, eight_bits.WHOLE)
 
 
 def apply_fsdp2(
@@ -128,7 +128,7 @@ def _policy() -> Callable[..., CheckpointPolicy]:
     products: Counter[bool] = Counter()
 
     def keep(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if function is PRODUCT:
+        if function in PRODUCTS:
             products[context.is_recompute] += 1
             keeps = products[context.is_recompute] % 2 == 1
         else:

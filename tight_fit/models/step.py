@@ -113,11 +113,6 @@ class ModelStep:
             object.__setattr__(self, "checkpointing", True)
         check_step(self)
         check_techniques(self)
-        if self.compile and self.float8:
-            raise ValueError(
-                "compile=True and float8 are planned one at a time, though a run may have both: "
-                "leave one of the two out."
-            )
         if self.compile and "mamba" in self.config.model_type:
             raise hf_config.CannotPlan(
                 "What torch.compile makes of the loops of mamba is not known: leave compile out."

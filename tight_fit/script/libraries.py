@@ -19,8 +19,10 @@ from transformers.utils import hub as transformers_hub
 
 from tight_fit.models.local import folder_in_mirror
 from tight_fit.techniques import model_changes
-from tight_fit.torch_private import WRAPPERS, FakeTensor, disable_current_modes
+from tight_fit.torch_private import WRAPPERS, FakeTensor, call_with, disable_current_modes
+from tight_fit.trace.compiled_layers import Compiler
 from tight_fit.trace.known_values import KnownValues
+from tight_fit.trace.tracker import Tracker
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -56,15 +58,26 @@ class Notes:
 
 
 @contextmanager
-def adapted(notes: Notes, on_gpu: bool, line: Callable[[], str]) -> Iterator[None]:
-    """Inside, libraries make models without reading weights, and compile nothing."""
+def adapted(
+    notes: Notes, on_gpu: bool, line: Callable[[], str], tracker: Tracker
+) -> Iterator[None]:
+    """Inside, libraries make models without reading weights, and make no code: what is compiled
+    runs as a plan has it (`trace.compiled_layers`)."""
     load = torch.load
 
-    def compiled(model=None, **options):
+    def without(where: str) -> None:
         notes.add(
-            f"{line()} compiles: planned as PyTorch runs it without compiling, which as a rule "
+            f"{where} compiles: planned as PyTorch runs it without compiling, which as a rule "
             "takes more memory and more time."
         )
+
+    def compiled(model=None, **options):
+        where = line()
+        if isinstance(model, nn.Module):
+            compiler = Compiler(tracker, refuses=lambda error: without(where))
+            call_with(model, compiler.in_place_of(model))
+            return model
+        without(where)
         return model if model is not None else lambda function: function
 
     def compiled_module(module, *args, **kwargs):

@@ -201,7 +201,7 @@ def _contexts(state: ProgramRun, isolated: bool) -> Iterator[Any]:
     on_gpu = wanted.gpu is not None
     yield ranks.one_of(wanted.rank, places, state.meter)
     yield sandbox.alone(isolated)
-    yield libraries.adapted(state.notes, on_gpu, line)
+    yield libraries.adapted(state.notes, on_gpu, line, state.tracker)
     yield saving.kept(on_gpu, isolated)
     yield loaders.watched(state.loaders, line)
     yield as_if_real(convert=True)

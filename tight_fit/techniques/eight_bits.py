@@ -16,6 +16,7 @@ the order in which the product wants them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -97,34 +98,53 @@ class Product8bit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, scaling):
-        rows = x.flatten(0, -2)
-        if scaling == "tensorwise":
-            of_x, of_weight = scales(rows, E4M3), scales(weight, E4M3)
-            ctx.save_for_backward(x, weight, *of_x, *of_weight)
-        else:
-            of_x, of_weight = scales(rows, E4M3, 1), scales(weight, E4M3, 0)
-            ctx.save_for_backward(x, weight)
-        left, right = cast(rows, of_x[0]), cast(weight.t(), of_weight[0].t())
-        product = scaled_mm(left, right.t(), of_x[1], of_weight[1], x.dtype, True)
-        return product.view(*x.shape[:-1], weight.shape[1])
+        product, known = product_of(x, weight, scaling)
+        ctx.save_for_backward(x, weight, *known)
+        ctx.scaling = scaling
+        return product
 
     @staticmethod
     def backward(ctx, gradient):
         x, weight, *known = ctx.saved_tensors
-        rows, of_rows = x.flatten(0, -2), gradient.flatten(0, -2)
-        if known:
-            of_x, of_weight = known[:2], known[2:]
-            low = torch.float8_e5m2
-            first = second = scales(of_rows, low)
-        else:
-            low = E4M3
-            first, second = scales(of_rows, low, 1), scales(of_rows, low, 0)
-            of_x, of_weight = scales(rows, low, 0), scales(weight, low, 1)
-        left, right = cast(of_rows, first[0], low), cast(weight, of_weight[0])
-        for_x = _rescaled(left, right.t(), first[1], of_weight[1].t(), gradient.dtype)
-        left, right = cast(of_rows.t(), second[0].t(), low), cast(rows.t(), of_x[0].t())
-        for_weight = _rescaled(left, right.t(), second[1].t(), of_x[1], gradient.dtype)
-        return for_x.view(x.shape), for_weight.t(), None
+        return *gradients_of(gradient, x, weight, ctx.scaling, known), None
+
+
+def product_of(
+    x: torch.Tensor, weight: torch.Tensor, scaling: str
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """(x W, the scales and their inverses that the backward pass takes again)."""
+    rows = x.flatten(0, -2)
+    tensorwise = scaling == "tensorwise"
+    of_x = scales(rows, E4M3, None if tensorwise else 1)
+    of_weight = scales(weight, E4M3, None if tensorwise else 0)
+    left, right = cast(rows, of_x[0]), cast(weight, of_weight[0], turned=True)
+    product = scaled_mm(left, right.t(), of_x[1], of_weight[1], x.dtype, True)
+    known = (*of_x, *of_weight) if tensorwise else ()
+    return product.view(*x.shape[:-1], weight.shape[1]), known
+
+
+def gradients_of(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scaling: str,
+    known: Sequence[torch.Tensor] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of x and W; `known` as `product_of` returns them, or nothing."""
+    rows, of_rows = x.flatten(0, -2), gradient.flatten(0, -2)
+    if scaling == "tensorwise":
+        low = torch.float8_e5m2
+        of_x, of_weight = (known[:2], known[2:]) if known else (scales(rows), scales(weight))
+        first = second = scales(of_rows, low)
+    else:
+        low = E4M3
+        first, second = scales(of_rows, low, 1), scales(of_rows, low, 0)
+        of_x, of_weight = scales(rows, low, 0), scales(weight, low, 1)
+    left, right = cast(of_rows, first[0], low), cast(weight, of_weight[0])
+    for_x = _rescaled(left, right.t(), first[1], of_weight[1].t(), gradient.dtype)
+    left, right = cast(of_rows, second[0], low, turned=True), cast(rows, of_x[0], turned=True)
+    for_weight = _rescaled(left, right.t(), second[1].t(), of_x[1], gradient.dtype)
+    return for_x.view(x.shape), for_weight.t()
 
 
 def _rescaled(
@@ -142,25 +162,60 @@ def _rescaled(
     return scaled_mm(left, right, one, one, dtype, False).mul_(inverse_left).mul_(inverse_right)
 
 
-@torch.library.custom_op("tight_fit::float8_scales", mutates_args=())
+@torch.library.custom_op("tight_fit::float8_product", mutates_args=())
+def whole_product(x: torch.Tensor, weight: torch.Tensor, scaling: str) -> torch.Tensor:
+    """What `Product8bit` computes, as one operation: a plan's graph holds no autograd.Function."""
+    return product_of(x, weight, scaling)[0]
+
+
+@whole_product.register_fake
+def _(x, weight, scaling):
+    return x.new_empty(*x.shape[:-1], weight.shape[1])
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.scaling = inputs[2]
+
+
+def _gradients(ctx, gradient):
+    x, weight = ctx.saved_tensors
+    return *gradients_of(gradient, x, weight, ctx.scaling), None
+
+
+whole_product.register_autograd(_gradients, setup_context=_keep)
+WHOLE = torch.ops.tight_fit.float8_product.default
+DECOMPOSED = {WHOLE: lambda *given: product_of(*given)[0]}  # what a compiler puts in its place,
+PRODUCT = torch.ops.aten._scaled_mm.default  # of which this multiplies,
+LARGEST = torch.ops.aten.amax.default  # and this decides the scales
+
+
 def scales(
-    numbers: torch.Tensor, dtype: torch.dtype, axis: int | None = None
+    numbers: torch.Tensor, dtype: torch.dtype = E4M3, axis: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What takes the largest absolute number to the largest of an 8-bit dtype, and its inverse.
 
     fp32 scalars for a matrix, [rows, columns]; with an axis, over which is looked, [rows, 1] or
-    [1, columns], and powers of two. One operation, as a compiled step has one kernel for it.
+    [1, columns], and powers of two. One operation, as torch.compile has one kernel for it, which
+    gets what it consists of.
     """
-    largest: Any = torch.linalg.vector_norm(
-        numbers, torch.inf, axis, axis is not None, dtype=torch.float32
-    )
+    return (_scales if torch.compiler.is_compiling() else _as_one)(numbers, dtype, axis)
+
+
+def _scales(
+    numbers: torch.Tensor, dtype: torch.dtype, axis: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    largest: Any = numbers.abs().amax(() if axis is None else axis, axis is not None)
     scale = (torch.finfo(dtype).max / largest.double().clamp(min=LEAST)).float()
     if axis is not None:
         scale = scale.log2().floor().exp2()
     return scale, scale.reciprocal()
 
 
-@scales.register_fake
+_as_one = torch.library.custom_op("tight_fit::float8_scales", _scales, mutates_args=())
+
+
+@_as_one.register_fake
 def _(numbers, dtype, axis=None):
     shape = (
         [] if axis is None else [1 if i == axis else size for i, size in enumerate(numbers.shape)]
@@ -168,8 +223,16 @@ def _(numbers, dtype, axis=None):
     return tuple(numbers.new_empty(shape, dtype=torch.float32) for _ in range(2))
 
 
-def cast(numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = E4M3) -> torch.Tensor:
-    """A scaled matrix in 8 bits, contiguous: multiplied in fp32, written in one pass."""
+def cast(
+    numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = E4M3, turned: bool = False
+) -> torch.Tensor:
+    """A scaled matrix in 8 bits, contiguous, transposed if `turned`: multiplied in fp32, written in
+    one pass."""
+    if torch.compiler.is_compiling():
+        low = (numbers.float() * scale).to(dtype)
+        return (low.t() if turned else low).contiguous()
+    if turned:
+        numbers, scale = numbers.t(), scale.t()
     out = numbers.new_empty(numbers.shape, dtype=dtype)
     # A scale with a dimension makes the product fp32 where the numbers are in 16 bits.
     return torch.mul(numbers, scale.reshape(1, 1) if not scale.dim() else scale, out=out)

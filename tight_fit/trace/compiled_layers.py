@@ -7,9 +7,11 @@ of `trace.fused_graph`. Layers that are alike share one compilation.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -18,11 +20,26 @@ from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tight_fit.techniques.eight_bits import (
+    DECOMPOSED,
+    LARGEST,
+    PRODUCT,
+    WHOLE,
+    Product8bit,
+    whole_product,
+)
 from tight_fit.torch_private import inductor, tree_flatten, tree_unflatten
 from tight_fit.trace.fused_graph import FusedGraph
 from tight_fit.trace.repeated_layers import kind_of, signature
 from tight_fit.trace.tracker import Tracker
 
+SIZES = 3  # of the inputs of a user's module; PyTorch takes from the second on any, as variables
+# What changes a backward pass in a way that a graph of the forward pass does not hold.
+OWN_BACKWARD = (
+    (torch.autograd.Function, "apply"),
+    (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
+)
+Policy = torch.utils.checkpoint.CheckpointPolicy
 # Says of each operation of a layer, in order, whether its result is kept.
 Keeps = Callable[[Callable], bool]
 
@@ -36,29 +53,25 @@ def compiled_layers(
     keeps  for selective checkpointing inside of what is compiled: begins a layer. None leaves to
            the partitioner what is kept, or keeps nothing of a layer that checkpoints itself
     """
-    compiled = _Compiled(tracker, keeps)
-    changed = list(layers)
-    for layer in changed:
-        layer.forward = compiled.in_place_of(layer)
-    try:
+    compiled = Compiler(tracker, keeps)
+    with ExitStack() as changed:
+        for layer in layers:
+            changed.enter_context(patch.object(layer, "forward", compiled.in_place_of(layer)))
         yield
-    finally:
-        for layer in changed:
-            del layer.forward  # the class has it
 
 
 class _Inside(nn.Module):
-    """A layer by its class's `forward`, without the checkpointing that transformers does there."""
+    """A module by its own `forward`, without the checkpointing that transformers does there."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
-        self.layer = layer
+        self.layer, self.run = layer, layer.forward
 
     def forward(self, args: Any, kwargs: Any) -> Any:
         if not self.checkpoints:
-            return type(self.layer).forward(self.layer, *args, **kwargs)
+            return self.run(*args, **kwargs)
         with patch.object(self.layer, "gradient_checkpointing", False):
-            return type(self.layer).forward(self.layer, *args, **kwargs)
+            return self.run(*args, **kwargs)
 
     @property
     def checkpoints(self) -> bool:
@@ -69,28 +82,46 @@ class _Inside(nn.Module):
 
 
 @dataclass
-class _Compiled:
+class Compiler:
     """The compilations of a step.
 
-    known  (what decides a compilation, what it made, the structure of the results)
+    refuses  is told of a user's module that cannot be planned compiled, which from then on runs
+             as it is; None raises ValueError instead. Refused are those that checkpoint inside,
+             have a backward pass of their own, or get inputs of more than `SIZES` sizes
+    known    (what decides a compilation, what it made, the structure of the results)
     """
 
     tracker: Tracker
-    keeps: Callable[[], Keeps] | None
+    keeps: Callable[[], Keeps] | None = None
+    refuses: Callable[[ValueError], None] | None = None
     known: list[tuple[Any, Callable, Any]] = field(default_factory=list)
 
     def in_place_of(self, layer: nn.Module) -> Callable:
         """What is called for a layer's `forward`."""
         inside = _Inside(layer)
+        refused: list[ValueError] = []
 
+        @wraps(layer.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
+            if refused or not torch.is_grad_enabled():
                 return inside(args, kwargs)
-            return self._call(inside, args, kwargs)
+            try:
+                function, tensors, shape = self._compiled(inside, args, kwargs)
+            except ValueError as error:
+                if self.refuses is None:
+                    raise
+                refused.append(error)
+                self.refuses(error)
+                return inside(args, kwargs)
+            with torch.autocast("cpu", enabled=False):
+                return tree_unflatten(list(function(*tensors)), shape)
 
         return forward
 
-    def _call(self, inside: _Inside, args: Any, kwargs: Any) -> Any:
+    def _compiled(
+        self, inside: _Inside, args: Any, kwargs: Any
+    ) -> tuple[Callable, list[torch.Tensor], Any]:
+        """(what runs compiled, what it is called with, the structure of its results)."""
         leaves, structure = tree_flatten((args, kwargs))
         own = dict(inside.named_parameters()) | dict(inside.named_buffers())
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -115,8 +146,13 @@ class _Compiled:
                 results.append(shape)
                 return made
 
-            with self.tracker.paused():
+            with self.tracker.paused(), ExitStack() as refused:
                 try:
+                    if self.refuses is not None:
+                        for owner, name in OWN_BACKWARD:
+                            refused.enter_context(patch.object(owner, name, _refuse))
+                        if len(self.known) == SIZES:
+                            _refuse()
                     function = self._compile(run, tensors, inside.checkpoints)
                 except Exception as error:
                     raise ValueError(
@@ -126,15 +162,27 @@ class _Compiled:
             found = [(function, results[-1])]
             self.known.append((key, *found[0]))
         function, shape = found[0]
-        with torch.autocast("cpu", enabled=False):
-            return tree_unflatten(list(function(*tensors)), shape)
+        return function, tensors, shape
 
     def _compile(self, run: Callable, tensors: list[torch.Tensor], checkpoints: bool) -> Callable:
         """What runs a function of tensors as inductor would compile it."""
-        alike = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype) for one in tensors]
+        alike = [
+            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+            if one.is_floating_point()
+            else one.detach()  # of whole numbers a program's plan may know the values
+            for one in tensors
+        ]
         for new, one in zip(alike, tensors):
             new.requires_grad_(one.requires_grad)  # which attention is chosen depends on it
-        graph = make_fx(run)(*alike)
+        with (
+            patch.object(torch.compiler, "is_compiling", lambda: True),
+            patch.object(Product8bit, "apply", whole_product),
+        ):
+            return self._cut(make_fx(run)(*alike), alike, checkpoints)
+
+    def _cut(
+        self, graph: torch.fx.GraphModule, alike: list[torch.Tensor], checkpoints: bool
+    ) -> Callable:
         if self.keeps is not None:
             _tag(graph.graph, self.keeps())
         elif checkpoints:
@@ -144,14 +192,37 @@ class _Compiled:
             return FusedGraph(graph, backward, self.tracker)
 
         with torch.autocast("cpu", enabled=False):
-            return inductor(lambda graph: None, runs)(graph, alike)
+            tagged = _tagged_inside(graph.graph)
+            return inductor(lambda graph: None, runs, DECOMPOSED, tagged)(graph, alike)
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("A compiled module is not planned so.")
 
 
 def _tag(graph: torch.fx.Graph, keeps: Keeps) -> None:
     """Mark operations as checkpointing inside of compiled code marks them."""
-    policy = torch.utils.checkpoint.CheckpointPolicy
     for node in graph.nodes:
         if node.op == "call_function":
             kept = keeps(node.target)
-            node.meta["recompute"] = policy.MUST_SAVE if kept else policy.PREFER_RECOMPUTE
+            node.meta["recompute"] = Policy.MUST_SAVE if kept else Policy.PREFER_RECOMPUTE
             node.meta["ac_graph_id"] = 0
+
+
+def _tagged_inside(graph: torch.fx.Graph) -> Callable[[torch.fx.Graph], None]:
+    """Marks what products in 8 bits consist of, once they are taken apart: one that is kept keeps
+    the product itself, and all keep the largest number of a tensor where anything is kept, as
+    torchtitan's `_save_list` says."""
+    kept = {node.target for node in graph.nodes if node.meta.get("recompute") is Policy.MUST_SAVE}
+    apart = any(node.target is WHOLE for node in graph.nodes)
+
+    def tag(joint: torch.fx.Graph) -> None:
+        for node in joint.nodes if apart and kept else ():
+            if "recompute" not in node.meta or node.target is operator.getitem:
+                continue
+            if node.target is LARGEST:
+                node.meta["recompute"] = Policy.MUST_SAVE
+            elif node.target is not PRODUCT and node.target not in kept:
+                node.meta["recompute"] = Policy.PREFER_RECOMPUTE
+
+    return tag

@@ -4,10 +4,11 @@ Inductor fuses what moves bytes: operations element by element, casts, copies, l
 reductions, into kernels that keep what lies between in registers. Products, attention and whatever
 else is not known here run by themselves. The rules of this module: operations that fuse and follow
 one another without another kind between them are one kernel, which reads each input once and
-writes what others need; sums over rows (gradients of weights) are one more, which reads its inputs
-again; and what is computed element by element from at most `READS` tensors is computed again by
-each kernel that reads it, unless it has to be in memory for another kind (inductor's rule too, its
-`realize_reads_threshold`).
+writes what others need; what was reduced over a whole tensor or over its rows, and is then used for
+each of its numbers (the scale of a cast to 8 bits), is used by a kernel after it; sums over rows
+(gradients of weights) are one more, which reads its inputs again; and what is computed element by
+element from at most `READS` tensors is computed again by each kernel that reads it, unless it has
+to be in memory for another kind (inductor's rule too, its `realize_reads_threshold`).
 """
 
 from __future__ import annotations
@@ -213,10 +214,19 @@ def _levels(graph: torch.fx.Graph) -> dict[Node, int]:
     """
     memory, nodes = _in_memory(graph), list(graph.nodes)
     level: dict[Node, int] = {}
+    waits: set[Node] = set()  # what is there when a whole tensor, or all of its rows, were read
     for node in nodes:
-        if node.op not in ("placeholder", "output"):
-            given = [one for one in node.all_input_nodes if one in level]
-            level[node] = max((level[one] + (not _alike(node, one)) for one in given), default=0)
+        if node.op in ("placeholder", "output"):
+            continue
+        level[node] = 0
+        for given in node.all_input_nodes:
+            if given in level:
+                again = given in waits and _numbers(node) > _numbers(given)
+                level[node] = max(level[node], level[given] + (again or not _alike(node, given)))
+                if given in waits and not again and _fuses(node):
+                    waits.add(node)
+        if _reduces(node, whole=True):
+            waits.add(node)
     for node in reversed(nodes):
         if node not in level or node in memory:
             continue
@@ -273,13 +283,23 @@ def _in_order(units: list[KernelGroup], nodes: list[Node]) -> list[KernelGroup]:
     return list(order.values())
 
 
-def _sums_rows(node: Node) -> bool:
-    """Whether a node reduces another dimension than the last."""
-    if _name(node) not in ROWS or len(node.args) < 2 or not isinstance(node.args[1], (list, int)):
+def _reduces(node: Node, whole: bool = False) -> bool:
+    """Whether a node reduces its rows to one; with `whole` also one that reduces all to a number.
+
+    Those that reduce each row do not.
+    """
+    if _name(node) not in ROWS:
         return False
-    dims = [node.args[1]] if isinstance(node.args[1], int) else node.args[1]
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     last = node.args[0].meta["val"].dim() - 1  # type: ignore[union-attr]
-    return all(dim % (last + 1) != last for dim in dims)
+    if dims is None or dims == [] or not isinstance(dims, (list, int)):
+        return whole
+    each = [dims] if isinstance(dims, int) else dims
+    return all(dim % (last + 1) != last for dim in each)
+
+
+def _numbers(node: Node) -> int:
+    return max((tensor.numel() for tensor in tensors(node.meta.get("val"))), default=0)
 
 
 def _kernels(unit: KernelGroup) -> list[Op]:
@@ -300,7 +320,7 @@ def _kernels(unit: KernelGroup) -> list[Op]:
                 waiting += node.all_input_nodes
         return work
 
-    sums = {one: any(map(_sums_rows, work_of([one]))) for one in unit.results}
+    sums = {one: any(map(_reduces, work_of([one]))) for one in unit.results}
     written = {_made(one) for one in unit.results if not sums[one]} & inside
     rows = {_made(one) for one in unit.results if sums[one]} - written
     found = []
