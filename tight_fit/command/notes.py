@@ -52,7 +52,7 @@ def of_step(step: ModelStep, gpu: GPU | None) -> list[str]:
     if step.float8 and step.compile:
         sentences.append(
             "inductor joins the casts to FP8 with the kernels beside them. Three published runs of "
-            "FSDP on H100s had the memory that is so planned, and took 21, 52 and 22 % more time: "
+            "FSDP on H100s had the memory that is so planned, and took 21, 52 and 24 % more time: "
             "take the seconds for a lower bound."
         )
     elif step.float8:
