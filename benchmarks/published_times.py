@@ -3,14 +3,14 @@ estimates.
 
     python -m benchmarks.published_times --write
 
-NeuSight's and Qwen's steps are traced now (those of four GPUs by `benchmarks.parallel_steps`),
-timm's are as `benchmarks.keep_times` kept them.
+NeuSight's, Qwen's, Mistral's and MPT's steps are traced now (those of four GPUs by
+`benchmarks.parallel_steps`), timm's are as `benchmarks.keep_times` kept them.
 
-Four sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
+Five sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
 in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, Qwen-7B's LoRA steps
-in bf16 on an A100, and Mistral-7B's there (`benchmarks.peaks.mistral`). The tensor-core constants
-were fitted to every third family of timm's models (`benchmarks.fit_gpu_steps`); those are marked
-and left out of the means.
+in bf16 on an A100, Mistral-7B's there (`benchmarks.peaks.mistral`), and MPT's in bf16 on eight
+H100s (`benchmarks.foundry_steps`). The tensor-core constants were fitted to every third family of
+timm's models (`benchmarks.fit_gpu_steps`); those are marked and left out of the means.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ DATA = Path(__file__).parent / "data"
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-time.md"
 ERRORS = PAGE.parent / "data" / "gpu-time.csv"  # a row a group; the page shows those of SHOWN
 BEGIN, END = "<!-- errors -->", "<!-- end -->"  # what the table stands between
+LENT = "NeuSight by another GPU's constants"
 SHOWN = (
     "NeuSight, inference",
     "NeuSight, forward pass",
     "NeuSight, backward pass",
-    "NeuSight, both passes",
-    "NeuSight by another GPU's constants",
+    LENT,
     "NeuSight, four A100s",
     "Qwen, held out",
     "Mistral-7B",
     "Mistral-7B, QLoRA",
+    "MPT, eight H100s",
+    "MPT, eight H100s, up to 4,096 tokens",
     "timm, held out",
     "timm, held out, transformers",
     "timm, held out, convolutions",
     "timm, held out, depthwise convolutions",
     "timm, held out, grouped convolutions",
-    "timm, held out, patch mixers",
 )
 SIMPLER = "timm, held out"  # the group of which the page says what simpler estimates miss
 NAMES = {
@@ -138,7 +139,7 @@ def neusight(modes: tuple[str, ...] = ("train", "inf"), lent: bool = False) -> l
             flops = sum(traced.flops[phase] for phase in phases)
             found.append(
                 Row(
-                    "NeuSight by another GPU's constants" if lent else "NeuSight",
+                    LENT if lent else "NeuSight",
                     gpu.name,
                     f"{row['model']} {row['batch']} × {row['length']}",
                     "training" if row["mode"] == "train" else "inference",
@@ -241,6 +242,33 @@ def mistral() -> list[Row]:
     return found
 
 
+def mpt() -> list[Row]:
+    """MPT's steps on eight H100s, planned now (minutes)."""
+    from benchmarks import foundry_steps
+
+    gpu, found = SPECS[foundry_steps.GPU], []
+    for row in records("foundry_h100.csv"):
+        plan, length = foundry_steps.plan(row), int(row["length"])
+        tokens = int(row["micro"]) * int(row["accumulation"]) * length
+        traced = plan.operations
+        assert traced is not None, "the step is planned for a GPU"
+        found.append(
+            Row(
+                "MPT, eight H100s",
+                gpu.name,
+                f"MPT-{row['model']} {row['micro']} × {length}",
+                "up to 4,096 tokens" if length <= 4096 else "longer texts",
+                "step",
+                tokens / int(row["tokens"]),
+                foundry_steps.planned(plan),
+                by_flops(sum(traced.flops.values()), gpu.bf16),
+                roofline(traced, gpu, traced.flops),
+                True,
+            )
+        )
+    return found
+
+
 def timm() -> list[Row]:
     """timm's steps, planned when benchmarks/data/timm_rtx3090.csv was written."""
     return [
@@ -307,8 +335,22 @@ def table(lines: Iterable[str]) -> str:
         "",
         f"Simpler estimates miss the group *{SIMPLER}* by more in the mean: floating-point "
         f"operations over 40 % of the peak by {flops:.0%}, every kernel at its peak by {roof:.0%}.",
+        "",
+        f"*{LENT}* leaves one GPU out at a time: planned as if its own kernels had never been "
+        f"measured, it is missed by {_one_out(found)}.",
     ]
     return "\n".join(rows)
+
+
+def _one_out(found: dict[str, dict[str, str]]) -> str:
+    """The mean error of each GPU by another's constants, the least first."""
+    means = {
+        name.removeprefix(f"{LENT}, "): float(row["mean error"])
+        for name, row in found.items()
+        if name.startswith(f"{LENT}, ")
+    }
+    parts = [f"{means[name]:.0%} ({name})" for name in sorted(means, key=means.__getitem__)]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def missed(group: str = SIMPLER) -> tuple[int, float, float, float]:
@@ -338,7 +380,7 @@ def _groups_of(row: Row) -> list[str]:
         return names
     if row.source == "Qwen":
         return [f"Qwen, {seen}"]
-    if row.source == "Mistral-7B":
+    if row.source in ("Mistral-7B", "MPT, eight H100s"):
         return [row.source, f"{row.source}, {row.kind}"]
     if "four" in row.source:
         return [row.source, f"{row.source}, {row.model}"]
@@ -358,6 +400,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the data and the page's table")
     given = parser.parse_args()
     rows = neusight() + neusight(lent=True) + four_gpus() + timm() + qwen() + mistral()
+    rows += mpt()
     if given.each:
         for row in rows:
             print(

@@ -13,8 +13,8 @@ torchtitan's. With data ranks only a step through torch.compile is planned with 
 as torchtitan does it, and float8 in it; with others as the step without both. torchao's float8
 gathers weights in bf16 unless asked; which was taken is not said, and bf16 is planned.
 
-Nothing was fitted to these figures. The peak of the data sheet, 989 TFLOP/s, stands for that of a
-GPU limited to 500 W, as in the source.
+Nothing was fitted to these figures. The H100 of 700 W, with the peak of its data sheet, stands for
+a GPU limited to 500 W, as in the source.
 
 `python -m benchmarks.torchtitan_steps` plans all rows, and `python -m benchmarks.peaks --page` then
 writes them into docs/accuracy.md.

@@ -13,8 +13,8 @@ goes on without them would be another run, and nobody would notice.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,15 +22,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from helpers import state_file
 from helpers.data import Encoded
 from helpers.recipe import Recipe, difference
-from helpers.state_file import State
+from helpers.state_file import State, digest, peek, read, write
 from tight_fit.checks import shown
-from tight_fit.techniques.optimizers import state_keys
 
 LEFT = ("params", "lr")  # of a group: the learning rate follows from recipe and step
 PLAIN = (bool, int, float, str, type(None))
+INFINITE = "not finite"  # the key of what JSON has no number for
 _first: WeakKeyDictionary[torch.optim.Optimizer, list] = WeakKeyDictionary()
 
 
@@ -44,7 +43,7 @@ def fingerprint(train: Encoded) -> str:
     Raises TypeError for data of your own, of which nobody knows what it holds.
     """
     _check_data(train)
-    return state_file.digest(repr((train.pixels, train.trim)), train.columns | {"": train.lengths})
+    return digest(repr((train.pixels, train.trim)), train.columns | {"": train.lengths})
 
 
 def save(
@@ -69,7 +68,7 @@ def save(
     states, numbers = _gathered(optimizer, _trained(model))
     tensors = {name: _copy(value) for name, value in (tensors | states).items()}
     for name, value in tensors.items():
-        if value.is_floating_point() and value.numel() and not state_file.finite(value):
+        if value.is_floating_point() and value.numel() and not value.isfinite().all():
             raise Diverged(f"{name} is not finite after step {step}: {advice(folder)}.")
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
@@ -84,10 +83,9 @@ def save(
         "groups": _groups(optimizer),
         "scaler": scaler.state_dict() if scaler is not None else {},
     }
-    there = (state_file.peek(Path(folder)) or {}).get("belongs", {})
-    if there.keys() == mine.keys():
+    if there := peek(Path(folder)).get("belongs"):
         _refuse_another(there, mine, Path(folder))
-    return state_file.write(Path(folder), State(note, tensors))
+    return write(Path(folder), State(note, tensors))
 
 
 def load(
@@ -105,24 +103,18 @@ def load(
     recipe, optimizer, data set or kind of device, and for one that is damaged or incomplete.
     """
     mine = _describe(recipe, model, optimizer, data)
-    state = state_file.read(Path(folder))
+    state = read(Path(folder))
     if state is None:
         return 0, [], []
     note, tensors = state
-    _check_note(note, tensors, Path(folder))
     _refuse_another(note["belongs"], mine, Path(folder))
-    trained = _trained(model)
-    wrong = _different_weights(model, tensors)
-    wrong += _strange(tensors, note["numbers"], trained)
-    wrong += _missing(optimizer, tensors, note["numbers"], trained)
-    if wrong or len(note["losses"]) != note["step"] or not 0 < note["step"] <= recipe.steps:
+    if wrong := _different_weights(model, tensors):
         raise ValueError(
-            f"The state in {folder} is not one of this model "
-            f"({', '.join(wrong[:3]) or 'the number of its steps'} differs): another version of "
-            "the course saved it, or it is damaged; delete it and start again."
+            f"The state in {folder} is not one of this model ({', '.join(wrong[:3])} differs): "
+            "another version of the course saved it; delete it and start again."
         )
     _put_weights(model, tensors)
-    _put_states(optimizer, trained, tensors, note)
+    _put_states(optimizer, _trained(model), tensors, note)
     if scaler is not None and note["scaler"]:
         scaler.load_state_dict(note["scaler"])
     torch.set_rng_state(tensors["random.cpu"])
@@ -133,7 +125,7 @@ def load(
 
 def advice(folder: str | Path | None) -> str:
     """What to do after a run has diverged, and what its folder has, as the end of a sentence."""
-    step = state_file.step_in(Path(folder)) if folder is not None else 0
+    step = peek(Path(folder)).get("step", 0) if folder is not None else 0
     kept = (
         f"the state of step {step} in {folder}, kept and finite, leads here again" if step else ""
     )
@@ -174,34 +166,6 @@ def _check_data(train: Any) -> None:
         raise TypeError(
             f"A checkpoint must know its training data, and train={shown(train)} is not of type "
             "Encoded: give one, or leave checkpoint out."
-        )
-
-
-def _check_note(note: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Raises ValueError, in one sentence, for a note that is none of a fine-tune of this version.
-
-    Such a state is whole, and another program has written it.
-    """
-    kinds = {"belongs": dict, "step": int, "losses": list, "skipped": list}
-    kinds |= {"numbers": dict, "scaler": dict}
-    named = {"recipe", "optimizer", "settings", "data", "device"}
-    wrong = [
-        name
-        for name, kind in kinds.items()
-        if not isinstance(note, dict) or not isinstance(note.get(name), kind)
-    ]
-    if not wrong:
-        numbers = [*note["losses"], *note["skipped"], note["step"]]
-        plain = all(type(number) in (int, float) and isfinite(number) for number in numbers)
-        wrong += [] if plain else ["losses"]
-        wrong += [] if named <= note["belongs"].keys() else ["belongs"]
-    random, now = tensors.get("random.cpu"), torch.get_rng_state()
-    if random is None or (random.shape, random.dtype) != (now.shape, now.dtype):
-        wrong.append("random.cpu")
-    if wrong:
-        raise ValueError(
-            f"The state in {folder} is not one of this version of the course ({wrong[0]} is "
-            "missing or of another kind): use the version that saved it, or another folder."
         )
 
 
@@ -265,7 +229,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """
     if optimizer not in _first:
         found = [
-            {key: state_file.to_json(value) for key, value in group.items() if key not in LEFT}
+            {key: _to_json(value) for key, value in group.items() if key not in LEFT}
             | {"parameters": len(group["params"])}
             for group in optimizer.param_groups
         ]
@@ -278,7 +242,7 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """What each group holds now, beside parameters and learning rate, where it is plain."""
     return [
         {
-            key: state_file.to_json(value)
+            key: _to_json(value)
             for key, value in group.items()
             if key not in LEFT and type(value) in PLAIN
         }
@@ -296,7 +260,7 @@ def _gathered(
             if isinstance(value, torch.Tensor):
                 tensors[f"optimizer.{key}.{name}"] = value
             else:  # bitsandbytes counts its steps in a plain number
-                numbers[f"{key}.{name}"] = state_file.to_json(value)
+                numbers[f"{key}.{name}"] = _to_json(value)
     return tensors, numbers
 
 
@@ -315,44 +279,23 @@ def _put_states(
             states[name][key] = tensors[full].to(trained[name].device)
     for rest, value in note["numbers"].items():
         key, name = rest.split(".", 1)
-        states[name][key] = state_file.from_json(value)
+        states[name][key] = _from_json(value)
     for name, parameter in trained.items():
         optimizer.state[parameter] = states[name]
     for group, values in zip(optimizer.param_groups, note.get("groups", [])):
-        group.update({key: state_file.from_json(value) for key, value in values.items()})
+        group.update({key: _from_json(value) for key, value in values.items()})
 
 
-def _strange(
-    tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], trained: Mapping[str, Any]
-) -> list[str]:
-    """The names of saved states of an optimizer that are of none of the `trained` parameters."""
-    full = [name.partition(".")[2] for name in tensors if name.startswith("optimizer.")]
-    return [name for name in (*full, *numbers) if name.partition(".")[2] not in trained]
+def _to_json(value: Any) -> Any:
+    """A number as JSON holds it: NaN and the infinities as texts, in an object."""
+    return (
+        {INFINITE: repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
+    )
 
 
-def _missing(
-    optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, torch.Tensor],
-    numbers: Mapping[str, Any],
-    trained: Mapping[str, nn.Parameter],
-) -> list[str]:
-    """The names of states that this optimizer keeps, and that are saved for no parameter.
-
-    A parameter that gets no gradient has no state, so not each must have one; a matrix that has
-    some must have all.
-    """
-    full = [name.removeprefix("optimizer.") for name in tensors if name.startswith("optimizer.")]
-    saved: dict[str, set[str]] = {}
-    for name in (*full, *numbers):
-        key, _, of = name.partition(".")
-        saved.setdefault(of, set()).add(key)
-    if not saved:
-        return [f"optimizer.{key}" for key in sorted(state_keys(optimizer))] if trained else []
-    if not type(optimizer).__module__.startswith("torch."):
-        return []  # 8-bit optimizers keep other things for small parameters
-    same = {of: keys for of, keys in saved.items() if of in trained and trained[of].dim() > 1}
-    most = set().union(*same.values())
-    return [f"optimizer.{key}.{of}" for of, keys in same.items() for key in sorted(most - keys)]
+def _from_json(value: Any) -> Any:
+    """The number of `_to_json`."""
+    return float(value[INFINITE]) if isinstance(value, dict) and INFINITE in value else value
 
 
 def counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -82,12 +82,12 @@ def fit(
     function("optimizer", optimizer)
     place = gpus.device(device)
     folder = None if checkpoint is None else state_file.named(checkpoint)
-    with state_file.held(folder) if folder else nullcontext("") as problem:
+    with state_file.held(folder) if folder else nullcontext():
         train = encoded(recipe)["train"] if train is None else batches_of("train", train)
         if isinstance(train, Encoded):
             train.check_suits(recipe)
         with tensor_cores(recipe):
-            return _fit(recipe, train, place, folder, problem, save_every, progress, optimizer)
+            return _fit(recipe, train, place, folder, save_every, progress, optimizer)
 
 
 def _fit(
@@ -95,7 +95,6 @@ def _fit(
     train: Encoded,
     device: torch.device,
     folder: Path | None,
-    problem: str,
     save_every: int,
     progress: bool,
     make_optimizer: Callable[[torch.nn.Module, Recipe], torch.optim.Optimizer],
@@ -109,10 +108,9 @@ def _fit(
     belongs = checkpoints.fingerprint(train) if folder else ""
     if folder:
         state = checkpoints.load(folder, recipe, model, optimizer, scaler, belongs)
-        size = sum(value.nbytes for value in model.state_dict().values())
-        if state[0] < recipe.steps and (problem := problem or state_file.too_small(folder, size)):
-            safe = f"; the state of step {state[0]} there is whole" if state[0] else ""
-            raise OSError(f"{problem.rstrip('.')}{safe}.")
+        if state[0] < recipe.steps:
+            size = sum(value.nbytes for value in model.state_dict().values())
+            state_file.check_room(folder, size)
     start, losses, skipped = state
     counted = checkpoints.counters(optimizer)
     lengths = train.lengths.tolist() if recipe.padding == "uniform" else None

@@ -27,8 +27,11 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
-        file = {item: durations.file_of(item.nodeid) for item in items}
-        items.sort(key=lambda item: -files.get(file[item], inf if ".ipynb" in file[item] else 0.0))
+        for item in items:
+            files.setdefault(
+                durations.file_of(item.nodeid), inf if ".ipynb" in item.nodeid else 0.0
+            )
+        items.sort(key=lambda item: -files[durations.file_of(item.nodeid)])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -110,8 +110,9 @@ class Durations:
         return report
 
     def pytest_runtest_logreport(self, report):
-        self.seconds[report.nodeid] += report.cpu_seconds
-        self.alone[report.nodeid] += report.cpu_seconds + report.shared_seconds
+        taken = getattr(report, "cpu_seconds", 0.0)  # none where the worker has ended
+        self.seconds[report.nodeid] += taken
+        self.alone[report.nodeid] += taken + getattr(report, "shared_seconds", 0.0)
 
     def pytest_sessionfinish(self, session, exitstatus):
         there = sum(1 for _ in SLOW.parent.rglob("test_*.py"))

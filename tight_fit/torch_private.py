@@ -365,7 +365,7 @@ def call_with(module: torch.nn.Module, forward: Callable) -> None:
         with patch.object(module, "forward", forward):
             return module._call_impl(*args, **kwargs)
 
-    module._compiled_call_impl = call  # type: ignore[assignment]
+    module._compiled_call_impl = call
 
 
 def one_by_one(graph: torch.fx.GraphModule, backward: bool) -> Callable[[list], Any]:

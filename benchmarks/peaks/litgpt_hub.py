@@ -69,8 +69,11 @@ def setup(name: str, examples: int, accumulation: int, lora: dict[str, Any] | No
         def step():
             for _ in range(accumulation):
                 ids, targets = data.to("cuda"), data.to("cuda")
-                logits = [part.float() for part in model(ids, lm_head_chunk_size=CHUNK)]
-                logits[-1] = logits[-1][..., :-1, :]
+                if lora is None:  # finetune/full.py takes the loss of whole logits in pieces
+                    logits = model(ids).float()[..., :-1, :]
+                else:
+                    logits = [part.float() for part in model(ids, lm_head_chunk_size=CHUNK)]
+                    logits[-1] = logits[-1][..., :-1, :]
                 loss = chunked_cross_entropy(logits, targets[..., 1:])
                 (loss / accumulation).backward()
             optimizer.step()
@@ -85,8 +88,8 @@ def _lora(rank: int, places: tuple[str, ...], dropout: float = 0.05) -> dict[str
     return {"rank": rank, "places": places, "dropout": dropout}
 
 
-# Name, litgpt's name, examples of a micro-batch, GB, LoRA. A step has eight examples or more; two of
-# its micro-batches stand for all: the second is computed beside the gradients of the first.
+# Name, litgpt's name, examples of a micro-batch, GB, LoRA. A step has eight examples or more; two
+# of its micro-batches stand for all: the second is computed beside the gradients of the first.
 ROWS = (
     ("TinyLlama 1.1B", "tiny-llama-1.1b", 8, 13.50, _lora(32, ALL)),
     ("TinyLlama 1.1B", "tiny-llama-1.1b", 4, 14.10, None),

@@ -190,6 +190,7 @@ OF_ANY = [
     (LLM, {"side": 16}, "is for images"),
     (LLM, {"base": "bf16", "weights": "fp32"}, "two dtypes"),
     (LLM, {"weights": "fp16"}, "cannot be trained"),
+    (LLM, {"float8": "mxfp8"}, "tensorwise"),
     (LLM, {"base": "fp16", "lora_rank": 4}, "base='fp16'"),
     (LLM, {"lora_rank": 4, "lora_targets": ""}, "names no layer"),
     (LLM, {"lora_rank": 4, "lora_targets": ",,"}, "names no layer"),

@@ -151,6 +151,7 @@ def test_compile_plans_each_layer_compiled(folder, no_search, capsys):
 def test_a_gpu_whose_kernels_nobody_measured_says_so(folder, no_search, capsys):
     code, text = asked(capsys, "--model", folder, "--gpu", "H100", "--batch", 2, "--length", 16)
     assert code == 0 and "No kernels of the H100 were measured: those of the A100-40GB" in text
+    assert "It is planned for its limit of 700 W" in text
 
 
 def test_what_does_not_fit_says_what_would(folder, small, capsys):

@@ -14,12 +14,14 @@ from helpers import measure, models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tests.combinations import ALL, drawn, name, pairs, recipe
+from tests.night import few_by_day
 from tests.small import without_dropout
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
 from tight_fit.techniques.step import train_step
 
 # fp32 sums in another order; half precision rounds to 2^-8 (bf16) or 2^-11 (fp16) at every product
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "bf16": 0.15, "fp16": 0.02}
+BY_DAY = 24  # the first recipes of the list, which hold nine tenths of all pairs
 
 
 class Keep(torch.optim.SGD):
@@ -66,11 +68,12 @@ def plain(model: str):
 
 def test_no_pair_is_missing():
     met = set().union(*map(pairs, ALL))
+    assert len(set().union(*map(pairs, ALL[:BY_DAY]))) >= 0.9 * len(met)
     for changes in drawn(500, seed=1):
         assert pairs(changes) <= met
 
 
-@pytest.mark.parametrize("changes", ALL, ids=name)
+@pytest.mark.parametrize("changes", few_by_day(ALL, ALL[:BY_DAY].__contains__), ids=name)
 def test_a_recipe_is_planned_measured_and_trained(changes):
     """To the byte: the whole timeline, event by event, the FLOPs, and bytes in the host's memory.
 

@@ -55,6 +55,11 @@ def test_the_kept_errors_are_those_of_mistrals_steps():
     assert_kept(published_times.mistral())
 
 
+@pytest.mark.night
+def test_the_kept_errors_are_those_of_mpts_steps():
+    assert_kept(published_times.mpt())
+
+
 def test_steps_over_weights_in_four_bits_are_planned_within_a_tenth():
     """The goal that docs/gpu-time.md is held to; 8 and 4 published steps on an A100."""
     for group, times in (("Mistral-7B", 8), ("Mistral-7B, QLoRA", 4)):

@@ -8,6 +8,8 @@ from tight_fit.gpus import KNOWN, find, matches
 from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import MEASURED, SPECS, described, find_gpu, has_arithmetic, of_device
 from tight_fit.gpus.table import AMD
+from tight_fit.kernels.kernel_time import kernel_seconds
+from tight_fit.kernels.op import Op
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.units import GIB
 
@@ -87,6 +89,30 @@ def test_lanes_and_clock_give_the_data_sheets_peak(name, sheet):
     assert SPECS[name].fp32 / 1e12 == pytest.approx(sheet, rel=0.015)
 
 
+@pytest.mark.parametrize(
+    "name, products, held",
+    [
+        ("H100", 1.83, 1.755),
+        ("H200", 1.83, 1.755),
+        ("GH200", 1.83, 1.755),
+        ("H100-PCIe", 1.62, 1.755),
+        ("H100 NVL", 1.545, 1.755),
+    ],
+)  # GHz
+def test_hoppers_peaks_stand_and_its_times_take_the_clocks_that_it_has(name, products, held):
+    """NVIDIA's white paper: 4,096 operations a clock in fp16, a boost clock of products of its own;
+    in fp32 a lower clock is held than that of the data sheet."""
+    gpu = SPECS[name]
+    assert gpu.bf16 == pytest.approx(gpu.sms * 4096 * products * 1e9, rel=1e-3)
+    assert gpu.tensor_ops == 4096 and gpu.held("bf16") == gpu.bf16
+    assert gpu.held("fp32") == pytest.approx(gpu.fp32 * held * 1e9 / gpu.clock)
+    assert gpu.held("fp32") <= gpu.fp32
+    large = Op("mm", "matmul", "fp32", 2 * 8192**3, 3 * 4 * 8192**2, 0, (1, 8192, 8192, 8192))
+    boosted = gpu._replace(sustained=0.0)
+    slower = kernel_seconds([large], gpu) / kernel_seconds([large], boosted)
+    assert slower == pytest.approx(gpu.clock / held / 1e9, rel=1e-3)
+
+
 def test_every_gpu_has_a_source_and_measurements_to_stand_on():
     for gpu in SPECS.values():
         assert gpu.source and gpu.like in MEASURED and SPECS[gpu.like].measured
@@ -103,7 +129,7 @@ def test_the_rows_are_gpus_that_can_be():
         specs = SPECS[name]
         figures = {field: getattr(specs, field) for field in FIELDS}
         assert described(name, **figures, like=specs.like) == specs._replace(
-            source="described by its user"
+            source="described by its user", tensor_ops=0, sustained=0.0, watts=0
         )
         assert gpu.bf16 == (specs.bf16 > 0) == (specs.tf32 > 0), name
         assert specs.fp8 == (2 * specs.bf16 if gpu.fp8 else 0), name

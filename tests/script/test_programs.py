@@ -124,12 +124,14 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.night
-def test_a_compiled_module_takes_what_inductors_code_takes(tmp_path, monkeypatch):
+def test_a_compiled_module_takes_what_inductors_code_takes_and_a_little_more(tmp_path, monkeypatch):
+    """Inductor's code writes the gradient of logits over what it reads for the last time; a plan
+    holds both. Uncompiled the step takes half as much again."""
     monkeypatch.chdir(tmp_path)
     facts = planned("compiled_blocks", (), steps=STEPS)
     plan = [step["peak"] - step["begin"] for step in facts["steps"]][1:]
     real = steps_of(program("compiled_blocks"), (), STEPS, tmp_path)[1:]
-    assert plan == pytest.approx(real, rel=0.05)
+    assert all(1 <= here / there < 1.15 for here, there in zip(plan, real, strict=True))
 
 
 def test_a_module_that_checkpoints_inside_is_planned_uncompiled_and_the_plan_says_so(

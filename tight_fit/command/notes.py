@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tight_fit.gpus import GPU
+from tight_fit.gpus.specs import speed_of
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
 from tight_fit.models import images
 from tight_fit.models.evaluation import BATCH, COPIES, logits_bytes
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
-from tight_fit.units import size
+from tight_fit.units import duration, size
 
 LOADED = 1 << 30  # bytes of the host from which on loading is worth a sentence
 LITTLE = 4096  # bytes per example that no evaluation fills a GPU with
@@ -24,6 +25,7 @@ def of_plan(step: ModelStep, plan: Plan, gpu: GPU, need: int) -> list[str]:
         *of_loading(step, plan),
         *_of_experts(step),
         *_of_optimizer(step, plan),
+        *_of_paging(step, plan, gpu, need),
         *_of_evaluation(step, plan, gpu, need),
         *_of_writing(step, plan, gpu),
     ]
@@ -45,14 +47,14 @@ def of_step(step: ModelStep, gpu: GPU | None) -> list[str]:
         sentences.append(
             "planned with each layer compiled by itself (layer.compile()); a model that is "
             "compiled whole keeps somewhat more, or less. Two published runs of FSDP on H100s "
-            "took 13 and 17 % more time than so planned, and the memory that was planned."
+            "took 9 and 12 % more time than so planned, and the memory that was planned."
         )
     else:
         sentences.append("planned without torch.compile, which --compile plans.")
     if step.float8 and step.compile:
         sentences.append(
             "inductor joins the casts to FP8 with the kernels beside them. Three published runs of "
-            "FSDP on H100s had the memory that is so planned, and took 21, 52 and 22 % more time: "
+            "FSDP on H100s had the memory that is so planned, and took 17, 46 and 20 % more time: "
             "take the seconds for a lower bound."
         )
     elif step.float8:
@@ -114,6 +116,34 @@ def _of_optimizer(step: ModelStep, plan: Plan) -> list[str]:
     return [
         "AdamW is planned with fused=True; torch.optim.AdamW as it comes is foreach on a GPU, and "
         f"holds {size(copy)} more in step(): --optimizer adamw_foreach plans that."
+    ]
+
+
+def _of_paging(step: ModelStep, plan: Plan, gpu: GPU, need: int) -> list[str]:
+    """Where paged states lie on a GPU that holds the rest, and what moving them takes.
+
+    bitsandbytes asks for a parameter's states before each update and waits for the update before
+    the next, so that nothing hides the copies. The driver puts those out that were used longest
+    ago: of states that are used in turn and find no room together, it may move all.
+    """
+    if not KINDS[step.optimizer].paged or step.offload or need > gpu.memory:
+        return []
+    room = gpu.memory - need
+    if plan.host <= room:
+        return [
+            f"the driver keeps the {size(plan.host)} of paged states on the {gpu.name}, beside "
+            "what is needed, as long as they find room there: nothing is moved."
+        ]
+    moved = f"of {size(plan.host)} of paged states {size(room)} find room on the {gpu.name}"
+    specs = speed_of(gpu.name)
+    from tight_fit.kernels.host_memory import link_rate  # imports numpy
+
+    if specs is None:
+        return [f"{moved}: in each step the driver moves the others there and back."]
+    least, most = (2 * count / link_rate(specs) for count in (plan.host - room, plan.host))
+    return [
+        f"{moved}: in each step the driver moves the others there and back, or all of them, which "
+        f"takes {duration(least)} to {duration(most)} more than is planned."
     ]
 
 

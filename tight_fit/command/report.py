@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from tight_fit.gpus import GPUS
+from tight_fit.gpus.table import SPECS
 from tight_fit.optimizer_kinds import FOREACH, KINDS
 from tight_fit.units import duration, number, several, size
 
@@ -318,6 +319,8 @@ def _time(facts: Facts) -> list[str]:
             f"No kernels of the {facts['card']} were measured: those of the "
             f"{facts['kernels_measured_on']} stand for them."
         )
+        if watts := SPECS[facts["card"]].watts:
+            lines.append(f"It is planned for its limit of {watts} W: with less it takes longer.")
     if "epoch_hours" in facts:
         cost = ""
         if "epoch_cost" in facts:

@@ -134,7 +134,7 @@ def seconds_at_full_rate(op: Op, gpu: GpuSpecs, tf32: bool = False) -> float:
         return 0.0
     known = constants()
     kind, arithmetic, flavour = _group(op, tf32 and bool(gpu.tf32))
-    rate = gpu.peak(arithmetic)
+    rate = gpu.held(arithmetic)
     if kind != "convolution":
         rate *= _rule(known, gpu, arithmetic, flavour == "batched")["efficiency"]
     if kind == "attention":
@@ -184,7 +184,8 @@ def _rule(known: dict, gpu: GpuSpecs, arithmetic: str, batched: bool) -> dict:
     if arithmetic == "fp32":
         return own | {"tiles": TILES}
     rule, feeding = known["shared"]["tensor"], known["shared"]["feeding"]
-    hunger = gpu.peak(arithmetic) / (gpu.sms * gpu.clock) / 512 * SIZE[arithmetic] / 2
+    ops = gpu.tensor_ops or gpu.peak(arithmetic) / (gpu.sms * gpu.clock) * SIZE[arithmetic] / 2
+    hunger = ops / 512
     power = min(
         1.0,
         measured[gpu.like]["linear"]["efficiency"] / measured["A100-40GB"]["linear"]["efficiency"],
@@ -220,7 +221,7 @@ def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
         np.array([op.shape for op in ops]).T,
         SIZE[arithmetic],
         gpu.sms,
-        gpu.peak(arithmetic),
+        gpu.held(arithmetic),
         bandwidth,
         **_rule(known, gpu, arithmetic, flavour == "batched"),
     )
@@ -239,7 +240,7 @@ def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarra
         np.array([op.shape for op in ops]).T,
         SIZE[arithmetic],
         gpu.sms,
-        gpu.peak(arithmetic),
+        gpu.held(arithmetic),
         np.inf,
         **rule,
     )
@@ -247,7 +248,7 @@ def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarra
     if arithmetic != "fp32" and flavour.startswith("nhwc"):
         slow = np.array([_slow_groups(op) for op in ops])
         busy = np.where(
-            slow, np.array([op.flops for op in ops]) / (gpu.fp32 * own["slow_groups"]), busy
+            slow, np.array([op.flops for op in ops]) / (gpu.held("fp32") * own["slow_groups"]), busy
         )
     seconds = np.maximum(busy, moved / (bandwidth * own["moving"]))
     if arithmetic != "fp32" and flavour.startswith("nchw"):
@@ -270,7 +271,7 @@ def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     share = _shares(known, gpu)["elementwise"] * own["moving"]
     return np.maximum(
         moved / (gpu.bandwidth * share),
-        np.array([op.flops for op in ops]) / (gpu.fp32 * own[flavour]),
+        np.array([op.flops for op in ops]) / (gpu.held("fp32") * own[flavour]),
     )
 
 
@@ -280,7 +281,7 @@ def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
     efficiency = _rule(known, gpu, arithmetic, False)["efficiency"] * _attention_share(known, gpu)
     return np.maximum(
-        np.array([op.flops for op in ops]) / (gpu.peak(arithmetic) * efficiency), moved / bandwidth
+        np.array([op.flops for op in ops]) / (gpu.held(arithmetic) * efficiency), moved / bandwidth
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -140,6 +140,16 @@ class LayoutPlan(Plan):
         return self.step_seconds(cluster.gpu, cluster.links_of_axes(self.layout.axes))
 
 
+class Asked(NamedTuple):
+    """What a plan is asked for: the arguments of `plan_step`."""
+
+    model_step: ModelStep
+    layout: Layout
+    device: str
+    selective: bool
+    reduce: str
+
+
 def plan_layout(
     model: PretrainedConfig | str | Path,
     layout: Layout | str,
@@ -208,16 +218,15 @@ def plan_step(
     true_or_false("all_layers", all_layers)
     local_step(model_step, layout)  # or its error
     refuse_a_rank()  # before what an architecture cannot do is told
+    asked = Asked(model_step, layout, device, selective, reduce)
     with as_if_real(), as_cannot_plan(model_step):
         if layout.pipeline > 1:
-            return _planned_stages(model_step, layout, device, selective, reduce)
+            return _planned_stages(asked)
         whole = model_step.accumulation > 1 and layout.strategy == "zero1"
         repeats = layout.strategy != "ddp" and not (all_layers or whole)
         fullest = [number * layout.tensor for number in fullest_context_ranks(layout.context)]
-        plans = [
-            _planned(model_step, layout, number, device, selective, reduce, repeats)
-            for number in (fullest if rank is None else [rank])
-        ]
+        numbers = fullest if rank is None else [rank]
+        plans = [_planned(asked, number, repeats) for number in numbers]
         return max(plans, key=lambda plan: plan.peak)
 
 
@@ -230,31 +239,17 @@ def fullest_context_ranks(ranks: int) -> tuple[int, ...]:
     return (0,) if ranks == 1 else (0, 1) if ranks == 2 else (1,)
 
 
-def _planned(
-    model_step: ModelStep,
-    layout: Layout,
-    rank: int,
-    device: str,
-    selective: bool,
-    reduce: str,
-    repeats: bool,
-) -> LayoutPlan:
+def _planned(asked: Asked, rank: int, repeats: bool) -> LayoutPlan:
     """The plan of one rank, of a trace of a few layers where that is proven equal."""
     if repeats:
         with suppress(NotAlike):
-            return _traced(model_step, layout, rank, device, selective, reduce, True)
-    return _traced(model_step, layout, rank, device, selective, reduce, False)
+            return _traced(asked, rank, True)
+    return _traced(asked, rank, False)
 
 
-def _traced(
-    model_step: ModelStep,
-    layout: Layout,
-    rank_number: int,
-    device: str,
-    selective: bool,
-    reduce: str,
-    repeats: bool,
-) -> LayoutPlan:
+def _traced(asked: Asked, rank_number: int, repeats: bool) -> LayoutPlan:
+    model_step, layout, device, selective, reduce = asked
+
     def kernels() -> CudaKernels:
         return CudaKernels(model_step, active=device == "cuda")
 
@@ -278,7 +273,7 @@ def _traced(
             del rank  # its tensors belong to the process group that ends here
     if layout.context > 1:
         _check_ring(model_step, sent)
-    return _plan_of(model_step, layout, device, selective, reduce, (traced, parameters, sent))
+    return _plan_of(asked, (traced, parameters, sent))
 
 
 def _check_ring(model_step: ModelStep, sent: tuple[SentMessage, ...]) -> None:
@@ -294,35 +289,25 @@ def _check_ring(model_step: ModelStep, sent: tuple[SentMessage, ...]) -> None:
         )
 
 
-def _planned_stages(
-    model_step: ModelStep, layout: Layout, device: str, selective: bool, reduce: str
-) -> LayoutPlan:
+def _planned_stages(asked: Asked) -> LayoutPlan:
     """The plan of the rank of a pipeline that needs most, which holds those of all of them."""
-    plans = []
-    for rank in range(layout.pipeline):
-        made = trace_stage(model_step, layout, rank, device, selective, reduce)
-        plans.append(_plan_of(model_step, layout, device, selective, reduce, made, rank))
+    ranks = range(asked.layout.pipeline)
+    plans = [_plan_of(asked, trace_stage(*asked, rank), rank) for rank in ranks]
     worst = max(plans, key=lambda plan: plan.peak)
     return replace(worst, stages=tuple(plans))
 
 
 def _plan_of(
-    model_step: ModelStep,
-    layout: Layout,
-    device: str,
-    selective: bool,
-    reduce: str,
-    made: tuple[StorageTrace, int, tuple[SentMessage, ...]],
-    stage: int = 0,
+    asked: Asked, made: tuple[StorageTrace, int, tuple[SentMessage, ...]], stage: int = 0
 ) -> LayoutPlan:
     traced, parameters, sent = made
-    base = to_plan((traced, parameters), model_step, device)
+    base = to_plan((traced, parameters), asked.model_step, asked.device)
     return LayoutPlan(
         **{own.name: getattr(base, own.name) for own in fields(Plan)},
-        layout=layout,
+        layout=asked.layout,
         streams=streams_of(traced),
-        selective=selective,
-        reduce=reduce,
+        selective=asked.selective,
+        reduce=asked.reduce,
         sent=sent,
         stage=stage,
     )

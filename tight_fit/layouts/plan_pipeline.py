@@ -31,7 +31,7 @@ from tight_fit.trace.storage_trace import StorageTrace
 
 
 def trace_stage(
-    model_step: ModelStep, layout: Layout, rank: int, device: str, selective: bool, reduce: str
+    model_step: ModelStep, layout: Layout, device: str, selective: bool, reduce: str, rank: int
 ) -> tuple[StorageTrace, int, tuple[SentMessage, ...]]:
     """(trace of the step of the first data rank of one rank of the pipeline, number of the whole
     model's parameters, the messages that the rank sends).

@@ -179,7 +179,8 @@ def _keep(ctx, inputs, output):
 
 
 def _gradients(ctx, gradient):
-    return *gradients_of(gradient, *ctx.saved_tensors, ctx.scaling), None
+    x, weight = ctx.saved_tensors
+    return *gradients_of(gradient, x, weight, ctx.scaling), None
 
 
 whole_product.register_autograd(_gradients, setup_context=_keep)

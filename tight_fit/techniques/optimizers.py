@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import nn
 
@@ -103,21 +101,3 @@ def states(
     if scaler is not None and scaler.is_enabled():
         kept += [scaler._scale, scaler._growth_tracker]
     return [value for value in kept if isinstance(value, torch.Tensor)]
-
-
-def state_keys(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The names of what an optimizer keeps for a parameter after a step, such as "exp_avg".
-
-    It is tried out on a matrix of four numbers; empty where that cannot be done, as some optimizers
-    need a GPU.
-    """
-    tried = nn.Parameter(torch.ones(2, 2))
-    tried.grad = torch.ones(2, 2)
-    try:
-        taken = inspect.signature(type(optimizer)).parameters
-        settings = {key: value for key, value in optimizer.defaults.items() if key in taken}
-        twin = type(optimizer)([tried], **settings)
-        twin.step()
-        return set(twin.state[tried])
-    except Exception:  # each library has its own
-        return set()
