@@ -44,8 +44,9 @@ def test_every_call_is_causal_and_has_no_mask(name, checkpointing, monkeypatch):
 
 
 def test_its_step_is_that_of_the_whole_text():
-    """One rank, whose `with` splits nothing: labels, their count and the gradients are right, also of
-    17 tokens, which are filled up to 20 for two ranks."""
+    """One rank, whose `with` splits nothing: labels, their count and the gradients are right, when
+    17 tokens are filled up to 20 for two ranks.
+    """
     config, kind = MODELS["llama"]
     ids = torch.randint(32, (1, 17), generator=torch.Generator().manual_seed(1))
     weights, names = [], {"torch": torch}
