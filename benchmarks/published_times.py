@@ -21,13 +21,12 @@ import io
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.time_rows import Row, by_flops, roofline
 from tight_fit.command.wrapper import run as run_command
-from tight_fit.gpus.specs import SPECS, GpuSpecs
-from tight_fit.kernels.kernel_time import SIZE
+from tight_fit.gpus.specs import SPECS
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.traced_ops import TracedOps
 
@@ -72,41 +71,6 @@ NEAREST = {
     "A100-40GB": "V100-32GB",
     "A100-80GB-PCIe": "V100-32GB",
 }
-
-
-class Row(NamedTuple):
-    """One published time with what is planned for it; times in seconds. `part` is "backward",
-    "forward", "both" or "step"."""
-
-    source: str
-    gpu: str
-    model: str
-    kind: str
-    part: str
-    measured: float
-    planned: float
-    by_flops: float
-    roofline: float
-    held_out: bool
-
-
-def by_flops(flops: int, peak: float) -> float:
-    """Seconds by the usual rule: 40 % of the peak."""
-    return flops / (0.4 * peak)
-
-
-def roofline(traced: TracedOps, gpu: GpuSpecs, phases: Iterable[str]) -> float:
-    """Seconds if every kernel ran at the peak of its arithmetic or of the memory, whichever ends
-    later."""
-    return sum(
-        times
-        * max(
-            op.flops / gpu.peak(op.arithmetic if op.arithmetic in SIZE and op.flops else "fp32"),
-            (op.read + op.written) / gpu.bandwidth,
-        )
-        for (op, phase), times in traced.counted().items()
-        if phase in phases
-    )
 
 
 def records(name: str) -> list[dict]:

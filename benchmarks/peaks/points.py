@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from benchmarks import published_peaks
-from benchmarks.peaks import attention_tables, litgpt, mistral, others, small_gpt, vit_ladder
+from benchmarks.peaks import (
+    attention_tables,
+    litgpt,
+    litgpt_hub,
+    mistral,
+    others,
+    small_gpt,
+    vit_ladder,
+)
 from benchmarks.peaks.point import Point
 
 PREFLIGHT = "torch-preflight 0.5.0 on PyPI, tests/calibration/measured_peaks.json"
@@ -29,6 +37,7 @@ POINTS: tuple[Point, ...] = (
     *map(_of, published_peaks.STEPS),
     *small_gpt.POINTS,
     *litgpt.POINTS,
+    *litgpt_hub.POINTS,
     *mistral.POINTS,
     *attention_tables.POINTS,
     *others.POINTS,
