@@ -10,6 +10,7 @@ machine stretches the first and leaves the second nearly alone.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -24,6 +25,7 @@ from pathlib import Path
 from helpers.tables import Table
 from tight_fit.command.wrapper import run
 from tight_fit.models.config import read
+from tight_fit.models.names import known
 from tight_fit.plans.model import ModelStep, trace_model_step
 
 ROUNDS = 3
@@ -33,6 +35,11 @@ PLANS: dict[str, tuple[str, dict]] = {
     "DeBERTa-v3-large, 16 × 256": ("microsoft/deberta-v3-large", {"length": 256}),
     "ViT-B/16, 16 images": ("google/vit-base-patch16-224-in21k", {}),
     "Llama-3.1-8B, 16 × 512": ("meta-llama/Llama-3.1-8B", {"precision": "bf16"}),
+}
+# Configurations of no known model: {its name here: (a known model, what is different)}.
+UNKNOWN: dict[str, tuple[str, dict[str, int]]] = {
+    "base.json": ("FacebookAI/roberta-base", {"vocab_size": 50000}),
+    "8b.json": ("meta-llama/Llama-3.1-8B", {"vocab_size": 128000}),
 }
 # {question: (what is typed, CPU seconds that it should take at most)}
 COMMANDS = {
@@ -44,8 +51,13 @@ COMMANDS = {
     "the same again": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
     "anew, with what would fit": ("roberta-base --gpu 8GB --batch 24", 4),
     "another GPU, its steps traced before": ("roberta-base --gpu 6GB --batch 24", 1),
-    "anew, an 8 B model": ("meta-llama/Llama-3.1-8B --gpu 24GB --batch 16 --fresh", 12),
+    "a known model, with LoRA": ("roberta-base --gpu 8GB --lora 8", 1),
+    "a known model, at another length": ("roberta-base --gpu 8GB --length 256", 1),
+    "an unknown base model": ("base.json --gpu 8GB", 4),
+    "an unknown 8 B model, with what would fit": ("8b.json --gpu 24GB", 12),
+    "the same, trained on preferences": ("8b.json --gpu 24GB --task dpo", 24),
     "eight GPUs": ("meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 4096", 30),
+    "eight GPUs, an unknown 8 B model": ("8b.json --gpu H100 --gpus 8 --length 4096", 30),
 }
 
 
@@ -80,17 +92,20 @@ def plans() -> Table:
     return Table(rows, "CPU seconds of a plan, each layer traced and repeated layers once")
 
 
-def commands(beside: Path | None = None, few: bool = False) -> Table:
+def commands(beside: Path | None = None, few: bool = False, words: Sequence[str] = ()) -> Table:
     """CPU seconds of the command, each line a process of its own and a cache that begins empty.
 
     beside  the folder of another version, which answers each question in turn with this one
     few     leave out the questions that take longer than a few seconds
+    words   only the questions whose names hold one of these; all where there are none
     """
     rows = []
     with tempfile.TemporaryDirectory() as own, tempfile.TemporaryDirectory() as other:
+        unknown = _write_unknown(Path(own))
         for label, (typed, goal) in COMMANDS.items():
-            if few and goal > FEW:
+            if (few and goal > FEW) or (words and not any(word in label for word in words)):
                 continue
+            typed = " ".join(unknown.get(word, word) for word in typed.split())
             wall, cpu, status = _asked(typed, Path(__file__).parents[1], own)
             row = {
                 "question": label,
@@ -104,6 +119,13 @@ def commands(beside: Path | None = None, few: bool = False) -> Table:
                 row |= {"CPU of the other, s": f"{before:.2f}", "ratio": f"{before / cpu:.2f}"}
             rows.append(row)
     return Table(rows, "The command, a process each")
+
+
+def _write_unknown(folder: Path) -> dict[str, str]:
+    """{name in `COMMANDS`: path} of the configurations of `UNKNOWN`, which are written there."""
+    for file, (name, different) in UNKNOWN.items():
+        (folder / file).write_text(json.dumps(known()[name] | different), encoding="utf8")
+    return {file: str(folder / file) for file in UNKNOWN}
 
 
 def _asked(typed: str, folder: Path, cache: str) -> tuple[float, float, int]:
@@ -132,11 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--beside", metavar="FOLDER", type=Path, help="another version, asked the same in turn"
     )
     parser.add_argument("--few", action="store_true", help="only what takes a few seconds")
+    parser.add_argument(
+        "--only", metavar="WORD", nargs="+", default=(), help="commands whose names hold a word"
+    )
     asked = parser.parse_args(arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        print(commands(asked.beside, asked.few), "\n", flush=True)
-        if not asked.few:
+        print(commands(asked.beside, asked.few, asked.only), "\n", flush=True)
+        if not asked.few and not asked.only:
             print(plans(), flush=True)
 
 

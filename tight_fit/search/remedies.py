@@ -147,6 +147,8 @@ class Remedies:
         It is a multiple of the accumulation; the next multiple does not fit. None where not even
         one example per micro-batch fits.
         """
+        if self._surely_too_much({"batch_size": self.step.accumulation}):
+            return None
         most = largest_that_fits(self._over_at, self.step.micro_batch)
         if most and not self._confirmed({"batch_size": most * self.step.accumulation}):
             most = largest_that_fits(self._over_at, self.step.micro_batch)
@@ -210,11 +212,11 @@ class Remedies:
             rest = planned.timeline.sum(axis=1) - planned.timeline[:, OPTIMIZER]
             return int(rest[before].max())
         highest = planned.highest
-        if "base" in change or "reference" in change:
-            return 0
-        if "lora_rank" in change and _holds_reference(self.step):
+        if "base" in change:
             return 0
         bound = highest[CATEGORIES[PARAMETERS]]
+        if _holds_reference(self.step) and ("reference" in change or "lora_rank" in change):
+            bound //= 2  # the reference is no larger than the model that it is compared with
         if "lora_rank" not in change:
             bound += highest["gradients"]
             on_host = change.get("offload") == "optimizer"
@@ -303,14 +305,10 @@ class Remedies:
 
     def _several_changes(self) -> list[Change]:
         """One change of several fields that fits, or none; no field of it can be left out."""
-        most: list[Change] = [{"accumulation": number} for number in self._accumulations()[-1:]]
-        together: Change = {}
-        for change in most + self._other_changes():
-            if self._is_taken(self.runnable({**together, **change})):
-                together = self.runnable(together | change)
-                if self.fits(together):
-                    break
-        else:
+        together = self._first_that_fits(proven=False)
+        if together is None:
+            together = self._first_that_fits(proven=True)
+        if not together:
             return []
         for name in list(together):  # one of the first changes may not be needed any more
             if name == "precision" and "weights" in together:
@@ -324,13 +322,31 @@ class Remedies:
             together |= self._smallest_accumulation(others)
         return [together]
 
-    def _is_taken(self, change: Change) -> bool:
-        """Whether the step can be changed so at all."""
-        try:
-            self.plan(change)
-        except (ValueError, ModuleNotFoundError):
-            return False
-        return True
+    def _first_that_fits(self, proven: bool) -> Change | None:
+        """The changes one after the other until they fit together; {} where they never do.
+
+        proven  whether the step takes a change is found by a plan. Else that is taken for granted
+                while a bound says that it cannot fit, and None tells that it was wrong to
+        """
+        most: list[Change] = [{"accumulation": number} for number in self._accumulations()[-1:]]
+        together: Change = {}
+        granted = False
+        for change in most + self._other_changes():
+            more = self.runnable({**together, **change})
+            try:
+                replace(self.step, **more)
+                skipped = not proven and self._surely_too_much(more)
+                if not skipped:
+                    self.plan(more)
+            except (ValueError, ModuleNotFoundError):
+                if granted:
+                    return None
+                continue
+            granted |= skipped
+            together = more
+            if not skipped and self.fits(together):
+                return together
+        return {}
 
 
 def _holds_reference(step: StepSettings) -> bool:

@@ -1,0 +1,49 @@
+"""What would fit a GPU: what bounds tell without a plan changes no answer."""
+
+import pytest
+from transformers import LlamaConfig
+
+from tests.night import few_by_day
+from tight_fit import gpus
+from tight_fit.models import made
+from tight_fit.models.config import CannotPlan
+from tight_fit.models.step import ModelStep
+from tight_fit.search.remedies import Remedies
+
+
+def tiny(mebibytes: int, **fields) -> tuple[ModelStep, gpus.GPU]:
+    """A step of 1.4 million parameters, and a GPU with so much room for tensors."""
+    config = LlamaConfig(
+        vocab_size=500,
+        hidden_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=512,
+    )
+    memory = gpus.CONTEXT + 2 * gpus.WORKSPACE + mebibytes * 2**20
+    step = ModelStep(config, batch_size=8, length=32, **fields)
+    return step, gpus.GPU("Tiny", memory, (8, 9))
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "fields"),
+    few_by_day([(16, {}), (8, {}), (20, {"task": "dpo"}), (40, {"task": "dpo"})]),
+)
+def test_what_bounds_leave_out_changes_no_answer(mebibytes, fields, monkeypatch):
+    bounded, whole = (Remedies(*tiny(mebibytes, **fields)) for _ in range(2))
+    found = bounded.changes(), bounded.largest_batch()
+    monkeypatch.setattr(whole, "_surely_too_much", lambda change: False)
+    assert (whole.changes(), whole.largest_batch()) == found
+    assert bounded.planned < whole.planned
+
+
+def test_a_change_that_the_model_refuses_is_left_out_of_several(monkeypatch):
+    """Bounds take changes for granted until one is planned; then each is proven."""
+    monkeypatch.setattr(made, "put_in_chunks", refused)
+    for change in Remedies(*tiny(16)).changes():
+        assert change and "loss" not in change
+
+
+def refused(*_, **__):
+    raise CannotPlan("This model has no loss in chunks.")
