@@ -13,6 +13,7 @@ os.environ["TQDM_DISABLE"] = "1"
 os.environ["TIGHT_FIT_CALIBRATION"] = "none"  # plans by the table, whatever was measured here
 for name in ("TIGHT_FIT_RUNS", "TIGHT_FIT_COMMAND", "TIGHT_FIT_MIRROR", "TIGHT_FIT_GRADE"):
     os.environ.pop(name, None)
+os.environ.pop("PYTEST_ADDOPTS", None)  # heeded by now; a pytest that a test starts has its own
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marker

@@ -1,6 +1,7 @@
 """Lesson 24: a model whose text is split in zig-zag must make no mask, as the ring takes none."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,7 +44,9 @@ def test_every_call_is_causal_and_has_no_mask(name, checkpointing, monkeypatch):
 
 
 def test_its_step_is_that_of_the_whole_text():
-    """One rank, whose `with` splits nothing: labels, their count and the gradients are right."""
+    """One rank, whose `with` splits nothing: labels, their count and the gradients are right, when
+    17 tokens are filled up to 20 for two ranks.
+    """
     config, kind = MODELS["llama"]
     ids = torch.randint(32, (1, 17), generator=torch.Generator().manual_seed(1))
     weights, names = [], {"torch": torch}
@@ -56,7 +59,7 @@ def test_its_step_is_that_of_the_whole_text():
             model = kind(config(**SIZES, **HEADS, attn_implementation="sdpa")).train()
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             if step == "split":
-                names["split_step"](model, optimizer, None, ids)
+                names["split_step"](model, optimizer, SimpleNamespace(size=lambda: 2), ids)
             else:
                 model(ids, labels=ids).loss.backward()
                 optimizer.step()

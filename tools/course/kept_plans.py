@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from transformers import Qwen3MoeConfig
+
 from helpers.plan import kept_layouts, searches
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.search_report import answer
@@ -74,6 +76,7 @@ def questions() -> Iterator[Question]:
     large = ModelStep(read("microsoft/deberta-v3-large"), 16, 512, precision="fp16")
     yield replace(large, accumulation=8), one, kaggle  # lab 19
     yield replace(large, accumulation=4), two, kaggle
+    yield from _of_lesson_24()
     yield from page()
     for texts in kept_layouts.TEXTS.values():
         for length, name in texts.asked:
@@ -87,6 +90,28 @@ def page() -> Iterator[Question]:
     for name in ("ddp=1", "ddp=2", "zero1=2", "zero2=2", "fsdp=2", "tensor=2", "pipeline=2"):
         for link in ("NVLink 3", "PCIe 4 x16"):
             yield step, parse(name), Cluster("A100-40GB", per_machine=2, inside=link)
+
+
+def _of_lesson_24() -> Iterator[Question]:
+    """Qwen3-30B-A3B, whose experts are sharded by FSDP, or spread over the ranks."""
+    mixture = Qwen3MoeConfig(
+        vocab_size=151_936,
+        hidden_size=2048,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        intermediate_size=6144,
+        tie_word_embeddings=False,
+    )
+    lean = {"checkpointing": True, "loss": "chunked"}
+    step = ModelStep(mixture, 8, 4096, weights="fp32", precision="bf16", **lean)
+    for name in ("fsdp=8", "fsdp=8,expert=8"):
+        yield step, parse(name), Cluster("H100", per_machine=8, inside="NVLink 4")
+        yield step, parse(name), Cluster("A100-80GB", per_machine=8, inside="PCIe 4 x16")
 
 
 def _of_lesson_16() -> Iterator[Question]:
