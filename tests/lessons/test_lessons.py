@@ -8,7 +8,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tests.lessons import rules
-from tools.course import NOTEBOOKS
+from tools.course import NOTEBOOKS, opening
 
 LESSONS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 GLOSSARY = (NOTEBOOKS.parent / "docs" / "glossary.md").read_text(encoding="utf8")
@@ -39,13 +39,13 @@ def good():
     drawing = new_output(
         "display_data", {"image/svg+xml": "<svg/>", "text/plain": "<schematic: two boxes>"}
     )
-    opening = (
+    screen = (
         "# 02 Title\n\n**You will be able to** do it.\n\n**In one line:** do it.\n\n"
         "| | |\n|---|---|\n| **Buys** | room |\n| **Not when** | it fits |\n\n"
         "```python\nx\n```\n\n40 minutes to read and run, 30 for the exercises. "
         "[glossary](../docs/glossary.md), [lab](labs/02_title_lab.ipynb)"
     )
-    cells = [new_markdown_cell(opening), new_code_cell(opening.first_cell())]
+    cells = [new_markdown_cell(screen), new_code_cell(opening.first_cell())]
     for heading in rules.HEADINGS:
         cells.append(new_markdown_cell(f"## {heading}"))
         if heading == "The idea":
