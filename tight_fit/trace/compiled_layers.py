@@ -146,13 +146,10 @@ class Compiler:
                 results.append(shape)
                 return made
 
-            with self.tracker.paused(), ExitStack() as refused:
+            with self.tracker.paused():
                 try:
-                    if self.refuses is not None:
-                        for owner, name in OWN_BACKWARD:
-                            refused.enter_context(patch.object(owner, name, _refuse))
-                        if len(self.known) == SIZES:
-                            _refuse()
+                    if self.refuses is not None and len(self.known) == SIZES:
+                        _refuse()
                     function = self._compile(run, tensors, inside.checkpoints)
                 except Exception as error:
                     raise ValueError(
@@ -178,7 +175,11 @@ class Compiler:
             patch.object(torch.compiler, "is_compiling", lambda: True),
             patch.object(Product8bit, "apply", whole_product),
         ):
-            return self._cut(make_fx(run)(*alike), alike, checkpoints)
+            with ExitStack() as refused:
+                for owner, name in OWN_BACKWARD if self.refuses is not None else ():
+                    refused.enter_context(patch.object(owner, name, _refuse))
+                graph = make_fx(run)(*alike)
+            return self._cut(graph, alike, checkpoints)
 
     def _cut(
         self, graph: torch.fx.GraphModule, alike: list[torch.Tensor], checkpoints: bool
