@@ -7,7 +7,7 @@ takes of a GPU, in bytes and seconds, by plan, for the models at full size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from helpers.plan.planner import plan
 from helpers.recipe import Recipe, replace
@@ -146,14 +146,10 @@ T4 = {
 }
 
 
-def rows(
-    planner: Callable[[Recipe], Plan] = plan,
-) -> list[dict[str, str]]:
+def rows() -> list[dict[str, str]]:
     """A row per technique: peak on a GPU for both models, and the smallest GPU that holds it; then
     the time of a step on each GPU of `TIMED`, for the plain step in seconds, for the others as a
-    multiple of it. Whether that GPU holds the step is not asked.
-
-    planner  gives the plan of a recipe for a GPU; a second or two each
+    multiple of it. Whether that GPU holds the step is not asked. A plan takes a second or two.
     """
     table = []
     plain: dict[tuple[str, str], float] = {}
@@ -163,7 +159,7 @@ def rows(
             "recipe": ", ".join(f"{key}={value!r}" for key, value in change.items()) or "Recipe()",
         }
         for model, recipe in MODELS.items():
-            planned = planner(replace(recipe, **change))
+            planned = plan(replace(recipe, **change))
             row[model] = f"{size(planned.peak)}, {smallest_gpu(planned)}"
             row[f"step on {' / '.join(TIMED)}, {model.split(',')[0]}"] = " / ".join(
                 _time(planned, gpu, plain.setdefault((model, gpu), planned.seconds(gpu).total))

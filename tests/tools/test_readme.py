@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from helpers import record, show, sweeps, tables
-from helpers.plan import plan, techniques
 from tests.small import a_run
 from tight_fit.command import options as command
 from tools.course import blocks, readme, trust
@@ -58,8 +57,7 @@ def test_the_accuracy_in_readme_is_the_sweeps():
     )
 
 
-def test_the_kept_plans_of_the_notebooks_table_are_fresh_and_it_marks_its_rows():
-    assert techniques.rows() == techniques.rows(plan), "stale: run `make plans`"
+def test_the_notebooks_table_marks_its_rows():
     marked = show.techniques("precision").frame.set_index("technique")[""]
     assert {name for name, mark in marked.items() if mark} == {
         "mixed precision, fp16",
