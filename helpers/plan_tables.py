@@ -68,6 +68,7 @@ def in_words(job: ModelStep) -> str:
     taken = attention_of(job)
     attention = f"{'fused (sdpa)' if taken == 'sdpa' else taken} attention"
     again = ", gradient checkpointing" if job.checkpointing else ""
+    again += ", the loss in chunks" if job.loss == "chunked" else ""
     weights = f"{job.weights} weights, {COMPUTED[job.precision]}"
     return f"{weights}, {KINDS[job.optimizer].label}, {attention}{again}, not compiled"
 
