@@ -112,6 +112,8 @@ def test_every_program_is_tried():
 )
 def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
     """The last two of three steps, by the record of the CPU's own allocator, to the byte."""
+    if "bfloat16" in ARGUMENTS[name] and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("This CPU has no products in bf16: oneDNN takes room for them that it hides.")
     monkeypatch.chdir(tmp_path)
     arguments = arguments_of(name, tiny)
     steps = planned(name, arguments, steps=STEPS)["steps"]

@@ -14,8 +14,8 @@ function weight(page, title) {
 
 function excerpt(page) {
   const text = textOf(page), small = text.toLowerCase();
-  const found = [ASKED, ...WORDS].map((part) => small.indexOf(part)).find((place) => place >= 0);
-  if (found === undefined) return null;
+  const stems = WORDS.map((word) => word.replace(/(ing|ed|es|s)$/, ""));  // the search takes these for the same
+  const found = [ASKED, ...WORDS, ...stems].map((part) => small.indexOf(part)).find((place) => place >= 0) || 0;
   const begin = Math.max(0, small.lastIndexOf(" ", found - 90) + 1);
   const words = document.createElement("p");
   words.className = "context";
