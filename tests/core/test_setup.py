@@ -75,7 +75,9 @@ def start(folder, address="", commit="", **environment):
     done = python(
         "-c", f"{program}\nprint(sys.path[0])", cwd=folder, env={**os.environ, **environment}
     )
-    return done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
+    # git's other end is a process of its own, and may say last that it lacks a commit
+    said = [line for line in done.stderr.splitlines() if not line.startswith("fatal: git ")]
+    return done.stdout.strip(), (said or [""])[-1]
 
 
 def copied(folder, *without):
