@@ -106,7 +106,7 @@ def _accuracy(source: tuple[str, str] | str) -> str:
 
 def planned_techniques() -> str:
     """The table of techniques, planned anew, not read from the kept plans."""
-    rows = planned.rows(plan)
+    rows = planned.rows()
     return Table([row | {"recipe": f"`{row['recipe']}`"} for row in rows]).to_markdown()
 
 
