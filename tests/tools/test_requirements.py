@@ -28,7 +28,7 @@ REPOSITORY = (
 OWN = {*PACKAGED, *REPOSITORY, *(path.stem for path in (ROOT / "tests").glob("*.py"))}
 # Packages that the code looks for first, and does without or says that they are missing.
 OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torch_preflight", "torchvision")
-OPTIONAL += ("torchao", "trl")
+OPTIONAL += ("litgpt", "torchao", "trl")
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 
 
