@@ -100,7 +100,8 @@ def load(
 
     Returns (optimizer steps done, their losses, the steps that were skipped); (0, [], []) where
     nothing was saved yet. Raises ValueError, before anything is changed, for a state of another
-    recipe, optimizer, data set or kind of device, and for one that is damaged or incomplete.
+    recipe, optimizer, data set or kind of device, and for one that is damaged: its digest is of
+    all that was saved.
     """
     mine = _describe(recipe, model, optimizer, data)
     state = read(Path(folder))

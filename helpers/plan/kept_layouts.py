@@ -65,7 +65,7 @@ TEXTS = {  # by the number of GPUs
     ),
 }
 # Tokens per second and GPU that torchtitan published (benchmarks/llama3_h100_202412_torchtitan.md)
-# on H100s of 96 GB, with torch.compile and float8, which are not planned.
+# on H100s of 96 GB, with torch.compile and float8, which these plans leave out.
 PUBLISHED = {(32_768, "fsdp=8"): 3_890, (131_072, "fsdp=2,context=4"): 1_071}
 
 

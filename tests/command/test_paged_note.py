@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from transformers import LlamaConfig
 
+from tests.small import configured
 from tight_fit.command import notes
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import find_gpu
@@ -15,14 +16,9 @@ from tight_fit.units import duration, size
 
 def test_an_answer_says_where_paged_states_lie_and_what_moving_them_takes():
     """bitsandbytes waits for each update: all that finds no room is copied in and out, unhidden."""
-    config = LlamaConfig(
-        vocab_size=4000,
-        hidden_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=1024,
+    step = ModelStep(
+        configured(LlamaConfig, 512, 2, 4, 1024, 4000), 2, 64, optimizer="paged_adamw8bit"
     )
-    step = ModelStep(config, 2, 64, optimizer="paged_adamw8bit")
     planned = plan_model_step(step)
     need = 2**30
     roomy, full, half = (

@@ -1,4 +1,4 @@
-"""Lessons 18 and 22: what they say of torchtitan's measurements is what benchmarks/ keeps."""
+"""Lessons 18, 22 and 27: what they say of torchtitan's measurements is what benchmarks/ keeps."""
 
 import csv
 
@@ -41,7 +41,7 @@ def test_lesson_22_says_on_which_gpus_compiling_was_measured(eight):
     assert "H100s of 96 GB and 500 W" in text and "96 GB" in CARD.name
 
 
-def test_the_answer_says_how_far_compiled_plans_with_float8_were_off():
+def test_lesson_27_and_the_answer_say_how_far_compiled_plans_with_float8_were_off():
     with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
         rows = [row for row in csv.DictReader(file) if row["torch.compile"] == "with float8"]
     off = [row for row in rows if "," not in row["layout"]]
@@ -49,6 +49,8 @@ def test_the_answer_says_how_far_compiled_plans_with_float8_were_off():
     times = "{}, {} and {}".format(*(round(float(row["tokens/s off"].strip("+%"))) for row in off))
     step = ModelStep(read("meta-llama/Llama-3.1-8B"), compile=True, float8="tensorwise")
     assert any(f"took {times} % more time" in note for note in notes.of_step(step, None))
+    errors = sorted(round(float(row["tokens/s off"].strip("+%"))) for row in off)
+    assert f"took {errors[0]} to {errors[-1]} % longer" in markdown_of("27")
 
 
 def test_lesson_22_and_the_answer_say_how_far_compiled_plans_were_off():
