@@ -8,7 +8,7 @@ from tight_fit.gpus import KNOWN, find, matches
 from tight_fit.gpus.names import of_size
 from tight_fit.gpus.specs import MEASURED, SPECS, described, find_gpu, has_arithmetic, of_device
 from tight_fit.gpus.table import AMD
-from tight_fit.kernels.kernel_time import kernel_seconds
+from tight_fit.kernels.kernel_time import kernel_seconds, seconds_at_full_rate
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.units import GIB
@@ -113,6 +113,17 @@ def test_hoppers_peaks_stand_and_its_times_take_the_clocks_that_it_has(name, pro
     assert slower == pytest.approx(gpu.clock / held / 1e9, rel=1e-3)
 
 
+def test_attention_takes_the_share_of_hoppers_peak_that_its_paper_states():
+    """35 % of 989 TFLOP/s (arXiv 2407.08608) in 16 bits; what was measured of a GPU goes before."""
+    gpu = SPECS["H100"]
+    some = Op("sdpa", "attention", "bf16", 10**15, 2**20, 2**20)
+    assert kernel_seconds([some], gpu)[0] == pytest.approx(1e15 / (0.35 * 989.4e12), rel=1e-3)
+    assert seconds_at_full_rate(some, gpu) == pytest.approx(1e15 / (0.35 * 989.4e12), rel=1e-3)
+    older = SPECS["A100-40GB"]
+    assert older.attention == 0
+    assert 0.5 * older.bf16 < 1e15 / kernel_seconds([some], older)[0] < 0.73 * older.bf16
+
+
 def test_every_gpu_has_a_source_and_measurements_to_stand_on():
     for gpu in SPECS.values():
         assert gpu.source and gpu.like in MEASURED and SPECS[gpu.like].measured
@@ -129,7 +140,7 @@ def test_the_rows_are_gpus_that_can_be():
         specs = SPECS[name]
         figures = {field: getattr(specs, field) for field in FIELDS}
         assert described(name, **figures, like=specs.like) == specs._replace(
-            source="described by its user", tensor_ops=0, sustained=0.0, watts=0
+            source="described by its user", tensor_ops=0, sustained=0.0, watts=0, attention=0.0
         )
         assert gpu.bf16 == (specs.bf16 > 0) == (specs.tf32 > 0), name
         assert specs.fp8 == (2 * specs.bf16 if gpu.fp8 else 0), name

@@ -83,6 +83,8 @@ class GpuSpecs(NamedTuple):
                from the peak and the boost clock
     sustained  clock that fp32 arithmetic holds under load, Hz; 0 where the boost clock is taken
     watts      power limit by the data sheet, for which `sustained` holds; 0 where the row has none
+    attention  share of its peak that fused attention reaches in fp16 and bf16; 0 where it follows
+               from the speed of large products
     Raises ValueError or TypeError, in one sentence, where a figure makes no GPU (`described`).
     """
 
@@ -102,6 +104,7 @@ class GpuSpecs(NamedTuple):
     tensor_ops: int = 0
     sustained: float = 0.0
     watts: int = 0
+    attention: float = 0.0
 
     @property
     def fp32(self) -> float:
@@ -141,6 +144,9 @@ class _Row(NamedTuple):
 GEFORCE, FULL = 512, 1024  # operations a clock of a multiprocessor's tensor cores, sums in fp32
 HOPPER = 4096  # the same of Hopper, whose products' peaks are stated at another clock
 HOPPER_HOLDS = 1.755  # GHz in fp32
+# FlashAttention-2, which PyTorch takes there first, has no instructions of Hopper's own (Shah et al.
+# 2024, arXiv 2407.08608).
+HOPPER_ATTENDS = 0.35
 TWICE = 256  # the same of a multiprocessor without tensor cores: twice its 64 multiply-adds in fp32
 
 
@@ -173,6 +179,7 @@ def _row(
     specs = specs._replace(fp8=2 * rate if gpu.fp8 else 0.0, watts=watts)
     if capability == (9, 0):
         specs = specs._replace(tensor_ops=HOPPER, sustained=min(clock, HOPPER_HOLDS) * 1e9)
+        specs = specs._replace(attention=HOPPER_ATTENDS)
     return _Row(gpu, specs)
 
 

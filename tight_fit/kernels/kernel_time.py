@@ -134,11 +134,11 @@ def seconds_at_full_rate(op: Op, gpu: GpuSpecs, tf32: bool = False) -> float:
         return 0.0
     known = constants()
     kind, arithmetic, flavour = _group(op, tf32 and bool(gpu.tf32))
+    if kind == "attention":
+        return op.flops / _attention_rate(known, gpu, arithmetic)
     rate = gpu.held(arithmetic)
     if kind != "convolution":
         rate *= _rule(known, gpu, arithmetic, flavour == "batched")["efficiency"]
-    if kind == "attention":
-        rate *= _attention_share(known, gpu)
     return op.flops / rate
 
 
@@ -203,9 +203,13 @@ def _shares(known: dict, gpu: GpuSpecs) -> dict:
     return known["gpus"][gpu.like]["moving"]
 
 
-def _attention_share(known: dict, gpu: GpuSpecs) -> float:
-    """Share of a large product's speed that fused attention reaches."""
-    return known["shared"]["attention"] if gpu.rates is None else gpu.rates.attention
+def _attention_rate(known: dict, gpu: GpuSpecs, arithmetic: str) -> float:
+    """FLOP/s of fused attention: a share of the peak where one is known of the GPU's generation,
+    else of a large product's speed."""
+    if gpu.attention and gpu.rates is None and arithmetic in ("fp16", "bf16"):
+        return gpu.peak(arithmetic) * gpu.attention
+    share = known["shared"]["attention"] if gpu.rates is None else gpu.rates.attention
+    return gpu.held(arithmetic) * _rule(known, gpu, arithmetic, False)["efficiency"] * share
 
 
 def launch_seconds(gpu: GpuSpecs) -> dict[str, float]:
@@ -276,13 +280,10 @@ def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
 
 
 def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
-    """Fused attention: its products never leave the chip, and run at a share of what a large
-    product does."""
+    """Fused attention: its products never leave the chip."""
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
-    efficiency = _rule(known, gpu, arithmetic, False)["efficiency"] * _attention_share(known, gpu)
-    return np.maximum(
-        np.array([op.flops for op in ops]) / (gpu.held(arithmetic) * efficiency), moved / bandwidth
-    )
+    busy = np.array([op.flops for op in ops]) / _attention_rate(known, gpu, arithmetic)
+    return np.maximum(busy, moved / bandwidth)
 
 
 def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
