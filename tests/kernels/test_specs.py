@@ -113,12 +113,12 @@ def test_hoppers_peaks_stand_and_its_times_take_the_clocks_that_it_has(name, pro
     assert slower == pytest.approx(gpu.clock / held / 1e9, rel=1e-3)
 
 
-def test_attention_takes_the_share_of_hoppers_peak_that_its_paper_states():
-    """35 % of 989 TFLOP/s (arXiv 2407.08608) in 16 bits; what was measured of a GPU goes before."""
+def test_attention_takes_the_share_of_hoppers_peak_that_was_measured():
+    """288 to 304 of 989 TFLOP/s in 16 bits (pytorch/benchmark, pull request 2296)."""
     gpu = SPECS["H100"]
     some = Op("sdpa", "attention", "bf16", 10**15, 2**20, 2**20)
-    assert kernel_seconds([some], gpu)[0] == pytest.approx(1e15 / (0.35 * 989.4e12), rel=1e-3)
-    assert seconds_at_full_rate(some, gpu) == pytest.approx(1e15 / (0.35 * 989.4e12), rel=1e-3)
+    for taken in (kernel_seconds([some], gpu)[0], seconds_at_full_rate(some, gpu)):
+        assert 287e12 < 1e15 / taken < 304e12
     older = SPECS["A100-40GB"]
     assert older.attention == 0
     assert 0.5 * older.bf16 < 1e15 / kernel_seconds([some], older)[0] < 0.73 * older.bf16
