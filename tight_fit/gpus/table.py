@@ -144,9 +144,9 @@ class _Row(NamedTuple):
 GEFORCE, FULL = 512, 1024  # operations a clock of a multiprocessor's tensor cores, sums in fp32
 HOPPER = 4096  # the same of Hopper, whose products' peaks are stated at another clock
 HOPPER_HOLDS = 1.755  # GHz in fp32
-# PyTorch's own operation at 1,024 to 16,384 tokens, as measured (288 to 304 TFLOP/s, pull request 2296
-# of pytorch/benchmark, June 2024): FlashAttention-2, which has no instructions of Hopper's own and
-# is stated at 35 % by itself (Shah et al. 2024, arXiv 2407.08608).
+# PyTorch's own operation with 1,024 to 16,384 tokens, as measured (288 to 304 TFLOP/s, pull request
+# 2296 of pytorch/benchmark, June 2024): FlashAttention-2, which has no instructions of Hopper's own
+# and is stated at 35 % by itself (Shah et al. 2024, arXiv 2407.08608).
 HOPPER_ATTENDS = 0.30
 TWICE = 256  # the same of a multiprocessor without tensor cores: twice its 64 multiply-adds in fp32
 
