@@ -7,9 +7,9 @@ number of accumulations and the recomputation of its row: bf16 autocast, weights
 weights as Composer's mixed precision "DEFAULT" has them, gradients summed in fp32.
 
 Starcoder2 of transformers stands for MPT, which it resembles but for rotary positions, biases of
-layer norms and their dtype; sizes are those of the yaml files of the time. Which attention kernel
-ran (FlashAttention-2 is planned), which optimizer (fused AdamW is planned), and what power the boards were given are not said:
-700 W, as usual, is assumed. No constant was fitted to these times.
+layer norms and their dtype; sizes are those of the yaml files of the time. What is not said is
+planned as usual: FlashAttention-2's kernels, fused AdamW, boards of 700 W. No constant was fitted
+to these times.
 """
 
 from __future__ import annotations
