@@ -52,15 +52,19 @@ def layouts(job: ModelStep, named: Mapping[str, Any], cluster: Cluster) -> Table
     job      the step: its batch size is that of all GPUs
     named    {label: a `Layout`, or a pair of one and a step that replaces the job}
     cluster  the GPUs and the links between them
-    Nothing is run. A row that does not fit says by how much. Raises TypeError for what is no step,
-    ValueError for a layout that the cluster or the step cannot have.
+    Nothing is run. A row that does not fit says by how much; the caption names in what a row's own
+    step differs. Raises TypeError for what is no step, ValueError for a layout that the cluster or
+    the step cannot have.
     """
     of_type("job", job, ModelStep)
-    rows = []
+    caption, rows = f"Planned, nothing was run: {cluster}; {in_words(job)}", []
     for label, entry in named.items():
         layout, step = entry if isinstance(entry, tuple) else (entry, job)
         rows.append(_row_of_step(label, step, layout, cluster))
-    return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
+        same = in_words(job).split(", ")
+        if own := [words for words in in_words(step).split(", ") if words not in same]:
+            caption += f"; {label}: {', '.join(own)}"
+    return Table(rows, f"{caption}.")
 
 
 def in_words(job: ModelStep) -> str:
