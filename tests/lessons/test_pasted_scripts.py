@@ -58,7 +58,9 @@ def test_the_fine_tune_of_lesson_23_takes_its_rung_and_the_logits_of_a_chunk(tmp
         pytest.param("fsdp", "fsdp=2", "adamw", marks=pytest.mark.night),  # lesson 14
     ],
 )
-def test_a_script_of_images_takes_what_the_plan_of_its_layout_says(script, layout, optimizer, tmp_path):
+def test_a_script_of_images_takes_what_its_layout_is_planned_to(
+    script, layout, optimizer, tmp_path
+):
     """With ViT-B/16 and 64 images, on one of two GPUs."""
     name = "google/vit-base-patch16-224-in21k"
     config = {**model_names.known()[name], "architectures": ["ViTForImageClassification"]}
