@@ -96,6 +96,19 @@ def notebook(folder, *sources, name="00_small"):
     return path
 
 
+HEAD = "import os, sys\nsys.path.insert(0, '..')\nfrom exercises.check import check"
+
+
+def submission(path, *sources):
+    """Write what a student hands in: a notebook that checks its answers. Returns its path."""
+    import nbformat
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new_notebook(cells=[*map(new_code_cell, (HEAD, *sources))]), path)
+    return path
+
+
 def files_in(folder):
     """{relative path: bytes} of every file below the folder."""
     return {

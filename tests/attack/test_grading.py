@@ -14,12 +14,11 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.attack import one_sentence, refused
-from tests.small import python
+from tests.small import python, submission
 from tools.course import ROOT, grade, sandbox
 from tools.course.__main__ import main
 from tools.course.sandbox import Limits
 
-HEAD = "import os, sys\nsys.path.insert(0, '..')\nfrom exercises.check import check"
 MOMENTA = "def momenta(m, k):\n    return [m / k / (1 - m * (k - j) / k) for j in range(1, k + 1)]"
 COUNTED = ("02.1", "02.4", "13.3", "15.1")  # right: 1.75, momenta, 3.0, 63
 FORGERS = """
@@ -149,21 +148,16 @@ FILES = {
 }
 
 
-def write(path: Path, cells: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(new_notebook(cells=[new_code_cell(source) for source in (HEAD, *cells)]), path)
-
-
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     """(rows of the CSV by student, what was printed) of one class of all the notebooks above."""
     folder = tmp_path_factory.mktemp("class")
     for student, (cells, _) in {**HONEST, **HOSTILE}.items():
-        write(folder / student / "02.ipynb", cells)
+        submission(folder / student / "02.ipynb", *cells)
     for student, (content, _) in FILES.items():
         (folder / student).mkdir()
         (folder / student / "02.ipynb").write_bytes(content)
-    write(folder / "=1+1" / "02.ipynb", ["check('15.1', 63)"])
+    submission(folder / "=1+1" / "02.ipynb", "check('15.1', 63)")
     before = {path: path.read_bytes() for path in (ROOT / "exercises").glob("*.py")}
     to = folder / "grades.csv"
     arguments = [str(folder), "--csv", str(to), "--memory", "1", "--exercises", *COUNTED]
@@ -214,9 +208,10 @@ def test_what_became_of_the_hostile_is_said(graded):
 
 
 def test_what_hangs_is_ended_and_what_it_handed_in_before_counts(tmp_path):
-    write(
+    submission(
         tmp_path / "02.ipynb",
-        ["check('02.1', 1.75)", "import time\ncheck('02.4', lambda m, k: time.sleep(999))"],
+        "check('02.1', 1.75)",
+        "import time\ncheck('02.4', lambda m, k: time.sleep(999))",
     )
     limits = Limits(seconds=20)
     grades, problem = grade.grade(tmp_path / "02.ipynb", "x", limits, ("02.1", "02.4"))
@@ -226,7 +221,7 @@ def test_what_hangs_is_ended_and_what_it_handed_in_before_counts(tmp_path):
 
 @pytest.mark.skipif(not sandbox.separate(), reason="this machine allows no namespaces")
 def test_a_submission_sees_no_other_and_writes_nowhere_else(tmp_path):
-    write(tmp_path / "other.ipynb", ["x"])
+    submission(tmp_path / "other.ipynb", "x")
     seen = [
         (1, f"import os\nassert not os.listdir({str(tmp_path)!r})"),
         (2, f"open({str(ROOT / 'README.md')!r}, 'a').write('x'); 1 / 0"),
@@ -336,9 +331,9 @@ def test_limits_end_a_submission(limits, cell, why):
 
 def test_two_students_are_told_apart_and_one_file_is_graded_once(tmp_path):
     for student in ("alice", "bob"):
-        write(tmp_path / student / "02.ipynb", [])
+        submission(tmp_path / student / "02.ipynb")
     (tmp_path / "bob" / ".ipynb_checkpoints").mkdir()
-    write(tmp_path / "bob" / ".ipynb_checkpoints" / "02.ipynb", [])
+    submission(tmp_path / "bob" / ".ipynb_checkpoints" / "02.ipynb")
     named = grade.names([tmp_path, tmp_path / "bob" / "02.ipynb"])
     assert list(named.values()) == ["alice/02.ipynb", "bob/02.ipynb"]
 

@@ -8,31 +8,22 @@ import socket
 import threading
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
-from nbformat.v4 import new_code_cell, new_notebook
 
 from exercises.check import load, verdict
 from exercises.encoding import decode, encode
 from exercises.handout import MOST_PARTS, Broken, receive, send
 from tests.attack import one_sentence, refused
+from tests.small import HEAD, submission
 from tight_fit.command.wrapper import sentence
 from tools.course import grade, sandbox, submissions
 from tools.course.__main__ import main
 from tools.course.judge import Judge
 
-HEAD = "import os, sys\nsys.path.insert(0, '..')\nfrom exercises.check import check"
 RIGHT = "check('02.1', 1.75)"
-
-
-def write(path: Path, *cells: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(new_notebook(cells=[new_code_cell(source) for source in (HEAD, *cells)]), path)
-    return path
 
 
 # -- a class whose files are not what they seem
@@ -42,7 +33,7 @@ def write(path: Path, *cells: str) -> Path:
 def graded(tmp_path_factory):
     """{file or folder: its rows} of one class."""
     folder = tmp_path_factory.mktemp("class")
-    bob = write(folder / "bob" / "02.ipynb", RIGHT)
+    bob = submission(folder / "bob" / "02.ipynb", RIGHT)
     for student in ("linked", "dangling", "round", "renamed", "other_suffix"):
         (folder / student).mkdir()
     (folder / "linked" / "02.ipynb").symlink_to("../bob/02.ipynb")
@@ -51,14 +42,14 @@ def graded(tmp_path_factory):
     (folder / "linked_folder").symlink_to("bob")
     (folder / "renamed" / "02.ipynb.txt").write_bytes(bob.read_bytes())
     (folder / "other_suffix" / "02.IPYNB").write_bytes(bob.read_bytes())
-    write(folder / "dated" / "17-11 anna.ipynb", RIGHT)
-    write(folder / "a_copy" / "02_gradient_accumulation_lab (1).ipynb", "check('02.4', None)")
+    submission(folder / "dated" / "17-11 anna.ipynb", RIGHT)
+    submission(folder / "a_copy" / "02_gradient_accumulation_lab (1).ipynb", "check('02.4', None)")
     reads = (
         f"import json\nfor cell in json.load(open({str(bob)!r}))['cells']:\n"
         "    exec(cell['source'] if isinstance(cell['source'], str) else ''.join(cell['source']))"
     )
-    write(folder / "reads_a_neighbour" / "02.ipynb", reads)
-    write(folder / "a_fraction" / "02.ipynb", "from fractions import Fraction",
+    submission(folder / "reads_a_neighbour" / "02.ipynb", reads)
+    submission(folder / "a_fraction" / "02.ipynb", "from fractions import Fraction",
           "check('02.1', Fraction(7, 4))")  # fmt: skip
     to = folder.parent / "grades.csv"
     assert main(["grade", str(folder), "--csv", str(to), "--seconds", "120"]) == 1
@@ -112,7 +103,7 @@ def test_a_fraction_is_a_number_as_it_is_in_the_notebook(graded):
 
 @pytest.mark.parametrize("given", ["02.ipynb", "02.IPYNB", "new.ipynb", "linked.csv"])
 def test_grades_replace_no_notebook(given, tmp_path, monkeypatch):
-    path = write(tmp_path / "02.ipynb", RIGHT)
+    path = submission(tmp_path / "02.ipynb", RIGHT)
     before = path.read_bytes()
     (tmp_path / "linked.csv").symlink_to(path)
     monkeypatch.setattr(grade, "grade", None)
@@ -121,13 +112,13 @@ def test_grades_replace_no_notebook(given, tmp_path, monkeypatch):
 
 
 def test_an_exercise_that_is_named_twice_counts_once(tmp_path):
-    path = write(tmp_path / "02.ipynb", RIGHT)
+    path = submission(tmp_path / "02.ipynb", RIGHT)
     grades, _ = grade.grade(path, numbers=("02.1", "02.1"))
     assert [one.points for one in grades] == [1]
 
 
 def test_a_notebook_of_many_outputs_is_read_without_them(tmp_path):
-    path = write(tmp_path / "02.ipynb", RIGHT)
+    path = submission(tmp_path / "02.ipynb", RIGHT)
     values = json.loads(path.read_text())
     values["cells"][1]["outputs"] = [[{"a": 1}]] * 100_000 + [{"output_type": 3}]
     path.write_text(json.dumps(values))
@@ -136,7 +127,7 @@ def test_a_notebook_of_many_outputs_is_read_without_them(tmp_path):
 
 @pytest.mark.parametrize("tags", [None, [], [None], ["a"]])
 def test_odd_tags_cost_no_points(tags, tmp_path):
-    path = write(tmp_path / "02.ipynb", RIGHT)
+    path = submission(tmp_path / "02.ipynb", RIGHT)
     values = json.loads(path.read_text())
     values["cells"][1]["metadata"] = {"tags": tags}
     path.write_text(json.dumps(values))

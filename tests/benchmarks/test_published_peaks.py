@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import published_peaks
 from helpers import models
@@ -13,7 +11,6 @@ from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import train_step
 from tight_fit.torch_private import FakeTensorMode
-from tight_fit.trace.cuda_kernels import _written_out
 from tight_fit.trace.fake_tensors import FakeValues
 
 MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
@@ -66,41 +63,6 @@ def test_the_table_says_it(done):
 
 
 # -- attention written out -------------------------------------------------------------------------
-
-
-def kept(attention, dtype, **options) -> tuple[torch.Tensor, list[int]]:
-    """(its answer, bytes that it keeps for the backward pass, those of its inputs left out)"""
-    torch.manual_seed(0)
-    inputs = [torch.randn(2, 4, 33, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
-    saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: saved.append(tensor.untyped_storage().nbytes()) or tensor,
-        lambda tensor: tensor,
-    ):
-        answer = attention(*inputs, **options)
-    return answer.detach(), sorted(saved)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"is_causal": True},
-        {"attn_mask": torch.ones(33, 33, dtype=torch.bool).tril()},
-        {"attn_mask": torch.zeros(2, 1, 33, 33)},
-        {"scale": 0.3},
-    ],
-    ids=str,
-)
-def test_attention_written_out_is_torchs(dtype, options):
-    if "attn_mask" in options and options["attn_mask"].is_floating_point():
-        options = options | {"attn_mask": options["attn_mask"].to(dtype)}
-    with sdpa_kernel(SDPBackend.MATH):
-        expected, bytes_expected = kept(F.scaled_dot_product_attention, dtype, **options)
-    found, bytes_found = kept(_written_out, dtype, **options)
-    assert found.dtype == dtype and torch.equal(found, expected)
-    assert bytes_found == bytes_expected
 
 
 # -- one's own step --------------------------------------------------------------------------------
@@ -165,12 +127,3 @@ def test_an_initializer_that_draws_until_all_is_within_bounds_ends():
         return [model], lambda: model(torch.zeros(5, 10)).sum().backward()
 
     assert plan_custom_step(setup).peak > 2 * 4 * 110
-
-
-def test_wrong_setups_are_told():
-    with pytest.raises(ValueError, match="steps=0"):
-        plan_custom_step(own_step(keep=False), steps=0)
-    with pytest.raises(TypeError, match="two things"):
-        plan_custom_step(lambda: torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="GTX 9999"):
-        plan_custom_step(own_step(keep=False)).allocator_peaks("GTX 9999")

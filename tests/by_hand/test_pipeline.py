@@ -11,7 +11,6 @@ from by_hand.pipeline import clip_gradients, run
 from by_hand.pipeline_stage import SHARED, cut
 from by_hand.transport import threads
 from helpers import models, train
-from helpers.parallel import RankFailed, launch
 from helpers.recipe import Recipe
 from tests.forked import forked
 from tests.small import without_dropout
@@ -230,9 +229,3 @@ def test_on_real_processes_the_gradients_are_the_whole_models_by_hand_and_by_tor
     for text in forked(SCRIPT, ranks=2):
         for name, (gradients, loss) in json.loads(text).items():
             assert gradients < 1e-5 and loss < 1e-5, name
-
-
-@pytest.mark.night
-def test_a_killed_rank_is_named():
-    with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9 .SIGKILL."):
-        launch(SCRIPT, "killed", ranks=2, show=False)

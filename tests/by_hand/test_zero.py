@@ -12,7 +12,6 @@ from torch import nn
 
 from by_hand.transport import threads
 from by_hand.zero import Zero, sent_bytes, states_bytes
-from helpers.parallel import RankFailed, launch
 from helpers.recipe import Recipe
 from tests.forked import forked
 
@@ -226,15 +225,3 @@ def test_torchs_own_give_the_unsharded_weights_and_the_formulas_bytes(ranks, mod
         assert max(engine["held"]["optimizer states"] for engine in each) == pytest.approx(
             least, rel=0.04
         )
-
-
-@pytest.mark.night
-def test_a_killed_rank_is_named():
-    with pytest.raises(
-        RankFailed,
-        match="(?s)Rank 1 of 2 was killed by signal 9 .SIGKILL.; the others were stopped",
-    ) as caught:
-        launch(
-            SCRIPT, json.dumps(TEXT.to_dict() | {"accumulation": 2}), "dies", ranks=2, show=False
-        )
-    assert caught.value.rank == 1 and caught.value.exitcode == -9

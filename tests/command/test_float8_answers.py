@@ -44,8 +44,6 @@ def test_of_a_size_the_gpus_with_fp8_are_timed(folder, capsys):
     "typed, says",
     [
         (["--gpu", "T4", "--float8", "tensorwise"], "The T4 has no products in FP8"),
-        (["--gpu", "L4", "--float8", "blockwise"], "tensorwise"),
-        (["--gpu", "L4", "--float8", "rowwise", "--lora", "4"], "leave lora_rank or float8 out"),
         (["--gpu", "H100", "--layout", "fsdp=2", "--float8", "rowwise"], "add compile"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),

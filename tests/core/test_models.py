@@ -16,8 +16,6 @@ from helpers import models, train
 from helpers.plan import plan
 from helpers.recipe import MODELS, Recipe, replace
 from tight_fit.techniques import model_changes
-from tight_fit.techniques.optimizers import make_optimizer
-from tight_fit.techniques.step import train_step
 
 CLASSIFIERS = {"deberta": Recipe(length=16, batch_size=4), "vit": Recipe(model="vit", batch_size=4)}
 MINI = CLASSIFIERS | {"decoder": Recipe(model="decoder", length=32, batch_size=4)}
@@ -36,17 +34,8 @@ def test_stored_in_fp16_loaded_in_fp32(model):
 
 
 @pytest.mark.parametrize("model", MINI)
-def test_every_parameter_trains(model):
-    """One step moves every parameter tensor, the new head's too."""
-    recipe = replace(MINI[model], weight_decay=0.0, learning_rate=1e-2)
-    net = models.build(recipe)
-    before = {name: value.clone() for name, value in net.named_parameters()}
-    batch = train.encoded(recipe)["train"].batch(range(4))
-    train_step(net, make_optimizer(net, recipe), [batch], 4, recipe)
-    still = [name for name, value in net.named_parameters() if torch.equal(value, before[name])]
-    # A key's bias shifts every score of a row alike, which softmax undoes: its gradient is
-    # rounding, or nothing.
-    assert [name for name in still if "key" not in name and "k_proj" not in name] == []
+def test_a_parameter_that_does_not_train_is_named(model):
+    net = models.build(MINI[model])
     next(net.parameters()).requires_grad_(False)
     with pytest.raises(RuntimeError, match="does not train"):
         model_changes.check_trainable(net)
@@ -54,18 +43,11 @@ def test_every_parameter_trains(model):
 
 @pytest.mark.parametrize("frozen", [0, 2, 4])
 @pytest.mark.parametrize("model", MINI)
-def test_what_is_frozen_stays_and_what_is_not_moves(model, frozen):
-    recipe = replace(MINI[model], weight_decay=0.1, learning_rate=1e-2, frozen=frozen)
-    net = models.build(recipe)
-    before = {name: value.clone() for name, value in net.named_parameters()}
-    optimizer = make_optimizer(net, recipe)
-    train_step(net, optimizer, [train.encoded(recipe)["train"].batch(range(4))], 4, recipe)
-    moved = {name for name, value in net.named_parameters() if not torch.equal(value, before[name])}
-    still = models.frozen_names(net, recipe)
+def test_frozen_are_the_embeddings_and_the_lowest_layers(model, frozen):
+    recipe = replace(MINI[model], frozen=frozen)
+    still = models.frozen_names(models.build(recipe), recipe)
     layers = {int(match[1]) for name in still if (match := re.search(r"layers?\.(\d+)\.", name))}
     assert layers == set(range(frozen)) and any("embed" in name for name in still)
-    assert moved == set(before) - still
-    assert len(optimizer.state) == len(moved), "what is frozen has no optimizer states"
 
 
 def test_below_the_lowest_trained_layer_there_is_no_backward():

@@ -117,16 +117,6 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
     assert by_dtype(optimizer) == expected[name]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_frozen_has_no_state(name):
-    wanted = recipe(optimizer=name, frozen=2)
-    net = models.build(wanted)
-    optimizer = make_optimizer(net, wanted)
-    batch = train.encoded(wanted)["train"].batch(range(8))
-    train_step(net, optimizer, [batch], 8, wanted)
-    assert {id(p) for p in optimizer.state} == {id(p) for p in net.parameters() if p.requires_grad}
-
-
 # -- 32-bit embeddings -----------------------------------------------------------------------------
 
 

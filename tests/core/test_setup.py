@@ -289,13 +289,6 @@ def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
     assert gpus.probe() == (False, gpus.NO_GPU)
 
 
-def test_gpus_and_units_import_without_torch():
-    modules = "tight_fit.gpus, tight_fit.units"
-    program = f"import sys\nimport {modules}\nprint('torch' in sys.modules)"
-    done = python("-c", program, check=True)
-    assert done.stdout == "False\n"
-
-
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
     monkeypatch.setattr(
         notebook_setup, "problems", lambda: {"torch": "torch>=2.11 is needed but 1.0 is installed"}
@@ -333,14 +326,6 @@ def test_one_gpu_hides_the_others(given, count, then, monkeypatch, tmp_path):
     if given is None:
         monkeypatch.delenv(gpus.VISIBLE)
     assert gpus.hide_all_but_first() == count and os.environ[gpus.VISIBLE] == then
-
-
-def test_the_first_cell_runs_before_torch():
-    asked = "print('torch' in sys.modules)"
-    program = opening.first_cell().replace("setup()", asked)
-    for place in (ROOT / "notebooks" / "labs", ROOT):
-        done = python("-c", program, cwd=place, check=True)
-        assert done.stdout == "False\n"
 
 
 def test_say_shows_markdown_with_a_text_form(folder):

@@ -201,14 +201,6 @@ def test_every_row_exactly_once_an_epoch(rows, accumulation, micro, seed):
     assert groups == [train.rows_of_step(recipe, rows, steps + step) for step in range(steps)]
 
 
-def test_epochs_and_seeds_have_their_own_order():
-    recipe = Recipe(batch_size=10)
-    first = train.rows_of_step(recipe, 100, 0)
-    assert first != train.rows_of_step(recipe, 100, 10) and first != train.rows_of_step(
-        replace(recipe, seed=1), 100, 0
-    )
-
-
 def test_accuracy_is_that_of_a_plain_count():
     recipe = Recipe(model="vit", steps=1)
     model = models.build(recipe)

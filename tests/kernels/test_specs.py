@@ -191,6 +191,12 @@ def test_a_name_that_means_several_means_the_one_with_the_least_memory():
     assert [gpu.name for gpu in matches("4060 Ti")] == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]
 
 
+def test_a_size_is_found_and_a_card_of_another_size_is_not():
+    for spoken, meant in (("8GB", "8GB"), ("8 gb", "8GB"), ("24GiB", "24GiB")):
+        assert [gpu.name for gpu in matches(spoken)] == [meant]
+    assert matches("RTX 3060 6GB") == matches("") == []
+
+
 @pytest.mark.parametrize(
     "name, nearest",
     (("RTX 6000", "Quadro RTX 6000 or RTX 6000 Ada"), ("L40X", "L40"), ("RTX 9090", "RTX 5090")),

@@ -6,18 +6,16 @@ from collections import Counter
 import pytest
 from transformers import GptOssConfig, LlamaConfig, MixtralConfig
 
-from tests.forked import forked, results
 from tests.layouts.few_layers import few_and_every
+from tests.layouts.on_ranks import on_ranks
 from tests.night import few_by_day
-from tests.ranks.laid_out import CONFIGURATIONS
 from tight_fit.command.main import main
 from tight_fit.layouts.clocks import Clocks, Event
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.messages import SentMessage
-from tight_fit.layouts.plan import plan_layout, plan_step
+from tight_fit.layouts.plan import plan_layout
 from tight_fit.layouts.seconds import BEGIN, LINKS, transfer
-from tight_fit.models.step import ModelStep
 
 BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
@@ -42,23 +40,9 @@ def test_a_planned_rank_of_experts_is_a_real_one(ranks):
     tokens where it will; peak, messages and FLOPs as planned, where every expert gets as many
     tokens. Gloo copies what it is to sum, so that the real peak may be one message's buffer higher.
     """
-    cases = CASES[ranks]
-    asked = [(fields, vars(layout), kind, some) for fields, layout, kind, some in cases]
-    found = results(forked("tests/ranks/laid_out.py", json.dumps(asked), ranks=ranks, timeout=500))
-    assert len(found) == ranks * len(cases)
-    plans = []
-    for fields, layout, kind, selective in cases:
-        recomputed = {"checkpointing": selective or fields.get("checkpointing", False)}
-        step = ModelStep(CONFIGURATIONS[kind], **fields | recomputed)
-        plans.append((step, plan_step(step, layout, "cpu", selective)))
-    for real in found:
-        (_, layout, kind, _), (step, planned) = cases[real["case"]], plans[real["case"]]
-        at = f"{kind}, {layout}, rank {real['rank']}"
+    for (_, _, kind, _), step, planned, real, at in on_ranks(CASES[ranks], ranks):
         if step.precision == "fp32":
             assert real["distance"] < 1e-6 and real["gradients"] < 1e-4, at
-        assert real["distance"] < 1e-4, at
-        assert tuple(SentMessage(**message) for message in real["sent"]) == planned.sent, at
-        assert real["flops"] == planned.flops, at
         # Of the router's two rows ranks 2 and 3 of 4 hold none, nor its two states, in two layers.
         rows_missing = kind == "olmoe" and real["rank"] >= 2
         over = real["peak"] - planned.peak + rows_missing * 2 * 2 * 32 * 4

@@ -1,22 +1,18 @@
 """Layouts of any model: against real ranks, against the whole trace, against formulas."""
 
-import json
-
 import pytest
 import torch
 from transformers import DebertaV2Config, LlamaConfig, MistralConfig
 
-from tests.forked import forked, results
 from tests.layouts.few_layers import few_and_every
+from tests.layouts.on_ranks import on_ranks
 from tests.night import few_by_day
-from tests.ranks.laid_out import CONFIGURATIONS
 from tests.small import configured
 from tight_fit.gpus import find
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.clocks import events_of
 from tight_fit.layouts.context import cut, places
 from tight_fit.layouts.layout import Layout, parse
-from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan import fullest_context_ranks, plan_layout, plan_step
 from tight_fit.layouts.seconds import Link
 from tight_fit.models.config import CannotPlan
@@ -116,39 +112,11 @@ def test_a_planned_rank_is_a_real_one(ranks, which):
     Where computation waits for messages gloo's thread may free a message's buffer a moment after
     the computation went on: then the real peak is higher, by no more than that message.
     """
-    cases = CASES[ranks, which]
-    out = forked(
-        "tests/ranks/laid_out.py",
-        json.dumps([(fields, vars(layout), kind, some) for fields, layout, kind, some in cases]),
-        ranks=ranks,
-        timeout=500,
-    )
-    found = results(out)
-    assert len(found) == ranks * len(cases)
-    steps = [
-        ModelStep(
-            CONFIGURATIONS[kind],
-            **fields | {"checkpointing": selective or fields.get("checkpointing", False)},
-        )
-        for fields, _, kind, selective in cases
-    ]
-    plans = {}
-    for real in found:
-        (_, layout, kind, selective), step = cases[real["case"]], steps[real["case"]]
-        alike = real["rank"] if layout.context > 1 else 0  # the same for all ranks elsewhere
-        key = real["case"], alike
-        if key not in plans:
-            plans[key] = plan_step(step, layout, "cpu", selective, rank=alike)
-        planned = plans[key]
-        at = f"{kind}, {layout}, rank {real['rank']}"
-        assert real["distance"] < (1e-5 if step.precision == "fp32" else 1e-4), at
+    for case, _, planned, real, at in on_ranks(CASES[ranks, which], ranks):
         assert real["skipped"] in (None, True), at
-        sent = tuple(SentMessage(**message) for message in real["sent"])
-        assert sent == planned.sent, at
-        assert real["flops"] == planned.flops, at
         over = real["peak"] - planned.peak
         largest = max(message.payload for message in planned.sent)
-        late = layout.strategy != "ddp" and 0 < over <= largest
+        late = case[1].strategy != "ddp" and 0 < over <= largest
         assert over == 0 or late, f"{at}: {over} bytes over the plan"
         assert late or real["at_peak"] == planned.at_peak, at
 
@@ -334,23 +302,6 @@ def test_padding_is_refused_by_context_ranks():
         cut(batch, places(0, 2, 8, True), 8)
 
 
-@pytest.mark.parametrize(
-    "config, task, says",
-    [
-        (deep(), "sequence-classification", "has one answer for all of them"),
-        (
-            configured(DebertaV2Config, 32, 2, 2, 64, 64, max_position_embeddings=16),
-            "token-classification",
-            "context ranks would miss tokens",
-        ),
-    ],
-    ids=["one answer", "attention of its own"],
-)
-def test_what_context_ranks_cannot_do(config, task, says):
-    with pytest.raises(ValueError, match=says):
-        plan_layout(config, Layout(2, context=2), task=task, batch_size=8, length=16)
-
-
 @pytest.mark.parametrize("data", [1, 2])
 @pytest.mark.night
 def test_replicas_of_context_ranks_do_what_one_replica_does_and_sum_their_gradients(data):
@@ -370,19 +321,29 @@ def test_replicas_of_context_ranks_do_what_one_replica_does_and_sum_their_gradie
     assert replicated == pytest.approx(gradients * 2 * 2 / 3, rel=0.01)  # shards are padded
 
 
+OWN_ATTENTION = configured(DebertaV2Config, 32, 2, 2, 64, 64, max_position_embeddings=16)
+
+
 @pytest.mark.parametrize(
     "layout, fields, says",
     [
         (Layout(2, context=4), {"length": 12}, "use a multiple of 8"),
+        (Layout(2, context=2), {"task": "sequence-classification"}, "one answer for all of them"),
+        (
+            Layout(2, context=2),
+            {"config": OWN_ATTENTION, "task": "token-classification"},
+            "context ranks would miss tokens",
+        ),
         (Layout(1, tensor=3), {}, "attention heads cannot be divided by tensor=3"),
         (Layout(1, tensor=4), {}, "key and value heads cannot be divided by tensor=4"),
         (Layout(1, tensor=2), {"length": 15}, "15 tokens cannot be divided"),
         (Layout(1, tensor=2), {"task": "sequence-classification"}, "leave tensor out"),
     ],
 )
-def test_axes_that_do_not_divide(layout, fields, says):
+def test_what_ranks_cannot_divide(layout, fields, says):
+    fields = {"config": deep(), "batch_size": 8, "length": 16} | fields
     with pytest.raises(ValueError, match=says):
-        plan_layout(deep(), layout, device="cpu", **{"batch_size": 8, "length": 16} | fields)
+        plan_layout(fields.pop("config"), layout, device="cpu", **fields)
 
 
 def test_a_window_of_attention_is_not_passed_over_by_context_ranks():

@@ -12,7 +12,7 @@ from tight_fit.layouts.clocks import events_of
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan import plan_step
-from tight_fit.layouts.seconds import BEGIN, LINKS, Link, rate, transfer
+from tight_fit.layouts.seconds import BEGIN, LINKS, Link, transfer
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model_step
 
@@ -97,14 +97,8 @@ def test_slower_links_cost_time_and_never_work(laid, layout):
 
 def test_what_cannot_be_timed_is_refused(laid):
     planned = laid[DDP]
-    with pytest.raises(ValueError, match="no bf16"):
-        rate("T4", "bf16")
     with pytest.raises(ValueError, match="No link is given for the data"):
         planned.step_seconds("A100-40GB", {"tensor": "NVLink 3"})
-    with pytest.raises(ValueError, match="link='string' is not known"):
-        planned.step_seconds("A100-40GB", "string")
-    with pytest.raises(ValueError, match="gpu='K90' is not known: --list-gpus prints"):
-        planned.step_seconds("K90", "NVLink 3")
     with pytest.raises(ValueError, match='plan it for device="cuda"'):
         plan_step(STEP, parse("tensor=2"), "cpu").step_seconds("T4", "NVLink 3")
 

@@ -131,16 +131,6 @@ def cached(home, repo_id, commit):
     return folder / "snapshots" / commit
 
 
-def test_the_table_pins_every_repository():
-    names = {repo_id for _, repo_id in REPOS}
-    decoders = {"Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"}
-    others = {"microsoft/deberta-v3-large", "SetFit/20_newsgroups"}
-    assert names == {BASE, VIT, CIFAR} | decoders | others
-    commits = [commit for repo in REPOS.values() for commit in repo.revisions]
-    assert len(set(commits)) == len(commits) == 9 and MAIN in REPOS["model", BASE].revisions
-    assert all(len(commit) == 40 and int(commit, 16) for commit in commits)
-
-
 @pytest.mark.parametrize("ask", [hub.find, hub.available])
 def test_an_unknown_repository_is_refused(ask):
     with pytest.raises(ValueError, match="does not use the model 'bert': it knows model micro"):

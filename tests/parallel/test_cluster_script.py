@@ -17,7 +17,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from helpers.parallel import REPORT, RankFailed, RankOutput, launch
+from helpers.parallel import REPORT, RankOutput, launch
 from tests.forked import forked
 from tests.lessons.cells import the_cell
 from tests.parallel.test_launch import gone
@@ -144,15 +144,6 @@ def test_a_checkpoint_that_does_not_fit_ends_in_one_sentence(damage, arguments, 
     sentence = str(caught.value).strip().splitlines()[-1]
     assert sentence.startswith(f"{copy / 'step-4'} is damaged or of another model (")
     assert reason in sentence and sentence.endswith("): move it away.")
-
-
-@pytest.mark.night
-def test_a_rank_lost_without_restarts_is_named_and_nothing_is_left(tmp_path):
-    lost = ("--lose", 1, "--at", 2, "--steps", 3)
-    with pytest.raises(RankFailed, match="Rank 1 of 2 was killed by signal 9 .SIGKILL.") as caught:
-        launched("--folder", tmp_path, *lost, machines=2)
-    assert caught.value.rank == 1 and caught.value.exitcode == -9
-    assert gone(str(tmp_path))
 
 
 def test_a_number_that_cannot_be_is_refused():
@@ -288,10 +279,6 @@ def free_port():
     raise OSError("no free port")
 
 
-def test_the_batch_file_is_bash():
-    subprocess.run(["bash", "-n", BATCH], check=True)
-
-
 @pytest.fixture
 def slurm(tmp_path):
     """The environment of a job on two machines, with programs in the place of Slurm's that start
@@ -311,19 +298,6 @@ def slurm(tmp_path):
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "OMP_NUM_THREADS": "1",
     }
-
-
-@pytest.mark.night  # by day the next test starts it
-def test_the_batch_file_trains_on_two_machines(alone, slurm, tmp_path):
-    command = ["bash", BATCH, "--steps", "4", "--every", "2"]
-    ended = subprocess.run(
-        command, cwd=SCRIPTS.parent, env=slurm[1], capture_output=True, text=True, timeout=300
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "2 ranks go on after step 0" in ended.stdout and "requeued" not in ended.stdout
-    assert losses(ended.stdout) == pytest.approx({n: alone[n] for n in range(1, 5)}, abs=CLOSE)
-    assert (tmp_path / "checkpoints" / "step-4" / ".metadata").exists()
-    assert gone(str(tmp_path))
 
 
 def test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue(alone, slurm, tmp_path):

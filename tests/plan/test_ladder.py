@@ -86,11 +86,6 @@ def test_the_smallest_gpu():
     assert ladder.smallest(plan(replace(ladder.START, batch_size=4096))) is None
 
 
-def test_bf16_and_fp16_differ_by_the_loss_scale():
-    one, other = (plan(replace(MINI, precision=half)) for half in ("bf16", "fp16"))
-    assert abs(one.peak - other.peak) <= 8 * 512
-
-
 def test_flops_of_a_micro_batch_are_a_polynomial_in_its_width():
     recipe = ladder.top(MINI)
     counts = {

@@ -173,31 +173,6 @@ def test_a_bias_beside_quantized_weights_trains(name, layers):
     assert (planned.shape, planned.dtype) == (real.shape, real.dtype)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_quantized_weight_answers_whatever_is_asked_of_the_librarys(name, layers):
-    """Its type, and every attribute of it and of its state that the library sets on a CPU."""
-    planned = []
-
-    def setup():
-        planned.append(LAYERS[name](layers).cuda())
-        return planned, lambda: None
-
-    plan_custom_step(setup, steps=1)
-    there, real = planned[0].weight, LAYERS[name](layers).to("cpu").weight
-    assert isinstance(there, type(real)) and type(there).__name__ == type(real).__name__
-    kept = [(there, real)]
-    if "4bit" in type(real).__name__:
-        kept.append((there.quant_state, real.quant_state))
-    for ours, theirs in kept:
-        assert len(vars(theirs)) > 2
-        for attribute, value in vars(theirs).items():
-            found = getattr(ours, attribute)
-            if isinstance(value, torch.Tensor):
-                assert (found.shape, found.dtype) == (value.shape, value.dtype), attribute
-            elif isinstance(value, (int, str, torch.dtype, torch.Size)):
-                assert found == value, attribute
-
-
 def test_what_cannot_be_planned_of_bitsandbytes_is_told(layers):
     with pytest.raises(NotImplementedError, match="has_fp16_weights=False"):
         plan_custom_step(lambda: ([layers.Linear8bitLt(64, 64)], lambda: None))
@@ -260,8 +235,6 @@ def test_without_a_number_of_ranks_it_is_refused():
 
     with pytest.raises(NotImplementedError, match="ranks=2"):
         plan_custom_step(setup)
-    with pytest.raises(ValueError, match="ranks=0"):
-        plan_custom_step(setup, ranks=0)
 
 
 # -- older releases --------------------------------------------------------------------------------
@@ -320,12 +293,6 @@ def test_zero_grad_fills_before_2_0():
         kept = []
         plan_custom_step(setup, torch_version=version, steps=2)
         assert kept == expected
-
-
-@pytest.mark.parametrize("version", ["1.7", "99.0", "two", 2.1])
-def test_unknown_releases_are_refused(version):
-    with pytest.raises(ValueError, match="use a release from 1.8"):
-        plan_custom_step(adam_step(), torch_version=version)
 
 
 def test_releases_are_read_as_they_are_written():

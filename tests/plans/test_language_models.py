@@ -1,6 +1,5 @@
 """Plans of fine-tunes of decoders on one GPU, by the fields that they have for it, byte by byte."""
 
-import itertools
 import warnings
 
 import numpy as np
@@ -199,28 +198,6 @@ def test_sdpa_keeps_no_square_of_the_length():
 
     assert kept("sdpa", 64) < 2.1 * kept("sdpa", 32)
     assert kept("eager", 64) - kept("sdpa", 64) > 3 * 4 * 4 * 64 * 64 * 4  # layers, heads, fp32
-
-
-PAIRS = [
-    {"base": "nf4", **LORA},
-    {"lora_rank": 2, "lora_targets": "all-linear"},
-    {"loss": "chunked"},
-    {"attention": "eager"},
-    {"precision": "bf16"},
-    {"checkpointing": True},
-    {"accumulation": 2},
-    {"optimizer": "lion8bit"},
-]
-
-
-@pytest.mark.parametrize(
-    "first, second", few_by_day(itertools.combinations(PAIRS, 2)), ids=lambda fields: words(fields)
-)
-def test_every_two_fields_together_plan(first, second, monkeypatch):
-    asked = step("llama", layers=2, **{**first, **second})
-    planned = plan_model_step(asked, "cpu")
-    in_the_open(monkeypatch)
-    assert same(planned, measured(asked))
 
 
 def test_blocks_that_do_not_divide_a_weight_are_refused():

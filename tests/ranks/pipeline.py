@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 
 import torch
@@ -38,8 +37,6 @@ def apart(stages, truth):
 
 dist.init_process_group("gloo")
 transport, errors = PipelineTransport(), {}
-if "killed" in sys.argv and transport.rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
 for name in ("vit", "deberta"):
     recipe = Recipe(name, batch_size=ROWS)
     model = without_dropout(models.build(recipe))

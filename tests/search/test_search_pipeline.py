@@ -66,20 +66,6 @@ def test_bounds_are_below_what_is_planned(layout, length, width):
         assert below(of, cluster, [layout], recompute, first)
 
 
-@pytest.mark.night
-def test_bounds_never_hide_the_best():
-    """Over slow links a pipeline wins, with the bounds and without them."""
-    of = job(WIDE)
-    quick, every = (
-        search_layouts(of, SLOW, ("none",), 2, bounds=bounds) for bounds in (True, False)
-    )
-    assert quick.best.trial == every.best.trial == Trial(PIPELINE, "none", 2)
-    assert quick.best.facts == every.best.facts
-    assert len(quick.planned) < len(every.planned)
-    for one in every.planned:
-        assert quick.slower.get(one.trial, 0) <= one.seconds
-
-
 def test_what_cannot_be_cut_is_left_out_with_its_reason():
     odd = LlamaConfig(**CONFIG.to_dict() | {"num_hidden_layers": 3})
     found = search_layouts(job(odd, batch_size=4), SLOW, ("none",), 2)

@@ -15,7 +15,6 @@ from tight_fit.gpus import KNOWN
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.trace_ops import TraceOps
-from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
 from tight_fit.techniques import eight_bits
 from tight_fit.techniques.rules import SCALINGS
@@ -249,26 +248,6 @@ def test_the_products_are_half_the_time_and_the_casts_are_not_free():
         assert 0 < casts < 0.2 * took.total
         if name == "tensorwise":
             assert took.total < usual.total
-
-
-@pytest.mark.parametrize(
-    "fields, says",
-    [
-        ({"float8": "blockwise"}, "tensorwise"),
-        ({"float8": "tensorwise", "lora_rank": 4}, "lora_rank=4"),
-        ({"float8": "tensorwise", "frozen": 1}, "frozen=1"),
-        ({"float8": "rowwise", "precision": "fp16"}, "precision='bf16'"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused(fields, says):
-    for make in (
-        lambda: Recipe(**{**fields, "model": "decoder"}),
-        lambda: ModelStep(SMALL, **fields),
-    ):
-        with pytest.raises(ValueError) as caught:
-            make()
-        assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_pooler_is_left_as_it_is():

@@ -3,19 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
 
-from helpers.recipe import Recipe, replace
-from tests.small import configured
-from tight_fit.models.step import ModelStep
+from helpers.recipe import Recipe
+from tests.attack import refused
 from tight_fit.techniques.rules import check_ordinary
-
-
-def refused(kind, says, make):
-    with pytest.raises(kind) as caught:
-        make()
-    message = str(caught.value)
-    assert says in message and "\n" not in message and message.endswith((".", "?"))
 
 
 def test_a_record_of_before_has_the_fields_as_they_were():
@@ -39,18 +30,6 @@ def test_a_record_of_before_has_the_fields_as_they_were():
 def test_ordinary_loops_refuse_what_only_the_courses_own_does(changes, says):
     check_ordinary(Recipe(), "This loop")
     refused(ValueError, says, lambda: check_ordinary(Recipe(**changes), "This loop"))
-
-
-def test_steps_of_other_models_have_the_same_rules():
-    config = configured(LlamaConfig, 64, 1, 2, 64, 64, num_key_value_heads=2)
-    step = ModelStep(config, length=8, weights="bf16", optimizer="adamw_stochastic")
-    assert step.offload is None
-    refused(ValueError, "fp32", lambda: replace(step, weights="fp32"))
-    refused(
-        ValueError,
-        "accumulation=1",
-        lambda: replace(step, optimizer_in_backward=True, accumulation=2, batch_size=2),
-    )
 
 
 # Numbers of NumPy and PyTorch are taken, and kept as Python's own.

@@ -54,16 +54,6 @@ def test_query_value_and_names():
     assert {name.rpartition(".")[2] for name in named} == {"o_proj", "up_proj"} and len(named) == 4
 
 
-def test_scales_are_the_papers():
-    for scale, expected in (("alpha/r", 2.0), ("alpha/sqrt(r)", 2 * 9 / 3)):
-        model = llama()
-        model_changes.add_lora(model, 9, ["q_proj"], None, None, scale)
-        assert model.model.layers[0].self_attn.q_proj.scaling["default"] == pytest.approx(expected)
-    model = llama()
-    model_changes.add_lora(model, 4, ["q_proj"], alpha=1)
-    assert model.model.layers[0].self_attn.q_proj.scaling["default"] == 0.25
-
-
 @pytest.mark.parametrize("targets", ["c_attn", "q_proj,k_prj", "proj", "lm_heads,v_proj"])
 def test_names_that_match_nothing_or_only_partly_are_refused(targets):
     with pytest.raises(ValueError, match="it has down_proj, gate_proj") as caught:

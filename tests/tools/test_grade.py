@@ -3,24 +3,15 @@
 import csv
 import re
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
+from tests.small import submission
 from tools.course import NOTEBOOKS, ROOT, grade, sandbox
 from tools.course.__main__ import main
 
-HEAD = "import sys\nsys.path.insert(0, '..')\nfrom exercises.check import check"
-
-
-def notebook(path, *cells):
-    path.parent.mkdir(exist_ok=True)
-    nbformat.write(new_notebook(cells=[new_code_cell(source) for source in (HEAD, *cells)]), path)
-    return path
-
 
 def test_each_exercise_counts_for_itself(tmp_path, capsys):
-    path = notebook(
+    path = submission(
         tmp_path / "a" / "15_a_student.ipynb",
         "answer = -1\ncheck('15.1', answer)",
         'answer = None\ncheck("15.4", answer)',

@@ -20,7 +20,7 @@ from helpers import record
 from helpers.recipe import Recipe, difference
 from tests.benchmarks.test_measured_steps import a_proof, a_step
 from tests.script.test_magic import said_after_a_plan
-from tests.small import python
+from tests.small import notebook, python
 from tight_fit.gpus import REHEARSAL, VISIBLE
 from tight_fit.units import MIB
 from tools.course import ROOT, session
@@ -92,13 +92,6 @@ def test_every_rank_of_several_pipelines_hears_every_other(stages):
     script = HERE / "pipelines_on_pretended_gpus.py"
     said = ranks_of(script, str(stages), gpus=6, ranks=6)
     assert said.count(f"heard of {stages - 1} others") == 6
-
-
-def notebook(folder, *cells):
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-    path = folder / "00_broken.ipynb"
-    nbformat.write(made, path)
-    return path
 
 
 @pytest.mark.night

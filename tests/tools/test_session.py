@@ -6,8 +6,8 @@ The whole of it was rehearsed on a pretended GPU; here its parts are tried with 
 import json
 import time
 from dataclasses import replace as change
+from functools import partial
 
-import nbformat
 import psutil
 import pytest
 
@@ -15,23 +15,19 @@ from benchmarks import gpu_steps, proof
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 from tests.small import a_run
+from tests.small import notebook as small_notebook
 from tools.course import preflight, session, session_state
 from tools.course.execute import execute
 from tools.course.notebooks import Failed, OutOfTime
 from tools.course.session_state import CallTime, Entry, SessionState
 
+notebook = partial(small_notebook, name="02_x")
 FOREVER = CallTime()
 HERE = "Tesla T4, PyTorch 2.13.0, driver 550.54"
 
 
 def state_of(folder):
     return SessionState.read(folder, HERE)
-
-
-def notebook(folder, *cells, name="02_x"):
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-    nbformat.write(made, folder / f"{name}.ipynb")
-    return folder / f"{name}.ipynb"
 
 
 @pytest.fixture

@@ -35,20 +35,9 @@ def one_more(v, codes, block=256):
     return (places.int() + 2).clamp(max=255).to(torch.uint8), scale
 
 
-def one_scale(v, codes, block=256):
-    scale = v.max()
-    places = torch.bucketize(v / scale, codes)
-    return places.to(torch.uint8), scale.repeat(-(-v.numel() // block))
-
-
 def int64_places(v, codes, block=256):
     places, scale = quantize_up(v, codes, block)
     return places.long(), scale
-
-
-def all_ones(v, codes, block=256):
-    _, scale = quantize_up(v, codes, block)
-    return torch.full(v.shape, 255, dtype=torch.uint8), scale
 
 
 def flat(v, codes, block=256):
@@ -79,7 +68,7 @@ WRONG = {
         bytes_of(large=lambda n: 8 * n), 4096,
     ],
     "05.2": [
-        nearest, one_more, one_scale, int64_places, all_ones, flat, zero_is_trouble,
+        nearest, one_more, int64_places, flat, zero_is_trouble,
         lambda v, codes, block=256: v, 3,
     ],
     "05.4": [

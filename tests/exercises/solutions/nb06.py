@@ -38,19 +38,6 @@ def every_layer(layers, x, segment):
     return through(layers[last:], x)
 
 
-def keeps_first(layers, x, segment):
-    x = through(layers[:segment], x)
-    for start in range(segment, len(layers), segment):
-        x = checkpoint(through, layers[start : start + segment], x, use_reentrant=False)
-    return x
-
-
-def forgets_the_rest(layers, x, segment):
-    for start in range(0, len(layers) - segment, segment):
-        x = checkpoint(through, layers[start : start + segment], x, use_reentrant=False)
-    return x
-
-
 def other_masks(layers, x, segment):
     for start in range(0, len(layers), segment):
         part = layers[start : start + segment]
@@ -87,7 +74,7 @@ WRONG = {
     "06.1": [8, 1, 2, 16, 64, 4.5, 0, math.nan],
     "06.2": [4 / 3, 7 / 6, 11 / 9, 20 / 24, "23/18", 1.25],
     "06.3": [
-        plain, all_segments, every_layer, keeps_first, forgets_the_rest, other_masks, reentrant,
+        plain, all_segments, every_layer, other_masks, reentrant,
         late_binding, 3,
     ],
     "06.4": [

@@ -13,12 +13,6 @@ def fp32(stage, ranks):
     )
 
 
-def backwards(stage, ranks):
-    return sum(
-        count / (ranks if stage >= since else 1) for count, since in ((2, 1), (2, 2), (12, 3))
-    )
-
-
 def handed(loss_sum, rows, steps, ranks):
     return loss_sum * steps * ranks / rows
 
@@ -62,11 +56,6 @@ def all_away(config, ranks):
     )
 
 
-def gradients_stay(config, ranks):
-    weights, _, states = on_the_gpu(config, ranks)
-    return weights, blind_to_offload(config, ranks)[1], states
-
-
 def diagnosis(kind, counted, started):
     if kind != "DEEPSPEED":
         return "dropped"
@@ -75,7 +64,7 @@ def diagnosis(kind, counted, started):
 
 RIGHT = {"12.1": mixed, "12.2": handed, "12.3": on_the_gpu, "12.4": diagnosis}
 WRONG = {
-    "12.1": [fp32, backwards, lambda stage, ranks: 16 / ranks, lambda stage, ranks: 16, 16],
+    "12.1": [fp32, lambda stage, ranks: 16 / ranks, lambda stage, ranks: 16, 16],
     "12.2": [
         lambda loss_sum, rows, steps, ranks: loss_sum / rows,
         lambda loss_sum, rows, steps, ranks: loss_sum / rows * steps,
@@ -84,7 +73,7 @@ WRONG = {
         lambda loss_sum, rows, steps, ranks: loss_sum / rows / steps / ranks,
     ],
     "12.3": [
-        blind_to_offload, all_away, gradients_stay, by_names_alone, lambda config, ranks: (4, 4, 8),
+        blind_to_offload, all_away, by_names_alone, lambda config, ranks: (4, 4, 8),
         (4, 4, 8),
     ],
     "12.4": [

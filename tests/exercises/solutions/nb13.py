@@ -16,11 +16,6 @@ def same_piece_left_out(length, itemsize, ranks, rank):
     return itemsize * 2 * (length - pieces(length, ranks)[(rank + 1) % ranks])
 
 
-def own_piece_left_out(length, itemsize, ranks, rank):
-    parts = pieces(length, ranks)
-    return itemsize * (2 * length - parts[rank] - parts[(rank + 1) % ranks])
-
-
 def scatter_reduce(transport, tensor):
     rank, ranks = transport.rank, transport.ranks
     parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
@@ -48,16 +43,6 @@ def to_the_right(transport, tensor):
         give, take = (rank - 1 - step) % ranks, (rank - 2 - step) % ranks
         transport.send(parts[give], (rank + 1) % ranks)
         parts[take] += transport.receive(parts[take], (rank - 1) % ranks)
-    return parts[rank]
-
-
-def replaces(transport, tensor):
-    rank, ranks = transport.rank, transport.ranks
-    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
-    for step in range(ranks - 1):
-        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
-        transport.send(parts[give], (rank - 1) % ranks)
-        parts[take] = transport.receive(parts[take], (rank + 1) % ranks)
     return parts[rank]
 
 
@@ -104,37 +89,21 @@ def counts_itself(events):
     return [value + 1 for value in staleness(events)]
 
 
-def workers_less_one(events):
-    workers = len({worker for _, worker in events})
-    return [workers - 1 for kind, _ in events if kind == "push"]
-
-
-def since_its_last_push(events):
-    last, updates, found = {}, 0, []
-    for kind, worker in events:
-        if kind == "push":
-            found.append(updates - last.get(worker, 0))
-            updates += 1
-            last[worker] = updates
-    return found
-
-
 RIGHT = {"13.1": ring_bytes, "13.2": scatter_reduce, "13.3": 3, "13.4": staleness}
 WRONG = {
     "13.1": [
         lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length // ranks,
-        same_piece_left_out, own_piece_left_out,
+        same_piece_left_out,
         lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length,
         lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * (length // ranks) * itemsize,
         lambda length, itemsize, ranks, rank: ring_bytes(length, 1, ranks, rank), 5,
     ],
     "13.2": [
-        in_place, to_the_right, replaces, one_step_short, whole_tensors,
+        in_place, to_the_right, one_step_short, whole_tensors,
         lambda transport, tensor: tensor.tensor_split(transport.ranks)[transport.rank], 3,
     ],
     "13.3": [4, 1.5, 1 / 3, 1, "3", 9, 1 / 6],
     "13.4": [
-        others_only, counts_itself, workers_less_one, since_its_last_push,
-        lambda events: sum(staleness(events)), lambda events: [], 3,
+        others_only, counts_itself, lambda events: sum(staleness(events)), lambda events: [], 3,
     ],
 }  # fmt: skip

@@ -22,16 +22,8 @@ def highest(parameters, ranks, room):
     return 3 if bytes_held(parameters, ranks, 3) <= room else "none"
 
 
-def needs_less(parameters, ranks, room):
-    return stage(parameters, ranks, room - 1)
-
-
 def one_state(parameters, ranks, room):
     return stage(parameters, ranks, room, numbers=(4, 4, 4))
-
-
-def gradients_in_16_bits(parameters, ranks, room):
-    return stage(parameters, ranks, room, numbers=(4, 2, 8))
 
 
 def always_some(parameters, ranks, room):
@@ -44,17 +36,8 @@ def clip(transport, piece, most):
     return piece * torch.clamp(most / norm, max=1.0)
 
 
-def own_norm(transport, piece, most):
-    return piece * min(1.0, most / max(piece.norm().item(), 1e-12))
-
-
 def norms_added(transport, piece, most):
     norm = ring_all_reduce(transport, piece.norm().reshape(1))
-    return piece * torch.clamp(most / norm, max=1.0)
-
-
-def no_root(transport, piece, most):
-    norm = ring_all_reduce(transport, piece.square().sum().reshape(1))
     return piece * torch.clamp(most / norm, max=1.0)
 
 
@@ -102,23 +85,18 @@ def gathers_once(stage, micro):
     return {0: 2, 1: 2, 2: 1 + micro, 2.5: 1 + micro, 3: 3 * micro}[stage]
 
 
-def of_the_paper(stage, micro):
-    return {0: 2, 1: 2, 2: 2, 2.5: 2, 3: 3}[stage]
-
-
 RIGHT = {"14.1": stage, "14.2": clip, "14.3": 2, "14.4": psis}
 WRONG = {
     "14.1": [
-        highest, needs_less, one_state, gradients_in_16_bits, always_some,
+        highest, one_state, always_some,
         lambda parameters, ranks, room: stage(parameters, 1, room), 3,
     ],
     "14.2": [
-        own_norm, norms_added, no_root, always_scaled, sends_gradients,
+        norms_added, always_scaled, sends_gradients,
         lambda transport, piece, most: piece, 3,
     ],
     "14.3": [4, 1, 184 / 98, 1024, "2", 3],
     "14.4": [
-        scatters_once, reduces_every_time, gathers_once, of_the_paper,
-        lambda stage, micro: 3 * micro, 2,
+        scatters_once, reduces_every_time, gathers_once, lambda stage, micro: 3 * micro, 2,
     ],
 }  # fmt: skip

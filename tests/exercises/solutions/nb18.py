@@ -17,10 +17,6 @@ def whole_shards(parameters, tokens, ranks, flops, speed):
     return max(6 * parameters * tokens / flops, 8 * parameters / speed)
 
 
-def of_all_tokens(parameters, tokens, ranks, flops, speed):
-    return step_seconds(parameters, tokens * ranks, ranks, flops, speed)
-
-
 def first(states, example, memory, gpus):
     if states + example <= memory:
         return "ddp" if gpus > 1 else "one GPU"
@@ -56,14 +52,10 @@ def all_of_it(states, per_row, ranks, share):
     return max(0, states * (1 / share - 1) / per_row)
 
 
-def of_what_is_left(states, per_row, ranks, share):
-    return max(0, states * (1 - 1 / ranks) / share / per_row)
-
-
 RIGHT = {"18.1": step_seconds, "18.2": first, "18.3": rows, "18.4": break_even() * 1.03}
 WRONG = {
-    "18.1": [nothing_hidden, whole_shards, of_all_tokens, lambda *job: 0.0, 3],
+    "18.1": [nothing_hidden, whole_shards, lambda *job: 0.0, 3],
     "18.2": [shards_examples, forgets_examples, always_one, lambda *job: "fsdp", len, 3],
-    "18.3": [all_of_it, of_what_is_left, lambda states, per_row, ranks, share: 0, 3],
+    "18.3": [all_of_it, lambda states, per_row, ranks, share: 0, 3],
     "18.4": [1.1e9, 11, break_even() / 1.5, break_even() * 1.5, "fast"],
 }

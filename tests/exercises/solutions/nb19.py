@@ -7,27 +7,12 @@ from helpers.ladder import START
 from helpers.recipe import replace
 
 
-def credit(peak, names):
-    orders = list(itertools.permutations(names))
-    found = dict.fromkeys(names, 0)
-    for order in orders:
-        on = frozenset()
-        for name in order:
-            found[name] += (peak(on) - peak(on | {name})) / len(orders)
-            on |= {name}
-    return found
-
-
 def one_order(peak, names):
     found, on = {}, frozenset()
     for name in names:
         found[name] = peak(on) - peak(on | {name})
         on |= {name}
     return found
-
-
-def alone(peak, names):
-    return {name: peak(frozenset()) - peak(frozenset({name})) for name in names}
 
 
 def taken_away(peak, names):
@@ -90,5 +75,5 @@ WRONG = {
         {"checkpointing"}, {"checkpointing", "freezing", "accumulation"},
         {"accumulation", "bf16", "LoRA"}, set(), {"length"}, 3,
     ],
-    "19.4": [one_order, alone, taken_away, by_sets, lambda peak, names: 0, 3],
+    "19.4": [one_order, taken_away, by_sets, lambda peak, names: 0, 3],
 }  # fmt: skip
