@@ -26,7 +26,7 @@ from benchmarks import other_estimators, published_peaks, torchtitan_steps
 from by_hand import frameworks
 from helpers import measure, models, train
 from helpers.data import Encoded
-from helpers.plan.planner import fake_batch, plan
+from helpers.plan import fake_batch, plan
 from helpers.recipe import Recipe, replace
 from helpers.tables import Table
 from tight_fit.techniques.model_changes import as_if_real

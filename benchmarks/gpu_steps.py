@@ -29,7 +29,7 @@ from benchmarks.measure_step import measure
 from benchmarks.measured_steps import LARGE, Case, cases, other_estimates
 from benchmarks.proof import Proof, Step, read_one, refuse_rehearsal, write
 from benchmarks.room import has_room
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.profile import environment
 from helpers.recipe import Recipe, difference
 from helpers.record import seconds_on

@@ -35,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from helpers import models
 from helpers.measure import MEASURED, SCALES, WARM_UP, release
-from helpers.plan.planner import fake_batch
+from helpers.plan import fake_batch
 from helpers.recipe import Recipe, replace
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler, states
 from tight_fit.techniques.step import Batch, tensor_cores, train_step

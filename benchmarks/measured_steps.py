@@ -30,10 +30,9 @@ from benchmarks.apart import last_object
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
 from benchmarks.room import MEMORY_FRACTION, has_room
-from helpers import models, record
-from helpers.plan import ladder
-from helpers.plan.ladder import MODELS, TECHNIQUES
-from helpers.plan.planner import plan
+from helpers import ladder, models, record
+from helpers.ladder import MODELS, TECHNIQUES
+from helpers.plan import plan
 from helpers.profile import environment, usable_cuda
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
@@ -43,7 +42,7 @@ from tight_fit.memory.plan import Plan
 from tight_fit.plans.model import ModelStep
 from tight_fit.units import size
 
-# Beside the techniques of `helpers.plan.ladder`: {name: fields of the recipe that change}.
+# Beside the techniques of `helpers.ladder`: {name: fields of the recipe that change}.
 MORE: dict[str, dict] = {
     "half of the batch": {"batch_size": 8},
     "SGD with momentum": {"optimizer": "sgd"},

@@ -42,7 +42,7 @@ from transformers import (
 )
 
 from helpers import models
-from helpers.plan.planner import fake_batch
+from helpers.plan import fake_batch
 from helpers.recipe import Recipe
 from helpers.tables import Table
 from tight_fit.command.wrapper import run as run_command

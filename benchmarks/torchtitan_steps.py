@@ -29,11 +29,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.plan.searches import LLAMA_70B
+from helpers.kept_layouts import LLAMA_70B
 from helpers.tables import Table
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import find_gpu
+from tight_fit.gpus.table import FLASH_2_ATTENTION
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.plan import plan_layout
@@ -47,7 +48,8 @@ DECEMBER, JUNE = (
     for name in ("llama3_h100_202412", "asyncTP_llama3_h100_2025-06")
 )
 CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
-SPECS = find_gpu("H100")._replace(name=CARD.name, bandwidth=2.4e12)
+# PyTorch of the time had FlashAttention-2's kernels there.
+SPECS = find_gpu("H100")._replace(name=CARD.name, bandwidth=2.4e12, attention=FLASH_2_ATTENTION)
 LLAMA_8B = "Llama-3.1-8B"
 MODELS = {
     LLAMA_8B: hf_config.read(f"meta-llama/{LLAMA_8B}"),

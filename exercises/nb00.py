@@ -8,7 +8,7 @@ from transformers import RobertaConfig
 from exercises.check import exercise
 from exercises.comparisons import close, same
 from exercises.handout import observe
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tight_fit.plans.model import plan_model
 from tight_fit.units import GIB

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from exercises.check import exercise
 from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 
 GPU = "RTX 3060"

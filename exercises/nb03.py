@@ -7,7 +7,7 @@ import torch
 from exercises.check import exercise
 from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tight_fit.units import GIB
 

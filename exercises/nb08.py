@@ -8,7 +8,7 @@ from functools import lru_cache
 from exercises.check import exercise
 from exercises.comparisons import agree, close, whole_number
 from helpers import models
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.recipe import Recipe
 
 LETTERS, LONGEST = 20, 16  # of exercise 4

@@ -9,8 +9,8 @@ from functools import cache
 from exercises.check import exercise
 from exercises.comparisons import same
 from exercises.handout import observe
-from helpers.plan.ladder import START
-from helpers.plan.planner import plan
+from helpers.ladder import START
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tight_fit.units import size
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from helpers.plan import kept_layouts, ladder, searches
-from helpers.plan.planner import plan
+from helpers import kept_layouts, ladder
+from helpers.plan import plan
 from helpers.recipe import Recipe
 from helpers.tables import Table
 from tight_fit.checks import each_of_type, of_type
@@ -52,15 +52,19 @@ def layouts(job: ModelStep, named: Mapping[str, Any], cluster: Cluster) -> Table
     job      the step: its batch size is that of all GPUs
     named    {label: a `Layout`, or a pair of one and a step that replaces the job}
     cluster  the GPUs and the links between them
-    Nothing is run. A row that does not fit says by how much. Raises TypeError for what is no step,
-    ValueError for a layout that the cluster or the step cannot have.
+    Nothing is run. A row that does not fit says by how much; the caption names in what a row's own
+    step differs. Raises TypeError for what is no step, ValueError for a layout that the cluster or
+    the step cannot have.
     """
     of_type("job", job, ModelStep)
-    rows = []
+    caption, rows = f"Planned, nothing was run: {cluster}; {in_words(job)}", []
     for label, entry in named.items():
         layout, step = entry if isinstance(entry, tuple) else (entry, job)
         rows.append(_row_of_step(label, step, layout, cluster))
-    return Table(rows, f"Planned, nothing was run: {cluster}; {in_words(job)}.")
+        same = in_words(job).split(", ")
+        if own := [words for words in in_words(step).split(", ") if words not in same]:
+            caption += f"; {label}: {', '.join(own)}"
+    return Table(rows, f"{caption}.")
 
 
 def in_words(job: ModelStep) -> str:
@@ -128,14 +132,14 @@ def contexts(gpus: int = 8) -> Table:
 
 
 def large(name: str, most: int = 4) -> Table:
-    """The best layouts of a job of `searches.JOBS` or `OWNED`, the best first, and the published.
+    """The best layouts of a job that is searched, the best first, and the published one.
 
     The last column marks what torchtitan published, with its tokens per second and GPU; a job of
-    `OWNED` has no such column.
+    `kept_layouts.OWNED` has no such column.
 
     Nothing is planned here: the plans are kept with the package. Raises KeyError for another name.
     """
-    job, found = (searches.JOBS | searches.OWNED)[name], searches.kept()[name]
+    job, found = (kept_layouts.JOBS | kept_layouts.OWNED)[name], kept_layouts.kept_searches()[name]
     published, rows = found["published"], found["rows"][:most]
     rows += [published] if published and published not in rows else []
     marks = [{"published": _measured(job) if row == published else ""} for row in rows]
@@ -147,13 +151,13 @@ def large(name: str, most: int = 4) -> Table:
 
 
 def owned() -> Table:
-    """A row per job of `searches.OWNED`: the layout that the search takes, and one GPU beside it.
+    """A row per job of `kept_layouts.OWNED`: what the search takes, and one GPU beside it.
 
     Nothing is planned here: the plans are kept with the package.
     """
     rows = []
-    for name, job in searches.OWNED.items():
-        found = searches.kept()[name]
+    for name, job in kept_layouts.OWNED.items():
+        found = kept_layouts.kept_searches()[name]
         best, alone = found["rows"][0], found["alone"]
         rows.append(
             {
@@ -170,21 +174,21 @@ def owned() -> Table:
     )
 
 
-def _model(job: searches.SearchJob) -> str:
+def _model(job: kept_layouts.SearchJob) -> str:
     name = "Llama-3.1-70B" if job.model == "70B" else job.model.split("/")[-1]
     return name.replace("-", " ")
 
 
-def _examples(job: searches.SearchJob) -> str:
+def _examples(job: kept_layouts.SearchJob) -> str:
     return f"{job.step.batch_size} examples of {job.step.tokens:,} tokens per step"
 
 
-def _measured(job: searches.SearchJob) -> str:
+def _measured(job: kept_layouts.SearchJob) -> str:
     eager, compiled = job.measured
     return f"torchtitan's: {f'{eager:,}, ' if eager else ''}compiled {compiled:,}"
 
 
-def _line(row: searches.Facts) -> dict[str, str]:
+def _line(row: kept_layouts.Facts) -> dict[str, str]:
     return {
         "layout": row["layout"],
         "recomputation": row["recompute"],

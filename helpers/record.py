@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from helpers import measure, record_fields
-from helpers.plan.out_of_memory import or_explain
-from helpers.plan.planner import plan
+from helpers.plan import or_explain, plan
 from helpers.profile import environment
 from helpers.recipe import Recipe
 from helpers.train import TrainResult, encoded, evaluate, fit

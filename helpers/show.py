@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 
 from helpers.batching import Batch, padded_length
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.plan_tables import (
     SHOWN,
     cell,

@@ -12,9 +12,9 @@ import torch
 from transformers import BertConfig, Qwen3Config
 
 from by_hand import packing
-from helpers import batching, data, plots, record, sets, show, tables, train
+from helpers import batching, data, ladder, plots, record, sets, show, tables, train
 from helpers.parallel import launch
-from helpers.plan import ladder, plan, plan_at
+from helpers.plan import plan, plan_at
 from helpers.recipe import Recipe, difference
 from helpers.show import phases, plans
 from tests.attack import refused

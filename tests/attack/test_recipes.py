@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, Qwen3Config, ViTConfig
 
-from helpers import data, models, train
-from helpers.plan import ladder, plan
+from helpers import data, ladder, models, train
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tests.attack import one_sentence, refused
 from tests.attack.wrong import DRAWN, HUGE, KNOWN, SHORT, WRONG

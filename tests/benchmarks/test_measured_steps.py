@@ -8,8 +8,8 @@ import torch
 
 from benchmarks import gpu_layouts, measure_step, measured_steps, proof
 from helpers import models
+from helpers.ladder import MODELS, TECHNIQUES
 from helpers.plan import plan
-from helpers.plan.ladder import MODELS, TECHNIQUES
 from helpers.recipe import Recipe, replace
 from tight_fit.layouts.plan import plan_step
 from tight_fit.trace.storage_trace import PHASES

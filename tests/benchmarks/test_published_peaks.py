@@ -5,8 +5,7 @@ import torch
 
 from benchmarks import published_peaks
 from helpers import models
-from helpers.plan import plan
-from helpers.plan.planner import fake_batch
+from helpers.plan import fake_batch, plan
 from helpers.recipe import Recipe, replace
 from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.techniques.optimizers import make_optimizer

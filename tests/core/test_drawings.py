@@ -10,11 +10,11 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from helpers import drawings
-from helpers.drawings import FOLDER, SVG, drawing
+from helpers import plots
+from helpers.plots import DRAWINGS, SVG, drawing
 from tools.course.notebooks import every_notebook
 
-NAMES = sorted(path.stem for path in FOLDER.glob("*.svg"))
+NAMES = sorted(path.stem for path in DRAWINGS.glob("*.svg"))
 ENDS = {"start": 0, "middle": 0.5, "end": 1}  # the part of a text that lies left of its x
 
 
@@ -79,7 +79,7 @@ def test_a_drawing_is_described_and_keeps_inside_its_canvas(name):
 def test_a_picture_carries_its_description():
     one = drawing("02_micro_batches")
     data, metadata = one._repr_mimebundle_()
-    assert data["image/svg+xml"] == (FOLDER / "02_micro_batches.svg").read_text(encoding="utf8")
+    assert data["image/svg+xml"] == (DRAWINGS / "02_micro_batches.svg").read_text(encoding="utf8")
     assert data["text/plain"] == f"<schematic: {one.alt}>"
     assert metadata["image/svg+xml"]["alt"] == one.alt
 
@@ -101,6 +101,6 @@ def test_a_drawing_needs_words(part, tmp_path, monkeypatch):
     inside = "".join(f"<{name}>{text}</{name}>" for name, text in words.items())
     file = tmp_path / "a.svg"
     file.write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{inside}</svg>', encoding="utf8")
-    monkeypatch.setattr(drawings, "FOLDER", tmp_path)
+    monkeypatch.setattr(plots, "DRAWINGS", tmp_path)
     with pytest.raises(ValueError, match="a.svg needs a <title> and a <desc>"):
         drawing("a")

@@ -1,7 +1,7 @@
 """The tables of the ladder: their sums are those of the plans."""
 
-from helpers import show
-from helpers.plan import ladder, plan
+from helpers import ladder, show
+from helpers.plan import plan
 from tight_fit.units import size
 
 

@@ -27,6 +27,11 @@ def test_a_layout_may_have_a_step_of_its_own():
     table = show.layouts(small(), {"whole": one, "cut": (one, accumulated)}, CLUSTER)
     expected = [facts_of(plan_step(step, one), CLUSTER) for step in (small(), accumulated)]
     assert list(table.frame["need per GPU"]) == [size(facts["need"]) for facts in expected]
+    assert table.caption.endswith(", not compiled.")  # which describes both rows
+    whole = small(precision="fp32")
+    table = show.layouts(whole, {"whole": one, "half": (one, small())}, CLUSTER)
+    assert "computed in fp32 without TF32" in table.caption
+    assert table.caption.endswith("; half: computed in fp16 with loss scaling.")
 
 
 def test_a_row_of_any_model_is_its_plan():

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from helpers import plots, profile, record, tables
-from helpers.plan import plan
-from helpers.plan.out_of_memory import OutOfMemory
+from helpers.plan import OutOfMemory, plan
 from helpers.recipe import Recipe, replace
 from helpers.record import Run
 from tests.small import a_run

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import models, state_file, train
-from helpers.plan.out_of_memory import OutOfMemory, or_explain
+from helpers.plan import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
 from tight_fit.techniques.step import learning_rate
@@ -137,8 +137,7 @@ def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
     ],
 )
 def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
-    from helpers.plan import out_of_memory
-    from tight_fit.gpus import GPUS
+    from tight_fit import gpus
 
     alive = []
 
@@ -149,7 +148,7 @@ def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(train, "train_step", step)
-    monkeypatch.setattr(out_of_memory, "here", lambda: GPUS["T4"])
+    monkeypatch.setattr(gpus, "here", lambda: gpus.GPUS["T4"])
     recipe = Recipe(profile="full", model="deberta", batch_size=64, weights="random", data="r8")
     small = replace(recipe, profile="mini")
     monkeypatch.setattr(train.models, "build", lambda recipe, device: REAL_BUILD(small, device))

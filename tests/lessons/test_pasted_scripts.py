@@ -51,17 +51,26 @@ def test_the_fine_tune_of_lesson_23_takes_its_rung_and_the_logits_of_a_chunk(tmp
     assert 0 < facts["peak"] - planned.peak < 2 * chunk
 
 
-def test_the_script_of_data_parallelism_takes_what_its_table_says(tmp_path):
-    """Lesson 13: scripts/ddp.py with ViT-B/16 on one of two GPUs."""
+@pytest.mark.parametrize(
+    "script, layout, optimizer",
+    [
+        ("ddp", "ddp=2", "adamw_foreach"),  # lesson 13
+        pytest.param("fsdp", "fsdp=2", "adamw", marks=pytest.mark.night),  # lesson 14
+    ],
+)
+def test_a_script_of_images_takes_what_its_layout_is_planned_to(
+    script, layout, optimizer, tmp_path
+):
+    """With ViT-B/16 and 64 images, on one of two GPUs."""
     name = "google/vit-base-patch16-224-in21k"
     config = {**model_names.known()[name], "architectures": ["ViTForImageClassification"]}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf8")
     arguments = ("--model", str(tmp_path), "--batch-size", "64")
     two = ProgramRank(1, 2)
-    facts = run(str(SCRIPTS / "ddp.py"), *arguments, gpu="RTX 3060", seconds=300, rank=two)
-    plain = {"optimizer": "adamw_foreach", "max_grad_norm": None}  # as the script is
+    facts = run(str(SCRIPTS / f"{script}.py"), *arguments, gpu="RTX 3060", seconds=300, rank=two)
+    plain = {"optimizer": optimizer, "max_grad_norm": None}  # as the script is
     job = ModelStep(read(name), batch_size=64, classes=10, **plain)
-    _as_planned(facts, plan_step(job, parse("ddp=2")))
+    _as_planned(facts, plan_step(job, parse(layout)))
 
 
 @pytest.mark.night

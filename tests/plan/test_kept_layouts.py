@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from helpers.plan import kept_layouts
+from helpers import kept_layouts
 from helpers.plan_tables import layouts
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import SCHEDULES, parse

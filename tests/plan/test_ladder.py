@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from exercises.nb19 import BLOG, confounded
-from helpers import plots
-from helpers.plan import ladder, plan
+from helpers import ladder, plots
+from helpers.plan import plan
 from helpers.recipe import Recipe, difference, replace
 from tight_fit import gpus
 from tight_fit.units import GIB

@@ -2,8 +2,7 @@
 
 import pytest
 
-from helpers import show
-from helpers.plan import kept_layouts
+from helpers import kept_layouts, show
 from tight_fit.layouts.layout import parse
 
 KEPT = kept_layouts.of_texts()

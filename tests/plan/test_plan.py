@@ -12,9 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import beside_others as bench
 from benchmarks.measure_step import recorded
 from helpers import models, train
-from helpers.plan import plan, plan_at
-from helpers.plan.interpolate import interpolation
-from helpers.plan.planner import fake_batch, remedies_of, trace_recipe
+from helpers.plan import fake_batch, interpolation, plan, plan_at, remedies_of, trace_recipe
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
 from tight_fit import gpus

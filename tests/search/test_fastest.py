@@ -7,7 +7,7 @@ import re
 import pytest
 import transformers as library
 
-from helpers.plan.planner import remedies_of
+from helpers.plan import remedies_of
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
 from tests.small import configured

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.plan import kept_layouts
+from helpers import kept_layouts
 from tools.course import kept_plans as command
 
 

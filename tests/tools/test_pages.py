@@ -8,7 +8,7 @@ import nbformat
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers.drawings import drawing
+from helpers.plots import drawing
 from tools.course import BUILD, ROOT, badges, pages
 from tools.course.notebooks import every_notebook
 

@@ -143,7 +143,7 @@ TOO_LARGE = """
 import torch
 from helpers import models, profile, record, train
 from tight_fit.techniques.optimizers import make_optimizer
-from helpers.plan.out_of_memory import OutOfMemory
+from helpers.plan import OutOfMemory
 from helpers.recipe import replace
 from tight_fit.techniques.step import train_step
 large = profile.recipe("deberta-large", batch_size=16, steps=1)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 import transformers.models.deberta_v2.modeling_deberta_v2 as deberta
 
 from helpers import models
-from helpers.plan import plan
-from helpers.plan.planner import fake_batch
+from helpers.plan import fake_batch, plan
 from helpers.recipe import Recipe
 from tight_fit.memory.plan import BLOCK
 from tight_fit.techniques.step import loss_sum

@@ -47,14 +47,14 @@ def of_step(step: ModelStep, gpu: GPU | None) -> list[str]:
         sentences.append(
             "planned with each layer compiled by itself (layer.compile()); a model that is "
             "compiled whole keeps somewhat more, or less. Two published runs of FSDP on H100s "
-            "took 9 and 12 % more time than so planned, and the memory that was planned."
+            "took 5 and 8 % more time than so planned, and the memory that was planned."
         )
     else:
         sentences.append("planned without torch.compile, which --compile plans.")
     if step.float8 and step.compile:
         sentences.append(
             "inductor joins the casts to FP8 with the kernels beside them. Three published runs of "
-            "FSDP on H100s had the memory that is so planned, and took 17, 46 and 20 % more time: "
+            "FSDP on H100s had the memory that is so planned, and took 12, 27 and 15 % more time: "
             "take the seconds for a lower bound."
         )
     elif step.float8:

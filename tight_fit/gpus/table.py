@@ -83,8 +83,8 @@ class GpuSpecs(NamedTuple):
                from the peak and the boost clock
     sustained  clock that fp32 arithmetic holds under load, Hz; 0 where the boost clock is taken
     watts      power limit by the data sheet, for which `sustained` holds; 0 where the row has none
-    attention  share of its peak that fused attention reaches in fp16 and bf16; 0 where it follows
-               from the speed of large products
+    attention  shares of its peak that fused attention reaches in fp16 and bf16, of heads up to 64
+               wide and of wider ones; () where they follow from the speed of large products
     Raises ValueError or TypeError, in one sentence, where a figure makes no GPU (`described`).
     """
 
@@ -104,7 +104,7 @@ class GpuSpecs(NamedTuple):
     tensor_ops: int = 0
     sustained: float = 0.0
     watts: int = 0
-    attention: float = 0.0
+    attention: tuple[float, ...] = ()
 
     @property
     def fp32(self) -> float:
@@ -144,9 +144,10 @@ class _Row(NamedTuple):
 GEFORCE, FULL = 512, 1024  # operations a clock of a multiprocessor's tensor cores, sums in fp32
 HOPPER = 4096  # the same of Hopper, whose products' peaks are stated at another clock
 HOPPER_HOLDS = 1.755  # GHz in fp32
-# FlashAttention-2, which PyTorch takes there first, has no instructions of Hopper's own (Shah et al.
-# 2024, arXiv 2407.08608).
-HOPPER_ATTENDS = 0.35
+# Forward and backward pass of 4,096 to 16,384 tokens, by the figures 5 and 6 of FlashAttention-3's
+# paper (Shah et al. 2024, arXiv 2407.08608): heads of 64, and of 128. There PyTorch takes cuDNN's
+# kernels from release 2.11 on, before that those of FlashAttention-2.
+CUDNN_ATTENTION, FLASH_2_ATTENTION = (0.42, 0.52), (0.30, 0.32)
 TWICE = 256  # the same of a multiprocessor without tensor cores: twice its 64 multiply-adds in fp32
 
 
@@ -179,7 +180,7 @@ def _row(
     specs = specs._replace(fp8=2 * rate if gpu.fp8 else 0.0, watts=watts)
     if capability == (9, 0):
         specs = specs._replace(tensor_ops=HOPPER, sustained=min(clock, HOPPER_HOLDS) * 1e9)
-        specs = specs._replace(attention=HOPPER_ATTENDS)
+        specs = specs._replace(attention=CUDNN_ATTENTION)
     return _Row(gpu, specs)
 
 

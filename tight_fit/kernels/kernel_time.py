@@ -135,7 +135,7 @@ def seconds_at_full_rate(op: Op, gpu: GpuSpecs, tf32: bool = False) -> float:
     known = constants()
     kind, arithmetic, flavour = _group(op, tf32 and bool(gpu.tf32))
     if kind == "attention":
-        return op.flops / _attention_rate(known, gpu, arithmetic)
+        return op.flops / _attention_rate(op, known, gpu, arithmetic)
     rate = gpu.held(arithmetic)
     if kind != "convolution":
         rate *= _rule(known, gpu, arithmetic, flavour == "batched")["efficiency"]
@@ -203,11 +203,11 @@ def _shares(known: dict, gpu: GpuSpecs) -> dict:
     return known["gpus"][gpu.like]["moving"]
 
 
-def _attention_rate(known: dict, gpu: GpuSpecs, arithmetic: str) -> float:
+def _attention_rate(op: Op, known: dict, gpu: GpuSpecs, arithmetic: str) -> float:
     """FLOP/s of fused attention: a share of the peak where one is known of the GPU's generation,
     else of a large product's speed."""
     if gpu.attention and gpu.rates is None and arithmetic in ("fp16", "bf16"):
-        return gpu.peak(arithmetic) * gpu.attention
+        return gpu.peak(arithmetic) * gpu.attention[op.shape[3] > 64]
     share = known["shared"]["attention"] if gpu.rates is None else gpu.rates.attention
     return gpu.held(arithmetic) * _rule(known, gpu, arithmetic, False)["efficiency"] * share
 
@@ -282,7 +282,7 @@ def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
 def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     """Fused attention: its products never leave the chip."""
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
-    busy = np.array([op.flops for op in ops]) / _attention_rate(known, gpu, arithmetic)
+    busy = [op.flops / _attention_rate(op, known, gpu, arithmetic) for op in ops]
     return np.maximum(busy, moved / bandwidth)
 
 

@@ -6,21 +6,19 @@ import json
 import re
 import shlex
 from dataclasses import replace as with_
-from functools import cache
 from pathlib import Path
 
 from benchmarks import published_times
 from benchmarks.peaks import page
-from helpers import record, show, sweeps
-from helpers.plan import kept_layouts, planner, searches
-from helpers.plan import ladder as planned
+from helpers import kept_layouts, record, show, sweeps
+from helpers import ladder as planned
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.tables import Table
 from tight_fit.command import kept, report
 from tight_fit.command.ship import asked_of
 from tight_fit.gpus import find
 from tight_fit.kernels.step_seconds import lacks
-from tight_fit.memory.plan import Plan
 from tight_fit.models import names as model_names
 from tight_fit.units import duration, size, span
 from tools.course import NOTEBOOKS, kept_plans
@@ -59,12 +57,6 @@ SHORT: dict[str, tuple[str, tuple[str, str] | str, str]] = {
         "a large model, or many tasks",
     ),
 }
-
-
-@cache
-def plan(recipe: Recipe) -> Plan:
-    """The plan of a recipe, made once for all tables."""
-    return planner.plan(recipe)
 
 
 def techniques() -> str:
@@ -226,5 +218,5 @@ def ranks() -> str:
 
 def large() -> str:
     """The kept searches of layouts for 8 and 70 billion parameters, a table each."""
-    tables = [show.large(name) for name in searches.JOBS]
+    tables = [show.large(name) for name in kept_layouts.JOBS]
     return "\n\n".join(f"{table.caption}\n\n{table.to_markdown()}" for table in tables)

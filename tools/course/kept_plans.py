@@ -1,6 +1,6 @@
 """The plans kept for lessons, made anew: `python -m tools.course.kept_plans` (`make plans`).
 
-It takes many minutes. Each group has its file in helpers/plan/plans/.
+It takes many minutes. Each group has its file in helpers/kept/.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import Qwen3MoeConfig
 
-from helpers.plan import kept_layouts, searches
+from helpers import kept_layouts
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.search_report import answer
 from tight_fit.command.wrapper import run
@@ -146,7 +146,7 @@ def layouts() -> Path:
     return _write(kept_layouts.FILE, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def search_one(job: searches.SearchJob) -> Facts:
+def search_one(job: kept_layouts.SearchJob) -> Facts:
     """What is kept of a search: its answer, the best trial of each layout, the best first, and the
     published one, if any; "alone" has the seconds of one GPU, None where it does not fit.
 
@@ -155,19 +155,21 @@ def search_one(job: searches.SearchJob) -> Facts:
     found = search_layouts(job.step, job.cluster, job.recompute)
     rows: dict[str, Facts] = {}
     for one in found.ranked:
-        rows.setdefault(str(one.trial.layout), searches.row(one.trial, one.facts))
-    published = searches.plan_one(job, job.published) if job.published else None
+        rows.setdefault(str(one.trial.layout), kept_layouts.trial_row(one.trial, one.facts))
+    published = kept_layouts.plan_trial(job, job.published) if job.published else None
     entry = {"answer": answer(found), "rows": list(rows.values()), "published": published}
     return entry | {"alone": _alone(job, found)}
 
 
-def _alone(job: searches.SearchJob, found: Searched) -> float | None:
+def _alone(job: kept_layouts.SearchJob, found: Searched) -> float | None:
     """Seconds of the step on one GPU: planned by the search, or now where it only said slower."""
     seconds = [one.seconds for one in found.ranked if one.trial.layout == ONE_GPU]
     slower = {trial.recompute for trial in found.slower if trial.layout == ONE_GPU}
     if not seconds and slower:
         rows = [
-            searches.plan_one(job, Trial(ONE_GPU, kind)) for kind in job.recompute if kind in slower
+            kept_layouts.plan_trial(job, Trial(ONE_GPU, kind))
+            for kind in job.recompute
+            if kind in slower
         ]
         seconds = [one["seconds"] for one in rows if one["fits"]]
     return min(seconds, default=None)
@@ -175,9 +177,9 @@ def _alone(job: searches.SearchJob, found: Searched) -> float | None:
 
 def searched() -> Path:
     """Search all jobs and keep what was found; returns the path of the file."""
-    jobs = searches.JOBS | searches.OWNED
+    jobs = kept_layouts.JOBS | kept_layouts.OWNED
     entries = {name: search_one(job) for name, job in jobs.items()}
-    return _write(searches.FILE, json.dumps(entries, indent=1) + "\n")
+    return _write(kept_layouts.SEARCHES, json.dumps(entries, indent=1) + "\n")
 
 
 def _write(file: Path, text: str) -> Path:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.programs import table
+from helpers import ladder as planned
 from helpers import plots
-from helpers.plan import ladder as planned
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.recipe import replace
 from tight_fit import gpus
 from tight_fit.memory.plan import Plan

@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "allocator": (10, ("tight_fit/memory/allocator.py",)),
     "layers traced once": (12, ("tight_fit/trace/splice.py", "tight_fit/trace/repeated_layers.py")),
-    "planner": (22, ("tight_fit/plans/*.py", "helpers/plan/*.py")),
+    "planner": (22, ("tight_fit/plans/*.py", "helpers/plan.py")),
     "time": (12, ("tight_fit/kernels/*.py",)),
     "layouts and search": (14, ("tight_fit/layouts/plan.py", "tight_fit/search/layouts*.py")),
     "schedules": (6, ("tight_fit/layouts/schedules.py",)),

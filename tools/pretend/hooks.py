@@ -101,8 +101,9 @@ def after_models(module: ModuleType) -> None:
     _narrow().change_models(module)
 
 
-def after_planner(module: ModuleType) -> None:
-    _narrow().change_planner(module)
+def after_plan(module: ModuleType) -> None:
+    _narrow().change_plan(module)
+    vars(module)["explain"] = _narrow().outside(vars(module)["explain"])
 
 
 def after_profile(module: ModuleType) -> None:
@@ -131,10 +132,6 @@ def after_record(module: ModuleType) -> None:
 
 def after_measurement(module: ModuleType) -> None:
     vars(module)["measure"] = _narrow().inside(vars(module)["measure"])
-
-
-def after_out_of_memory(module: ModuleType) -> None:
-    vars(module)["explain"] = _narrow().outside(vars(module)["explain"])
 
 
 def _narrow() -> ModuleType:

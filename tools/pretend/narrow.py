@@ -112,8 +112,8 @@ def change_models(module) -> None:
     module.build, module.processor = inside(module.build), inside(module.processor)
 
 
-def change_planner(module) -> None:
-    """helpers.plan.planner: a narrow plan is not taken for a true one that was kept."""
+def change_plan(module) -> None:
+    """helpers.plan: a narrow plan is not taken for a true one that was kept."""
     true = module._plan.__wrapped__
 
     @lru_cache(maxsize=256)

@@ -81,7 +81,7 @@ def refuse(recipe: Recipe, device: Any) -> None:
 @cache
 def need(recipe: Recipe) -> tuple[int, int]:
     """(peak, overhead) in bytes of a recipe's plan for a GPU at its true size."""
-    from helpers.plan.planner import plan, plan_key
+    from helpers.plan import plan, plan_key
 
     key = json.dumps(plan_key(recipe).to_dict(), sort_keys=True)
     name = hashlib.sha256(f"{_code()}{key}".encode()).hexdigest()[:24] + ".json"

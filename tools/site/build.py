@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.drawings import FOLDER
+from helpers.plots import DRAWINGS
 from tools.calculator.page import write as write_calculator
 from tools.course import BUILD, ROOT
 from tools.site.sources import Sources
@@ -77,7 +77,7 @@ def build(folder: Path = BUILD) -> Path:
     (source / "index.md").write_text(_index(sources), encoding="utf8")
     extra = work / "extra"
     write_calculator(extra / "calculator")
-    shutil.copytree(FOLDER, extra / "docs" / "drawings")
+    shutil.copytree(DRAWINGS, extra / "docs" / "drawings")
     sources.copy_files(extra)
     _sphinx(work)
     site = folder / "site"

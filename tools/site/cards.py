@@ -6,7 +6,7 @@ import html
 import re
 from pathlib import Path
 
-from helpers.drawings import FOLDER
+from helpers.plots import DRAWINGS
 from tools.course.blocks import recorded, title
 
 TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.S)
@@ -14,9 +14,9 @@ TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.S)
 
 def drawing(number: str) -> Path:
     """A lesson's first drawing. Raises ValueError where the lesson has none."""
-    found = sorted(FOLDER.glob(f"{number}_*.svg"))
+    found = sorted(DRAWINGS.glob(f"{number}_*.svg"))
     if not found:
-        raise ValueError(f"Lesson {number} has no drawing: put one into {FOLDER.name}/.")
+        raise ValueError(f"Lesson {number} has no drawing: put one into {DRAWINGS.name}/.")
     return found[0]
 
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from helpers.plan.ladder import START
+from helpers.ladder import START
 from helpers.recipe import replace
 
 

@@ -24,13 +24,12 @@ CHANGED = {
     "by_hand.nvrtc": "after_nvrtc",
     "helpers.recipe": "after_recipe",
     "helpers.models": "after_models",
-    "helpers.plan.planner": "after_planner",
+    "helpers.plan": "after_plan",
     "helpers.profile": "after_profile",
     "tight_fit.techniques.step": "after_step",
     "helpers.train": "after_train",
     "helpers.record": "after_record",
     "helpers.measure": "after_measurement",
-    "helpers.plan.out_of_memory": "after_out_of_memory",
 }
 
 

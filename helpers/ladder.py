@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from helpers.plan.planner import plan
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.checks import each_of_type, of_type, real, shown
