@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import forked, results
+from tests.night import few_by_day
 from tests.script import LOOP, run
 from tight_fit.command import script as command
 from tight_fit.gpus import NCCL
@@ -69,6 +70,32 @@ def test_a_rank_of_a_fine_tune_of_adapters_sends_what_a_real_rank_does(base, tmp
     asked += ["--batch", "2", "--held", "0", "--length", "64"]
     facts = run(path, *asked, gpu="RTX 3090", seconds=300.0, rank=ProgramRank(0, 2))
     for _, sent in results(forked(REAL, "tracked", path, STEPS, *asked, ranks=2)):
+        assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
+
+
+@pytest.mark.parametrize(
+    "script, arguments",
+    few_by_day(
+        [
+            ("expert_parallel", ()),
+            ("context_parallel", ("--attention", "ring")),
+            ("context_parallel", ("--attention", "ulysses")),
+            ("cluster", ()),
+        ],
+        lambda case: case[0] == "expert_parallel",
+    ),
+)
+def test_a_script_with_messages_of_its_own_is_planned_as_a_real_rank(
+    script, arguments, tmp_path, monkeypatch
+):
+    """Of scripts/, those whose layout is not the planner's: lessons 24 and 25 plan others."""
+    monkeypatch.chdir(tmp_path)
+    path = str(ROOT / "scripts" / f"{script}.py")
+    facts = planned(path, *arguments)
+    for peaks, sent in results(forked(REAL, "tracked", path, STEPS, *arguments, ranks=2)):
+        plan = [step["peak"] for step in facts["steps"]]
+        print("PEAKS", plan, peaks, sent, facts["rank"]["sent"])
+        assert plan[1:] == pytest.approx(peaks[1:], rel=0.05), (plan, peaks)
         assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
 
 
