@@ -88,14 +88,13 @@ def test_a_rank_of_a_fine_tune_of_adapters_sends_what_a_real_rank_does(base, tmp
 def test_a_script_with_messages_of_its_own_is_planned_as_a_real_rank(
     script, arguments, tmp_path, monkeypatch
 ):
-    """Of scripts/, those whose layout is not the planner's: lessons 24 and 25 plan others."""
+    """Of scripts/, those that no layout of lessons 24 and 25 is. Gloo holds on to messages of
+    FSDP's longer than a plan (cluster, 1.4%)."""
     monkeypatch.chdir(tmp_path)
     path = str(ROOT / "scripts" / f"{script}.py")
-    facts = planned(path, *arguments)
+    facts = run(path, *arguments, gpu="RTX 3060", seconds=300.0, rank=ProgramRank(1, 2))
     for peaks, sent in results(forked(REAL, "tracked", path, STEPS, *arguments, ranks=2)):
-        plan = [step["peak"] for step in facts["steps"]]
-        print("PEAKS", plan, peaks, sent, facts["rank"]["sent"])
-        assert plan[1:] == pytest.approx(peaks[1:], rel=0.05), (plan, peaks)
+        assert facts["peak"] == pytest.approx(max(peaks), rel=0.02)
         assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
 
 
