@@ -111,7 +111,7 @@ def main():
         asked = bool(rank == 0 and args.folder and (Path(args.folder) / "stop").exists())
         told = torch.stack([loss.detach(), torch.tensor(float(asked), device=device)])
         dist.all_reduce(told)  # all ranks must agree on whether to stop
-        stop = told[1] > 0
+        stop = args.folder and told[1] > 0
         if rank == 0:
             print(f"step {step + 1}: loss {told[0].item():.4f}")
         if args.folder and (stop or (step + 1) % args.every == 0):  # every rank its own shards

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from inspect import unwrap
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -119,7 +120,7 @@ class PlainDispatchMode(TorchDispatchMode):
         return False
 
 
-class FakeTensorMode(_FakeTensorMode):
+class FakeTensorMode(_FakeTensorMode, PlainDispatchMode):
     """PyTorch's mode for tensors without values, after which a process can still be copied.
 
     Autograd starts a thread for each GPU at the first backward pass, and gradients are computed in
@@ -127,6 +128,8 @@ class FakeTensorMode(_FakeTensorMode):
     its mode replaces the count of GPUs, 0, by a pretended one, for the rest of the process; so
     autograd counts them here before.
     """
+
+    __torch_dispatch__ = unwrap(_FakeTensorMode.__torch_dispatch__)  # neither hidden nor counted
 
     def __enter__(self) -> Self:
         _start_autograd()

@@ -187,44 +187,6 @@ def size_of_layer(config: LlamaConfig) -> int:
     return 2 * wide * wide + 2 * wide * keys + 3 * wide * deep_ + 2 * wide
 
 
-def test_what_zero_shards_is_a_part_and_the_rest_is_whole():
-    plans = {
-        name: plan_layout(deep(), layout, device="cpu", batch_size=8, length=16, accumulation=2)
-        for name, layout in (
-            ("ddp", Layout(4, "ddp")),
-            ("zero1", Layout(4, "zero1")),
-            ("zero2", Layout(4, "zero2")),
-            ("fsdp", Layout(4)),
-        )
-    }
-    states = {name: plan.highest["optimizer states"] for name, plan in plans.items()}
-    assert states["zero1"] == states["zero2"] == states["fsdp"]
-    assert states["fsdp"] == pytest.approx(states["ddp"] / 4, rel=0.01)
-    peaks = [plans[name].peak for name in ("ddp", "zero1", "zero2", "fsdp")]
-    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
-    sent = {name: sum(message.bytes for message in plan.sent) for name, plan in plans.items()}
-    assert sent["zero1"] < sent["zero2"] < sent["fsdp"], "gradients once, twice, weights twice too"
-
-
-def test_ddp_holds_gradients_twice_unless_they_are_views_of_its_buckets():
-    """PyTorch's documentation of gradient_as_bucket_view: "peak memory usage reduces by the size of
-    the total gradients"."""
-    twice, once = (
-        plan_layout(
-            deep(),
-            Layout(4, "ddp", gradient_as_bucket_view=views),
-            device="cpu",
-            batch_size=4,
-            length=16,
-        )
-        for views in (False, True)
-    )
-    gradients = 4 * once.parameters
-    assert once.highest["gradients"] == gradients and twice.highest["gradients"] == 2 * gradients
-    with pytest.raises(ValueError, match="how DDP works"):
-        Layout(4, gradient_as_bucket_view=True)
-
-
 def test_replicas_sum_their_shards():
     """HSDP sends as much within a replica as FSDP of that size, and its shards between replicas."""
     alone, copies = (
@@ -396,10 +358,7 @@ def test_layouts_are_read_and_written(text, layout):
 @pytest.mark.parametrize(
     "layout, fields, says",
     [
-        (Layout(3), {"batch_size": 8}, "use a multiple of 3"),
-        (Layout(2), {"batch_size": 8, "accumulation": 8}, "use a multiple of 16"),
         (Layout(2, expert=2), {"precision": "fp16"}, "use bf16 or fp32"),
-        (Layout(2), {"optimizer": "lion"}, "does not work on parts of tensors"),
         (Layout(2, tensor=2), {"loss": "chunked"}, "words only: use loss='full'"),
         (Layout(2, tensor=2), {"lora_rank": 4}, "data ranks only: leave tensor out"),
         (Layout(2, tensor=2), QLORA, "data ranks only: leave tensor out"),

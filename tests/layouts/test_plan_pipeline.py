@@ -189,6 +189,7 @@ def test_a_step_takes_the_bubble_longer():
         ({"strategy": "ddp", "data": 2, "schedule": "zero-bubble"}, "use fsdp, or the schedule"),
         ({"prefetch": 1}, "leave reshard, reshard_root and prefetch out"),
         ({"schedule": "pipedream"}, "schedule='pipedream'"),
+        ({"pipeline": 1, "gradient_as_bucket_view": True}, "how DDP works"),
     ],
 )
 def test_layouts_that_are_none(fields, says):

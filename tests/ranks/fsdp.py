@@ -1,4 +1,4 @@
-"""Run by test_zero_by_hand.py as ranks: engines that shard states, against one process."""
+"""Run by tests/by_hand/test_zero.py as ranks: engines that shard states, against one process."""
 
 import json
 import os

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.isolation import heeding, with_mark
+from tests.night import few_by_day
 from tests.script import HEAD, LOOP, STEP, run
 from tight_fit import isolation
 from tight_fit.gpus import find
@@ -174,7 +175,7 @@ def test_a_program_that_prints_without_end_fills_nothing(program):
     assert "SIGABRT" in str(error.value) and error.value.lines[-1].endswith(" 999999")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", few_by_day([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], 3))
 def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
     mark = f"mark-{os.getpid()}-{how}"
     text = (

@@ -11,7 +11,7 @@ import torch
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.torch_private_ranks import process_group
-from tight_fit.torch_private import WRAPPERS, TorchDispatchMode, tree_leaves
+from tight_fit.torch_private import WRAPPERS, PlainDispatchMode, tree_leaves
 
 # What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
 # or a switch may need less, but none less than half of it. The payload is the whole tensor that all
@@ -81,7 +81,7 @@ class SentMessage:
         return round(SENT[self.kind](self.ranks) * self.payload)
 
 
-class CommMeter(TorchDispatchMode):
+class CommMeter(PlainDispatchMode):
     """Lists in `sent`, while active, what this rank sends.
 
     For a broadcast that is the ring's average over the ranks. Collectives of a single rank are left

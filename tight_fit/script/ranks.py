@@ -64,6 +64,8 @@ class ProgramRank:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "29500",
             "TORCHELASTIC_RUN_ID": "planned",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
         }
 
 

@@ -21,7 +21,6 @@ from tight_fit.torch_private import (
     TRUNCATED_NORMAL,
     FakeTensor,
     PlainDispatchMode,
-    TorchDispatchMode,
     storage_key,
     tree_leaves,
     unset_fake_temporarily,
@@ -31,7 +30,12 @@ aten = torch.ops.aten
 
 # Updates in place that have no rule for fake tensors: PyTorch would run them on real tensors of the
 # same sizes. They allocate nothing, so they are left out.
-IN_PLACE = {aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr}
+# Adam's have one, which reads the sizes of all tensors of a model for nothing.
+IN_PLACE = {
+    getattr(getattr(aten, name), overload)
+    for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
+    for overload in ("default", "tensor_lr")
+}
 # One operation for a whole loss, from PyTorch 2.13 on: on fake tensors it makes its results alone.
 CHUNKED_LOSS = "torch_nn::_linear_cross_entropy_batch_chunked"
 GROUPED_MM = getattr(getattr(aten, "_grouped_mm", None), "default", None)
@@ -150,7 +154,7 @@ class NeverSkipScaler(torch.amp.GradScaler):
         return optimizer.step(*args, **kwargs)
 
 
-class Indices(TorchDispatchMode):
+class Indices(PlainDispatchMode):
     """Keeps the values of lists of indices while all other tensors are fake.
 
     DDP reads such a list when it rebuilds its buckets, and a device mesh finds its own rank in one.
