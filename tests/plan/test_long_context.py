@@ -3,6 +3,7 @@
 import pytest
 
 from helpers import kept_layouts, show
+from tests.lessons.cells import markdown_of
 from tight_fit.layouts.layout import parse
 
 KEPT = kept_layouts.of_texts()
@@ -22,7 +23,9 @@ def test_two_gpus_hold_twice_the_text_where_they_share_it():
 
 
 def test_what_was_published_stands_beside_its_plan():
-    """With float8 and torch.compile, and still slower than planned, most of all around a ring."""
+    """With float8 and torch.compile, but FlashAttention-2 in place of the faster kernels of today:
+    slower than planned, most of all around a ring, as lesson 24 says.
+    """
     table = show.contexts().frame
     beside = table[table["published"] != ""]
     assert list(zip(beside["tokens"], beside["layout"], beside["published"])) == [
@@ -34,7 +37,8 @@ def test_what_was_published_stands_beside_its_plan():
         for where in kept_layouts.PUBLISHED
     ]
     over = [plan / real for plan, real in zip(planned, kept_layouts.PUBLISHED.values())]
-    assert 1 < over[0] < 1.2 and 1.7 < over[1] < 1.9
+    assert 1 < over[0] < 1.25 and 1.9 < over[1] < 2.2
+    assert f"measured {1 / over[1]:.0%}".replace("%", " %") in markdown_of("24")
 
 
 @pytest.mark.parametrize("length", kept_layouts.LENGTHS)
