@@ -118,6 +118,8 @@ def commands(beside: Path | None = None, few: bool = False, words: Sequence[str]
                 before = _asked(typed, beside, other)[1]
                 row |= {"CPU of the other, s": f"{before:.2f}", "ratio": f"{before / cpu:.2f}"}
             rows.append(row)
+            # What is known when a long run is stopped; the table is printed at its end.
+            print("; ".join(f"{name} {value}" for name, value in row.items()), file=sys.stderr)
     return Table(rows, "The command, a process each")
 
 
@@ -148,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plan_speed",
-        description="How long plans and the command take. Takes about three minutes.",
+        description="How long plans and the command take. Takes many minutes; --few, one or two.",
     )
     parser.add_argument(
         "--beside", metavar="FOLDER", type=Path, help="another version, asked the same in turn"

@@ -90,13 +90,20 @@ def fake_ranks(ranks: int, rank: int = 0) -> Iterator[None]:
 class Chunks:
     """The chunks of `torch.chunk(tensor, chunks, dim)`, then empty tensors, each made on demand.
 
-    It stands in for FSDP2's `_chunk_with_empty`, whose callers take two of the chunks by index.
+    It stands in for FSDP2's `_chunk_with_empty`, whose callers take two of the chunks by index, and
+    with the first rank the same one twice.
     """
 
     def __init__(self, tensor: torch.Tensor, chunks: int, dim: int):
         self.tensor, self.dim, self.size = tensor, dim, -(-tensor.size(dim) // chunks)
+        self.made: dict[int, torch.Tensor] = {}
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        if index not in self.made:
+            self.made[index] = self._make(index)
+        return self.made[index]
+
+    def _make(self, index: int) -> torch.Tensor:
         begin = index * self.size
         length = min(self.size, self.tensor.size(self.dim) - begin)
         if length <= 0:

@@ -54,8 +54,9 @@ def trace_model_rank(
     """
     accumulation = rank.local.accumulation
     count = min(accumulation, 2)
+    sends_once = rank.ddp is not None or rank.layout.strategy == "zero1"
     with repeated.shortened() if repeated else nullcontext():
-        settle(rank, make_batch, count)
+        settle(rank, make_batch, count if sends_once else 1)
     tracker = Tracker(recorder, on_gpu)
     order = recorder.traced.order
     sent_at: list[int] = []  # the place in `order` of each message
@@ -111,7 +112,6 @@ def trace_model_rank(
     assert traced is not None, "there was a recorder"
     for name in storage_trace.flops:
         storage_trace.flops[name] = storage_trace.flops[name] * accumulation // count
-    sends_once = rank.ddp is not None or rank.layout.strategy == "zero1"
     if accumulation > count:
         begin, end = begins[:2] if sends_once else begins[-2:]
         traced.repeat(begin, end, accumulation - count)
@@ -143,15 +143,19 @@ def shapes_unseen(tracker: Tracker) -> Iterator[None]:
 def settle(rank: ModelRank, make_batch: Callable[[], Batch], count: int) -> None:
     """Take the steps after which no step makes anything that stays: optimizer states, DDP's
     buckets, the buffers of FSDP2's gathered weights, what DTensor works out of each operation."""
-    if rank.layout.strategy != "ddp":
-        give_gradients(rank.module.parameters())
-        rank.optimizer.step()
-        rank.module.zero_grad(set_to_none=True)
-    rank.step((rank.part(make_batch()) for _ in range(count)), count=count)
+
+    def phase(name: str) -> None:
+        if name == "optimizer" and rank.layout.strategy != "ddp":  # layers left out have none
+            give_gradients(one for one in rank.module.parameters() if one.grad is None)
+
+    def step() -> None:
+        rank.step((rank.part(make_batch()) for _ in range(count)), phase, count)
+
+    step()
     if rank.ddp:
         with Indices():
             rebuild_buckets(rank.ddp)
-        rank.step((rank.part(make_batch()) for _ in range(count)), count=count)
+        step()
 
 
 def streams_of(trace: StorageTrace) -> np.ndarray:
