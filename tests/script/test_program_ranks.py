@@ -94,7 +94,7 @@ def test_a_script_with_messages_of_its_own_is_planned_as_a_real_rank(
     path = str(ROOT / "scripts" / f"{script}.py")
     facts = run(path, *arguments, gpu="RTX 3060", seconds=300.0, rank=ProgramRank(1, 2))
     for peaks, sent in results(forked(REAL, "tracked", path, STEPS, *arguments, ranks=2)):
-        assert facts["peak"] == pytest.approx(max(peaks), rel=0.02)
+        assert facts["peak"] == pytest.approx(max(peaks[1:]), rel=0.02)
         assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
 
 
