@@ -18,6 +18,8 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
 
+from helpers.tables import Table
+from tight_fit.command.answer import attention_of
 from tight_fit.command.question import digest
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
@@ -25,7 +27,9 @@ from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
+from tight_fit.optimizer_kinds import KINDS
 from tight_fit.search.space import RECOMPUTED, Trial
+from tight_fit.units import duration, size, span
 
 FOLDER = Path(__file__).parent / "kept"
 FILE, SEARCHES = FOLDER / "layouts.json", FOLDER / "searches.json"
@@ -131,6 +135,12 @@ def of_texts(gpus: int = 8) -> dict[tuple[int, str], Facts]:
     }
 
 
+COMPUTED = {
+    "fp32": "computed in fp32 without TF32",
+    "tf32": "computed in fp32 with TF32",
+    "bf16": "computed in bf16",
+    "fp16": "computed in fp16 with loss scaling",
+}
 KEPT_OF_TRIAL = ("need", "fits", "seconds", "tokens_per_second_per_gpu")
 ALL_WEIGHTS = {"weights": "fp32", "precision": "bf16"}  # AdamW: fp32 shards, bf16 products
 LLAMA_70B = LlamaConfig(  # table 3 of the Llama 3 paper (arXiv 2407.21783)
@@ -259,3 +269,118 @@ def trial_row(trial: Trial, found: Facts) -> Facts:
 def kept_searches() -> dict[str, Facts]:
     """{name of a job: what `kept_plans.search_one` gave}, in the order of `JOBS` and `OWNED`."""
     return json.loads(SEARCHES.read_text(encoding="utf8"))
+
+
+def contexts(gpus: int = 8) -> Table:
+    """A row per length and layout of `TEXTS`: bytes per GPU, and the step's time.
+
+    gpus  8 for Llama 3.1 8B on H100s, with what was published; 2 for Llama 3.2 1B on two RTX 4090
+    Nothing is planned here: the plans are kept with the package. Raises KeyError for another number
+    of GPUs.
+    """
+    texts, rows = TEXTS[gpus], []
+    for (length, layout), facts in of_texts(gpus).items():
+        sent = facts["sent"].get("context", {})
+        row = {
+            "tokens": f"{length:,}",
+            "layout": layout,
+            "need per GPU": size(facts["need"]),
+            "fits": "yes" if facts["fits"] else "no",
+            "activations": size(facts["at_peak"].get("activations", 0)),
+            "keys and values sent": size(sum(sent.values())) if sent else "nothing",
+            "time per step": span(facts["seconds"]),
+            "tokens per second": f"{parse(layout).data * length / facts['seconds']:,.0f}",
+        }
+        if gpus == 8:
+            published = PUBLISHED.get((length, layout))
+            row["published"] = f"{published * gpus:,}" if published else ""
+        rows.append(row)
+    caption = (
+        f"Planned, nothing was run: {texts.model.partition('/')[2]} on {texts.cluster}, a text per "
+        "data rank; fp32 weights, computed in bf16, fused AdamW, fused (sdpa) attention, gradient "
+        "checkpointing, the loss in chunks, not compiled."
+    )
+    if gpus == 8:
+        caption += (
+            " 262,144 tokens are twice as many as the model was made for. Published: torchtitan's, "
+            "with torch.compile and float8, which the plan leaves out."
+        )
+    return Table(rows, caption)
+
+
+def large(name: str, most: int = 4) -> Table:
+    """The best layouts of a job that is searched, the best first, and the published one.
+
+    The last column marks what torchtitan published, with its tokens per second and GPU; a job of
+    `OWNED` has no such column.
+
+    Nothing is planned here: the plans are kept with the package. Raises KeyError for another name.
+    """
+    job, found = (JOBS | OWNED)[name], kept_searches()[name]
+    published, rows = found["published"], found["rows"][:most]
+    rows += [published] if published and published not in rows else []
+    marks = [{"published": _measured(job) if row == published else ""} for row in rows]
+    return Table(
+        [_line(row) | (mark if published else {}) for row, mark in zip(rows, marks)],
+        f"Planned, nothing was run: {_model(job)} on {job.cluster}, {_examples(job)}; "
+        f"{in_words(job.step)}.",
+    )
+
+
+def owned() -> Table:
+    """A row per job of `OWNED`: what the search takes, and one GPU beside it.
+
+    Nothing is planned here: the plans are kept with the package.
+    """
+    rows = []
+    for name, job in OWNED.items():
+        found = kept_searches()[name]
+        best, alone = found["rows"][0], found["alone"]
+        rows.append(
+            {
+                "GPUs": name,
+                "step": f"{_model(job)}, {_examples(job)}",
+                **_line(best),
+                "one GPU": duration(alone) if alone else "does not fit",
+            }
+        )
+    return Table(
+        rows,
+        "Planned, nothing was run: the layout that a search takes, a row per job; computed in bf16 "
+        "but for the fp16 of the T4, fused AdamW, fused (sdpa) attention, not compiled.",
+    )
+
+
+def in_words(job: ModelStep) -> str:
+    """Weights, precision, optimizer, attention and recomputation of a step."""
+    taken = attention_of(job)
+    attention = f"{'fused (sdpa)' if taken == 'sdpa' else taken} attention"
+    again = ", gradient checkpointing" if job.checkpointing else ""
+    again += ", the loss in chunks" if job.loss == "chunked" else ""
+    weights = f"{job.weights} weights, {COMPUTED[job.precision]}"
+    return f"{weights}, {KINDS[job.optimizer].label}, {attention}{again}, not compiled"
+
+
+def _model(job: SearchJob) -> str:
+    name = "Llama-3.1-70B" if job.model == "70B" else job.model.split("/")[-1]
+    return name.replace("-", " ")
+
+
+def _examples(job: SearchJob) -> str:
+    return f"{job.step.batch_size} examples of {job.step.tokens:,} tokens per step"
+
+
+def _measured(job: SearchJob) -> str:
+    eager, compiled = job.measured
+    return f"torchtitan's: {f'{eager:,}, ' if eager else ''}compiled {compiled:,}"
+
+
+def _line(row: Facts) -> dict[str, str]:
+    return {
+        "layout": row["layout"],
+        "recomputation": row["recompute"],
+        "micro-batches": str(row["micro_batches"]),
+        "need per GPU": size(row["need"]),
+        "time per step": duration(row["seconds"]),
+        "tokens per second and GPU": f"{row['tokens_per_second_per_gpu']:,.0f}",
+    }

@@ -16,34 +16,23 @@ show.rungs(), show.savings()  # the ladder of techniques, and what each is worth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from typing import Any
 
-import numpy as np
-
-from helpers.batching import Batch, padded_length
+from helpers import kept_layouts, ladder
+from helpers.kept_layouts import contexts, in_words, large, owned
 from helpers.plan import plan
-from helpers.plan_tables import (
-    SHOWN,
-    cell,
-    contexts,
-    large,
-    layouts,
-    owned,
-    phases,
-    plans,
-    rungs,
-    savings,
-    settings,
-    techniques,
-    within,
-)
-from helpers.recipe import Recipe, replace
+from helpers.recipe import Recipe
 from helpers.record import Run, read
-from helpers.tables import Table, one_change
-from tight_fit.checks import each_of_type
+from helpers.tables import SHOWN, Table, epochs, one_change, settings, within
+from tight_fit.checks import each_of_type, of_type
 from tight_fit.gpus import GPU, as_gpu
+from tight_fit.kernels.step_seconds import lacks
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.layout import Layout
 from tight_fit.memory.plan import Plan
-from tight_fit.units import duration, number, size
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.own_step import CustomStepPlan
+from tight_fit.units import duration, number, size, span
 
 __all__ = [
     "before_and_after",
@@ -59,8 +48,10 @@ __all__ = [
     "savings",
     "techniques",
 ]
-
-WIDTHS = 3  # padded lengths that are planned for each number of examples
+LADDER = (
+    "DeBERTa-v3-large, 16 examples of 512 tokens; fp32 without TF32 and fused AdamW where no rung "
+    "says otherwise, eager attention, not compiled."
+)
 
 
 def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None) -> Table:
@@ -120,112 +111,171 @@ def _sentence(before: Run, after: Run) -> str:
     )
 
 
-def epochs(
-    named: Mapping[str, tuple[Recipe, Sequence[Batch]]],
-    lengths: Sequence[int],
-    gpus: Sequence[str] = SHOWN,
-) -> Table:
-    """A row per way of making batches: padding, FLOPs, and the planned time of an epoch per GPU.
+def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN) -> Table:
+    """A row per recipe: the planned peak of memory, and the planned time of a step on each GPU.
 
-    named    {label: (a full-size recipe, the epoch's micro-batches as indices of examples)}. Each
-             micro-batch is padded to its longest example, rounded up to a multiple of 8, or to the
-             recipe's length where its padding is "fixed"
-    lengths  tokens of each example
-    gpus     names of `gpus.GPUS`
+    named  {label: a recipe, which is planned here, or a plan for "cuda" that is made already, also
+           of a model of transformers (`plan_model`) or of a step of one's own (`plan_custom_step`)}
+    gpus   names of `gpus.GPUS`
 
-    A step is planned at three padded lengths for each number of examples, or for the smallest,
-    the middle and the largest number where there are many. A parabola through the lengths, and
-    straight lines between the numbers, give the rest. Behind a time stands what multiple it is of
-    the first row's. Raises ValueError for no recipe, and where a micro-batch is longer than the
-    recipe's length.
+    Behind a time stands what multiple it is of the first row's that has one on that GPU. "does not
+    fit" says that the GPU has too little memory, "no bf16" that it lacks this arithmetic. Recipes
+    are planned as they are: a lesson on the models that readers come for gives `profile="full"`.
+    Raises ValueError for no recipe, an unknown GPU, and a plan without seconds (for a CPU).
     """
-    if not named:
-        raise ValueError("There is nothing to show: give at least one recipe and its batches.")
-    rows: list[dict[str, str]] = []
-    first: dict[str, float] = {}
-    for label, (recipe, batches) in named.items():
-        shapes = _shapes(recipe, batches, lengths)
-        tokens = sum(count * length for count, length in shapes)
-        real = sum(lengths[example] for batch in batches for example in batch)
-        flops = sum(cost_of_epoch(recipe, shapes, "flops"))
-        row = {"batches": label, "padding": f"{1 - real / tokens:.0%}", "FLOPs": number(flops)}
-        for gpu in gpus:
-            seconds = sum(cost_of_epoch(recipe, shapes, gpu))
-            times = seconds / first.setdefault(gpu, seconds)
-            row[gpu] = duration(seconds) + (f" (× {times:.2f})" if rows else "")
+    made, first = _planned(named), dict[str, float]()
+    rows = []
+    for label, planned in made.items():
+        row = {"planned": label, "peak": size(planned.peak)}
+        for gpu in map(as_gpu, gpus):
+            row[gpu.name] = cell(planned, gpu, first)
         rows.append(row)
-    return Table(
-        rows,
-        "Planned, nothing was run: one epoch, and how long it takes on each GPU, "
-        f"{settings(plan(recipe) for recipe, _ in named.values())}.",
-    )
+    used = settings(made.values())
+    return Table(rows, f"Planned, not run: a step's memory and time, {used}. {within()}")
 
 
-def cost_of_epoch(recipe: Recipe, shapes: Sequence[tuple[int, int]], what: str) -> list[float]:
-    """The FLOPs (what="flops"), or the seconds on a GPU, of each micro-batch.
+def phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:
+    """A row per recipe: the planned time of a step on one GPU, and the share of each phase.
 
-    shapes  (examples, padded length in tokens) of each micro-batch
-    The optimizer's step is shared out evenly over the recipe's micro-batches.
+    "recompute" is the forward passes that gradient checkpointing repeats. "waiting" is the part of
+    the whole step in which the GPU waits for the CPU to launch a kernel; it lies in the phases.
+    The arguments, and what is raised, are those of `plans`; ValueError as well where the GPU
+    lacks an arithmetic of a step. Whether the GPU holds the step is not asked.
     """
-    counts = sorted({count for count, _ in shapes})
-    common = [count for count in counts if sum(c == count for c, _ in shapes) > len(shapes) / 2]
-    grid = common or sorted({counts[0], counts[len(counts) // 2], counts[-1]})
-    top = max(length for _, length in shapes)
-    at = sorted({min(64, top), max(8, (64 + top) // 16 * 8), top})
-    curves = []
-    for count in grid:
-        values = [_cost_of_step(_of_shape(recipe, count, length), what) for length in at]
-        curves.append(np.polyfit(at, values, min(WIDTHS, len(at)) - 1))
-    result = []
-    for count, length in shapes:
-        values = [float(np.polyval(curve, length)) for curve in curves]
-        if len(grid) == 1:
-            result.append(values[0] * (count / grid[0] if count < grid[0] else 1.0))
-        else:
-            result.append(float(np.interp(count, grid, values)))
-    return result
+    gpu = as_gpu(gpu)
+    made, rows = _planned(named), []
+    for label, planned in made.items():
+        took = planned.seconds(gpu)
+        shares = {name: f"{seconds / took.total:.0%}" for name, seconds in took.phases.items()}
+        waiting = f"{took.waiting / took.total:.0%}"
+        rows.append({"planned": label, "step": span(took.total), **shares, "waiting": waiting})
+    used = settings(made.values())
+    return Table(rows, f"Planned for the {gpu.name}, not run: a step's time, {used}. {within()}")
 
 
-def _shapes(
-    recipe: Recipe, batches: Sequence[Batch], lengths: Sequence[int]
-) -> list[tuple[int, int]]:
-    """(examples, padded length) of each micro-batch."""
-    limit = recipe.tokens
-    if limit is None:
-        raise ValueError("Images have no padding: give a recipe of a text model.")
-    shapes = []
-    for batch in batches:
-        longest = max(lengths[example] for example in batch)
-        if longest > limit:
-            raise ValueError(
-                f"A batch holds an example of {longest} tokens, more than the recipe's {limit}: "
-                "truncate the lengths, or give the recipe a larger length."
-            )
-        padded = limit if recipe.padding == "fixed" else padded_length(longest, 8, limit)
-        shapes.append((len(batch), padded))
-    return shapes
+def cell(planned: Plan, gpu: GPU, first: dict[str, float] | None = None) -> str:
+    """The time of a step on a GPU; `first` gets the time of the first row that has one there."""
+    if planned.operations is not None and (lacking := lacks(planned.operations, gpu)):
+        return f"no {lacking}"
+    if not planned.fits(gpu):
+        return "does not fit"
+    took = planned.seconds(gpu).total
+    if first is None:
+        return span(took)
+    if gpu.name not in first:
+        first[gpu.name] = took
+        return span(took)
+    return f"{span(took)} (× {took / first[gpu.name]:.2f})"
 
 
-def _of_shape(recipe: Recipe, count: int, length: int) -> Recipe:
-    """The recipe with `count` examples per micro-batch, all of one padded length."""
-    return replace(
-        recipe,
-        batch_size=count * recipe.accumulation,
-        length=length,
-        padding="fixed",
+def _planned(named: Mapping[str, Recipe | Plan]) -> dict[str, Plan]:
+    each_of_type("named", named, (Recipe, Plan, CustomStepPlan))
+    return {
+        label: plan(given) if isinstance(given, Recipe) else given for label, given in named.items()
+    }
+
+
+def layouts(job: ModelStep, named: Mapping[str, Any], cluster: Cluster) -> Table:
+    """A row per layout: memory and messages of one GPU, and the planned time of a step.
+
+    job      the step: its batch size is that of all GPUs
+    named    {label: a `Layout`, or a pair of one and a step that replaces the job}
+    cluster  the GPUs and the links between them
+    Nothing is run. A row that does not fit says by how much; the caption names in what a row's own
+    step differs. Raises TypeError for what is no step, ValueError for a layout that the cluster or
+    the step cannot have.
+    """
+    of_type("job", job, ModelStep)
+    caption, rows = f"Planned, nothing was run: {cluster}; {in_words(job)}", []
+    for label, entry in named.items():
+        layout, step = entry if isinstance(entry, tuple) else (entry, job)
+        rows.append(_row_of_step(label, step, layout, cluster))
+        same = in_words(job).split(", ")
+        if own := [words for words in in_words(step).split(", ") if words not in same]:
+            caption += f"; {label}: {', '.join(own)}"
+    return Table(rows, f"{caption}.")
+
+
+def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -> dict[str, str]:
+    facts = kept_layouts.facts(job, layout, cluster)
+    sent = sum(sum(kinds.values()) for kinds in facts["sent"].values())
+    over = facts["need"] - facts["card_memory"]
+    things, count = "tokens", job.batch_size * (job.tokens or 0)
+    if not count:
+        things, count = "images", job.batch_size
+    return {
+        "layout": label,
+        "need per GPU": size(facts["need"]),
+        "fits": "yes" if facts["fits"] else f"no, {size(over)} too much",
+        "sent per GPU and step": size(sent) if sent else "nothing",
+        "time per step": span(facts["seconds"]),
+        f"{things} per second": f"{count / facts['seconds']:,.0f}",
+    }
+
+
+def rungs() -> Table:
+    """A row per rung: what it changes, the peak, FLOPs, and the smallest GPU that holds it."""
+    changes = ladder.rungs(ladder.START)
+    plans = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    first = plans[ladder.FIRST]
+    rows = []
+    for name, rung in plans.items():
+        fields = ", ".join(f"{field}={value!r}" for field, value in changes[name].items())
+        smallest = ladder.smallest(rung)
+        rows.append(
+            {
+                "rung": name,
+                "adds": fields or "(start)",
+                "peak": size(rung.peak),
+                "of the start": f"{rung.peak / first.peak:.0%}",
+                "FLOPs per step": number(_flops(rung)),
+                "smallest GPU": f"{smallest[0].name} in {smallest[1]}" if smallest else "none",
+            }
+        )
+    return Table(rows, f"Planned, nothing was run: {LADDER}")
+
+
+def savings() -> Table:
+    """A row per technique: what it saves alone, on its rung, and taken away from the top."""
+    start, full = plan(ladder.START), plan(ladder.top(ladder.START))
+    climbed = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    below = dict(zip(list(climbed)[1:], climbed.values()))
+    alone, without = ladder.alone(ladder.START), ladder.without(ladder.START)
+    rows = []
+    for name in without:
+        away = plan(without[name])
+        rows.append(
+            {
+                "technique": name,
+                "alone": size(start.peak - plan(alone[name]).peak),
+                "on its rung": size(below[name].peak - climbed[name].peak),
+                "taken away": size(away.peak - full.peak),
+                "FLOPs without it": f"{_flops(away) / _flops(full) - 1:+.0%}",
+            }
+        )
+    return Table(
+        rows, f"Planned: bytes of the peak that each technique saves, asked in three ways: {LADDER}"
     )
 
 
-def _cost_of_step(recipe: Recipe, what: str) -> float:
-    """FLOPs or seconds of one micro-batch of the recipe."""
-    planned = _planned(recipe)
-    total = sum(planned.flops.values()) if what == "flops" else planned.seconds(what).total
-    return total / recipe.accumulation
+def _flops(planned: Plan) -> int:
+    return sum(planned.flops.values())
 
 
-@lru_cache(maxsize=64)
-def _planned(recipe: Recipe) -> Plan:
-    return plan(recipe)
+def techniques(*fields: str) -> Table:
+    """All techniques for one GPU side by side, by plan at full size.
+
+    An arrow marks those that change one of `fields` of the recipe.
+    """
+    marked = [
+        {"": "→" if any(row["recipe"].startswith(f"{field}=") for field in fields) else ""} | row
+        for row in ladder.rows()
+    ]
+    return Table(
+        marked,
+        "Plan for a GPU: peak of one optimizer step at full size, the smallest GPU that holds it, "
+        "and the step's time, × what the plain step takes",
+    )
 
 
 def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:

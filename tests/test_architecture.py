@@ -33,7 +33,7 @@ ROOMS = (
 )
 COURSE = {"helpers", "by_hand", "exercises", "benchmarks", "tools", "tests", "notebooks"}
 LENGTH = 420  # of a file in lines
-MODULES = 26  # of helpers/
+MODULES = 25  # of helpers/
 
 # The folders of tests/ that mirror packages. The flat modules of helpers/ are tested in core, what
 # starts ranks in parallel.
@@ -60,12 +60,10 @@ LAYERS = (
     {"models", "state_file"},
     {"measure", "checkpoint", "profile"},
     {"train", "plan"},
-    {"ladder", "kept_layouts"},
-    {"record"},
+    {"ladder", "record"},
     {"tables", "plots", "panels"},
-    {"by_hand", "setup", "sweeps"},
+    {"kept_layouts", "by_hand", "setup", "sweeps"},
     {"parallel"},
-    {"plan_tables"},
     {"show"},
     {"exercises", "benchmarks"},
     {"tools"},

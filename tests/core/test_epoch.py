@@ -5,7 +5,7 @@ import pytest
 from helpers.batching import padded_share
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from helpers.show import cost_of_epoch, epochs
+from helpers.tables import cost_of_epoch, epochs
 
 SMALL = Recipe("deberta", profile="mini", batch_size=4, length=128, padding="dynamic")
 LENGTHS = [20, 128, 40, 61, 9, 33, 90, 12]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from helpers import plan_tables as show
+from helpers import tables
 from helpers.plan import plan
-from helpers.plan_tables import phases, plans
 from helpers.recipe import Recipe, replace
+from helpers.show import phases, plans
 from tight_fit.kernels.kernel_time import constants
 from tight_fit.units import size
 
@@ -39,7 +39,7 @@ def test_the_caption_names_each_precision_and_optimizer_once():
     half = replace(VIT, precision="fp16")
     steps = {"plain": VIT, "fp16": half, "8-bit": replace(half, optimizer="adamw8bit")}
     for table in (plans(steps), phases(steps, "T4")):
-        said = f"in fp32 without TF32 or fp16 autocast ({show.AS_MUCH}), with fused AdamW or"
+        said = f"in fp32 without TF32 or fp16 autocast ({tables.AS_MUCH}), with fused AdamW or"
         assert f"{said} 8-bit AdamW, fused (sdpa) attention, not compiled." in table.caption
     both = plans({"fp16": half, "bf16": replace(half, precision="bf16")}).caption
     assert "in fp16 autocast or bf16 autocast, with fused AdamW, fused" in both

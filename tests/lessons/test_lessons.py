@@ -11,7 +11,6 @@ from tests.lessons import rules
 from tools.course import NOTEBOOKS, opening
 
 LESSONS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-GLOSSARY = (NOTEBOOKS.parent / "docs" / "glossary.md").read_text(encoding="utf8")
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig, Qwen3MoeConfig
 
 from helpers import kept_layouts
-from helpers.plan_tables import layouts
+from helpers.show import layouts
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import SCHEDULES, parse
 from tight_fit.models.config import read

@@ -14,4 +14,4 @@ def test_each_group_of_plans_has_its_file():
 def test_the_command_says_where_plans_are_kept(capsys):
     with pytest.raises(SystemExit):
         command.main(["--help"])
-    assert "plans/" in capsys.readouterr().out
+    assert "helpers/kept/" in capsys.readouterr().out
