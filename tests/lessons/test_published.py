@@ -31,6 +31,10 @@ def test_lesson_18_says_that_the_published_layout_is_too_tight_for_80_gb(eight):
     assert f"reserved {eight[False].memory} GiB there" in text and "96 GB" in CARD.name
     rate = best["tokens_per_second_per_gpu"]
     assert f"{rate:,.0f} tokens per second where {eight[False].tokens:,} were measured" in text
+    with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
+        row = next(csv.DictReader(file))  # with the memory and the attention of those GPUs
+    assert row["tokens/s per GPU measured"] == str(eight[False].tokens)
+    assert f"{int(row['tokens/s per GPU planned']):,} are planned" in text
 
 
 def test_lesson_22_says_on_which_gpus_compiling_was_measured(eight):
