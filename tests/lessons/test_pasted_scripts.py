@@ -85,8 +85,9 @@ def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
         ('"gloo", store=dist.HashStore(), rank=0, world_size=1', '"nccl"'),
         ('GradScaler("cpu")', 'GradScaler("cuda")'),
         ("start = tiny.classifier.weight.clone()\n", ""),
-        ("(4, 12)), torch.arange(4) % 2)", "(8, 256)).cuda(), torch.arange(8).cuda() % 2)"),
-        (f'{call}"cpu")', f'for step in range(5):\n    {call}"cuda")'),
+        ("(4, 12))}", "(8, 256)).cuda()}"),
+        ("torch.arange(4) % 2)", "torch.arange(8).cuda() % 2)"),
+        (f'{call}torch.device("cpu"))', f'for step in range(5):\n    {call}torch.device("cuda"))'),
         ('print("the step was made:", not torch.equal(start, tiny.classifier.weight))\n', ""),
         ("dist.destroy_process_group()", ""),
     )
