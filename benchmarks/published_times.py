@@ -300,7 +300,7 @@ def table(lines: Iterable[str]) -> str:
         f"Simpler estimates miss the group *{SIMPLER}* by more in the mean: floating-point "
         f"operations over 40 % of the peak by {flops:.0%}, every kernel at its peak by {roof:.0%}.",
         "",
-        f"*{LENT}* leaves one GPU out at a time: planned as if its own kernels had never been "
+        f"*{LENT}* leaves one GPU out at a time: planned as if its own kernels were not "
         f"measured, it is missed by {_one_out(found)}.",
     ]
     return "\n".join(rows)

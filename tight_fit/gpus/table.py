@@ -144,7 +144,7 @@ class _Row(NamedTuple):
 GEFORCE, FULL = 512, 1024  # operations a clock of a multiprocessor's tensor cores, sums in fp32
 HOPPER = 4096  # the same of Hopper, whose products' peaks are stated at another clock
 HOPPER_HOLDS = 1.755  # GHz in fp32
-# Forward and backward pass of 4,096 to 16,384 tokens, by the figures 5 and 6 of FlashAttention-3's
+# Forward and backward pass of 4,096 tokens together, by the figures 5 and 6 of FlashAttention-3's
 # paper (Shah et al. 2024, arXiv 2407.08608): heads of 64, and of 128. There PyTorch takes cuDNN's
 # kernels from release 2.11 on, before that those of FlashAttention-2.
 CUDNN_ATTENTION, FLASH_2_ATTENTION = (0.42, 0.52), (0.30, 0.32)
