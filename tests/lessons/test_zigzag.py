@@ -6,11 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from scripts.context_parallel import positions
 from tests.lessons.cells import the_cell
+from tight_fit.layouts.layout import parse
+from tight_fit.layouts.plan import plan_step
+from tight_fit.models.step import ModelStep
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
@@ -41,6 +45,28 @@ def test_every_call_is_causal_and_has_no_mask(name, checkpointing, monkeypatch):
     names["without_masks"](model)
     model(mine, position_ids=mine).logits.sum().backward()
     assert set(calls) == {(False, True)} and len(calls) >= 2
+
+
+def test_a_plan_of_context_ranks_is_the_same_however_keys_go_round_here():
+    """Lesson 24 sets it for the whole process, in which its reader goes on to plan."""
+    config = LlamaConfig(**SIZES, **HEADS)
+    one, other = (
+        _sent_after(way, ModelStep(config, 1, 32, weights="fp32"))
+        for way in ("allgather", "alltoall")
+    )
+    assert one == other and any(message.axis == "context" for message in one)
+
+
+def _sent_after(way, job):
+    set_rotate_method(way)
+    return plan_step(job, parse("context=2")).sent
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    """No test of another file is left with the ring that the lesson chooses."""
+    yield
+    set_rotate_method("allgather")
 
 
 def test_its_step_is_that_of_the_whole_text():

@@ -188,7 +188,9 @@ def _ring(op_call: OpOverload, args: tuple[object, ...], kwargs: dict[str, objec
     dropout, causal = (*local[tensors:], 0.0, False)[:2]
     settings = {"is_causal": causal, "dropout_p": dropout, "scale": kwargs.get("scale")}
     fake = isinstance(local[0], FakeTensor)
-    with patch.object(loops._cp_options, "enable_load_balance", causal), _in_flight(fake):
+    # As PyTorch has it where nobody chose otherwise in this process (`set_rotate_method`).
+    usual = {"enable_load_balance": causal, "rotate_method": loops._RotateMethod.ALL_GATHER}
+    with patch.multiple(loops._cp_options, **usual), _in_flight(fake):
         if op_call is RING_ATTENTION:
             results = loops._templated_ring_attention(
                 mesh.get_group(), 2, op_call, *local[:3], **settings
