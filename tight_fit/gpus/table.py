@@ -179,8 +179,8 @@ def _row(
     specs = GpuSpecs(name, *figures, by_sheet if bf16 else 0, rate, bf16, like, source)
     specs = specs._replace(fp8=2 * rate if gpu.fp8 else 0.0, watts=watts)
     if capability == (9, 0):
-        specs = specs._replace(tensor_ops=HOPPER, sustained=min(clock, HOPPER_HOLDS) * 1e9)
-        specs = specs._replace(attention=CUDNN_ATTENTION)
+        held = min(clock, HOPPER_HOLDS) * 1e9
+        specs = specs._replace(tensor_ops=HOPPER, sustained=held, attention=CUDNN_ATTENTION)
     return _Row(gpu, specs)
 
 
