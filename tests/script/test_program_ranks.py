@@ -89,12 +89,13 @@ def test_a_script_with_messages_of_its_own_is_planned_as_a_real_rank(
     script, arguments, tmp_path, monkeypatch
 ):
     """Of scripts/, those that no layout of lessons 24 and 25 is. Gloo holds on to messages of
-    FSDP's longer than a plan (cluster, 1.4%)."""
+    FSDP's longer than a plan (cluster, 1.4%), and its thread to any message in a step now and then:
+    the least of the settled steps is compared."""
     monkeypatch.chdir(tmp_path)
     path = str(ROOT / "scripts" / f"{script}.py")
     facts = run(path, *arguments, gpu="RTX 3060", seconds=300.0, rank=ProgramRank(1, 2))
     for peaks, sent in results(forked(REAL, "tracked", path, STEPS, *arguments, ranks=2)):
-        assert facts["peak"] == pytest.approx(max(peaks[1:]), rel=0.02)
+        assert facts["peak"] == pytest.approx(min(peaks[1:]), rel=0.02)
         assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
 
 
