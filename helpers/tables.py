@@ -78,14 +78,13 @@ def markdown(value: object) -> str:
     return re.sub(r"(?<!\\)\|", r"\|", text)
 
 
-def runs(named: Mapping[str, Run], caption: str = "") -> Table:
+def runs(named: Mapping[str, Run]) -> Table:
     """One line per run: planned and measured peak, median step, speed, last loss, accuracy.
 
-    Runs of GPUs whose speed is known have the planned step as well. The caption, unless it is
-    given, names the machine of the first run. Raises TypeError for what is no dict of runs,
-    ValueError for an empty one.
+    Runs of GPUs whose speed is known have the planned step as well. The caption names the machine
+    of the first run. Raises TypeError for what is no dict of runs, ValueError for an empty one.
     """
-    each_of_type("named", named, Run, least=0 if caption else 1)
+    each_of_type("named", named, Run)
     rows = []
     timed = any(run.planned_seconds for run in named.values())
     for label, run in named.items():
@@ -103,11 +102,14 @@ def runs(named: Mapping[str, Run], caption: str = "") -> Table:
                 "accuracy": f"{run.accuracy:.1%}{random}",
             }
         )
-    if not caption:
-        first = next(iter(named.values()))
-        machine = first.environment
-        caption = f"{machine['name']} ({machine['device']}), {_measure(first)}"
-    return Table(rows, caption)
+    first = next(iter(named.values()))
+    machine = first.environment
+    how = (
+        "CUDA's allocated peak"
+        if first.memory["allocated"]
+        else "all tensors, counted while it ran"
+    )
+    return Table(rows, f"{machine['name']} ({machine['device']}), measured peak: {how}")
 
 
 def before_after(before: Run, after: Run) -> Table:
@@ -152,13 +154,6 @@ def plans(named: Mapping[str, Plan]) -> Table:
             for label, plan in named.items()
         ]
     )
-
-
-def _measure(run: Run) -> str:
-    how = (
-        "CUDA's allocated peak" if run.memory["allocated"] else "all tensors, counted while it ran"
-    )
-    return f"measured peak: {how}"
 
 
 @dataclass(frozen=True)
