@@ -14,7 +14,8 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
 
-from helpers.kept_layouts import FOLDER, facts, in_words
+from helpers.kept_layouts import facts, in_words
+from helpers.tables import KEPT_TABLES
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
 from tight_fit.layouts.layout import parse
@@ -24,7 +25,7 @@ from tight_fit.models.step import ModelStep
 from tight_fit.search.space import RECOMPUTED, Trial
 from tight_fit.units import duration, size, span
 
-SEARCHES = FOLDER / "searches.json"
+SEARCHES = KEPT_TABLES.with_name("searches.json")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields
 from functools import cache, lru_cache
-from pathlib import Path
-from typing import Any
 
-from helpers.tables import Table
+from helpers.tables import KEPT_TABLES, Table, kept
 from tight_fit.command.answer import attention_of
 from tight_fit.command.question import digest
 from tight_fit.layouts.cluster import Cluster
@@ -23,8 +21,7 @@ from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
 
-FOLDER = Path(__file__).parent / "kept"
-FILE, TABLES = FOLDER / "layouts.json", FOLDER / "tables.json"
+FILE = KEPT_TABLES.with_name("layouts.json")
 KEPT = ("need", "fits", "card_memory", "sent", "seconds")
 DIGITS = 6
 COMPUTED = {
@@ -79,11 +76,6 @@ def _kept() -> dict[str, Facts]:
     return json.loads(FILE.read_text(encoding="utf8")) if FILE.exists() else {}
 
 
-@cache
-def _tables() -> dict[str, dict[str, Any]]:
-    return json.loads(TABLES.read_text(encoding="utf8"))
-
-
 def contexts(gpus: int = 8) -> Table:
     """A row per length of a text and layout: bytes per GPU, and the step's time.
 
@@ -91,7 +83,7 @@ def contexts(gpus: int = 8) -> Table:
     Nothing is planned here: the table is kept with the package. Raises KeyError for another number
     of GPUs.
     """
-    return Table(**_tables()[f"contexts {gpus}"])
+    return Table(**kept(f"contexts {gpus}"))
 
 
 def large(name: str, most: int = 4) -> Table:
@@ -101,9 +93,9 @@ def large(name: str, most: int = 4) -> Table:
     The last column marks what torchtitan published, with its tokens per second and GPU, if it did.
     Nothing is planned here: the table is kept with the package. Raises KeyError for another name.
     """
-    kept = _tables()[name]
-    best, others = kept["rows"][:most], kept["rows"][most:]
-    return Table(best + [row for row in others if row.get("published")], kept["caption"])
+    table = kept(name)
+    best, others = table["rows"][:most], table["rows"][most:]
+    return Table(best + [row for row in others if row.get("published")], table["caption"])
 
 
 def owned() -> Table:
@@ -111,7 +103,7 @@ def owned() -> Table:
 
     Nothing is planned here: the table is kept with the package.
     """
-    return Table(**_tables()["owned"])
+    return Table(**kept("owned"))
 
 
 def in_words(job: ModelStep) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,7 @@ PRECISIONS = {
     "fp16": "fp16 autocast",
 }
 AS_MUCH = "bf16 takes as much"  # memory, and time within 3 %, where a GPU has it
+KEPT_TABLES = Path(__file__).parent / "kept" / "tables.json"
 WIDTHS = 3  # padded lengths that are planned for each number of examples
 
 
@@ -70,6 +74,16 @@ class Table:
         rows = [self.frame.columns, ["---"] * len(self.frame.columns)]
         rows += self.frame.itertuples(index=False)
         return "\n".join("| " + " | ".join(map(markdown, row)) + " |" for row in rows)
+
+
+def kept(name: str) -> dict[str, Any]:
+    """{"rows", "caption"} of a table that `make plans` keeps. Raises KeyError for another name."""
+    return _kept()[name]
+
+
+@cache
+def _kept() -> dict[str, dict[str, Any]]:
+    return json.loads(KEPT_TABLES.read_text(encoding="utf8"))
 
 
 def markdown(value: object) -> str:

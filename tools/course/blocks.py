@@ -9,10 +9,10 @@ from dataclasses import replace as with_
 from pathlib import Path
 
 from benchmarks import layout_searches, published_times
+from benchmarks import techniques as planned
 from benchmarks.peaks import page
 from benchmarks.sweeps import results
 from helpers import kept_layouts, record, show
-from helpers import ladder as planned
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.tables import Table

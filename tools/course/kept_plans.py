@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformers import Qwen3MoeConfig
 
-from benchmarks import layout_searches
+from benchmarks import layout_searches, techniques
 from benchmarks.sweeps import results
 from helpers import kept_layouts
+from helpers.tables import KEPT_TABLES
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.search_report import answer
 from tight_fit.command.wrapper import run
@@ -184,9 +186,14 @@ def searched() -> Path:
     return _write(layout_searches.SEARCHES, json.dumps(entries, indent=1) + "\n")
 
 
+def all_tables() -> dict[str, Any]:
+    """{name: rows and caption} of what the other groups hold, and of techniques for one GPU."""
+    return layout_searches.shown() | {"techniques": techniques.shown()}
+
+
 def tables() -> Path:
-    """Keep the tables of what the other groups hold; returns the path of the file."""
-    return _write(kept_layouts.TABLES, json.dumps(layout_searches.shown(), indent=1) + "\n")
+    """Keep `all_tables`; returns the path of the file."""
+    return _write(KEPT_TABLES, json.dumps(all_tables(), indent=1) + "\n")
 
 
 def _write(file: Path, text: str) -> Path:
