@@ -1,7 +1,5 @@
 """The kept plans: a file for each group, and the command that makes them anew."""
 
-import pytest
-
 from helpers import kept_layouts
 from tools.course import kept_plans as command
 
@@ -9,9 +7,3 @@ from tools.course import kept_plans as command
 def test_each_group_of_plans_has_its_file():
     files = {path.stem for path in kept_layouts.FILE.parent.iterdir()}
     assert files == set(command.GROUPS)
-
-
-def test_the_command_says_where_plans_are_kept(capsys):
-    with pytest.raises(SystemExit):
-        command.main(["--help"])
-    assert "helpers/kept/" in capsys.readouterr().out
