@@ -99,11 +99,7 @@ CASES = {
     ),
     "19": (
         replace(
-            LADDER,
-            accumulation=4,
-            precision="fp16",
-            checkpointing=True,
-            frozen=12,
+            LADDER, accumulation=4, precision="fp16", checkpointing=True, frozen=12,
             optimizer="adamw8bit_embed32",
         ),
         (
@@ -116,7 +112,7 @@ CASES = {
         ("torch.randint(5, 100, (12,))", "torch.randint(5, 100, (512,))"),
         ('optim="adamw_torch"', 'optim="adamw_bnb_8bit"'),
     ),
-}
+}  # fmt: skip
 
 
 VIT = Recipe("vit", profile="full")
@@ -261,16 +257,8 @@ CASES["17"] = (
 )
 CASES["20"] = (
     Recipe(
-        "decoder",
-        profile="full",
-        batch_size=4,
-        length=512,
-        precision="bf16",
-        attention="sdpa",
-        loss="chunked",
-        checkpointing=True,
-        base="bf16",
-        optimizer="adamw_stochastic",
+        "decoder", profile="full", batch_size=4, length=512, precision="bf16", attention="sdpa",
+        loss="chunked", checkpointing=True, base="bf16", optimizer="adamw_stochastic",
     ),
     ("def in_chunks(", "vocab_size=500, num_key", "labels[1, 24:]", "optimizer = StochasticAdamW("),
     ("import checkpoint\n", "import checkpoint\nimport torch.nn.functional as F\n"),
@@ -280,7 +268,7 @@ CASES["20"] = (
     ),
     ("torch.randint(500, (2, 32)", "torch.randint(500, (4, 512)"),
     ("wanted, 16)", "wanted)"),
-)
+)  # fmt: skip
 QUICK = ("00", "02", "06", "13")  # of ways that the others have as well
 
 
