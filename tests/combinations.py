@@ -20,21 +20,12 @@ from tight_fit.techniques.rules import (
 )
 
 VALUES = {
-    "model": ("vit", "deberta", "decoder"),
-    "optimizer": OPTIMIZERS,
-    "precision": PRECISIONS,
-    "accumulation": (1, 4),
-    "checkpointing": (False, True),
-    "frozen": (None, 2),
-    "lora_rank": (None, 4),
-    "base": BASES,
-    "lora_targets": LORA_TARGETS,
-    "attention": ATTENTIONS,
-    "loss": LOSSES,
-    "offload": (None, *OFFLOADS),
-    "optimizer_in_backward": (False, True),
+    "model": ("vit", "deberta", "decoder"), "optimizer": OPTIMIZERS, "precision": PRECISIONS,
+    "accumulation": (1, 4), "checkpointing": (False, True), "frozen": (None, 2),
+    "lora_rank": (None, 4), "base": BASES, "lora_targets": LORA_TARGETS, "attention": ATTENTIONS,
+    "loss": LOSSES, "offload": (None, *OFFLOADS), "optimizer_in_backward": (False, True),
     "float8": (None, *SCALINGS),
-}
+}  # fmt: skip
 # What the fields are where nothing is said; a recipe here says only what differs.
 USUAL = {name: values[0] for name, values in VALUES.items()}
 

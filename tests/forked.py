@@ -19,14 +19,10 @@ from pathlib import Path
 from typing import Any
 
 IMPORTS = [
-    "torch.distributed.tensor",
-    "helpers.train",
-    "tight_fit.layouts.plan",
-    "tests.by_hand.test_frameworks",
-    "peft",
-    "bitsandbytes",
+    "torch.distributed.tensor", "helpers.train", "tight_fit.layouts.plan",
+    "tests.by_hand.test_frameworks", "peft", "bitsandbytes",
     "transformers.models.qwen3.modeling_qwen3",
-]
+]  # fmt: skip
 ROOT = Path(__file__).parent.parent
 
 
@@ -92,17 +88,11 @@ def _rank(
     script: str, words: tuple[str, ...], rank: int, ranks: int, port: int, folder: str
 ) -> None:
     os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
         "TQDM_DISABLE": "1",
-    }
+    }  # fmt: skip
     sys.argv = [script, *words]
     sys.stdout = open(Path(folder, f"{rank}.txt"), "w", buffering=1)
     sys.stderr = open(Path(folder, f"{rank}.error"), "w", buffering=1)

@@ -21,13 +21,9 @@ def python(*arguments, **options):
 def configured(kind, width, layers, heads, inner, vocabulary, **more):
     """A configuration of transformers, by the sizes that most of its classes call alike."""
     return kind(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=inner,
-        vocab_size=vocabulary,
-        **more,
-    )
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=inner, vocab_size=vocabulary, **more,
+    )  # fmt: skip
 
 
 def without_dropout(model):
@@ -50,11 +46,7 @@ def a_run(name="00_small/before", **fields):
         environment={"device": "cpu", "name": "x86_64"},
         plan={"target": "cpu", "peak": 2**20, "at_peak": {}, "flops": {}},
         memory={
-            "tracked": 2**20,
-            "allocated": None,
-            "reserved": None,
-            "device": None,
-            "at_peak": {},
+            "tracked": 2**20, "allocated": None, "reserved": None, "device": None, "at_peak": {},
         },
         losses=[2.0, 1.0],
         seconds=[0.1, 0.1],
@@ -65,7 +57,7 @@ def a_run(name="00_small/before", **fields):
         test_rows=10,
         date="2026-01-01T00:00:00+00:00",
         command="a test",
-    )
+    )  # fmt: skip
 
 
 def writing(*runs):

@@ -18,19 +18,9 @@ from tight_fit.command import question
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tight_fit", "helpers", "by_hand", "exercises", "benchmarks", "tools")
 ROOMS = (
-    "isolation",
-    "gpus",
-    "techniques",
-    "kernels",
-    "trace",
-    "memory",
-    "models",
-    "plans",
-    "layouts",
-    "search",
-    "script",
-    "command",
-)
+    "isolation", "gpus", "techniques", "kernels", "trace", "memory", "models", "plans", "layouts",
+    "search", "script", "command",
+)  # fmt: skip
 COURSE = {"helpers", "by_hand", "exercises", "benchmarks", "tools", "tests", "notebooks"}
 LENGTH = 420  # of a file in lines
 MODULES = 25  # of helpers/

@@ -99,3 +99,12 @@ def refused(
     with pytest.raises(error) as caught:
         call()
     return one_sentence(str(caught.value), *([parts] if isinstance(parts, str) else parts))
+
+
+def command_refuses(main, arguments: Sequence[str], capsys, *parts: str) -> str:
+    """Assert that a command ends with status 2, prints nothing and says one such sentence."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and not said.out
+    return one_sentence(re.sub(r" \([^()]* --help shows examples\.\)", "", said.err), *parts)

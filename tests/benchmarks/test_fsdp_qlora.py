@@ -18,15 +18,10 @@ from tight_fit.units import GIB
 PAGE = Path(__file__).parents[2] / "docs" / "layouts.md"
 # (base, examples per GPU, tokens of each, GiB reserved)
 ROWS = (
-    ("nf4", 1, 512, 4.98),
-    ("nf4", 1, 2048, 5.21),
-    ("bf16", 1, 512, 10.24),
-    ("bf16", 1, 2048, 10.22),
-    ("nf4", 4, 2048, 11.22),
-    ("nf4", 10, 2048, 20.97),
-    ("bf16", 4, 2048, 16.14),
-    ("bf16", 6, 2048, 21.35),
-)
+    ("nf4", 1, 512, 4.98), ("nf4", 1, 2048, 5.21), ("bf16", 1, 512, 10.24),
+    ("bf16", 1, 2048, 10.22), ("nf4", 4, 2048, 11.22), ("nf4", 10, 2048, 20.97),
+    ("bf16", 4, 2048, 16.14), ("bf16", 6, 2048, 21.35),
+)  # fmt: skip
 TARGETS = "k_proj,q_proj,v_proj,up_proj,down_proj,gate_proj"
 
 

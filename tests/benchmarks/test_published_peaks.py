@@ -62,12 +62,6 @@ def test_the_table_says_it(done):
     assert frame.loc["ViT-B/16, 2 images", "allocated"] == "not seen"
 
 
-# -- attention written out -------------------------------------------------------------------------
-
-
-# -- one's own step --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "recipe",
     [MINI["vit"], replace(MINI["deberta"], accumulation=2)],

@@ -188,9 +188,8 @@ def test_an_order_of_documents_is_what_it_is_called():
     }
     assert max(spread["bucketed"], spread["Trainer"]) < spread["random"] / 2
     whole = orders.groups("Trainer", lengths, recipe, 15)
-    assert sorted(sum(whole, [])) == list(range(60)) and max(lengths) in [
-        lengths[document] for document in whole[0]
-    ]
+    assert sorted(sum(whole, [])) == list(range(60))
+    assert max(lengths) in [lengths[document] for document in whole[0]]
     with pytest.raises(ValueError, match="no order 'longest': choose one of random"):
         orders.groups("longest", lengths, recipe)
 

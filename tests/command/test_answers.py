@@ -24,16 +24,10 @@ from tight_fit.search.remedies import Remedies
 from tight_fit.units import size
 
 LLAMA = library.LlamaConfig(
-    vocab_size=4096,
-    hidden_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=512,
-    max_position_embeddings=512,
-    dtype="bfloat16",
+    vocab_size=4096, hidden_size=256, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, intermediate_size=512, max_position_embeddings=512, dtype="bfloat16",
     architectures=["LlamaForCausalLM"],
-)
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

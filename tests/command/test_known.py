@@ -67,19 +67,14 @@ def test_known_models_have_the_published_sizes(name):
 
 @pytest.mark.parametrize(
     "typed, full",
-    [
-        ("roberta-base", "FacebookAI/roberta-base"),
-        ("gpt2", "openai-community/gpt2"),
-        ("bert-base-uncased", "google-bert/bert-base-uncased"),
-        ("distilbert", "distilbert/distilbert-base-uncased"),
-        ("t5-small", "google-t5/t5-small"),
-        ("xlm-roberta-large", "FacebookAI/xlm-roberta-large"),
-        ("albert-base-v2", "albert/albert-base-v2"),
-        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
-        ("deberta-v3-base", "microsoft/deberta-v3-base"),
-        ("somebody/something", "somebody/something"),
-    ],
-)
+    [("roberta-base", "FacebookAI/roberta-base"), ("gpt2", "openai-community/gpt2"),
+     ("bert-base-uncased", "google-bert/bert-base-uncased"),
+     ("distilbert", "distilbert/distilbert-base-uncased"), ("t5-small", "google-t5/t5-small"),
+     ("xlm-roberta-large", "FacebookAI/xlm-roberta-large"),
+     ("albert-base-v2", "albert/albert-base-v2"), ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+     ("deberta-v3-base", "microsoft/deberta-v3-base"),
+     ("somebody/something", "somebody/something")],
+)  # fmt: skip
 def test_short_and_older_names_of_models(typed, full):
     assert model_names.full_name(typed) == full
 

@@ -7,15 +7,10 @@ import pytest
 from tight_fit.command.main import main
 
 SMALL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256,
+    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 
 
 @pytest.fixture

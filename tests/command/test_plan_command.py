@@ -50,18 +50,9 @@ def test_the_command_runs_by_itself_without_network_or_gpu(folder):
         "HTTPS_PROXY": "http://127.0.0.1:9",
     }
     done = python(
-        "-m",
-        "tight_fit",
-        "--model",
-        folder,
-        "--gpu",
-        "T4",
-        "--batch",
-        "8",
-        "--length",
-        "64",
+        "-m", "tight_fit", "--model", folder, "--gpu", "T4", "--batch", "8", "--length", "64",
         env=environment,
-    )
+    )  # fmt: skip
     assert done.returncode == 0 and done.stderr == "", done.stderr
     for words in (
         "LlamaForCausalLM",
@@ -90,12 +81,10 @@ def test_json_holds_the_plan(folder, capsys):
         planned.allocator_peaks("T4").allocated,
         planned.allocator_peaks("T4").reserved,
     )
-    assert (
-        facts["terms"] == fit.terms
-        and facts["would_fit"] == []
-        and facts["need"] == fit.need
-        and facts["peak_phase"] == planned.peak_phase
-    )
+    assert facts["terms"] == fit.terms
+    assert facts["would_fit"] == []
+    assert facts["need"] == fit.need
+    assert facts["peak_phase"] == planned.peak_phase
 
 
 @pytest.fixture
@@ -168,9 +157,8 @@ def test_what_does_not_fit_says_what_would(folder, small, capsys):
         step = step_of(question.of(parser().parse_args(typed)))
         assert plan_model_step(step).fits(small), line
     parts = [int(option.split()[1]) for option in offered if "--accumulation" in option]
-    assert parts and not plan_model(
-        folder, batch_size=32, length=128, accumulation=parts[0] // 2
-    ).fits(small)
+    assert parts
+    assert not plan_model(folder, batch_size=32, length=128, accumulation=parts[0] // 2).fits(small)
 
 
 @pytest.mark.parametrize("examples, parts", [(4, 1), (300, 2)])

@@ -51,13 +51,9 @@ for number in range(3):
     step()
 """
 SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
 DECODER = SIZES | {"num_key_value_heads": 2}
 MODELS = {
     "LlamaForCausalLM": library.LlamaConfig(**DECODER),

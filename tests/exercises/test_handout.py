@@ -144,13 +144,9 @@ def test_solutions_are_judged_from_another_process_as_in_this_one(wanted, each, 
         judge = Judge(folder / "exercises" / "handout.sock")
         (folder / "tests").symlink_to(ROOT / "tests")
         process = python(
-            "-c",
-            STUDENT,
-            wanted,
-            *numbers,
-            cwd=folder,
+            "-c", STUDENT, wanted, *numbers, cwd=folder,
             env={**os.environ, "PYTHONPATH": str(folder)},
-        )
+        )  # fmt: skip
         judge.close()
     assert process.returncode == 0, process.stderr
     found = judge.results()

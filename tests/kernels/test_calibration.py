@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.attack import one_sentence
+from tests.attack import command_refuses
 from tight_fit.command import calibrate, kept, options, question
 from tight_fit.gpus import GPU, calibration, find
 from tight_fit.gpus.rates import Moving, Product, Rates
@@ -245,20 +245,14 @@ BAD = {
 def test_another_file_is_refused_in_one_sentence(case, file, capsys):
     spoil, says = BAD[case]
     spoil(file)
-    with pytest.raises(SystemExit) as ended:
-        options.main(["gpt2", "--gpu", "T4", "--calibration", str(file)])
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and not said.out
-    text = one_sentence(said.err.replace(" (tight-fit --help shows examples.)", ""))
+    asked = ["gpt2", "--gpu", "T4", "--calibration", str(file)]
+    text = command_refuses(options.main, asked, capsys)
     assert any(part in text for part in says.split("|")), text
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        calibrate.main(["--out", str(tmp_path / "mine.json")])
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and not said.out and not list(tmp_path.iterdir())
-    one_sentence(said.err.replace(" (tight-fit calibrate --help shows examples.)", ""), "no CUDA")
+    command_refuses(calibrate.main, ["--out", str(tmp_path / "mine.json")], capsys, "no CUDA")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_driver_s_name_and_the_memory_tell_which_row_it_is():

@@ -34,17 +34,10 @@ def only(found, kind):
 
 def test_linear_and_its_backward_pass_are_three_products():
     x, weight = torch.randn(6, 10, requires_grad=True), torch.randn(14, 10, requires_grad=True)
-    found = [
-        op
-        for op in kernels(lambda: F.linear(x, weight).square().sum().backward())
-        if op.kind == "matmul"
-    ]
+    found = kernels(lambda: F.linear(x, weight).square().sum().backward())
+    found = [op for op in found if op.kind == "matmul"]
     assert [op.flops for op in found] == [2 * 6 * 10 * 14] * 3
-    assert [op.layout for op in found] == ["tn", "nt", "nn"] or [op.layout for op in found] == [
-        "tn",
-        "nn",
-        "nt",
-    ]
+    assert found[0].layout == "tn" and {op.layout for op in found[1:]} == {"nt", "nn"}
     assert found[0].shape == (1, 6, 14, 10)
     assert (found[0].read, found[0].written) == (SINGLE * (6 * 10 + 14 * 10), SINGLE * 6 * 14)
 
@@ -102,11 +95,8 @@ def test_fused_dropout_writes_a_byte_an_element_beside_its_result():
 
 def test_layer_norm_backward_is_two_kernels():
     x, norm = torch.randn(32, 64, requires_grad=True), torch.nn.LayerNorm(64)
-    found = [
-        op
-        for op in kernels(lambda: norm(x).square().sum().backward())
-        if op.name == "native_layer_norm_backward"
-    ]
+    found = kernels(lambda: norm(x).square().sum().backward())
+    found = [op for op in found if op.name == "native_layer_norm_backward"]
     assert [op.kind for op in found] == ["norm", "reduction"]
     assert found[0].read == 2 * SINGLE * 32 * 64 and found[0].shape == (32, 64)
 
@@ -150,9 +140,8 @@ def test_a_fused_optimizer_reads_four_and_writes_three_numbers_a_parameter():
 
 def test_many_tensors_take_several_launches():
     lists = [torch.zeros(4) for _ in range(250)]
-    assert (
-        only(list(kernels(lambda: torch._foreach_mul_(lists, 2.0))), "multi_tensor").kernels == 3
-    )  # 110 a launch
+    op = only(kernels(lambda: torch._foreach_mul_(lists, 2.0)), "multi_tensor")
+    assert op.kernels == 3  # 110 a launch
 
 
 def test_the_gradient_of_an_embedding_is_as_large_as_its_table():
@@ -172,13 +161,11 @@ RECIPES = {
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_a_recipes_flops_are_the_plans(recipe):
-    traced, planned = plan(recipe).operations.flops, plan(recipe).flops
-    assert {name: traced[name] for name in planned} == planned and traced["optimizer"] == 0
-
-
-def test_a_recomputed_forward_pass_is_told_from_the_backward_pass():
-    traced = plan(RECIPES["deberta"]).operations
-    assert 0.5 < traced.bytes["recompute"] / traced.bytes["forward"] <= 1
+    traced, planned = plan(recipe).operations, plan(recipe).flops
+    assert {name: traced.flops[name] for name in planned} == planned
+    assert traced.flops["optimizer"] == 0
+    if recipe.checkpointing:  # a recomputed forward pass is told from the backward pass
+        assert 0.5 < traced.bytes["recompute"] / traced.bytes["forward"] <= 1
 
 
 def test_a_step_of_ones_own_has_phases():
@@ -195,13 +182,10 @@ def test_a_step_of_ones_own_has_phases():
 
     planned = plan_custom_step(setup)
     traced = planned.operations
-    assert planned.seconds("T4").total > 0
+    assert planned.seconds("T4").total > 0 and traced.bytes["optimizer"] > 0
     assert traced.flops["forward"] == traced.flops["backward"] == 2 * 16 * 32 * 8
-    assert traced.bytes["optimizer"] > 0 and {PHASES[phase] for _, phase in traced.order} == {
-        "forward",
-        "backward",
-        "optimizer",
-    }
+    phases = {PHASES[phase] for _, phase in traced.order}
+    assert phases == {"forward", "backward", "optimizer"}
 
 
 def test_the_plans_operations_are_those_of_a_real_step():

@@ -17,43 +17,26 @@ from tight_fit.kernels.op import Op
 from tight_fit.kernels.step_seconds import _two_clocks, seconds
 from tight_fit.kernels.traced_ops import TracedOps
 
-ONE_TILE = {
-    "tiles": ((128, 128),),
-    "parts": (1,),
-    "efficiency": 1.0,
-    "small_tile": 0.0,
-    "alone": 1.0,
-    "start": 0.0,
-}
+ONE_TILE = {"tiles": ((128, 128),), "parts": (1,), "efficiency": 1.0}
+ONE_TILE |= {"small_tile": 0.0, "alone": 1.0, "start": 0.0}
 
 
 def product(m: int, n: int, k: int, batch: int = 1, arithmetic: str = "fp32") -> Op:
-    size = SIZE[arithmetic]
-    return Op(
-        "mm",
-        "matmul",
-        arithmetic,
-        2 * batch * m * n * k,
-        size * batch * (m * k + k * n),
-        size * batch * m * n,
-        (batch, m, n, k),
-        "nn",
-    )
+    size, flops = SIZE[arithmetic], 2 * batch * m * n * k
+    moved = size * batch * (m * k + k * n), size * batch * m * n
+    return Op("mm", "matmul", arithmetic, flops, *moved, (batch, m, n, k), "nn")
 
 
 def test_one_tile_more_than_a_wave_takes_twice_as_long():
-    full, one_more = (
-        float(tiled_seconds((tiles, 128, 128, 1024), 4, 100, 1e13, 1e15, **ONE_TILE))
-        for tiles in (100, 101)
-    )
+    shapes = ((tiles, 128, 128, 1024) for tiles in (100, 101))
+    full, one_more = (float(tiled_seconds(s, 4, 100, 1e13, 1e15, **ONE_TILE)) for s in shapes)
     assert one_more == pytest.approx(2 * full)
     assert full == pytest.approx(2 * 128 * 128 * 1024 * 100 / 1e13)
 
 
 def test_a_narrow_product_waits_for_memory():
-    assert float(
-        tiled_seconds((1, 4096, 1, 4096), 4, 100, 1e15, 1e12, **ONE_TILE)
-    ) == pytest.approx(4 * (4096 * 4096 + 2 * 4096) / 1e12)
+    took = float(tiled_seconds((1, 4096, 1, 4096), 4, 100, 1e15, 1e12, **ONE_TILE))
+    assert took == pytest.approx(4 * (4096 * 4096 + 2 * 4096) / 1e12)
 
 
 def test_what_fits_the_cache_moves_faster():
@@ -63,14 +46,11 @@ def test_what_fits_the_cache_moves_faster():
     assert large == pytest.approx(1 / 0.8e12) and small == pytest.approx(large / 2, rel=0.01)
 
 
+SIDES = st.integers(1, 5000)
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(sorted(SPECS)),
-    st.integers(1, 5000),
-    st.integers(1, 5000),
-    st.integers(1, 5000),
-    st.integers(1, 64),
-)
+@given(st.sampled_from(sorted(SPECS)), SIDES, SIDES, SIDES, st.integers(1, 64))
 def test_no_product_beats_the_machine(name, m, n, k, batch):
     """Nothing is faster than the peak allows; the one GPU above its advertised clock may be by a
     tenth."""
@@ -89,14 +69,12 @@ def test_a_large_product_reaches_most_of_the_peak():
 
 def by_hand(on_cpu, on_gpu, waits):
     """The two clocks, one operation after another."""
-    cpu = gpu = 0.0
-    ends = []
+    cpu, gpu, ends = 0.0, 0.0, []
     for issue, work, wait in zip(on_cpu, on_gpu, waits):
         cpu += issue
         gpu = max(gpu, cpu) + work
+        cpu = max(cpu, gpu) if wait else cpu
         ends.append(gpu)
-        if wait:
-            cpu = max(cpu, gpu)
     return ends
 
 
@@ -129,10 +107,9 @@ def test_the_parts_are_the_whole():
     op, view = product(512, 512, 512), ()
     step = TracedOps([(op,), view], [(0, 0), (1, 0), (0, 1), (0, 2), (0, 3)])
     found = seconds(step, "V100-32GB")
-    assert found.total == pytest.approx(
-        sum(share.seconds for share in found.kernels) + found.waiting
-    )
-    assert found.flops == 4 * op.flops and found.low < found.total < found.high and found.measured
+    parts = sum(share.seconds for share in found.kernels) + found.waiting
+    assert found.total == pytest.approx(parts) and found.flops == 4 * op.flops
+    assert found.low < found.total < found.high and found.measured
     assert "a step on the V100-32GB" in str(found)
 
 
@@ -150,10 +127,8 @@ def test_tf32_runs_on_tensor_cores_where_there_are_any():
     step = traced(product(4096, 4096, 4096), 10)
     plain = {name: seconds(step, name).total for name in ("A100-40GB", "T4")}
     step.tf32 = True
-    assert (
-        seconds(step, "A100-40GB").total < plain["A100-40GB"] / 3
-        and seconds(step, "T4").total == plain["T4"]
-    )
+    assert seconds(step, "A100-40GB").total < plain["A100-40GB"] / 3
+    assert seconds(step, "T4").total == plain["T4"]
 
 
 def test_an_empty_step_takes_no_time():

@@ -20,11 +20,9 @@ def test_an_axis_uses_the_link_that_its_ranks_reach():
     assert links("ddp=16")["data"] == between
     assert set(links("ddp=8").values()) == {inside}
     shared = links("fsdp=2,tensor=8")
-    assert (
-        shared["tensor"] == inside
-        and shared["data"].speed == between.speed / 8
-        and "shared by 8" in shared["data"].name
-    )
+    assert shared["tensor"] == inside
+    assert shared["data"].speed == between.speed / 8
+    assert "shared by 8" in shared["data"].name
     staged = links("pipeline=2,fsdp=8")
     assert staged["data"] == inside and staged["pipeline"].speed == between.speed / 8
     assert links("fsdp=4,tensor=2")["data"] == inside
@@ -57,12 +55,9 @@ def test_links_agree_with_the_ranks_counted_one_by_one():
             continue
         layout = Layout(data=data * outer, replicate=outer, tensor=tensor)
         cluster = Cluster(
-            "T4",
-            per_machine,
-            machines=-(-layout.ranks // per_machine),
-            inside=Link("in", 9e9, 0),
+            "T4", per_machine, machines=-(-layout.ranks // per_machine), inside=Link("in", 9e9, 0),
             between=Link("out", 1e9, 0),
-        )
+        )  # fmt: skip
         number = {
             (o, d, t): (o * data + d) * tensor + t
             for o in range(outer)

@@ -57,12 +57,9 @@ EXPERTS, CHOSEN, INNER = 8, 2, 96
 
 def mixture(layers: int = 2, experts: int = EXPERTS) -> MixtralConfig:
     return MixtralConfig(
-        **SIZES,
-        intermediate_size=INNER,
-        num_hidden_layers=layers,
-        num_local_experts=experts,
+        **SIZES, intermediate_size=INNER, num_hidden_layers=layers, num_local_experts=experts,
         num_experts_per_tok=CHOSEN,
-    )
+    )  # fmt: skip
 
 
 def test_tokens_go_to_their_experts_and_back():
@@ -74,13 +71,9 @@ def test_tokens_go_to_their_experts_and_back():
     again = Counter(forward={tokens: 4, EXPERTS * 8: 2}, backward={tokens: 8, EXPERTS * 8: 2})
     for checkpointing, counted in ((False, expected), (True, again)):
         planned = plan_layout(
-            mixture(),
-            Layout(4, expert=4),
-            device="cpu",
-            batch_size=4 * rows,
-            length=length,
+            mixture(), Layout(4, expert=4), device="cpu", batch_size=4 * rows, length=length,
             checkpointing=checkpointing,
-        )
+        )  # fmt: skip
         sent = [message for message in planned.sent if message.kind == "all_to_all"]
         assert {(message.axis, message.ranks) for message in sent} == {("expert", 4)}
         for phase, of_phase in counted.items():

@@ -32,44 +32,36 @@ CHUNKED = {"loss": "chunked"}
 # processes of their own: DTensor would take the equal mesh of another case for theirs.
 CASES = {
     (2, "all"): [
-        (BF16, Layout(2), "llama", False),
-        (FP32 | TWICE, Layout(2), "qwen3", False),
+        (BF16, Layout(2), "llama", False), (FP32 | TWICE, Layout(2), "qwen3", False),
         (BF16, Layout(2, reshard_root=True), "llama", True),
         (BF16, Layout(2, wrap="layers+embeddings"), "llama", False),
         (BF16 | TWICE, Layout(2, "zero1"), "llama", False),
         (BF16 | TWICE, Layout(2, "zero2"), "llama", False),
         (BF16 | {"checkpointing": True}, Layout(2, prefetch=1), "qwen3", False),
-        (BF16, Layout(2), "bert", False),
-        (FP32 | TWICE, Layout(2, "ddp"), "llama", False),
+        (BF16, Layout(2), "bert", False), (FP32 | TWICE, Layout(2, "ddp"), "llama", False),
         (BF16, Layout(2, "ddp"), "qwen3", False),
         (BF16 | TWICE, Layout(2, "ddp", gradient_as_bucket_view=True), "qwen3", False),
         (FP32 | TWICE | CHUNKED, Layout(2, "ddp"), "llama", False),
         (BF16 | CHUNKED, Layout(2, "ddp", gradient_as_bucket_view=True), "llama", False),
-        (FP16 | TWICE, Layout(2, "ddp"), "llama", False),
-        (FP16, Layout(2), "qwen3", False),
+        (FP16 | TWICE, Layout(2, "ddp"), "llama", False), (FP16, Layout(2), "qwen3", False),
         (FP16 | TWICE, Layout(2, "zero2"), "llama", True),
-        (BF16 | LORA, Layout(2, "ddp"), "llama", False),
-        (BF16 | LORA, Layout(2), "llama", False),
+        (BF16 | LORA, Layout(2, "ddp"), "llama", False), (BF16 | LORA, Layout(2), "llama", False),
         (FP16 | LORA | TWICE, Layout(2), "qwen3", False),
         (BF16 | LORA | {"base": "bf16", "weights": None}, Layout(2), "qwen3", True),
         (FP32 | LORA | {"base": "bf16", "weights": None}, Layout(2, "zero2"), "llama", False),
         (FP32 | LORA | ALL_LINEAR | TWICE, Layout(2, "zero1"), "llama", False),
-        (BF16 | QLORA, Layout(2), "llama", False),
-        (BF16 | QLORA, Layout(2, "ddp"), "llama", False),
-        (FP16 | QLORA | TWICE, Layout(2), "qwen3", False),
-        (FP32 | QLORA, Layout(2), "llama", True),
+        (BF16 | QLORA, Layout(2), "llama", False), (BF16 | QLORA, Layout(2, "ddp"), "llama", False),
+        (FP16 | QLORA | TWICE, Layout(2), "qwen3", False), (FP32 | QLORA, Layout(2), "llama", True),
         (BF16 | QLORA | ALL_LINEAR | {"checkpointing": True}, Layout(2, "zero2"), "qwen3", False),
         (BF16 | LORA | {"task": "sequence-classification"}, Layout(2), "llama", False),
         (BF16 | {"frozen": 2}, Layout(2), "qwen3", False),
         (FP32 | {"frozen": 1, "checkpointing": True}, Layout(2), "bert", False),
-        (FP32, Layout(1, tensor=2), "qwen3", False),
-        (FP16, Layout(1, tensor=2), "llama", False),
+        (FP32, Layout(1, tensor=2), "qwen3", False), (FP16, Layout(1, tensor=2), "llama", False),
         (FP32 | TWICE, Layout(1, tensor=2), "tied", False),
         (BF16 | TWICE, Layout(1, tensor=2), "llama", True),
     ],
     (2, "context"): [
-        (FP32, Layout(1, context=2), "llama", False),
-        (BF16, Layout(1, context=2), "qwen3", False),
+        (FP32, Layout(1, context=2), "llama", False), (BF16, Layout(1, context=2), "qwen3", False),
         (BF16, Layout(1, context=2), "llama", True),
         (BF16 | TWICE | {"checkpointing": True}, Layout(1, context=2), "llama", False),
         (FP32 | {"task": "masked-lm"}, Layout(1, context=2), "bert", False),
@@ -87,14 +79,13 @@ CASES = {
     (4, "all"): [
         (BF16 | TWICE, Layout(4, replicate=2), "llama", False),
         (FP32, Layout(4, replicate=2), "qwen3", False),
-        (BF16 | QLORA, Layout(4, replicate=2), "llama", False),
-        (BF16, Layout(4), "qwen3", True),
+        (BF16 | QLORA, Layout(4, replicate=2), "llama", False), (BF16, Layout(4), "qwen3", True),
         (FP16, Layout(4, replicate=2), "llama", False),
         (FP32 | TWICE, Layout(2, tensor=2), "llama", False),
         (BF16 | {"checkpointing": True}, Layout(2, tensor=2), "qwen3", False),
         (BF16, Layout(2, tensor=2), "tied", False),
     ],
-}
+}  # fmt: skip
 
 
 # Ranks begin once for many cases: by day for every third one.
@@ -340,17 +331,11 @@ def test_streams_of_their_own_reserve_by_themselves():
 
 @pytest.mark.parametrize(
     "text, layout",
-    [
-        ("fsdp=8", Layout(8)),
-        ("ddp=2", Layout(2, "ddp")),
-        (" FSDP=4 , TP=2", Layout(4, tensor=2)),
-        ("fsdp = 4 tp=2", Layout(4, tensor=2)),
-        ("hsdp=2x4", Layout(8, replicate=2)),
-        ("zero1=4", Layout(4, "zero1")),
-        ("fsdp=2,cp=4", Layout(2, context=4)),
-        ("context=8", Layout(1, context=8)),
-    ],
-)
+    [("fsdp=8", Layout(8)), ("ddp=2", Layout(2, "ddp")), (" FSDP=4 , TP=2", Layout(4, tensor=2)),
+     ("fsdp = 4 tp=2", Layout(4, tensor=2)), ("hsdp=2x4", Layout(8, replicate=2)),
+     ("zero1=4", Layout(4, "zero1")), ("fsdp=2,cp=4", Layout(2, context=4)),
+     ("context=8", Layout(1, context=8))],
+)  # fmt: skip
 def test_layouts_are_read_and_written(text, layout):
     assert parse(text) == layout == parse(str(layout))
 

@@ -71,14 +71,9 @@ def test_a_planned_stage_is_a_real_one(ranks):
 
 
 SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),

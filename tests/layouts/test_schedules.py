@@ -187,17 +187,12 @@ def theirs(kind, ranks: int, micro: int, chunks: int | None = None) -> list[list
     """The order of actions in one of torch's schedules, which asks only for its stages' numbers."""
     stages = [
         SimpleNamespace(
-            num_stages=ranks * (chunks or 1),
-            group_size=ranks,
-            group_rank=0,
-            stage_index=ranks * chunk,
-            is_first=chunk == 0,
-            is_last=False,
-            submod=torch.nn.Identity(),
-            has_backward=True,
+            num_stages=ranks * (chunks or 1), group_size=ranks, group_rank=0,
+            stage_index=ranks * chunk, is_first=chunk == 0, is_last=False,
+            submod=torch.nn.Identity(), has_backward=True,
         )
         for chunk in range(chunks or 1)
-    ]
+    ]  # fmt: skip
     order = kind(stages if chunks else stages[0], micro).pipeline_order
     return [
         [
@@ -214,12 +209,8 @@ class Watched:
 
     def __init__(self, rank: int, ranks: int):
         self.stage_index, self.num_stages, self.is_first, self.is_last, self.done = (
-            rank,
-            ranks,
-            rank == 0,
-            rank == ranks - 1,
-            [],
-        )
+            rank, ranks, rank == 0, rank == ranks - 1, [],
+        )  # fmt: skip
 
     def forward_one_chunk(self, micro_batch, *args, **settings):
         self.done.append(f"{self.stage_index}F{micro_batch}")

@@ -20,16 +20,10 @@ def planned(monkeypatch, layout, settle, **fields):
 
 @pytest.mark.parametrize(
     "layout, fields",
-    [
-        ("fsdp=4", {}),
-        ("fsdp=2", {"precision": "fp16", "checkpointing": True}),
-        ("zero2=4", {}),
-        ("zero1=2", {}),
-        ("hsdp=2x2", {"selective": True}),
-        ("fsdp=2,tensor=2", {}),
-        ("fsdp=2,context=2", {}),
-    ],
-)
+    [("fsdp=4", {}), ("fsdp=2", {"precision": "fp16", "checkpointing": True}), ("zero2=4", {}),
+     ("zero1=2", {}), ("hsdp=2x2", {"selective": True}), ("fsdp=2,tensor=2", {}),
+     ("fsdp=2,context=2", {})],
+)  # fmt: skip
 def test_what_stays_is_there_after_one_short_step(monkeypatch, layout, fields):
     """Two steps of two micro-batches each, and an update of all layers before, change nothing."""
     settle = trace.settle

@@ -176,16 +176,6 @@ def references(nb):
 
 
 RULES = (
-    length,
-    cells,
-    columns,
-    statements,
-    strings,
-    anatomy,
-    opening,
-    schematic,
-    in_your_own_code,
-    card,
-    exercises,
-    references,
-)
+    length, cells, columns, statements, strings, anatomy, opening, schematic, in_your_own_code,
+    card, exercises, references,
+)  # fmt: skip

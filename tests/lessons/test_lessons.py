@@ -86,28 +86,21 @@ def unexecuted(nb):
 BROKEN = [
     (rules.length, says("word " * 1400)),
     (rules.length, lambda nb: [adds("x = 1\n" * 15)(nb) for _ in range(15)]),
-    (rules.length, adds("assert True\n" * 6)),
-    (rules.cells, adds("x = 1\n" * 16)),
-    (rules.columns, adds("x = 1" + " " * 100 + "# far")),
-    (rules.statements, adds("x = 1; y = 2")),
-    (rules.statements, adds("if True: y = 2")),
-    (rules.strings, adds('print("in " "pieces")')),
-    (rules.anatomy, says("## Verify")),
-    (rules.anatomy, without("## The idea")),
-    (rules.opening, without("**In one line:**")),
-    (rules.opening, without("docs/glossary.md")),
+    (rules.length, adds("assert True\n" * 6)), (rules.cells, adds("x = 1\n" * 16)),
+    (rules.columns, adds("x = 1" + " " * 100 + "# far")), (rules.statements, adds("x = 1; y = 2")),
+    (rules.statements, adds("if True: y = 2")), (rules.strings, adds('print("in " "pieces")')),
+    (rules.anatomy, says("## Verify")), (rules.anatomy, without("## The idea")),
+    (rules.opening, without("**In one line:**")), (rules.opening, without("docs/glossary.md")),
     (rules.opening, without("| **Not when** |")),
     (rules.opening, without("minutes to read and run")),
     (rules.schematic, lambda nb: [cell.update(outputs=[]) for cell in rules.code(nb)]),
-    (rules.in_your_own_code, unexecuted),
-    (rules.in_your_own_code, without("import torch")),
+    (rules.in_your_own_code, unexecuted), (rules.in_your_own_code, without("import torch")),
     (rules.card, without("**Watch**")),
     (rules.card, lambda nb: nb.cells[0].update(source=nb.cells[0].source.replace("```", ""))),
-    (rules.exercises, without('check("02.3", None)')),
-    (rules.exercises, without("**Open task.**")),
+    (rules.exercises, without('check("02.3", None)')), (rules.exercises, without("**Open task.**")),
     (rules.references, without("- One")),
     (rules.references, says("## References\n\n" + "- One\n" * 9)),
-]
+]  # fmt: skip
 
 
 def test_the_good_lesson_is_good():

@@ -103,11 +103,7 @@ CASES = {
     ),
     "19": (
         replace(
-            LADDER,
-            accumulation=4,
-            precision="fp16",
-            checkpointing=True,
-            frozen=12,
+            LADDER, accumulation=4, precision="fp16", checkpointing=True, frozen=12,
             optimizer="adamw8bit_embed32",
         ),
         (
@@ -120,7 +116,7 @@ CASES = {
         ("torch.randint(5, 100, (12,))", "torch.randint(5, 100, (512,))"),
         ('optim="adamw_torch"', 'optim="adamw_bnb_8bit"'),
     ),
-}
+}  # fmt: skip
 
 
 VIT = Recipe("vit", profile="full")
@@ -265,16 +261,8 @@ CASES["17"] = (
 )
 CASES["20"] = (
     Recipe(
-        "decoder",
-        profile="full",
-        batch_size=4,
-        length=512,
-        precision="bf16",
-        attention="sdpa",
-        loss="chunked",
-        checkpointing=True,
-        base="bf16",
-        optimizer="adamw_stochastic",
+        "decoder", profile="full", batch_size=4, length=512, precision="bf16", attention="sdpa",
+        loss="chunked", checkpointing=True, base="bf16", optimizer="adamw_stochastic",
     ),
     ("def in_chunks(", "vocab_size=500, num_key", "labels[1, 24:]", "optimizer = StochasticAdamW("),
     ("import checkpoint\n", "import checkpoint\nimport torch.nn.functional as F\n"),
@@ -284,7 +272,7 @@ CASES["20"] = (
     ),
     ("torch.randint(500, (2, 32)", "torch.randint(500, (4, 512)"),
     ("wanted, 16)", "wanted)"),
-)
+)  # fmt: skip
 STEPS = """
 from transformers import LlamaConfig, LlamaForCausalLM
 model, way = LlamaForCausalLM(LlamaConfig(**json.loads({!r}))), {{"context_fn": contexts}}

@@ -16,13 +16,9 @@ from tight_fit.layouts.stages import DecoderStage
 from tight_fit.models.step import ModelStep
 
 CONFIG = LlamaConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=160,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    tie_word_embeddings=False,
-)
+    vocab_size=96, hidden_size=64, intermediate_size=160, num_hidden_layers=4,
+    num_attention_heads=4, tie_word_embeddings=False,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("precision, grows", [("bf16", True), ("fp32", False)])
@@ -32,17 +28,12 @@ def test_more_micro_batches_cost_gpipe_memory_only_under_autocast(precision, gro
     few, many = (
         plan_step(
             ModelStep(
-                CONFIG,
-                16,
-                8,
-                accumulation=count,
-                weights="fp32",
-                precision=precision,
+                CONFIG, 16, 8, accumulation=count, weights="fp32", precision=precision,
             ),
             layout,
         ).peak
         for count in (4, 16)
-    )
+    )  # fmt: skip
     assert (many > 1.3 * few) == grows and many < (4 if grows else 1.2) * few
 
 

@@ -143,12 +143,9 @@ def test_a_step_is_repeated_until_nothing_new_is_reserved():
     """A parameter of 4 MiB, a state as large from the first step on, and a step that needs 3 MiB
     and returns 512 bytes."""
     allocation_trace = AllocationTrace(
-        np.array([4 * MIB, 4 * MIB, 3 * MIB, 100, 0]),
-        np.array([0]),
-        np.array([1]),
-        np.array([3, 5, 4, -3], dtype=np.int32),
-        np.array([0, 0, 1, 2], dtype=np.int8),
-    )
+        np.array([4 * MIB, 4 * MIB, 3 * MIB, 100, 0]), np.array([0]), np.array([1]),
+        np.array([3, 5, 4, -3], dtype=np.int32), np.array([0, 0, 1, 2], dtype=np.int8),
+    )  # fmt: skip
     assert replay(allocation_trace) == AllocatorPeaks(11 * MIB + 512, 22 * MIB)
     # The workspaces leave 5 MiB in the first segment; the state, which comes last, takes them all.
     assert replay(allocation_trace, workspace=8 * MIB) == AllocatorPeaks(28 * MIB + 512, 42 * MIB)
@@ -180,11 +177,9 @@ def test_a_plan_on_a_gpu(recipe):
     with pytest.raises(CapacityExceeded):
         planned.allocator_peaks("T4", capacity=peaks.allocated - 512)
     room = find("T4")._replace(memory=least + CONTEXT + int(MARGIN * planned.peak))
-    assert (
-        planned.fits(room)
-        and planned.fits(room).over == 0
-        and not planned.fits(room._replace(memory=room.memory - KIB))
-    )
+    assert planned.fits(room)
+    assert planned.fits(room).over == 0
+    assert not planned.fits(room._replace(memory=room.memory - KIB))
 
 
 def test_a_cpu_has_none():

@@ -9,13 +9,9 @@ from tight_fit.models.made import make
 from tight_fit.models.step import ModelStep
 
 SIZES = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
 IMAGES = {"image_size": 32, "patch_size": 8}
 CASES = {
     "bert masked-lm": (library.BertConfig(**SIZES), "masked-lm", {}),
@@ -30,12 +26,7 @@ CASES = {
     "bert tokens": (library.BertConfig(**SIZES), "token-classification", {"classes": 5}),
     "t5 seq2seq-lm": (
         library.T5Config(
-            vocab_size=128,
-            d_model=32,
-            d_kv=8,
-            d_ff=64,
-            num_layers=2,
-            num_heads=4,
+            vocab_size=128, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
             decoder_start_token_id=0,
         ),
         "seq2seq-lm",
@@ -46,7 +37,7 @@ CASES = {
         "image-classification",
         {"classes": 11},
     ),
-}
+}  # fmt: skip
 EXAMPLES, LENGTH = 6, 16
 
 
@@ -73,17 +64,13 @@ def test_it_keeps_what_trainer_keeps(name, tmp_path):
     trainer = library.Trainer(
         make(step),
         library.TrainingArguments(
-            tmp_path,
-            report_to=[],
-            use_cpu=True,
-            bf16=step.precision == "bf16",
-            per_device_eval_batch_size=2,
-            disable_tqdm=True,
+            tmp_path, report_to=[], use_cpu=True, bf16=step.precision == "bf16",
+            per_device_eval_batch_size=2, disable_tqdm=True,
         ),
         eval_dataset=rows(step),
         preprocess_logits_for_metrics=watched,
         compute_metrics=lambda prediction: {},
-    )
+    )  # fmt: skip
     trainer.evaluate()
     assert len(kept) == EXAMPLES // 2
     assert sum(part.nbytes for batch in kept for part in batch) == EXAMPLES * logits_bytes(step)

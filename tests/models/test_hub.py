@@ -72,37 +72,19 @@ def make_deberta(folder):
         for d in ("may", "june", "the bank")
     ]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_prefix=f"{folder}/spm",
-        vocab_size=60,
-        hard_vocab_limit=False,
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        pad_piece="[PAD]",
-        bos_piece="[CLS]",
-        eos_piece="[SEP]",
-        unk_piece="[UNK]",
-        minloglevel=2,
-    )
+        sentence_iterator=iter(lines), model_prefix=f"{folder}/spm", vocab_size=60,
+        hard_vocab_limit=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="[PAD]",
+        bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]", minloglevel=2,
+    )  # fmt: skip
     (folder / "spm.vocab").unlink()
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": false, "vocab_type": "spm"}')
     DebertaV2Model(
         DebertaV2Config(
-            vocab_size=100,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            relative_attention=True,
-            pos_att_type=["p2c", "c2p"],
-            position_buckets=8,
-            norm_rel_ebd="layer_norm",
-            share_att_key=True,
-            type_vocab_size=0,
+            vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=64, relative_attention=True, pos_att_type=["p2c", "c2p"],
+            position_buckets=8, norm_rel_ebd="layer_norm", share_att_key=True, type_vocab_size=0,
         )
-    ).half().save_pretrained(folder)
+    ).half().save_pretrained(folder)  # fmt: skip
     return folder
 
 
@@ -111,14 +93,10 @@ def make_vit(folder):
 
     ViTModel(
         ViTConfig(
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            image_size=16,
-            patch_size=4,
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            image_size=16, patch_size=4,
         )
-    ).save_pretrained(folder)
+    ).save_pretrained(folder)  # fmt: skip
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
 
 
@@ -209,9 +187,8 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
     encoded = data.encode(split, recipe, AutoTokenizer.from_pretrained(language.path))
     for row, length in enumerate(encoded.lengths.tolist()):
         ids = encoded.columns["input_ids"][row].tolist()
-        assert ids[:length] == [1] + golden.encode(rows[row]) + [2] and ids[length:] == [0] * (
-            40 - length
-        )
+        assert ids[:length] == [1] + golden.encode(rows[row]) + [2]
+        assert ids[length:] == [0] * (40 - length)
     assert 3 not in encoded.columns["input_ids"][1]  # no [UNK]
 
 
@@ -308,17 +285,13 @@ def test_without_network_mirror_and_cache_one_sentence_after_one_attempt(tmp_pat
     sentences, attempts = run(NO_NETWORK + FIND, HF_HOME=str(tmp_path), TIGHT_FIT_MIRROR=gone)
     assert attempts == 1
     for sentence, folder in zip(sentences, (f"models/{BASE}", f"datasets/{CIFAR}"), strict=True):
-        assert (
-            ". " not in sentence
-            and "\n" not in sentence
-            and sentence.endswith("TIGHT_FIT_PROFILE=mini.")
-        )
+        assert ". " not in sentence
+        assert "\n" not in sentence
+        assert sentence.endswith("TIGHT_FIT_PROFILE=mini.")
         assert "connect to the internet" in sentence
         assert f"set TIGHT_FIT_MIRROR to a folder that holds {folder}" in sentence
-        assert (
-            "gone, which is no folder" in sentence
-            and "no answer from https://huggingface.co" in sentence
-        )
+        assert "gone, which is no folder" in sentence
+        assert "no answer from https://huggingface.co" in sentence
 
 
 def test_offline_mode_asks_nobody(tmp_path):
@@ -400,13 +373,9 @@ except hub.HubUnavailable as error:
 
 
 REMOTE = {
-    "config.json": b"{}",
-    "spm.model": SMALLEST[".model"],
-    "tokenizer_config.json": b"{}",
-    "pytorch_model.bin": b"b" * 9,
-    "rust_model.ot": b"r" * 99,
-    "tf_model.h5": b"t" * 99,
-}
+    "config.json": b"{}", "spm.model": SMALLEST[".model"], "tokenizer_config.json": b"{}",
+    "pytorch_model.bin": b"b" * 9, "rust_model.ot": b"r" * 99, "tf_model.h5": b"t" * 99,
+}  # fmt: skip
 
 
 def test_the_hub_is_asked_for_the_pinned_commit_and_only_for_what_is_read(tmp_path):
@@ -430,9 +399,9 @@ def test_the_hub_is_asked_for_the_pinned_commit_and_only_for_what_is_read(tmp_pa
 )
 def test_what_the_hub_refuses_is_said(tmp_path, files, status, reason):
     answer, _ = ask_hub(tmp_path, files, status)
-    assert (
-        answer[0] is None and reason in answer[1] and answer[1].endswith("TIGHT_FIT_PROFILE=mini.")
-    )
+    assert answer[0] is None
+    assert reason in answer[1]
+    assert answer[1].endswith("TIGHT_FIT_PROFILE=mini.")
 
 
 def test_a_broken_download_falls_back_and_a_full_disk_does_not(tmp_path, monkeypatch):

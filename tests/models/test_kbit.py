@@ -17,13 +17,9 @@ peft = pytest.importorskip("peft")
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
 SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
 CONFIGS = {
     "llama": library.LlamaConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=False),
     "qwen2": library.Qwen2Config(**SIZES, num_key_value_heads=2),  # biases, a tied head
@@ -33,15 +29,9 @@ CONFIGS = {
 
 def step_of(name: str, precision: str = "bf16", **fields) -> ModelStep:
     return ModelStep(
-        CONFIGS[name],
-        batch_size=4,
-        length=32,
-        precision=precision,
-        base="nf4",
-        lora_rank=4,
-        task="causal-lm",
-        **fields,
-    )
+        CONFIGS[name], batch_size=4, length=32, precision=precision, base="nf4", lora_rank=4,
+        task="causal-lm", **fields,
+    )  # fmt: skip
 
 
 def by_peft(step: ModelStep) -> FlatLogits:

@@ -25,9 +25,8 @@ def test_each_rung_changes_one_field_and_keeps_the_rest(start, half):
     climbed = ladder.climb(start, steps)
     assert list(climbed) == list(steps) and climbed[ladder.FIRST] == start
     for (_, before), (name, after) in itertools.pairwise(climbed.items()):
-        assert {field: new for field, (_, new) in difference(before, after).items()} == steps[
-            name
-        ] and len(steps[name]) == 1
+        assert {field: new for field, (_, new) in difference(before, after).items()} == steps[name]
+        assert len(steps[name]) == 1
     assert ladder.top(start, steps) == list(climbed.values())[-1]
     assert {recipe.batch_size for recipe in climbed.values()} == {start.batch_size}
 
@@ -80,9 +79,8 @@ def test_the_smallest_gpu():
     )  # it has no bf16
     large = plan(ladder.START)
     gpu, _ = ladder.smallest(large)
-    assert large.fits(gpu) and not any(
-        large.fits(other) for other in gpus.GPUS.values() if other.memory < gpu.memory
-    )
+    assert large.fits(gpu)
+    assert not any(large.fits(other) for other in gpus.GPUS.values() if other.memory < gpu.memory)
     assert ladder.smallest(plan(replace(ladder.START, batch_size=4096))) is None
 
 
@@ -103,14 +101,10 @@ def test_the_blogs_confounded_rows_are_those_whose_peak_something_else_moved():
         )
 
     claimed = {
-        "accumulation": ("accumulation", "batch_size"),
-        "bf16": ("precision",),
-        "padding": ("padding",),
-        "checkpointing": ("checkpointing",),
-        "8-bit": ("optimizer",),
-        "freezing": ("frozen",),
-        "LoRA": ("lora_rank",),
-    }
+        "accumulation": ("accumulation", "batch_size"), "bf16": ("precision",),
+        "padding": ("padding",), "checkpointing": ("checkpointing",), "8-bit": ("optimizer",),
+        "freezing": ("frozen",), "LoRA": ("lora_rank",),
+    }  # fmt: skip
     moved = set()
     for (_, before), (name, after) in itertools.pairwise(BLOG):
         fair = replace(before, **{field: getattr(after, field) for field in claimed[name]})

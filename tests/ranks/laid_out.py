@@ -146,14 +146,10 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
     )
     followed = to_plan((trace, 0), step, "cpu")
     return {
-        "distance": distance,
-        "gradients": apart,
-        "skipped": skipped,
-        "peak": followed.peak,
-        "at_peak": followed.at_peak,
-        "flops": followed.flops,
+        "distance": distance, "gradients": apart, "skipped": skipped, "peak": followed.peak,
+        "at_peak": followed.at_peak, "flops": followed.flops,
         "sent": [vars(message) for message in sent],
-    }
+    }  # fmt: skip
 
 
 def overflow_on_one_rank(rank: ModelRank, micro_batch: dict[str, torch.Tensor], here: bool) -> bool:
@@ -222,16 +218,12 @@ def run_stages(step: ModelStep, layout: Layout, mesh, selective: bool, expected:
     trace, sent = trace_pipeline_rank(rank, lambda: batch_of(0), Recorder())
     followed = to_plan((trace, 0), step, "cpu")
     return {
-        "distance": distance,
-        "parameters": sorted(seen),
-        "expected": sorted(_of_rank(expected, rank)),
-        "loss": loss,
-        "stage": mesh["pipeline"].get_local_rank(),
-        "peak": followed.peak,
-        "at_peak": followed.at_peak,
-        "flops": followed.flops,
+        "distance": distance, "parameters": sorted(seen),
+        "expected": sorted(_of_rank(expected, rank)), "loss": loss,
+        "stage": mesh["pipeline"].get_local_rank(), "peak": followed.peak,
+        "at_peak": followed.at_peak, "flops": followed.flops,
         "sent": [vars(message) for message in sent],
-    }
+    }  # fmt: skip
 
 
 def _of_rank(expected: dict, rank: PipelineRank) -> list[str]:

@@ -31,12 +31,9 @@ for stage in stages:
         state = Accelerator().state
         results.append(
             {
-                "kind": str(state.distributed_type),
-                "stage": state.deepspeed_plugin.zero_stage,
-                "losses": losses,
-                "expected": expected,
-                "distance": distance(model, reference),
+                "kind": str(state.distributed_type), "stage": state.deepspeed_plugin.zero_stage,
+                "losses": losses, "expected": expected, "distance": distance(model, reference),
             }
-        )
+        )  # fmt: skip
 print("RESULT " + json.dumps(results))
 torch.distributed.destroy_process_group()

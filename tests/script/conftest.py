@@ -23,12 +23,8 @@ KINDS = {
     "bert": (
         AutoModelForMaskedLM,
         BertConfig(
-            vocab_size=WORDS,
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=128,
-            max_position_embeddings=128,
+            vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=128, max_position_embeddings=128,
         ),
     ),
     "gpt2": (
@@ -38,27 +34,18 @@ KINDS = {
     "t5": (
         AutoModelForSeq2SeqLM,
         T5Config(
-            vocab_size=WORDS,
-            d_model=64,
-            d_kv=16,
-            d_ff=128,
-            num_layers=2,
-            num_heads=4,
+            vocab_size=WORDS, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
             decoder_start_token_id=0,
         ),
     ),
     "vit": (
         AutoModel,
         ViTConfig(
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=128,
-            image_size=32,
-            patch_size=8,
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+            image_size=32, patch_size=8,
         ),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

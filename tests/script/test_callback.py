@@ -49,14 +49,9 @@ def trainer(*callbacks, data=None, change=lambda model: model, **options):
     names = {}
     exec(LLAMA, names)
     arguments = {
-        "per_device_train_batch_size": 8,
-        "max_steps": 4,
-        "report_to": [],
-        "save_strategy": "no",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "logging_steps": 1,
-    }
+        "per_device_train_batch_size": 8, "max_steps": 4, "report_to": [], "save_strategy": "no",
+        "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
+    }  # fmt: skip
     return transformers.Trainer(
         change(names["model"]),
         transformers.TrainingArguments("out", **{**arguments, **options}),

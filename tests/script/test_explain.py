@@ -98,28 +98,16 @@ def test_every_field_that_pytorch_writes_is_read_over(tmp_path, capsys):
 
     def segment(device, size, blocks):
         return {
-            "device": device,
-            "address": 4096,
-            "total_size": size,
-            "allocated_size": size,
-            "active_size": size,
-            "requested_size": size,
-            "stream": 0,
-            "segment_type": "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": False,
-            "frames": frames,
-            "blocks": blocks,
-        }
+            "device": device, "address": 4096, "total_size": size, "allocated_size": size,
+            "active_size": size, "requested_size": size, "stream": 0, "segment_type": "large",
+            "segment_pool_id": (0, 0), "is_expandable": False, "frames": frames, "blocks": blocks,
+        }  # fmt: skip
 
     def full(address, size, state):
         return {
-            "address": address,
-            "size": size,
-            "requested_size": size - 8,
-            "state": state,
+            "address": address, "size": size, "requested_size": size - 8, "state": state,
             "frames": frames,
-        }
+        }  # fmt: skip
 
     held = [full(4096, 3 * GIB, "active_allocated"), full(4096 + 3 * GIB, GIB, "inactive")]
     trace = [

@@ -64,13 +64,9 @@ def fit(*callbacks, change=None, loader=None, library=lightning, manual=False, *
     names = {}
     exec(MODULE.replace("import lightning,", f"import {library.__name__} as lightning,"), names)
     settings = {
-        "max_steps": 4,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+        "max_steps": 4, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
     module = names["Tagger"]()
     module.automatic_optimization = not manual
     if change:
@@ -92,15 +88,10 @@ def told(gpu="A100", **options):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"precision": "bf16-mixed", "gradient_clip_val": 1.0},
-        {"precision": "bf16-true"},
-        {"precision": "16-mixed"},
-        {"accumulate_grad_batches": 4},
-    ],
+    [{}, {"precision": "bf16-mixed", "gradient_clip_val": 1.0}, {"precision": "bf16-true"},
+     {"precision": "16-mixed"}, {"accumulate_grad_batches": 4}],
     ids=lambda options: " ".join(map(str, options.values())) or "fp32",
-)
+)  # fmt: skip
 def test_the_plan_is_that_of_the_same_program(options, program):
     """`tight-fit script` runs Lightning's own loop. Gradients live through the next forward."""
     here = options

@@ -19,12 +19,9 @@ ATTENTION = (
 )
 # PyTorch's memory-efficient kernel takes fp16 and fp32 from Volta on, bf16 from Ampere on.
 FUSED = {
-    ("T4", "float16"): True,
-    ("T4", "float32"): True,
-    ("T4", "bfloat16"): False,
-    ("V100-16GB", "float16"): True,
-    ("RTX 3060", "bfloat16"): True,
-}
+    ("T4", "float16"): True, ("T4", "float32"): True, ("T4", "bfloat16"): False,
+    ("V100-16GB", "float16"): True, ("RTX 3060", "bfloat16"): True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("gpu, dtype", FUSED)

@@ -26,46 +26,27 @@ SLOW = Cluster("A100-40GB", 2, 2, "PCIe 3 x16", "Ethernet 1 Gbit")
 
 def mixtral(width=64, layers=2, experts=8):
     return MixtralConfig(
-        **SIZES,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_local_experts=experts,
-        num_experts_per_tok=2,
-    )
+        **SIZES, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
+        num_local_experts=experts, num_experts_per_tok=2,
+    )  # fmt: skip
 
 
 def olmoe(width=64):
     return OlmoeConfig(
-        **SIZES,
-        hidden_size=width,
-        intermediate_size=width // 2,
-        num_hidden_layers=2,
-        num_experts=16,
-        num_experts_per_tok=4,
-    )
+        **SIZES, hidden_size=width, intermediate_size=width // 2, num_hidden_layers=2,
+        num_experts=16, num_experts_per_tok=4,
+    )  # fmt: skip
 
 
 LARGE = mixtral(6144)  # 3.6 G parameters, too many for one GPU; few layers, for a quick plan
 QWEN = Qwen3MoeConfig(
-    **SIZES,
-    hidden_size=128,
-    head_dim=32,
-    intermediate_size=512,
-    moe_intermediate_size=64,
-    num_hidden_layers=3,
-    num_experts=16,
-    num_experts_per_tok=4,
-    mlp_only_layers=[0],
-)
+    **SIZES, hidden_size=128, head_dim=32, intermediate_size=512, moe_intermediate_size=64,
+    num_hidden_layers=3, num_experts=16, num_experts_per_tok=4, mlp_only_layers=[0],
+)  # fmt: skip
 GPT_OSS = GptOssConfig(
-    **SIZES,
-    hidden_size=64,
-    head_dim=16,
-    intermediate_size=96,
-    num_hidden_layers=2,
+    **SIZES, hidden_size=64, head_dim=16, intermediate_size=96, num_hidden_layers=2,
     num_local_experts=8,
-)
+)  # fmt: skip
 LLAMA = LlamaConfig(**SIZES, hidden_size=64, intermediate_size=176, num_hidden_layers=2)
 
 

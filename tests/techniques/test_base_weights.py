@@ -69,9 +69,8 @@ def test_adapters_of_all_linear_layers_stand_beside_every_one_below_the_head():
         for name, module in model.named_modules()
         if type(module) is torch.nn.Linear and ".layer." in name and "lora" not in name
     }
-    assert (
-        adapted == {name for name in names if int(name.split(".")[3]) >= 2} and len(adapted) == 12
-    )
+    assert adapted == {name for name in names if int(name.split(".")[3]) >= 2}
+    assert len(adapted) == 12
 
 
 def test_rslora_multiplies_by_alpha_over_the_root_of_the_rank():

@@ -98,12 +98,9 @@ def test_a_chunk_is_large_enough_to_keep_a_gpu_busy(tokens, expected):
 def small(**changed):
     fields = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
     return library.LlamaConfig(
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        **fields,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32, **fields,
         **changed,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -155,13 +155,9 @@ def test_old_names_are_refused(name, tmp_path):
 @pytest.mark.skipif(not hasattr(Qwen3ForCausalLM, "activation_checkpointing_enable"), reason="5.23")
 def test_todays_names_hold(tmp_path):
     arguments = TrainingArguments(
-        str(tmp_path),
-        eval_strategy="no",
-        train_sampling_strategy="group_by_length",
-        warmup_steps=0.03,
-        use_cpu=True,
-        report_to=[],
-    )
+        str(tmp_path), eval_strategy="no", train_sampling_strategy="group_by_length",
+        warmup_steps=0.03, use_cpu=True, report_to=[],
+    )  # fmt: skip
     assert arguments.get_warmup_steps(100) == 3
     assert arguments.optim == "adamw_torch_fused"
     with pytest.raises(TypeError, match="'tokenizer'"):

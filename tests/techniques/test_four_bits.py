@@ -14,14 +14,9 @@ WIDTH = 64
 
 def config(**changed):
     fields = {
-        "vocab_size": 99,
-        "hidden_size": WIDTH,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "max_position_embeddings": 64,
-    }
+        "vocab_size": 99, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
+    }  # fmt: skip
     return library.LlamaConfig(**{**fields, **changed})
 
 

@@ -34,18 +34,13 @@ def test_ordinary_loops_refuse_what_only_the_courses_own_does(changes, says):
 
 # Numbers of NumPy and PyTorch are taken, and kept as Python's own.
 TAKEN = [
-    ("lora_alpha", np.float32(3.0), 3.0),
-    ("lora_alpha", np.int64(4), 4),
-    ("lora_alpha", torch.tensor(2.0), 2.0),
-    ("lora_rank", np.int32(8), 8),
-    ("lora_rank", torch.tensor(8), 8),
-    ("compile", np.bool_(True), True),
-    ("compile", torch.tensor(True), True),
-    ("attention", np.str_("sdpa"), "sdpa"),
-    ("base", np.str_("nf4"), "nf4"),
-    ("loss", np.str_("chunked"), "chunked"),
+    ("lora_alpha", np.float32(3.0), 3.0), ("lora_alpha", np.int64(4), 4),
+    ("lora_alpha", torch.tensor(2.0), 2.0), ("lora_rank", np.int32(8), 8),
+    ("lora_rank", torch.tensor(8), 8), ("compile", np.bool_(True), True),
+    ("compile", torch.tensor(True), True), ("attention", np.str_("sdpa"), "sdpa"),
+    ("base", np.str_("nf4"), "nf4"), ("loss", np.str_("chunked"), "chunked"),
     ("offload", np.str_("activations"), "activations"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, value, plain", TAKEN, ids=str)

@@ -7,13 +7,9 @@ from tight_fit.techniques import model_changes
 from tight_fit.techniques.targets import targets_of
 
 TEXT = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 24,
-    "max_position_embeddings": 32,
-}
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 24, "max_position_embeddings": 32,
+}  # fmt: skip
 
 
 def llama():

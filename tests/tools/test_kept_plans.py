@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from helpers import kept_layouts
 from helpers.tables import KEPT_TABLES
 from tools.course import kept_plans as command
@@ -17,9 +15,3 @@ def test_each_group_of_plans_has_its_file():
 def test_kept_tables_are_those_of_the_kept_plans():
     kept = json.loads(KEPT_TABLES.read_text(encoding="utf8"))
     assert kept == command.all_tables(), "stale: python -m tools.course.kept_plans tables"
-
-
-def test_the_command_says_where_plans_are_kept(capsys):
-    with pytest.raises(SystemExit):
-        command.main(["--help"])
-    assert "helpers/kept/" in capsys.readouterr().out

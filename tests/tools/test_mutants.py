@@ -80,30 +80,12 @@ def written(folder):
     blocks = [["helpers/plan/a.py", [[2, 4]]], ["helpers/plan/a.py", [[7, 7]]]]
     (folder / "blocks.json").write_text(json.dumps(blocks))
     rows = [
-        {
-            "test": "tests/plan/x.py::a",
-            "slow": True,
-            "seconds": 9,
-            "passed": True,
-            "setup": [],
-            "call": [0],
-        },
-        {
-            "test": "tests/plan/x.py::b",
-            "slow": False,
-            "seconds": 1,
-            "passed": True,
-            "setup": [1],
-            "call": [],
-        },
-        {
-            "test": "tests/core/y.py::c",
-            "slow": False,
-            "seconds": 0.1,
-            "passed": True,
-            "setup": [],
-            "call": [0],
-        },
+        {"test": test, "slow": slow, "seconds": 1, "passed": True, "setup": setup, "call": call}
+        for test, slow, setup, call in (
+            ("tests/plan/x.py::a", True, [], [0]),
+            ("tests/plan/x.py::b", False, [1], []),
+            ("tests/core/y.py::c", False, [], [0]),
+        )
     ]
     (folder / "reached-1.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return run.Reached(folder)

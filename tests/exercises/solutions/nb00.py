@@ -50,10 +50,7 @@ WRONG = {
     "00.2": [KEPT / 2, KEPT / 12, KEPT * 2**10, 1.15 * KEPT, 0, "2.25"],
     "00.3": [rule_of_thumb, always_fp32, frozen_too, lambda model: 0, 16],
     "00.4": [
-        ("activations", "backward"),
-        ("gradients", "optimizer"),
-        ("optimizer states", "backward"),
-        "optimizer states",
-        ("weights", "optimizer"),
+        ("activations", "backward"), ("gradients", "optimizer"), ("optimizer states", "backward"),
+        "optimizer states", ("weights", "optimizer"),
     ],
-}
+}  # fmt: skip

@@ -82,14 +82,9 @@ def wrong_axis(train, labels, test):
 def unfair(before, after):
     def in_force(recipe):
         return replace(
-            recipe,
-            weights="random",
-            data=recipe.dataset,
-            length=recipe.tokens,
-            learning_rate=recipe.peak_learning_rate,
-            accumulation=1,
-            checkpointing=False,
-        )
+            recipe, weights="random", data=recipe.dataset, length=recipe.tokens,
+            learning_rate=recipe.peak_learning_rate, accumulation=1, checkpointing=False,
+        )  # fmt: skip
 
     return sorted(difference(in_force(before), in_force(after)))
 

@@ -46,13 +46,9 @@ def by_sets_weighed(peak, names):
 
 
 small = replace(
-    START,
-    precision="fp16",
-    checkpointing=True,
-    optimizer="adamw8bit_embed32",
-    frozen=12,
+    START, precision="fp16", checkpointing=True, optimizer="adamw8bit_embed32", frozen=12,
     accumulation=16,
-)
+)  # fmt: skip
 
 RIGHT = {
     "19.1": ("lora_rank", "checkpointing"),
