@@ -1,18 +1,19 @@
-"""Each technique beside the plain step: what it takes of a GPU, in bytes and seconds, by plan.
+"""Techniques for one GPU, by plan: each beside the plain step, and as rungs of the ladder.
 
-The table of README and labs, for the models at full size. `make plans` keeps it for the labs.
+Tables of README and of notebooks, for models at full size. `make plans` keeps those of notebooks.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from helpers import ladder
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tight_fit import gpus
 from tight_fit.kernels.step_seconds import lacks
 from tight_fit.memory.plan import Plan
-from tight_fit.units import size, span
+from tight_fit.units import number, size, span
 
 MODELS = {
     "DeBERTa-v3-base, 16 × 256 tokens": Recipe(profile="full", batch_size=16, length=256),
@@ -31,15 +32,20 @@ TECHNIQUES: dict[str, dict] = {
     "LoRA, rank 8": {"lora_rank": 8},
 }
 TIMED = ("T4", "A100-40GB")  # the GPUs that the time of a step is planned for
+LADDER = (
+    "DeBERTa-v3-large, 16 examples of 512 tokens; fp32 without TF32 and fused AdamW where no rung "
+    "says otherwise, eager attention, not compiled."
+)
 
 
-def shown() -> dict[str, Any]:
-    """Rows and caption of the table that `helpers.show.techniques` gives."""
+def shown() -> dict[str, dict[str, Any]]:
+    """{name: rows and caption} of the tables that `helpers.show` gives of techniques."""
     caption = (
         "Plan for a GPU: peak of one optimizer step at full size, the smallest GPU that holds it, "
         "and the step's time, × what the plain step takes"
     )
-    return {"rows": rows(), "caption": caption}
+    alone = {"rows": rows(), "caption": caption}
+    return {"techniques": alone, "rungs": rungs(), "savings": savings()}
 
 
 def rows() -> list[dict[str, str]]:
@@ -78,3 +84,51 @@ def smallest_gpu(planned: Plan) -> str:
         if planned.fits(gpu) and (planned.recipe.precision != "bf16" or gpu.bf16):
             return gpu.name
     return "no GPU"
+
+
+def rungs() -> dict[str, Any]:
+    """A row per rung: what it changes, the peak, FLOPs, and the smallest GPU that holds it."""
+    changes = ladder.rungs(ladder.START)
+    plans = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    first = plans[ladder.FIRST]
+    rows = []
+    for name, rung in plans.items():
+        fields = ", ".join(f"{field}={value!r}" for field, value in changes[name].items())
+        smallest = ladder.smallest(rung)
+        rows.append(
+            {
+                "rung": name,
+                "adds": fields or "(start)",
+                "peak": size(rung.peak),
+                "of the start": f"{rung.peak / first.peak:.0%}",
+                "FLOPs per step": number(_flops(rung)),
+                "smallest GPU": f"{smallest[0].name} in {smallest[1]}" if smallest else "none",
+            }
+        )
+    return {"rows": rows, "caption": f"Planned, nothing was run: {LADDER}"}
+
+
+def savings() -> dict[str, Any]:
+    """A row per technique: what it saves alone, on its rung, and taken away from the top."""
+    start, full = plan(ladder.START), plan(ladder.top(ladder.START))
+    climbed = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
+    below = dict(zip(list(climbed)[1:], climbed.values()))
+    alone, without = ladder.alone(ladder.START), ladder.without(ladder.START)
+    rows = []
+    for name in without:
+        away = plan(without[name])
+        rows.append(
+            {
+                "technique": name,
+                "alone": size(start.peak - plan(alone[name]).peak),
+                "on its rung": size(below[name].peak - climbed[name].peak),
+                "taken away": size(away.peak - full.peak),
+                "FLOPs without it": f"{_flops(away) / _flops(full) - 1:+.0%}",
+            }
+        )
+    caption = f"Planned: bytes of the peak that each technique saves, asked in three ways: {LADDER}"
+    return {"rows": rows, "caption": caption}
+
+
+def _flops(planned: Plan) -> int:
+    return sum(planned.flops.values())

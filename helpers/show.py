@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from helpers import kept_layouts, ladder
+from helpers import kept_layouts
 from helpers.kept_layouts import contexts, in_words, large, owned
 from helpers.plan import plan
 from helpers.recipe import Recipe
@@ -32,7 +32,7 @@ from tight_fit.layouts.layout import Layout
 from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.own_step import CustomStepPlan
-from tight_fit.units import duration, number, size, span
+from tight_fit.units import duration, size, span
 
 __all__ = [
     "before_and_after",
@@ -48,10 +48,6 @@ __all__ = [
     "savings",
     "techniques",
 ]
-LADDER = (
-    "DeBERTa-v3-large, 16 examples of 512 tokens; fp32 without TF32 and fused AdamW where no rung "
-    "says otherwise, eager attention, not compiled."
-)
 
 
 def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None) -> Table:
@@ -215,51 +211,12 @@ def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -
 
 def rungs() -> Table:
     """A row per rung: what it changes, the peak, FLOPs, and the smallest GPU that holds it."""
-    changes = ladder.rungs(ladder.START)
-    plans = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
-    first = plans[ladder.FIRST]
-    rows = []
-    for name, rung in plans.items():
-        fields = ", ".join(f"{field}={value!r}" for field, value in changes[name].items())
-        smallest = ladder.smallest(rung)
-        rows.append(
-            {
-                "rung": name,
-                "adds": fields or "(start)",
-                "peak": size(rung.peak),
-                "of the start": f"{rung.peak / first.peak:.0%}",
-                "FLOPs per step": number(_flops(rung)),
-                "smallest GPU": f"{smallest[0].name} in {smallest[1]}" if smallest else "none",
-            }
-        )
-    return Table(rows, f"Planned, nothing was run: {LADDER}")
+    return Table(**kept("rungs"))
 
 
 def savings() -> Table:
     """A row per technique: what it saves alone, on its rung, and taken away from the top."""
-    start, full = plan(ladder.START), plan(ladder.top(ladder.START))
-    climbed = {name: plan(recipe) for name, recipe in ladder.climb(ladder.START).items()}
-    below = dict(zip(list(climbed)[1:], climbed.values()))
-    alone, without = ladder.alone(ladder.START), ladder.without(ladder.START)
-    rows = []
-    for name in without:
-        away = plan(without[name])
-        rows.append(
-            {
-                "technique": name,
-                "alone": size(start.peak - plan(alone[name]).peak),
-                "on its rung": size(below[name].peak - climbed[name].peak),
-                "taken away": size(away.peak - full.peak),
-                "FLOPs without it": f"{_flops(away) / _flops(full) - 1:+.0%}",
-            }
-        )
-    return Table(
-        rows, f"Planned: bytes of the peak that each technique saves, asked in three ways: {LADDER}"
-    )
-
-
-def _flops(planned: Plan) -> int:
-    return sum(planned.flops.values())
+    return Table(**kept("savings"))
 
 
 def techniques(*fields: str) -> Table:

@@ -188,7 +188,7 @@ def searched() -> Path:
 
 def all_tables() -> dict[str, Any]:
     """{name: rows and caption} of what the other groups hold, and of techniques for one GPU."""
-    return layout_searches.shown() | {"techniques": techniques.shown()}
+    return layout_searches.shown() | techniques.shown()
 
 
 def tables() -> Path:
