@@ -30,8 +30,8 @@ from benchmarks.apart import last_object
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
 from benchmarks.room import MEMORY_FRACTION, has_room
+from benchmarks.techniques import MODELS, TECHNIQUES
 from helpers import ladder, models, record
-from helpers.ladder import MODELS, TECHNIQUES
 from helpers.plan import plan
 from helpers.profile import environment, usable_cuda
 from helpers.recipe import Recipe, replace

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.kept_layouts import LLAMA_70B
+from benchmarks.layout_searches import LLAMA_70B
 from helpers.tables import Table
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import GPU

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from helpers.batching import batch_length
+from by_hand.padding import batch_length
 from tight_fit.checks import IGNORE, one_of
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import DebertaV2ForSequenceClassification
 
 from by_hand.collate import pad
-from helpers.batching import Batch, batch_length, checked_lengths
+from by_hand.padding import batch_length
+from helpers.batching import Batch, checked_lengths
 from tight_fit.checks import IGNORE, whole
 
 

@@ -1,6 +1,6 @@
 """Panels: controls above a figure, which is drawn again when a control is moved.
 
-    def draw(batch_size=16, length=256): ...  # returns a matplotlib Figure, or an HTML form
+    def draw(batch_size=16, length=256): ...  # returns a matplotlib Figure
     panel(draw, batch_size=[1, 2, 4, 8, 16, 32], length=(64, 512, 64))
 
 A panel is one output with two forms: the live widget, and a picture for readers without a kernel
@@ -52,29 +52,29 @@ longer move it. Run the import cells and this cell again.</b>"""
 class View:
     """What a panel shows for one set of values.
 
-    text    its text form, for readers without pictures
-    png     the bytes of a picture, or None
-    html    its HTML form where there is no picture, or None
-    alt     the picture in words: those of its figure, or else its numbers
-    failed  whether drawing raised an error, which is then in the text and the HTML
+    png   the bytes of the picture; None where drawing raised an error
+    text  the error, in a sentence
+    alt   the picture in words: those of its figure, or else its numbers
     """
 
-    text: str
     png: bytes | None = None
-    html: str | None = None
+    text: str = ""
     alt: str = ""
-    failed: bool = False
+
+    @property
+    def html(self) -> str:
+        """The error as a paragraph."""
+        return f"<p><b>{html.escape(self.text)}</b></p>"
 
 
 def panel(draw: Callable[..., Any], **controls: Any) -> Panel:
     """A panel that shows `draw(**values)`; the last line of a cell displays it.
 
-    draw      a function that returns a matplotlib Figure (which is closed after drawing), an object
-              with `_repr_html_`, or text
-    controls  one per parameter of `draw`: (min, max, step) for a slider, a list of choices, True or
-              False for a check box, or an ipywidgets widget. A control starts at the default of its
-              parameter in `draw`; without a default, in the middle of the range, at the first
-              choice, or at the truth value given.
+    draw      a function that returns a matplotlib Figure, which is closed after drawing
+    controls  one per parameter of `draw`: (min, max, step) for a slider, a list of choices, or True
+              or False for a check box. A control starts at the default of its parameter in `draw`;
+              without a default, in the middle of the range, at the first choice, or at the truth
+              value given.
 
     An error in `draw` is shown in the panel, as one sentence. Raises TypeError or ValueError for
     anything that is no control.
@@ -102,16 +102,12 @@ class Panel:
             for name, parameter in inspect.signature(draw).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        self._draw, self._given = draw, controls
+        self._draw = draw
         self._views: dict[str, View] = {}  # what was drawn already, by the values
         self._waiting: asyncio.TimerHandle | None = None
         self._box: Bbox | None = None  # the frame of the figures so far, in inches
         self._start = {name: _start(name, given, starts) for name, given in controls.items()}
-        settings = [
-            f"{_name(name, given)} {_label(given, self._start[name])}"
-            for name, given in controls.items()
-        ]
-        self.line = f"Run the notebook to move the sliders: {', '.join(settings)}"
+        self.line = f"Run the notebook to move the sliders: {_written(self._start)}"
         self.first = self._render(self._start, caption=self.line)
         self.view = self.first
         self.controls: dict[str, Any] = {}
@@ -148,70 +144,48 @@ class Panel:
             self._waiting.cancel()
             self._waiting = None
         loop = _loop() if getattr(change["owner"], "_property_lock", None) else None
-        if loop is None or self._key(self.values) in self._views:
+        if loop is None or repr(self.values) in self._views:
             self._show()
             return
         self._image.add_class("tight-fit-planning")
         self._html.add_class("tight-fit-planning")
-        self._state.value = f"<i>planning ... {html.escape(self.settings)}</i>"
+        self._state.value = f"<i>planning ... {html.escape(_written(self.values))}</i>"
         self._waiting = loop.call_later(WAIT, self._show)
-
-    @property
-    def settings(self) -> str:
-        """The present values, as a reader would write them."""
-        return ", ".join(
-            f"{_name(name, given)} {_label(given, self.values[name])}"
-            for name, given in self._given.items()
-        )
-
-    def _key(self, values: dict[str, Any]) -> str:
-        return repr(values)
 
     def _show(self) -> None:
         """Draw the present values. The picture is replaced as a whole, so that nothing flickers."""
         self._waiting = None
-        values = self.values
-        key = self._key(values)
-        if key not in self._views:
-            if len(self._views) >= MOST:
-                self._views.clear()
-            view = self._render(values)
-            if not view.failed:
-                self._views[key] = view
-            self.view = view
-        else:
-            self.view = self._views[key]
+        key = repr(self.values)
+        self.view = self._views.get(key) or self._render(self.values)
         if self.view.png is not None:
+            if len(self._views) >= MOST and key not in self._views:
+                self._views.clear()
+            self._views[key] = self.view
             self._image.value = self.view.png
         else:
             self._html.value = self.view.html
         self._image.layout.display = None if self.view.png is not None else "none"
         self._html.layout.display = "none" if self.view.png is not None else None
         # These come last, so that the old picture never stands below the new settings.
-        self._state.value = html.escape(self.settings)
+        self._state.value = html.escape(_written(self.values))
         self._image.remove_class("tight-fit-planning")
         self._html.remove_class("tight-fit-planning")
 
     def _render(self, values: dict[str, Any], caption: str = "") -> View:
-        """Draw, turn the result into bytes or HTML, and close every figure that was opened."""
+        """Draw, turn the figure into bytes, and close every figure that was opened."""
         before = set(plt.get_fignums())
         try:
             drawn = self._draw(**values)
-            if isinstance(drawn, Figure):
-                alt = getattr(drawn, "alt", "")
-                if not alt:
-                    told_apart(drawn)
-                    alt = numbers(drawn)
-                return View("", png=self._png(drawn, caption), alt=alt)
-            if drawn is None:
-                raise TypeError("the drawing function returned nothing; let it return its figure")
-            if hasattr(drawn, "_repr_html_"):
-                return View(str(drawn), html=drawn._repr_html_())
-            return View(str(drawn), html=f"<pre>{html.escape(str(drawn))}</pre>")
+            if not isinstance(drawn, Figure):
+                raise TypeError("the drawing function must return its figure")
+            alt = getattr(drawn, "alt", "")
+            if not alt:
+                told_apart(drawn)
+                alt = numbers(drawn)
+            return View(self._png(drawn, caption), alt=alt)
         except Exception as error:  # in the callback of a widget it would only reach a log
             reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
-            sentence = f"These settings give no picture ({reason})."
-            return View(sentence, html=f"<p><b>{html.escape(sentence)}</b></p>", failed=True)
+            return View(text=f"These settings give no picture ({reason}).")
         finally:
             for number in set(plt.get_fignums()) - before:
                 plt.close(number)
@@ -250,9 +224,8 @@ class Panel:
         self, include=None, exclude=None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The live widget and the picture of the first settings, for Jupyter to choose from."""
-        text = f"{self.first.text}\n{self.line}".strip()
         alt = f"{self.first.alt} {self.line}".strip()
-        bundle: dict[str, Any] = {"text/plain": text}
+        bundle: dict[str, Any] = {"text/plain": repr(self)}
         if self.first.png is not None:
             bundle["image/png"] = base64.b64encode(self.first.png).decode()
         else:
@@ -284,8 +257,6 @@ def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:
 
     Raises TypeError or ValueError, in one sentence, for anything that is no control.
     """
-    if hasattr(given, "observe") and hasattr(given, "value"):
-        return given.value
     if isinstance(given, bool):
         return starts.get(name, given)
     if isinstance(given, list):
@@ -300,8 +271,7 @@ def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:
     numbers = isinstance(given, tuple) and all(isinstance(part, (int, float)) for part in given)
     if not numbers or len(given) != 3:
         raise TypeError(
-            f"{name}={given!r} is no control: "
-            "give (min, max, step), a list, True or False, or a widget."
+            f"{name}={given!r} is no control: give (min, max, step), a list, or True or False."
         )
     low, high, step = given
     if not (low < high and 0 < step <= high - low):
@@ -318,8 +288,8 @@ def _start(name: str, given: Any, starts: dict[str, Any]) -> Any:
 
 
 def _widget(name: str, given: Any, value: Any) -> Any:
-    """The ipywidgets widget for a control; a widget is taken as it is."""
-    style = {"description": _name(name, given), "style": {"description_width": "initial"}}
+    """The ipywidgets widget for a control."""
+    style = {"description": name.replace("_", " "), "style": {"description_width": "initial"}}
     if isinstance(given, bool):
         return ipywidgets.Checkbox(value=value, indent=False, **style)
     if isinstance(given, list):
@@ -327,26 +297,18 @@ def _widget(name: str, given: Any, value: Any) -> Any:
             isinstance(choice, (int, float)) and not isinstance(choice, bool) for choice in given
         )
         kind = ipywidgets.SelectionSlider if numbers else ipywidgets.Dropdown
-        return kind(
-            options=[(_label(given, choice), choice) for choice in given], value=value, **style
-        )
-    if isinstance(given, tuple):
-        low, high, step = given
-        kind = ipywidgets.IntSlider if isinstance(value, int) else ipywidgets.FloatSlider
-        return kind(value=value, min=low, max=high, step=step, **style)
-    given.description = style["description"]
-    return given
+        return kind(options=[(_label(choice), choice) for choice in given], value=value, **style)
+    low, high, step = given
+    kind = ipywidgets.IntSlider if isinstance(value, int) else ipywidgets.FloatSlider
+    return kind(value=value, min=low, max=high, step=step, **style)
 
 
-def _name(name: str, given: Any) -> str:
-    """What is written beside a control."""
-    return getattr(given, "description", "") or name.replace("_", " ")
+def _written(values: dict[str, Any]) -> str:
+    """Values as a reader would write them, each after the name of its control."""
+    return ", ".join(f"{name.replace('_', ' ')} {_label(value)}" for name, value in values.items())
 
 
-def _label(given: Any, value: Any) -> str:
-    """A value as a reader would write it; a selection widget's own label where it has one."""
-    if isinstance(getattr(given, "label", None), str):
-        return given.label
+def _label(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)

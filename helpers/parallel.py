@@ -71,7 +71,6 @@ def launch(
     ranks: int = 2,
     machines: int = 1,
     restarts: int = 0,
-    port: int | None = None,
     timeout: float = TIMEOUT,
     env: Mapping[str, str] | None = None,
     show: bool = True,
@@ -88,13 +87,12 @@ def launch(
                where they do not suffice for all
     restarts   how often torchrun may start the ranks anew after one has failed; what a rank printed
                each time is joined
-    port       where machines find each other; None is a free one
     timeout    seconds after which all ranks are stopped
     env        more environment variables
     show       print each line as it comes, after "[rank] "
     Raises RankFailed with the traceback of the first rank that failed, TimeoutError after
-    `timeout`, FileNotFoundError where there is no such script, OSError where the port is in use,
-    TypeError or ValueError for a number of ranks, machines or restarts that is no int or too small.
+    `timeout`, FileNotFoundError where there is no such script, TypeError or ValueError for a number
+    of ranks, machines or restarts that is no int or too small.
     However it ends, also by an interrupt or because the notebook's process is killed, no process is
     left behind, not even one that a rank started in a session of its own (on Linux, `keeper`).
     """
@@ -111,7 +109,7 @@ def launch(
     real("timeout", timeout, above=0)
     whole("machines", machines, 1, MOST_MACHINES)
     whole("restarts", restarts, 0, MOST_RANKS)
-    rendezvous = ["--standalone"] if machines == 1 and port is None else _meeting(machines, port)
+    rendezvous = ["--standalone"] if machines == 1 else _meeting(machines)
     common = [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--redirects=3"]
     program = [str(script), *map(str, arguments)]
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
@@ -143,18 +141,10 @@ def launch(
         return output.texts
 
 
-def _meeting(machines: int, port: int | None) -> list[str]:
-    """Options for torchrun processes that find each other at a port of this machine."""
-    if port is not None:
-        whole("port", port, 1, 65_535)
+def _meeting(machines: int) -> list[str]:
+    """Options for torchrun processes that find each other at a free port of this machine."""
     with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port or 0))
-        except OSError:
-            raise OSError(
-                f"Port {port} of this machine cannot be used, most likely because another program "
-                "has it: pass another one, or leave it out and a free one is taken."
-            ) from None
+        probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free}"
     name = f"--rdzv-id=launch-{os.getpid()}-{free}"

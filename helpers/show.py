@@ -23,7 +23,7 @@ from helpers.kept_layouts import contexts, in_words, large, owned
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from helpers.record import Run, read
-from helpers.tables import SHOWN, Table, epochs, one_change, settings, within
+from helpers.tables import SHOWN, Table, epochs, kept, one_change, settings, within
 from tight_fit.checks import each_of_type, of_type
 from tight_fit.gpus import GPU, as_gpu
 from tight_fit.kernels.step_seconds import lacks
@@ -265,17 +265,15 @@ def _flops(planned: Plan) -> int:
 def techniques(*fields: str) -> Table:
     """All techniques for one GPU side by side, by plan at full size.
 
-    An arrow marks those that change one of `fields` of the recipe.
+    An arrow marks those that change one of `fields` of the recipe. Nothing is planned here: the
+    table is kept with the package (`benchmarks.techniques`).
     """
+    table = kept("techniques")
     marked = [
         {"": "→" if any(row["recipe"].startswith(f"{field}=") for field in fields) else ""} | row
-        for row in ladder.rows()
+        for row in table["rows"]
     ]
-    return Table(
-        marked,
-        "Plan for a GPU: peak of one optimizer step at full size, the smallest GPU that holds it, "
-        "and the step's time, × what the plain step takes",
-    )
+    return Table(marked, table["caption"])
 
 
 def moved(named: Mapping[str, Plan], gpus: Sequence[str | GPU]) -> Table:

@@ -1,9 +1,9 @@
-"""Kept sweeps: best learning rates, paired differences, and both as a table and as a figure.
+"""Kept sweeps: techniques compared at tuned learning rates, as a table and as a figure.
 
 A sweep compares arms: recipes that differ in a technique. Each arm has a learning rate of its own,
 the one with the highest mean accuracy on validation examples, which neither train nor test. What
-is reported is the accuracy on the test examples at that rate. `benchmarks.sweeps` runs sweeps and
-keeps every run in results/sweeps/; table and figure are computed each time they are shown.
+is reported is the accuracy on the test examples at that rate. `benchmarks.sweeps` runs sweeps,
+keeps every run in results/sweeps/, and here what is shown of them.
 """
 
 from __future__ import annotations
@@ -11,231 +11,37 @@ from __future__ import annotations
 import io
 import json
 import statistics
-from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator
 
-from helpers import plots, profile, record
-from helpers.recipe import Recipe
-from helpers.tables import Paired, Table, paired
+from helpers import plots
+from helpers.tables import Table
 from tight_fit.command.alt_text import DescribedFigure, closed
 
 MARKERS = "os^Dv*PX"
-FOLDER = record.RESULTS / "sweeps"
-VERSION = 1
-FACTOR = 2.0  # between neighbouring learning rates of a grid
-MANY = 5  # seeds that an arm needs at its best learning rate and at both neighbours
-GRID = 2  # seeds of the other learning rates
+KEPT = Path(__file__).parent / "kept" / "sweeps.json"
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One of the things that a sweep compares.
-
-    name    as tables show it
-    fields  what the arm changes in the recipe of the sweep
-    start   the learning rate in the middle of its first grid
-    extra   what no field of a recipe names, such as the matrices that get LoRA adapters
-    against the arm that it is compared with; None for the first one
-    """
-
-    name: str
-    fields: dict[str, Any]
-    start: float
-    extra: dict[str, Any] = field(default_factory=dict)
-    against: str | None = None
+@cache
+def _read() -> dict[str, dict[str, Any]]:
+    return json.loads(KEPT.read_text(encoding="utf8"))
 
 
-@dataclass(frozen=True)
-class SweepRun:
-    """One fine-tune of a sweep.
-
-    arm            name of its arm
-    learning_rate  peak learning rate
-    seed           of the new head, the order of the examples and dropout
-    steps          optimizer steps: the arm's own, or twice as many
-    accuracy       on the test examples, 0 to 1; 0 for a run that diverged
-    validation     accuracy on the validation examples, likewise
-    last_loss      mean training loss of the last tenth of the steps; None for a run that diverged
-    seconds        wall-clock seconds of the training
-    cpu_seconds    processor seconds of the training
-    date           UTC, ISO 8601
-    """
-
-    arm: str
-    learning_rate: float
-    seed: int
-    steps: int
-    accuracy: float
-    validation: float
-    last_loss: float | None
-    seconds: float
-    cpu_seconds: float
-    date: str
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A comparison of arms, each at its own best learning rate, with all of its runs.
-
-    name         such as "03_freezing"
-    question     what it asks, in a sentence
-    base         the recipe that all arms share
-    arms         the first one is what the others are compared with
-    validation   examples of the training split that are held out to choose learning rates
-    environment  device, versions, threads (`profile.environment`)
-    command      which command ran it
-    references   {name: test accuracy} of methods without a learning rate
-    note         what a reader must know beside the recipe, in whole sentences
-    runs         every fine-tune
-    """
-
-    name: str
-    question: str
-    base: Recipe
-    arms: tuple[Arm, ...]
-    validation: int
-    environment: dict[str, Any]
-    command: str
-    references: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-    runs: list[SweepRun] = field(default_factory=list)
-    version: int = VERSION
-
-    def arm(self, name: str) -> Arm:
-        """The arm of this name. Raises ValueError for a name that no arm has."""
-        for arm in self.arms:
-            if arm.name == name:
-                return arm
-        raise ValueError(
-            f"Sweep {self.name} has no arm {name!r}: it has {', '.join(a.name for a in self.arms)}."
-        )
-
-    def steps(self, arm: str) -> int:
-        """Optimizer steps of an arm."""
-        return self.arm(arm).fields.get("steps", self.base.steps)
-
-    def at(self, arm: str, rate: float, steps: int | None = None) -> dict[int, SweepRun]:
-        """{seed: run} of an arm at a learning rate. steps: None takes the arm's own."""
-        wanted = arm, rate, steps or self.steps(arm)
-        found = [run for run in self.runs if (run.arm, run.learning_rate, run.steps) == wanted]
-        return {run.seed: run for run in sorted(found, key=lambda run: run.seed)}
-
-    def rates(self, arm: str, seeds: int = GRID) -> list[float]:
-        """Learning rates of an arm, rising, that have at least so many seeds at its own steps."""
-        steps = self.steps(arm)
-        tried = {run.learning_rate for run in self.runs if (run.arm, run.steps) == (arm, steps)}
-        return sorted(rate for rate in tried if len(self.at(arm, rate)) >= seeds)
-
-    def best(self, arm: str, seeds: int = MANY) -> float:
-        """The learning rate with the highest mean validation accuracy; of equals the lowest.
-
-        seeds  only rates with at least so many seeds count; of those with more, all seeds do
-        Raises ValueError where there is no such rate.
-        """
-        rates = self.rates(arm, seeds)
-        if not rates:
-            raise ValueError(
-                f"Sweep {self.name} has no learning rate of {arm!r} with {seeds} seeds: "
-                f"finish it with `make sweeps N={self.name[:2]}`."
-            )
-        limit = None if seeds == MANY else seeds
-        return max(rates, key=lambda rate: _mean(self.at(arm, rate), "validation", limit))
-
-    def finished(self, arm: str) -> bool:
-        """Whether the best learning rate and both of its neighbours have enough seeds."""
-        full = self.rates(arm, MANY)
-        if not full:
-            return False
-        best = self.best(arm)
-        return {best / FACTOR, best * FACTOR} <= set(full)
-
-    def scores(self, arm: str, steps: int | None = None) -> dict[int, float]:
-        """{seed: test accuracy} of an arm at its best learning rate, of all steps that it took.
-
-        steps  None takes the arm's own; others must have been run
-        """
-        runs = self.at(arm, self.best(arm), steps)
-        return {seed: run.accuracy for seed, run in runs.items()}
-
-    def other(self, arm: str) -> str:
-        """The arm that an arm is compared with."""
-        return self.arm(arm).against or self.arms[0].name
-
-    def difference(self, arm: str, other: str | None = None) -> Paired:
-        """Test accuracy of an arm minus that of another (None: `other(arm)`), seed by seed."""
-        ours, theirs = self.scores(arm), self.scores(other or self.other(arm))
-        return paired(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
-
-    def gain_of_twice_the_steps(self, arm: str) -> Paired | None:
-        """Test accuracy after twice the steps minus that after the arm's own, seed by seed.
-
-        Both at the best learning rate of the arm's own steps. It says how flat the plateau is. None
-        where twice the steps were not run.
-        """
-        once, twice = self.scores(arm), self.scores(arm, 2 * self.steps(arm))
-        if len(twice) < 2:
-            return None
-        return paired(twice[seed] - once[seed] for seed in sorted(once.keys() & twice.keys()))
-
-    @classmethod
-    def from_json(cls, text: str) -> Sweep:
-        """Raises ValueError, in one sentence, for text that is no sweep of this version."""
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"This is not a sweep: its JSON is malformed ({error}).") from error
-        expected = {item.name for item in fields(cls)}
-        if not isinstance(values, dict) or set(values) | {"note"} != expected:
-            raise ValueError(f"This is not a sweep: it must hold {', '.join(sorted(expected))}.")
-        if values["version"] != VERSION:
-            raise ValueError(
-                f"This sweep has version {values['version']}; this code reads version {VERSION}."
-            )
-        values["base"] = Recipe.from_dict(values["base"])
-        values["arms"] = tuple(Arm(**arm) for arm in values["arms"])
-        values["runs"] = [SweepRun(**run) for run in values["runs"]]
-        return cls(**values)
-
-
-def _mean(runs: dict[int, SweepRun], name: str, limit: int | None = None) -> float:
-    """Mean of a field over the first `limit` seeds (None: all)."""
-    return statistics.mean(getattr(run, name) for run in list(runs.values())[:limit])
-
-
-def names(folder: Path | None = None) -> list[str]:
-    """The sweeps that are kept."""
-    return sorted(path.stem for path in (folder or FOLDER).glob("*.json"))
-
-
-def read(name: str, folder: Path | None = None) -> Sweep:
-    """A kept sweep, such as read("03_freezing").
-
-    Raises FileNotFoundError for a name that is not kept, ValueError for a damaged file.
-    """
-    path = (folder or FOLDER) / f"{name}.json"
-    if not path.exists():
+def _kept(name: str) -> dict[str, Any]:
+    """What is shown of a sweep. Raises FileNotFoundError for one that is not kept."""
+    if name not in _read():
         raise FileNotFoundError(
-            f"No sweep {name!r} is kept: there are {', '.join(names(folder)) or 'none'}; "
-            "`make sweeps` runs the others."
+            f"No finished sweep {name!r} is kept: there are {', '.join(_read())}; `make sweeps` "
+            "runs the others."
         )
-    return Sweep.from_json(path.read_text(encoding="utf8"))
+    return _read()[name]
 
 
-class SweepFigure(DescribedFigure):
-    """A figure whose text form is its description too."""
-
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
-        picture = io.BytesIO()
-        self.savefig(picture, format="png", bbox_inches="tight")
-        data: dict[str, Any] = {"image/png": picture.getvalue(), "text/plain": self.alt}
-        return data, {"image/png": {"alt": self.alt}}
-
-
-def table(name: str | Sweep) -> Table:
+def table(name: str) -> Table:
     """Each arm of a kept sweep at its own best learning rate.
 
     Accuracy is the mean over seeds, ± their standard deviation. The difference from the first arm
@@ -243,124 +49,46 @@ def table(name: str | Sweep) -> Table:
     steps" is the change of accuracy after twice as many steps: near zero on a plateau.
 
     name  such as "03_freezing"
-    Raises FileNotFoundError for a sweep that is not kept, ValueError for one that is not finished.
+    Raises FileNotFoundError for a sweep that is not kept.
     """
-    sweep = name if isinstance(name, Sweep) else read(name)
-    _check(sweep)
-    rows = [
-        {"arm": label, "accuracy": f"{accuracy:.1%}", "best learning rate": "none"}
-        for label, accuracy in sweep.references.items()
-    ]
-    for number, arm in enumerate(sweep.arms):
-        scores = list(sweep.scores(arm.name).values())
-        row = {
-            "arm": arm.name,
-            "best learning rate": f"{sweep.best(arm.name):.2g}",
-            "accuracy": f"{statistics.mean(scores):.1%} ± {100 * statistics.stdev(scores):.1f}",
-            "difference": sweep.difference(arm.name).points if number else "first arm",
-            "seeds": str(len(scores)),
-        }
-        if any(other.against for other in sweep.arms):
-            row["from"] = sweep.other(arm.name) if number else "n/a"
-        if len({sweep.steps(arm.name) for arm in sweep.arms}) > 1:
-            row["steps"] = str(sweep.steps(arm.name))
-        twice = sweep.gain_of_twice_the_steps(arm.name)
-        if twice:
-            row["twice the steps"] = twice.points
-        rows.append(row)
-    return Table(rows, caption(sweep))
+    return Table(**_kept(name)["table"])
 
 
-def short(name: str | Sweep) -> Table:
+def short(name: str) -> Table:
     """Who wins, by how much and how sure, in a row per arm; `table` has the intervals.
 
     "sure" means that the 95 % interval of the difference, seed by seed, leaves zero out. Raises
     what `table` raises.
     """
-    sweep = name if isinstance(name, Sweep) else read(name)
-    _check(sweep)
-    rows = [
-        {"trained": label, "best learning rate": "none", "accuracy": f"{accuracy:.1%}"}
-        for label, accuracy in sweep.references.items()
-    ]
-    seeds = 0
-    for number, arm in enumerate(sweep.arms):
-        scores = sweep.scores(arm.name).values()
-        seeds = len(scores)
-        row = {
-            "trained": arm.name,
-            "best learning rate": f"{sweep.best(arm.name):.2g}",
-            "accuracy": f"{statistics.mean(scores):.1%}",
-            "difference": "" if not number else _sure(sweep, arm.name),
-        }
-        if len({sweep.steps(arm.name) for arm in sweep.arms}) > 1:
-            row["steps"] = str(sweep.steps(arm.name))
-        rows.append(row)
-    what = f"Run once and kept: {profile.describe(sweep.base)}, {seeds} seeds per row"
-    return Table(rows, f"{what}, each row at its own best learning rate; differences in points.")
+    return Table(**_kept(name)["short"])
 
 
-def _sure(sweep: Sweep, arm: str) -> str:
-    """A difference in points, and whether its interval leaves zero out."""
-    found = sweep.difference(arm)
-    sure = "sure" if found.low > 0 or found.high < 0 else "not sure"
-    other = sweep.other(arm)
-    against = "" if other == sweep.arms[0].name else f" (from {other})"
-    return f"{100 * found.mean:+.1f}, {sure}{against}"
-
-
-def caption(sweep: Sweep) -> str:
-    """What a sweep is: model, data, steps, seeds, device and date, in a few sentences."""
-    recipe, machine = sweep.base, sweep.environment
-    changed = {name for arm in sweep.arms for name in arm.fields}
-    settings = {
-        "batch_size": f"batches of {recipe.batch_size}",
-        "steps": f"{recipe.steps} steps",
-        "optimizer": recipe.optimizer,
-    }
-    shared = [text for field, text in settings.items() if field not in changed]
-    same, count = "train_size" not in changed, recipe.train_size
-    examples = f"{count} training, " if same and count is not None else ""
-    others = ", all others for training" if same and count is None else ""
-    where = "CPU" if machine["device"] == "cpu" else machine["name"]
-    return (
-        f"Sweep {sweep.name}, run once and kept: {profile.describe(recipe)}; "
-        f"{', '.join([*shared, ''])}"
-        f"{examples}{sweep.validation} validation and {recipe.test_size} test examples"
-        f"{others}; {where}, torch {machine['torch']}, {sweep.runs[-1].date[:10]}. Each arm has "
-        "the learning rate with the best mean accuracy on the validation examples. Accuracy is the "
-        "mean on the test examples, ± the standard deviation over the seeds. Differences in points "
-        "of accuracy on the test examples, seed by seed, with 95 % intervals (Student's t)."
-        f"{' ' * bool(sweep.note)}{sweep.note}"
-    )
-
-
-def figure(name: str | Sweep) -> DescribedFigure:
+def figure(name: str) -> DescribedFigure:
     """Test accuracy against learning rate: a line per arm, its band from lowest to highest seed.
 
     A large marker is the learning rate that the validation examples chose. Points far below the
     best ones are cut off. Raises what `table` raises.
     """
-    sweep = name if isinstance(name, Sweep) else read(name)
-    _check(sweep)
+    kept = _kept(name)
     picture = plt.figure(figsize=(8.5, 3.8), FigureClass=SweepFigure)
     assert isinstance(picture, SweepFigure)
     axis = picture.add_subplot()
     near: list[float] = []
-    for number, arm in enumerate(sweep.arms):
+    for number, curve in enumerate(kept["curves"]):
         colour = plots.LINES[number % len(plots.LINES)]
-        rates, best = sweep.rates(arm.name), sweep.best(arm.name)
-        scores = [[100 * run.accuracy for run in sweep.at(arm.name, r).values()] for r in rates]
+        rates, scores, best = curve["rates"], curve["scores"], curve["best"]
         means = [statistics.mean(values) for values in scores]
         marker = MARKERS[number % len(MARKERS)]
         style = plots.DASHES[number % len(plots.DASHES)]
         band: dict[str, Any] = {"color": colour, "alpha": 0.13, "linewidth": 0}
         axis.fill_between(rates, [*map(min, scores)], [*map(max, scores)], **band)
-        axis.plot(rates, means, style, marker=marker, markersize=4, color=colour, label=arm.name)
+        axis.plot(
+            rates, means, style, marker=marker, markersize=4, color=colour, label=curve["arm"]
+        )
         centre = rates.index(best)
         axis.plot(best, means[centre], marker, color=colour, markersize=11, markeredgecolor="black")
         near += means[centre - 1 : centre + 2]
-    tried = sorted({rate for arm in sweep.arms for rate in sweep.rates(arm.name)})
+    tried = sorted({rate for curve in kept["curves"] for rate in curve["rates"]})
     lowest = max(0.0, min(near) - 4)
     cut = axis.get_ylim()[0] < lowest
     if cut:
@@ -371,28 +99,16 @@ def figure(name: str | Sweep) -> DescribedFigure:
     axis.set_xticks(shown, [f"{rate:.2g}" for rate in shown])
     axis.xaxis.set_minor_locator(NullLocator())
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    picture.alt = _alt(sweep)
+    picture.alt = kept["alt"]
     closed(picture)
     return picture
 
 
-def _alt(sweep: Sweep) -> str:
-    """The figure in words."""
-    parts = []
-    for arm in sweep.arms:
-        scores = sweep.scores(arm.name).values()
-        best = sweep.best(arm.name)
-        parts.append(f"{arm.name} {statistics.mean(scores):.1%} at a learning rate of {best:.2g}")
-    return (
-        "Test accuracy against peak learning rate, one line per arm, which rises to a best rate "
-        f"and falls after it. At their best rates: {'; '.join(parts)}."
-    )
+class SweepFigure(DescribedFigure):
+    """A figure whose text form is its description too."""
 
-
-def _check(sweep: Sweep) -> None:
-    unfinished = [arm.name for arm in sweep.arms if not sweep.finished(arm.name)]
-    if unfinished:
-        raise ValueError(
-            f"Sweep {sweep.name} is not finished: {', '.join(unfinished)} lack {MANY} seeds at the "
-            f"best learning rate and its neighbours; `make sweeps N={sweep.name[:2]}` goes on."
-        )
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+        picture = io.BytesIO()
+        self.savefig(picture, format="png", bbox_inches="tight")
+        data: dict[str, Any] = {"image/png": picture.getvalue(), "text/plain": self.alt}
+        return data, {"image/png": {"alt": self.alt}}

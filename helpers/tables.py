@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,7 @@ PRECISIONS = {
     "fp16": "fp16 autocast",
 }
 AS_MUCH = "bf16 takes as much"  # memory, and time within 3 %, where a GPU has it
+KEPT_TABLES = Path(__file__).parent / "kept" / "tables.json"
 WIDTHS = 3  # padded lengths that are planned for each number of examples
 
 
@@ -72,20 +76,29 @@ class Table:
         return "\n".join("| " + " | ".join(map(markdown, row)) + " |" for row in rows)
 
 
+def kept(name: str) -> dict[str, Any]:
+    """{"rows", "caption"} of a table that `make plans` keeps. Raises KeyError for another name."""
+    return _kept()[name]
+
+
+@cache
+def _kept() -> dict[str, dict[str, Any]]:
+    return json.loads(KEPT_TABLES.read_text(encoding="utf8"))
+
+
 def markdown(value: object) -> str:
     """A value as the text of a cell in Markdown: no tag, no end of the cell or of the line."""
     text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(str(value).split()))
     return re.sub(r"(?<!\\)\|", r"\|", text)
 
 
-def runs(named: Mapping[str, Run], caption: str = "") -> Table:
+def runs(named: Mapping[str, Run]) -> Table:
     """One line per run: planned and measured peak, median step, speed, last loss, accuracy.
 
-    Runs of GPUs whose speed is known have the planned step as well. The caption, unless it is
-    given, names the machine of the first run. Raises TypeError for what is no dict of runs,
-    ValueError for an empty one.
+    Runs of GPUs whose speed is known have the planned step as well. The caption names the machine
+    of the first run. Raises TypeError for what is no dict of runs, ValueError for an empty one.
     """
-    each_of_type("named", named, Run, least=0 if caption else 1)
+    each_of_type("named", named, Run)
     rows = []
     timed = any(run.planned_seconds for run in named.values())
     for label, run in named.items():
@@ -103,11 +116,14 @@ def runs(named: Mapping[str, Run], caption: str = "") -> Table:
                 "accuracy": f"{run.accuracy:.1%}{random}",
             }
         )
-    if not caption:
-        first = next(iter(named.values()))
-        machine = first.environment
-        caption = f"{machine['name']} ({machine['device']}), {_measure(first)}"
-    return Table(rows, caption)
+    first = next(iter(named.values()))
+    machine = first.environment
+    how = (
+        "CUDA's allocated peak"
+        if first.memory["allocated"]
+        else "all tensors, counted while it ran"
+    )
+    return Table(rows, f"{machine['name']} ({machine['device']}), measured peak: {how}")
 
 
 def before_after(before: Run, after: Run) -> Table:
@@ -152,13 +168,6 @@ def plans(named: Mapping[str, Plan]) -> Table:
             for label, plan in named.items()
         ]
     )
-
-
-def _measure(run: Run) -> str:
-    how = (
-        "CUDA's allocated peak" if run.memory["allocated"] else "all tensors, counted while it ran"
-    )
-    return f"measured peak: {how}"
 
 
 @dataclass(frozen=True)

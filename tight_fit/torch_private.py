@@ -360,12 +360,16 @@ def inductor(
     return backend
 
 
-def call_with(module: torch.nn.Module, forward: Callable) -> None:
-    """Let a module call this in place of its `forward`, where `Module.compile` puts compiled code:
-    copies of the module do not have it."""
+def call_with(module: torch.nn.Module, in_place: Callable[[], Callable]) -> None:
+    """Let a module call what `in_place()` makes of its `forward`, where `Module.compile` puts
+    compiled code: copies of the module do not have it. It is made at the first call, as torch
+    compiles then, and anew where the `forward` is another: Accelerate puts autocast around it."""
+    made: list[Callable] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with patch.object(module, "forward", forward):
+        if not made or made[0] != module.forward:
+            made[:] = module.forward, in_place()
+        with patch.object(module, "forward", made[1]):
             return module._call_impl(*args, **kwargs)
 
     module._compiled_call_impl = call

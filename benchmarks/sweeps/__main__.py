@@ -13,8 +13,9 @@ import time
 import torch
 
 from benchmarks.sweeps.plans import SWEEPS
+from benchmarks.sweeps.results import keep, shown
 from benchmarks.sweeps.stages import go_on, opened
-from helpers import sweeps
+from helpers.tables import Table
 from tight_fit.command.wrapper import run
 
 
@@ -41,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
             if not go_on(sweep, plan.seeds, twice and plan.twice, end):
                 print(f"{plan.name} is not finished: the same command goes on with it.")
                 return 0
-            print(sweeps.table(sweep), flush=True)
+            print(Table(**shown(sweep)["table"]), flush=True)
+            keep()
     return 0
 
 

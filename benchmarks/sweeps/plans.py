@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from benchmarks.sweeps.results import Arm
 from helpers.recipe import Recipe, replace
-from helpers.sweeps import Arm
 
 SEEDS = (0, 1, 2, 3, 4)
 

@@ -21,11 +21,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.sweeps import trial
+from benchmarks.sweeps import results, trial
 from benchmarks.sweeps.plans import SweepPlan
-from helpers import sweeps
+from benchmarks.sweeps.results import Sweep, SweepRun
 from helpers.profile import environment
-from helpers.sweeps import Sweep, SweepRun
 
 WIDEST = 12  # learning rates of a grid: a factor of 2,048 between the ends
 
@@ -45,7 +44,7 @@ def next_run(sweep: Sweep, seeds: tuple[int, ...], twice: bool) -> Wanted | None
     Raises RuntimeError for a grid that grows and grows.
     """
     stages: list[Callable[[str], Iterable[Wanted]]] = [
-        lambda arm: chain(_grid(sweep, arm, seeds[: sweeps.GRID]), _around(sweep, arm, seeds))
+        lambda arm: chain(_grid(sweep, arm, seeds[: results.GRID]), _around(sweep, arm, seeds))
     ]
     if twice:
         stages.append(lambda arm: _twice(sweep, arm, seeds))
@@ -59,7 +58,7 @@ def next_run(sweep: Sweep, seeds: tuple[int, ...], twice: bool) -> Wanted | None
 
 def _grid(sweep: Sweep, arm: str, seeds: tuple[int, ...]) -> Iterable[Wanted]:
     start, steps = sweep.arm(arm).start, sweep.steps(arm)
-    low, high = start / sweeps.FACTOR, start * sweeps.FACTOR
+    low, high = start / results.FACTOR, start * results.FACTOR
     rates = [low, start, high]
     while True:
         # A generator is asked anew after each run, so only what is kept is compared.
@@ -73,17 +72,17 @@ def _grid(sweep: Sweep, arm: str, seeds: tuple[int, ...]) -> Iterable[Wanted]:
                 f"({best:g}); look at the runs before you go on."
             )
         if best == low:
-            low /= sweeps.FACTOR
+            low /= results.FACTOR
             rates = [low, *rates]
         else:
-            high *= sweeps.FACTOR
+            high *= results.FACTOR
             rates = [*rates, high]
 
 
 def _around(sweep: Sweep, arm: str, seeds: tuple[int, ...]) -> Iterable[Wanted]:
-    steps, best = sweep.steps(arm), sweep.best(arm, sweeps.GRID)
+    steps, best = sweep.steps(arm), sweep.best(arm, results.GRID)
     while True:
-        for rate in (best, best / sweeps.FACTOR, best * sweeps.FACTOR):
+        for rate in (best, best / results.FACTOR, best * results.FACTOR):
             yield from (Wanted(arm, rate, seed, steps) for seed in seeds)
         if sweep.best(arm, len(seeds)) == best:
             return
@@ -116,9 +115,9 @@ def opened(plan: SweepPlan, command: str, folder: Path | None = None) -> Sweep:
         references={name: trial.REFERENCES[name](plan.base) for name in plan.references},
         note=plan.note,
     )
-    if plan.name not in sweeps.names(folder):
+    if plan.name not in results.names(folder):
         return new
-    kept = sweeps.read(plan.name, folder)
+    kept = results.read(plan.name, folder)
     for name in ("base", "arms", "validation", "environment"):
         if getattr(kept, name) != getattr(new, name):
             raise ValueError(
@@ -157,7 +156,7 @@ def go_on(
 
     end  no run begins after this `time.monotonic()`
     """
-    others = [sweeps.read(n, folder) for n in sweeps.names(folder) if n != sweep.name]
+    others = [results.read(n, folder) for n in results.names(folder) if n != sweep.name]
     while wanted := next_run(sweep, seeds, twice):
         if time.monotonic() >= end:
             return False
@@ -180,7 +179,7 @@ def write(sweep: Sweep, folder: Path | None = None) -> Path:
     runs = values.pop("runs")
     head = json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False)
     lines = [json.dumps(asdict(run), allow_nan=False, ensure_ascii=False) for run in runs]
-    folder = folder or sweeps.FOLDER
+    folder = folder or results.FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{sweep.name}.json"
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")

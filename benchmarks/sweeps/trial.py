@@ -15,11 +15,11 @@ import torch
 
 from benchmarks.sweeps import orders
 from benchmarks.sweeps.layerwise import Lamb, Lars
+from benchmarks.sweeps.results import Sweep, SweepRun
 from helpers import models, train
 from helpers.data import Encoded
 from helpers.recipe import Recipe, replace
 from helpers.sets import balanced_order, proportional_order
-from helpers.sweeps import Sweep, SweepRun
 from tight_fit.checks import IGNORE
 from tight_fit.techniques import model_changes
 from tight_fit.techniques.optimizers import make_optimizer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import BertConfig, Qwen3Config
 
-from by_hand import packing
+from by_hand import packing, padding
 from helpers import batching, data, ladder, plots, record, sets, show, tables, train
 from helpers.parallel import launch
 from helpers.plan import plan, plan_at
@@ -238,7 +238,7 @@ ENTRIES = {
     **{f"lengths of {name}": LENGTHS._replace(call=call) for name, call in {
         "length_sorted": lambda value: batching.length_sorted(value, 2),
         "bucketed": lambda value: batching.bucketed(value, 2, 1, 4, 0, 0),
-        "epoch_cost": lambda value: batching.epoch_cost([[0]], value),
+        "epoch_cost": lambda value: padding.epoch_cost([[0]], value),
         "pack": lambda value: packing.pack(value, 8)}.items()},
     **{f"{name} of {number}": Entry(name, call, NO_COUNT) for number, (name, call) in enumerate((
         ("batch_size", lambda value: batching.length_sorted([1, 2], value)),
@@ -248,11 +248,11 @@ ENTRIES = {
         ("capacity", lambda value: packing.pack([1, 2], value)),
         ("longest", batching.padded_length),
         ("multiple_of", lambda value: batching.padded_length(9, value))))},
-    "restore": Entry("", lambda value: batching.restore([1], value), (), (
+    "restore": Entry("", lambda value: padding.restore([1], value), (), (
         None, 3, "ab", [3], [[0.5]], [["a"]], {}, object)),
-    "batches": Entry("", lambda value: batching.epoch_cost(value, [4]), (), (
+    "batches": Entry("", lambda value: padding.epoch_cost(value, [4]), (), (
         None, 3, "ab", [3], [[0.5]], [["a"]], {}, object)),
-    "examples of a batch": Entry("names an example", lambda value: batching.epoch_cost(value, [4]),
+    "examples of a batch": Entry("names an example", lambda value: padding.epoch_cost(value, [4]),
                                  (), ([[1]], [[-1]], [[0], [7]])),
     **{order.__name__: Entry("labels", order, (), (
         None, "abc", 3, 1.5, {}, [1.5], ["a"], [[1]], object))

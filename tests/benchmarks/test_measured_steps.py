@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import gpu_layouts, measure_step, measured_steps, proof
+from benchmarks.techniques import MODELS, TECHNIQUES
 from helpers import models
-from helpers.ladder import MODELS, TECHNIQUES
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tight_fit.layouts.plan import plan_step

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.sweeps import orders, stages, trial
+from benchmarks.sweeps import orders, results, stages, trial
 from benchmarks.sweeps.plans import ALL_LINEAR, SWEEPS, SweepPlan
-from helpers import data, models, sweeps, train
+from benchmarks.sweeps.results import Arm
+from helpers import data, models, train
 from helpers.recipe import Recipe, replace
-from helpers.sweeps import Arm
 
 VIT = Recipe("vit", train_size=40, test_size=50, batch_size=8, steps=3)
 SEEDS = (0, 1, 2, 3, 4)
@@ -25,7 +25,7 @@ def hill(top, made=None):
         if made is not None:
             made.append((arm, rate, seed, steps))
         score = 0.9 - 0.05 * abs(math.log2(rate / top)) + 0.001 * seed
-        return sweeps.SweepRun(
+        return results.SweepRun(
             arm, rate, seed, steps, score, score, 0.1, 1.0, 1.0, "2026-01-01T00:00:00"
         )
 
@@ -46,7 +46,7 @@ def test_the_grid_grows_until_the_best_rate_is_inside(tmp_path, top):
         best = sweep.best(arm)
         assert sweep.finished(arm) and abs(math.log2(best / top)) <= 0.5
         assert set(sweep.at(arm, best, 2 * VIT.steps)) == set(SEEDS)
-    assert sweeps.read("99_made", tmp_path) == sweep
+    assert results.read("99_made", tmp_path) == sweep
 
 
 def test_a_killed_sweep_goes_on_and_makes_no_run_twice(tmp_path):
@@ -71,8 +71,8 @@ def test_a_killed_sweep_goes_on_and_makes_no_run_twice(tmp_path):
         except Killed:
             count = len(again)
     assert again == made and len(set(made)) == len(made)
-    kept = sweeps.read("99_made", tmp_path / "killed")
-    assert kept.runs == sweeps.read("99_made", tmp_path / "whole").runs
+    kept = results.read("99_made", tmp_path / "killed")
+    assert kept.runs == results.read("99_made", tmp_path / "whole").runs
 
 
 def test_a_kept_sweep_of_other_settings_is_not_mixed_with_new_runs(tmp_path):
@@ -202,9 +202,9 @@ def test_the_loop_with_a_given_order_is_the_courses_loop():
     assert orders.fit(TEXT, split, order[::-1]).losses != ours.losses
 
 
-@pytest.mark.parametrize("name", sweeps.names())
+@pytest.mark.parametrize("name", results.names())
 def test_a_kept_sweep_is_the_one_that_is_planned(name):
-    plan, kept = SWEEPS[name], sweeps.read(name)
+    plan, kept = SWEEPS[name], results.read(name)
     assert (kept.base, kept.arms, kept.validation) == (plan.base, plan.arms, plan.validation)
     assert len(plan.seeds) >= 5
 
@@ -216,7 +216,7 @@ def test_a_kept_run_comes_out_again():
     order; two test images of 500 and a thousandth of the loss leave room for that, and are below
     what another seed changes (about four images, some hundredths of the loss).
     """
-    kept = sweeps.read("03_freezing")
+    kept = results.read("03_freezing")
     versions = torch.__version__, transformers.__version__
     if versions != (kept.environment["torch"], kept.environment["transformers"]):
         pytest.skip("The kept run was made with other versions of torch or transformers.")

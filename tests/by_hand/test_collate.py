@@ -11,7 +11,8 @@ from transformers import (
 )
 
 from by_hand.collate import IGNORE, pad
-from helpers.batching import epoch_cost, padded_length
+from by_hand.padding import epoch_cost
+from helpers.batching import padded_length
 
 prop = settings(deadline=None, max_examples=60)
 IDS = st.lists(st.integers(1, 99), min_size=1, max_size=40)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from by_hand.collate import Collator
+from by_hand.padding import padded_share
 from by_hand.samplers import BucketBatchSampler, TokenBudgetBatchSampler
-from helpers.batching import bucketed, padded_length, padded_share
+from helpers.batching import bucketed, padded_length
 
 prop = settings(deadline=None, max_examples=60)
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=120)

@@ -6,16 +6,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.batching import (
-    bucketed,
-    epoch_cost,
-    epoch_order,
-    length_sorted,
-    padded_length,
-    padded_share,
-    restore,
-    shuffled,
-)
+from by_hand.padding import epoch_cost, padded_share, restore
+from helpers.batching import bucketed, epoch_order, length_sorted, padded_length, shuffled
 
 prop = settings(deadline=None, max_examples=60)
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=120)

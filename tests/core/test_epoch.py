@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.batching import padded_share
+from by_hand.padding import padded_share
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.tables import cost_of_epoch, epochs

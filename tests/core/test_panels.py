@@ -5,7 +5,6 @@ import base64
 import io
 from pathlib import Path
 
-import ipywidgets
 import matplotlib
 import nbformat
 import pytest
@@ -97,7 +96,7 @@ def test_an_error_is_one_sentence_in_the_panel_and_its_figure_is_closed(moved):
         "These settings give no picture "
         "(ValueError: accumulation=3 does not divide batch_size=<16>)."
     )
-    assert subject.view.failed and subject.view.text == said and subject.view.png is None
+    assert subject.view.text == said and subject.view.png is None
     assert "batch_size=&lt;16&gt;" in subject._html.value
     assert subject._image.layout.display == "none"
     bundle, _ = subject._repr_mimebundle_()
@@ -109,43 +108,19 @@ def test_a_function_that_returns_nothing_is_told_so():
     assert "return its figure" in panel(lambda x=1: None, x=[1, 2]).view.text
 
 
-def test_objects_with_html_and_plain_text():
-    class Table:
-        def __init__(self, rows):
-            self.rows = rows
-
-        def __str__(self):
-            return f"{self.rows} rows"
-
-        def _repr_html_(self):
-            return f"<table><tr><td>{self.rows}</td></tr></table>"
-
-    subject = panel(lambda rows: Table(rows), rows=[1, 2])
-    bundle, _ = subject._repr_mimebundle_()
-    assert set(bundle) == {VIEW, "text/html", "text/plain"}
-    assert "<td>1</td>" in bundle["text/html"] and "move the sliders: rows 1" in bundle["text/html"]
-    assert bundle["text/plain"] == "1 rows\nRun the notebook to move the sliders: rows 1"
-    subject.controls["rows"].value = 2
-    assert "<td>2</td>" in subject._html.value
-    assert "&lt;b&gt;" in panel(lambda x: f"<b>{x}", x=[1, 2])._repr_mimebundle_()[0]["text/html"]
-
-
 def test_short_forms_and_where_they_start():
-    options = [("fp32", 4), ("bf16", 2)]
-    own = ipywidgets.Dropdown(options=options, value=2, description="precision")
     forms = {  # {name: (what is given, the control that it makes, where it starts)}
         "whole": ((1, 64, 1), "IntSlider", 32),
         "share": ((0.0, 1.0, 0.25), "FloatSlider", 0.5),
         "gpu": (["T4", "A100"], "Dropdown", "T4"),
         "rows": ([1, 2], "SelectionSlider", 1),
         "on": (True, "Checkbox", True),
-        "own": (own, "Dropdown", 2),
     }
     subject = panel(lambda **values: str(values), **{name: one[0] for name, one in forms.items()})
     for name, (_, kind, start) in forms.items():
         assert type(subject.controls[name]).__name__ == kind, name
         assert subject.values[name] == start and type(subject.values[name]) is type(start), name
-    assert subject.line.endswith(": whole 32, share 0.5, gpu T4, rows 1, on yes, precision bf16")
+    assert subject.line.endswith(": whole 32, share 0.5, gpu T4, rows 1, on yes")
 
 
 @pytest.mark.parametrize(

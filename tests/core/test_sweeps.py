@@ -12,17 +12,18 @@ import pandas as pd
 import pytest
 import scipy.stats
 
+from benchmarks.sweeps import results
 from benchmarks.sweeps.stages import write
 from helpers import sweeps
 from helpers.recipe import Recipe
 from tools import course
 
-KEPT = sweeps.names()
+KEPT = results.names()
 
 
 def raw(name):
     """(the JSON values, the runs as a data frame)"""
-    values = json.loads((sweeps.FOLDER / f"{name}.json").read_text(encoding="utf8"))
+    values = json.loads((results.FOLDER / f"{name}.json").read_text(encoding="utf8"))
     return values, pd.DataFrame(values["runs"])
 
 
@@ -100,7 +101,7 @@ def test_the_table_is_what_the_runs_give(name):
 def test_twice_the_steps_is_the_same_arm_rate_and_seeds(name):
     values, arms = arms_of(name)
     _, everything = raw(name)
-    sweep = sweeps.read(name)
+    sweep = results.read(name)
     for arm, runs in arms.items():
         steps = 2 * sweep.steps(arm)
         longer = everything[(everything.arm == arm) & (everything.steps == steps)]
@@ -154,14 +155,14 @@ def test_notebooks_were_saved_with_the_tables_of_today():
 
 def made(scores, start=1.0, seeds=5):
     """A sweep of one arm, with {rate: accuracy} for every seed."""
-    arm = sweeps.Arm("arm", {}, start)
+    arm = results.Arm("arm", {}, start)
     runs = [
-        sweeps.SweepRun("arm", rate, seed, 60, value, value, 0.1, 1.0, 1.0, "2026-01-01T00:00:00")
+        results.SweepRun("arm", rate, seed, 60, value, value, 0.1, 1.0, 1.0, "2026-01-01T00:00:00")
         for rate, value in scores.items()
         for seed in range(seeds)
     ]
     machine = {"device": "cpu", "name": "x", "torch": "0"}
-    return sweeps.Sweep(
+    return results.Sweep(
         "99_made", "?", Recipe("vit"), (arm,), 10, machine, "made", {}, "Mind this.", runs
     )
 
@@ -171,16 +172,27 @@ def test_a_best_rate_at_the_edge_is_not_shown():
     assert inside.finished("arm") and inside.best("arm") == 1.0
     edge = made({0.5: 0.6, 1.0: 0.7, 2.0: 0.8})
     assert not edge.finished("arm")
-    for show in (sweeps.table, sweeps.figure):
-        with pytest.raises(ValueError, match="not finished: arm lack 5 seeds .*make sweeps N=99"):
-            show(edge)
+    with pytest.raises(ValueError, match="not finished: arm lack 5 seeds .*make sweeps N=99"):
+        results.shown(edge)
     with pytest.raises(ValueError, match="not finished"):
-        sweeps.table(made({0.5: 0.6, 1.0: 0.8, 2.0: 0.7}, seeds=2))
+        results.shown(made({0.5: 0.6, 1.0: 0.8, 2.0: 0.7}, seeds=2))
+    assert results.shown(inside)["table"]["rows"][0]["accuracy"] == "80.0% ± 0.0"
+    for show in (sweeps.table, sweeps.short, sweeps.figure):
+        with pytest.raises(FileNotFoundError, match="No finished sweep '99_made' is kept"):
+            show("99_made")
+
+
+def test_what_is_shown_follows_from_the_runs_that_are_kept():
+    kept = json.loads(sweeps.KEPT.read_text(encoding="utf8"))
+    runs = {name: results.shown(results.read(name)) for name in KEPT}
+    assert kept == runs, "stale: python -m tools.course.kept_plans sweeps"
 
 
 def test_the_rate_is_chosen_by_validation_and_not_by_test_examples():
     sweep = made({0.5: 0.6, 1.0: 0.8, 2.0: 0.7})
-    better_test = sweeps.SweepRun("arm", 2.0, 9, 60, 1.0, 0.7, 0.1, 1.0, 1.0, "2026-01-01T00:00:00")
+    better_test = results.SweepRun(
+        "arm", 2.0, 9, 60, 1.0, 0.7, 0.1, 1.0, 1.0, "2026-01-01T00:00:00"
+    )
     sweep.runs.append(better_test)
     assert sweep.best("arm") == 1.0
 
@@ -188,14 +200,14 @@ def test_the_rate_is_chosen_by_validation_and_not_by_test_examples():
 def test_a_sweep_is_kept_and_read_again(tmp_path):
     sweep = made({0.5: 0.6, 1.0: 0.8, 2.0: 0.7})
     path = write(sweep, tmp_path)
-    assert sweeps.names(tmp_path) == ["99_made"] and sweeps.read("99_made", tmp_path) == sweep
+    assert results.names(tmp_path) == ["99_made"] and results.read("99_made", tmp_path) == sweep
     text = path.read_text(encoding="utf8")
     assert text.count("\n") < 100 and json.loads(text)["runs"][0]["accuracy"] == 0.6
 
 
 def test_what_is_no_sweep_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="No sweep '98_none' is kept: there are none"):
-        sweeps.read("98_none", tmp_path)
+        results.read("98_none", tmp_path)
     text = write(made({1.0: 0.5}), tmp_path).read_text(encoding="utf8")
     for broken, message in (
         (text[:-9], "malformed"),
@@ -203,6 +215,6 @@ def test_what_is_no_sweep_is_refused_in_a_sentence(tmp_path):
         (text.replace('"version": 1', '"version": 2'), "version 2; this code reads version 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            sweeps.Sweep.from_json(broken)
+            results.Sweep.from_json(broken)
     with pytest.raises(ValueError, match="has no arm 'other': it has arm"):
         made({1.0: 0.5}).arm("other")

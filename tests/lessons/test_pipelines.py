@@ -8,8 +8,8 @@ from accelerate.utils import MegatronLMPlugin
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.lessons.cells import markdown_of
-from tests.lessons.test_pasted_code import own_code
+from tests.forked import forked, results
+from tests.lessons.cells import markdown_of, own_code, the_cell
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
 from tight_fit.layouts.stages import DecoderStage
@@ -51,6 +51,17 @@ def test_the_pasted_stage_keeps_what_the_planned_one_keeps(index):
     planned, expected = saved(DecoderStage(model, index, 2, step), given)
     torch.testing.assert_close(gives, expected, rtol=0, atol=0)
     assert pasted == pytest.approx(planned, rel=0.01)
+
+
+def test_its_steps_are_those_of_the_whole_model_tied_or_not_and_clipped():
+    """On two ranks: norms and weights after three steps."""
+    loss_fn = the_cell("15", "def loss_fn(").partition("store = ")[0]
+    text = own_code("15", ("class Stage(", "def clip(")) + loss_fn
+    for told in results(forked("tests/ranks/clipped_stages.py", text, ranks=2)):
+        for case in told.values():
+            assert all(right > 0.5 for _, right in case["norms"])  # each step is clipped
+            assert all(norm == pytest.approx(right, rel=1e-5) for norm, right in case["norms"])
+            assert case["apart"] < 1e-5 and case["weights"] >= 10
 
 
 def saved(module, given):

@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
+from benchmarks import layout_searches
 from benchmarks.torchtitan_steps import CARD, ROWS
-from helpers import kept_layouts
 from tests.lessons.cells import markdown_of
 from tight_fit.command import notes
 from tight_fit.models.config import read
@@ -22,8 +22,8 @@ def eight():
 
 def test_lesson_18_says_that_the_published_layout_is_too_tight_for_80_gb(eight):
     text = markdown_of("18")
-    job = kept_layouts.JOBS["8B on 8"]
-    best = kept_layouts.kept_searches()["8B on 8"]["rows"][0]
+    job = layout_searches.JOBS["8B on 8"]
+    best = layout_searches.kept_searches()["8B on 8"]["rows"][0]
     room, need = job.cluster.gpu.memory, best["need"]
     assert best["layout"] == "fsdp=8" and room - need < GIB / 2  # a hair's breadth
     assert eight[False].memory * GIB > room  # what was measured does not fit it

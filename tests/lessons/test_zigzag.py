@@ -11,7 +11,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from scripts.context_parallel import positions
-from tests.lessons.cells import the_cell
+from tests.forked import forked, results
+from tests.lessons.cells import own_code, the_cell
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
 from tight_fit.models.step import ModelStep
@@ -93,3 +94,14 @@ def test_its_step_is_that_of_the_whole_text():
     finally:
         dist.destroy_process_group()
     torch.testing.assert_close(*weights)
+
+
+def test_its_program_trains_as_on_whole_texts_on_two_ranks(tmp_path):
+    """In fp32, as numbers in 16 bits would hide a small error."""
+    torch.manual_seed(0)
+    config, kind = MODELS["llama"]
+    kind(config(**SIZES | {"vocab_size": 96}, **HEADS)).save_pretrained(tmp_path)
+    autocast = "    model.forward = torch.autocast(device, torch.bfloat16)(model.forward)\n"
+    text = own_code("24", ("def without_masks(", "def split_step(", "def train("), (autocast, ""))
+    for told in results(forked("tests/ranks/split_texts.py", text, tmp_path, ranks=2)):
+        assert told["apart"] < 1e-3 * told["moved"] and told["moved"] > 0

@@ -2,21 +2,22 @@
 
 import pytest
 
-from helpers import kept_layouts, show
+from benchmarks import layout_searches
+from helpers import show
 from tests.lessons.cells import markdown_of
 from tight_fit.layouts.layout import parse
 
-KEPT = kept_layouts.of_texts()
+KEPT = layout_searches.of_texts()
 
 
-@pytest.mark.parametrize("gpus, texts", kept_layouts.TEXTS.items())
+@pytest.mark.parametrize("gpus, texts", layout_searches.TEXTS.items())
 def test_every_length_and_layout_is_kept(gpus, texts):
-    assert tuple(kept_layouts.of_texts(gpus)) == texts.asked
+    assert tuple(layout_searches.of_texts(gpus)) == texts.asked
     assert len(show.contexts(gpus).frame) == len(texts.asked)
 
 
 def test_two_gpus_hold_twice_the_text_where_they_share_it():
-    kept = kept_layouts.of_texts(2)
+    kept = layout_searches.of_texts(2)
     assert [facts["fits"] for facts in kept.values()] == [True, True, False, True]
     whole, shared = kept[32_768, "fsdp=2"], kept[65_536, "context=2"]
     assert shared["need"] == pytest.approx(whole["need"], rel=0.02)
@@ -34,18 +35,18 @@ def test_what_was_published_stands_beside_its_plan():
     ]
     planned = [
         where[0] * parse(where[1]).data / KEPT[where]["seconds"] / 8
-        for where in kept_layouts.PUBLISHED
+        for where in layout_searches.PUBLISHED
     ]
-    over = [plan / real for plan, real in zip(planned, kept_layouts.PUBLISHED.values())]
+    over = [plan / real for plan, real in zip(planned, layout_searches.PUBLISHED.values())]
     assert 1 < over[0] < 1.25 and 1.9 < over[1] < 2.2
     assert f"measured {1 / over[1]:.0%}".replace("%", " %") in markdown_of("24")
 
 
-@pytest.mark.parametrize("length", kept_layouts.LENGTHS)
+@pytest.mark.parametrize("length", layout_searches.LENGTHS)
 def test_context_ranks_send_the_keys_and_values_of_llama_3(length):
     """32 layers, 8 key heads of width 128: in bf16 gathered forward, again where the layer is
     recomputed and in the backward pass, and their gradients in fp32 once around the ring."""
-    whole, cut = (KEPT[length, layout] for layout in kept_layouts.LAYOUTS)
+    whole, cut = (KEPT[length, layout] for layout in layout_searches.LAYOUTS)
     numbers = 2 * length * 8 * 128
     gathered = numbers * 2 * 3 / 4  # bytes; a rank of four has a quarter of it already
     sent = cut["sent"]["context"]
@@ -53,8 +54,8 @@ def test_context_ranks_send_the_keys_and_values_of_llama_3(length):
     assert "context" not in whole["sent"]
 
 
-@pytest.mark.parametrize("length", kept_layouts.LENGTHS)
+@pytest.mark.parametrize("length", layout_searches.LENGTHS)
 def test_a_text_over_four_ranks_needs_less_of_each(length):
-    whole, cut = (KEPT[length, layout] for layout in kept_layouts.LAYOUTS)
+    whole, cut = (KEPT[length, layout] for layout in layout_searches.LAYOUTS)
     assert cut["at_peak"]["activations"] < whole["at_peak"]["activations"] / 2
     assert cut["fits"] and whole["fits"] == (length < 131_072)

@@ -6,17 +6,18 @@ import shlex
 
 import pytest
 
+from benchmarks import layout_searches
 from benchmarks.torchtitan_steps import ROWS
-from helpers import kept_layouts, show
+from helpers import show
 from tests.lessons.cells import markdown_of
 from tight_fit.command.main import main
 from tight_fit.layouts.layout import parse
 from tight_fit.search.space import TIE, Trial
 
-KEPT = kept_layouts.kept_searches()
-ALL = kept_layouts.JOBS | kept_layouts.OWNED
+KEPT = layout_searches.kept_searches()
+ALL = layout_searches.JOBS | layout_searches.OWNED
 # In billions: the Llama 3 paper's models, and those of the cards of Qwen3-0.6B and TinyLlama.
-PARAMETERS = {"70B": 70.55, kept_layouts.LLAMA_8B: 8.03}
+PARAMETERS = {"70B": 70.55, layout_searches.LLAMA_8B: 8.03}
 PARAMETERS |= {"Qwen/Qwen3-0.6B": 0.596, "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1.1}
 
 
@@ -25,9 +26,9 @@ def searched(request):
     return ALL[request.param], KEPT[request.param]
 
 
-@pytest.fixture(params=kept_layouts.JOBS)
+@pytest.fixture(params=layout_searches.JOBS)
 def published(request):
-    return kept_layouts.JOBS[request.param], KEPT[request.param]
+    return layout_searches.JOBS[request.param], KEPT[request.param]
 
 
 class Asked(Exception):
@@ -82,7 +83,7 @@ def test_one_gpu_is_named_only_where_it_can_hold_the_model(searched):
 
 def test_the_slow_link_takes_what_the_hand_estimate_of_lesson_18_says():
     """FSDP sends 8 bytes per parameter; over Ethernet nearly all of the step is waiting."""
-    job, found = kept_layouts.OWNED["16 A100, Ethernet"], KEPT["16 A100, Ethernet"]
+    job, found = layout_searches.OWNED["16 A100, Ethernet"], KEPT["16 A100, Ethernet"]
     (row,) = [row for row in found["rows"] if row["layout"] == "fsdp=16"]
     sent = 8 * 8.03e9 * 15 / 16
     assert row["seconds"] == pytest.approx(sent / job.cluster.between.speed, rel=0.1)
@@ -106,14 +107,14 @@ def test_the_command_of_the_first_screen_is_the_search_that_the_lesson_shows(mon
     monkeypatch.setattr("sys.argv", ["tight-fit", *shlex.split(line)])
     with pytest.raises(Asked):
         main()
-    kept = kept_layouts.JOBS["8B on 8"]
+    kept = layout_searches.JOBS["8B on 8"]
     assert asked["job"] == kept.step and str(asked["cluster"]) == str(kept.cluster)
     assert asked["job"].config.hidden_size == kept.step.config.hidden_size
 
 
 def test_the_table_marks_the_published_layout_once(published):
     job, found = published
-    name = next(name for name, other in kept_layouts.JOBS.items() if other is job)
+    name = next(name for name, other in layout_searches.JOBS.items() if other is job)
     table = show.large(name).frame
     marked = table[table["published"] != ""]
     assert list(marked["layout"]) == [found["published"]["layout"]]
@@ -130,21 +131,23 @@ def test_a_job_that_nobody_published_has_no_such_column():
 
 def test_the_table_of_owned_gpus_has_a_row_for_each():
     table = show.owned().frame
-    assert list(table["GPUs"]) == list(kept_layouts.OWNED)
-    assert list(table["layout"]) == [KEPT[name]["rows"][0]["layout"] for name in kept_layouts.OWNED]
+    assert list(table["GPUs"]) == list(layout_searches.OWNED)
+    assert list(table["layout"]) == [
+        KEPT[name]["rows"][0]["layout"] for name in layout_searches.OWNED
+    ]
 
 
 def test_what_was_measured_is_that_of_the_page_of_accuracy():
     """On 8, 64 and 256 GPUs, each without torch.compile and with it."""
     measured = {(row.layout.ranks, row.compiled): row.tokens for row in ROWS if not row.float8}
-    for job in kept_layouts.JOBS.values():
+    for job in layout_searches.JOBS.values():
         ranks = job.cluster.gpus
         assert job.measured == (measured.get((ranks, False)), measured[ranks, True])
 
 
 def test_the_kept_plans_are_todays():
-    job, found = kept_layouts.JOBS["8B on 8"], KEPT["8B on 8"]
+    job, found = layout_searches.JOBS["8B on 8"], KEPT["8B on 8"]
     best = found["rows"][0]
     trial = Trial(parse(best["layout"]), best["recompute"], best["micro_batches"])
-    today = json.loads(json.dumps(kept_layouts.plan_trial(job, trial)))
-    assert today == best, "stale: python -m helpers.plan searches"
+    today = json.loads(json.dumps(layout_searches.plan_trial(job, trial)))
+    assert today == best, "stale: make plans"

@@ -56,11 +56,12 @@ NEEDED = {  # packages that not everybody has
     "preferences_trl kto": "trl",
     "preferences_trl reward": "trl",
 }
-ELSEWHERE = {  # in test_program_ranks.py, test_evaluation.py and test_command.py
+ELSEWHERE = {  # in other files, and below
     "ddp_loop",
     "fully_shard_loop",
     "evaluation_trainer",
     "text_classification_loop",
+    "compiled_early_trainer",
 }
 # By day for a GPU: a few shapes, and what is not compared with a run on a CPU.
 FOR_A_GPU = {
@@ -146,6 +147,15 @@ def test_a_module_that_checkpoints_inside_is_planned_uncompiled_and_the_plan_say
     )
     said = ["without compiling" in " ".join(notes) for notes in (whole, checkpoints)]
     assert said == [False, True]
+
+
+def test_a_model_compiled_before_trainer_is_planned_in_trainers_precision(tmp_path, monkeypatch):
+    """torch compiles at the first call, when Accelerate has put autocast around the `forward`."""
+    monkeypatch.chdir(tmp_path)
+    early, late = (
+        planned("compiled_early_trainer", arguments, "RTX 3060") for arguments in (("--early",), ())
+    )
+    assert early["peak"] == late["peak"] and not early["notes"] and not late["notes"]
 
 
 @pytest.mark.parametrize("name", few_by_day(ARGUMENTS, (FOR_A_GPU | NOT_ON_A_CPU).__contains__))

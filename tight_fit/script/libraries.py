@@ -75,7 +75,7 @@ def adapted(
         where = line()
         if isinstance(model, nn.Module):
             compiler = Compiler(tracker, refuses=lambda error: without(where))
-            call_with(model, compiler.in_place_of(model))
+            call_with(model, lambda: compiler.in_place_of(model))
             return model
         without(where)
         return model if model is not None else lambda function: function

@@ -8,10 +8,11 @@ import shlex
 from dataclasses import replace as with_
 from pathlib import Path
 
-from benchmarks import published_times
+from benchmarks import layout_searches, published_times
+from benchmarks import techniques as planned
 from benchmarks.peaks import page
-from helpers import kept_layouts, record, show, sweeps
-from helpers import ladder as planned
+from benchmarks.sweeps import results
+from helpers import kept_layouts, record, show
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.tables import Table
@@ -89,7 +90,7 @@ def techniques() -> str:
 def _accuracy(source: tuple[str, str] | str) -> str:
     if isinstance(source, str):
         return source
-    difference = sweeps.read(source[0]).difference(source[1])
+    difference = results.read(source[0]).difference(source[1])
     low, high = difference.low * 100, difference.high * 100
     if low == high == 0:
         return "the same in each seed"
@@ -218,5 +219,5 @@ def ranks() -> str:
 
 def large() -> str:
     """The kept searches of layouts for 8 and 70 billion parameters, a table each."""
-    tables = [show.large(name) for name in kept_layouts.JOBS]
+    tables = [show.large(name) for name in layout_searches.JOBS]
     return "\n\n".join(f"{table.caption}\n\n{table.to_markdown()}" for table in tables)

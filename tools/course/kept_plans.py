@@ -9,10 +9,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformers import Qwen3MoeConfig
 
+from benchmarks import layout_searches, techniques
+from benchmarks.sweeps import results
 from helpers import kept_layouts
+from helpers.tables import KEPT_TABLES
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.search_report import answer
 from tight_fit.command.wrapper import run
@@ -78,7 +82,7 @@ def questions() -> Iterator[Question]:
     yield replace(large, accumulation=4), two, kaggle
     yield from _of_lesson_24()
     yield from page()
-    for texts in kept_layouts.TEXTS.values():
+    for texts in layout_searches.TEXTS.values():
         for length, name in texts.asked:
             yield texts.step(length, name), parse(name), texts.cluster
 
@@ -146,7 +150,7 @@ def layouts() -> Path:
     return _write(kept_layouts.FILE, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def search_one(job: kept_layouts.SearchJob) -> Facts:
+def search_one(job: layout_searches.SearchJob) -> Facts:
     """What is kept of a search: its answer, the best trial of each layout, the best first, and the
     published one, if any; "alone" has the seconds of one GPU, None where it does not fit.
 
@@ -155,19 +159,19 @@ def search_one(job: kept_layouts.SearchJob) -> Facts:
     found = search_layouts(job.step, job.cluster, job.recompute)
     rows: dict[str, Facts] = {}
     for one in found.ranked:
-        rows.setdefault(str(one.trial.layout), kept_layouts.trial_row(one.trial, one.facts))
-    published = kept_layouts.plan_trial(job, job.published) if job.published else None
+        rows.setdefault(str(one.trial.layout), layout_searches.trial_row(one.trial, one.facts))
+    published = layout_searches.plan_trial(job, job.published) if job.published else None
     entry = {"answer": answer(found), "rows": list(rows.values()), "published": published}
     return entry | {"alone": _alone(job, found)}
 
 
-def _alone(job: kept_layouts.SearchJob, found: Searched) -> float | None:
+def _alone(job: layout_searches.SearchJob, found: Searched) -> float | None:
     """Seconds of the step on one GPU: planned by the search, or now where it only said slower."""
     seconds = [one.seconds for one in found.ranked if one.trial.layout == ONE_GPU]
     slower = {trial.recompute for trial in found.slower if trial.layout == ONE_GPU}
     if not seconds and slower:
         rows = [
-            kept_layouts.plan_trial(job, Trial(ONE_GPU, kind))
+            layout_searches.plan_trial(job, Trial(ONE_GPU, kind))
             for kind in job.recompute
             if kind in slower
         ]
@@ -177,9 +181,19 @@ def _alone(job: kept_layouts.SearchJob, found: Searched) -> float | None:
 
 def searched() -> Path:
     """Search all jobs and keep what was found; returns the path of the file."""
-    jobs = kept_layouts.JOBS | kept_layouts.OWNED
+    jobs = layout_searches.JOBS | layout_searches.OWNED
     entries = {name: search_one(job) for name, job in jobs.items()}
-    return _write(kept_layouts.SEARCHES, json.dumps(entries, indent=1) + "\n")
+    return _write(layout_searches.SEARCHES, json.dumps(entries, indent=1) + "\n")
+
+
+def all_tables() -> dict[str, Any]:
+    """{name: rows and caption} of what the other groups hold, and of techniques for one GPU."""
+    return layout_searches.shown() | {"techniques": techniques.shown()}
+
+
+def tables() -> Path:
+    """Keep `all_tables`; returns the path of the file."""
+    return _write(KEPT_TABLES, json.dumps(all_tables(), indent=1) + "\n")
 
 
 def _write(file: Path, text: str) -> Path:
@@ -187,7 +201,12 @@ def _write(file: Path, text: str) -> Path:
     return file
 
 
-GROUPS = {"layouts": layouts, "searches": searched}
+GROUPS = {
+    "layouts": layouts,
+    "searches": searched,
+    "tables": tables,
+    "sweeps": results.keep,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

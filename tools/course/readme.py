@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import techniques as planned
 from benchmarks.programs import table
-from helpers import ladder as planned
 from helpers import plots
 from helpers.plan import plan
 from helpers.recipe import replace

@@ -1,0 +1,47 @@
+"""Run by test_pipelines.py: steps of lesson 15's pasted stages beside those of the whole model."""
+
+import copy
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from transformers import LlamaConfig, LlamaForCausalLM
+
+lesson = {"nn": nn, "torch": torch}
+exec(sys.argv[1], lesson)
+loss_fn = lesson["loss_fn"]
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+ends = dist.new_group([0, ranks - 1])
+SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+told = {}
+for tied in (True, False):
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, num_attention_heads=2, tie_word_embeddings=tied)
+    model = LlamaForCausalLM(config)
+    whole = copy.deepcopy(model)
+    mine = lesson["Stage"](model, rank, ranks)
+    stage = PipelineStage(mine, rank, ranks, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=loss_fn)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=1.0) for part in (mine, whole)]
+    norms = []
+    for step in range(3):
+        tokens = torch.randint(32, (8, 8), generator=torch.Generator().manual_seed(step))
+        given = [tokens] if rank == 0 else []
+        schedule.step(*given, **({"target": tokens} if rank == ranks - 1 else {}))
+        norm = lesson["clip"](mine, 0.5, ends if tied else None)
+        loss_fn(whole(tokens).logits, tokens).backward()
+        right = nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+        norms.append((norm.item(), right.item()))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    own, right = {id(weight) for weight in mine.parameters()}, dict(whole.named_parameters())
+    pairs = [(one, right[name]) for name, one in model.named_parameters() if id(one) in own]
+    apart = max(float((one - other).detach().abs().max()) for one, other in pairs)
+    told[str(tied)] = {"norms": norms, "apart": apart, "weights": len(pairs)}
+print("RESULT", json.dumps(told))
+dist.destroy_process_group()
