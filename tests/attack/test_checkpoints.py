@@ -54,16 +54,16 @@ def no_step(monkeypatch):
     monkeypatch.setattr(train, "train_step", step)
 
 
-def rewritten(folder, tensors=lambda found: None, note=lambda found: None, name=FILE, **metadata):
+def rewritten(folder, tensors=lambda found: None, note=lambda found: None, **metadata):
     """Write the state again after `tensors` and `note` changed it in place, with its old digest."""
-    with safe_open(folder / name, "pt") as file:
+    with safe_open(folder / FILE, "pt") as file:
         kept = dict(file.metadata())
         held = {key: file.get_tensor(key) for key in file.keys()}
     text = json.loads(kept["fine_tune"])
     tensors(held)
     note(text)
     kept |= {"fine_tune": json.dumps(text)} | metadata
-    save_file(held, folder / name, {key: value for key, value in kept.items() if value is not None})
+    save_file(held, folder / FILE, {key: value for key, value in kept.items() if value is not None})
 
 
 def bytes_changed(change):
@@ -74,21 +74,20 @@ def bytes_changed(change):
     return act
 
 
-def zeroed(share, count=4096):
+def zeroed(share):
+    """4 KiB of zeros at this share of the file."""
+
     def change(content):
-        start = int(share * (len(content) - count))
-        content[start : start + count] = bytes(count)
+        start = int(share * (len(content) - 4096))
+        content[start : start + 4096] = bytes(4096)
         return content
 
     return bytes_changed(change)
 
 
-def flipped(share):
-    def change(content):
-        content[int(share * (len(content) - 1))] ^= 1
-        return content
-
-    return bytes_changed(change)
+def flipped(content):
+    content[len(content) // 2] ^= 1
+    return content
 
 
 def without(prefix):
@@ -99,29 +98,16 @@ def without(prefix):
     return lambda folder: rewritten(folder, change)
 
 
-def first(held, prefix):
-    return next(name for name in held if name.startswith(prefix))
-
-
-def tensor(prefix, change):
-    def act(held):
-        name = first(held, prefix)
-        held[name] = change(held[name]).contiguous()
-
-    return lambda folder: rewritten(folder, act)
-
-
 def swapped(held):
-    one, other = [name for name in held if name.startswith("model.") and "q_proj.weight" in name][
-        :2
-    ]
-    held[one], held[other] = held[other], held[one]
+    queries = [name for name in held if name.startswith("model.") and "q_proj.weight" in name]
+    held[queries[0]], held[queries[1]] = held[queries[1]], held[queries[0]]
 
 
 def note(**values):
     return lambda folder: rewritten(folder, note=lambda found: found.update(values))
 
 
+# What the digest sees of a tensor, of its name and of the note: tests/core/test_state_file.py.
 DAMAGE = {
     "empty": bytes_changed(lambda content: b""),
     "eight bytes": bytes_changed(lambda content: content[:8]),
@@ -130,33 +116,18 @@ DAMAGE = {
     "one byte short": bytes_changed(lambda content: content[:-1]),
     "one byte long": bytes_changed(lambda content: content + b"x"),
     "only zeros": bytes_changed(lambda content: bytes(len(content))),
-    "text": bytes_changed(lambda content: b"not a state at all"),
     "git-lfs": bytes_changed(lambda content: b"version https://git-lfs.github.com/spec/v1\n"),
     "a header too large": bytes_changed(lambda content: b"\xff" * 8 + content[8:]),
     "a pickle": lambda folder: torch.save({"step": 3}, folder / FILE),
-    **{f"4 KiB of zeros at {share}": zeroed(share) for share in (0.0, 0.1, 0.4, 0.6, 0.8, 1.0)},
-    "four zeros": zeroed(0.5, 4),
-    **{f"one bit at {share}": flipped(share) for share in (0.3, 0.5, 0.7, 0.9, 1.0)},
+    **{f"4 KiB of zeros at {share}": zeroed(share) for share in (0.0, 0.5, 1.0)},
+    "one bit": bytes_changed(flipped),
     "no optimizer": without("optimizer."),
-    "no first moments": without("optimizer.exp_avg."),
-    "no steps of the optimizer": without("optimizer.step."),
     "no weights": without("model."),
-    "no bias": without("model.classifier.bias"),
     "no random state": without("random."),
     "no tensor": without(""),
-    "another shape": tensor("model.classifier.weight", lambda held: held.T),
-    "another dtype": tensor("model.classifier.weight", lambda held: held.half()),
-    "a NaN": tensor("model.", lambda held: held * float("nan")),
-    "states of zeros": tensor("optimizer.exp_avg_sq.", torch.zeros_like),
-    "another random state": tensor("random.cpu", lambda held: held.roll(1)),
     "two weights swapped": lambda folder: rewritten(folder, swapped),
-    "a tensor more": lambda folder: rewritten(folder, lambda h: h.update({"x": torch.ones(1)})),
     "a step less": note(step=2),
-    "a step more": note(step=4),
-    "step -1": note(step=-1),
     "step as text": note(step="3"),
-    "other losses": note(losses=[0.0, 0.0, 0.0]),
-    "a skipped step": note(skipped=[1]),
     "another recipe in the note": note(belongs={}),
     "a note that is no JSON": lambda folder: rewritten(folder, fine_tune="{"),
     "a note that is a list": lambda folder: rewritten(folder, fine_tune="[]"),
@@ -192,10 +163,6 @@ def other_pixel(columns):
     columns["pixel_values"][0, 0, 0, 0] ^= 1
 
 
-def other_label(columns):
-    columns["labels"][-1] = (columns["labels"][-1] + 1) % 10
-
-
 def other_order(columns):
     columns |= {name: values.flip(0) for name, values in columns.items()}
 
@@ -210,20 +177,15 @@ def half_trained(model, recipe):
 
 OTHERS = {
     "a pixel": ({"train": lambda: of_other_data(other_pixel)}, "on other training data"),
-    "a label": ({"train": lambda: of_other_data(other_label)}, "on other training data"),
     "an order": ({"train": lambda: of_other_data(other_order)}, "on other training data"),
     "SGD": (
         {"optimizer": lambda: lambda model, recipe: torch.optim.SGD(model.parameters())},
         "with another optimizer (AdamW there, SGD now)",
     ),
     "betas": ({"optimizer": lambda: adamw(betas=(0.5, 0.9))}, "with other settings of AdamW"),
-    "eps": ({"optimizer": lambda: adamw(eps=1e-3)}, "with other settings of AdamW"),
-    "amsgrad": ({"optimizer": lambda: adamw(amsgrad=True)}, "with other settings of AdamW"),
     "fewer weights": ({"optimizer": lambda: half_trained}, "with other settings of AdamW"),
     "steps": ({"recipe": lambda: replace(RECIPE, steps=4)}, "steps=3 there, 4 now"),
-    "rate": ({"recipe": lambda: replace(RECIPE, learning_rate=0.1)}, "learning_rate=None there"),
     "a model": ({"recipe": lambda: replace(RECIPE, model="deberta")}, "model='vit' there"),
-    "precision": ({"recipe": lambda: replace(RECIPE, precision="bf16")}, "precision='fp32' there"),
     "frozen": ({"recipe": lambda: replace(RECIPE, frozen=2)}, "frozen=None there, 2 now"),
 }
 
@@ -237,13 +199,8 @@ def test_a_state_of_another_run_is_refused_and_kept(arguments, words, folder, no
 
 
 def test_a_state_of_another_device_is_refused(folder, no_step):
-    def elsewhere(found):
-        found["belongs"]["device"] = "cuda"
-
-    with safe_open(folder / FILE, "pt") as file:
-        found = json.loads(file.metadata()["fine_tune"])
-        held = {key: file.get_tensor(key) for key in file.keys()}
-    elsewhere(found)
+    found, held = state_file.read(folder)
+    found["belongs"]["device"] = "cuda"
     state_file.write(folder, state_file.State(found, held))
     refused(ValueError, "another device (cuda there, cpu now)", lambda: fit(folder))
 
@@ -262,41 +219,32 @@ def test_save_alone_refuses_the_state_of_another_run_too(folder):
 # -- folders
 
 
-@pytest.mark.parametrize("name", ["", " ", "\t", "a\0b"])
-def test_a_folder_without_a_name_is_refused(name, no_step):
-    refused(ValueError, "names no folder", lambda: fit(name))
+NO_FOLDERS = [
+    *((name, ValueError, "names no folder") for name in ("", " ", "\t", "a\0b")),
+    *((name, TypeError, "must be the path of a folder") for name in (3, True, b"runs", ["runs"])),
+    *((name, OSError, ["cannot be written to", "choose a folder"]) for name in (
+        "/dev/null", "/dev/null/runs", "/proc/runs", "/proc/self/runs", "x" * 300, __file__)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [3, True, b"runs", ["runs"], 0, object()])
-def test_what_is_no_path_is_refused(name, no_step):
-    refused(TypeError, "must be the path of a folder", lambda: fit(name))
+@pytest.mark.parametrize("name, error, says", NO_FOLDERS)
+def test_what_is_no_folder_or_cannot_be_made_is_refused_before_a_step(
+    name, error, says, no_step, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = Path(__file__).read_bytes()
+    refused(error, says, lambda: fit(name))
+    assert Path(__file__).read_bytes() == before and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["/dev/null", "/dev/null/runs", "/proc/runs", "/proc/self/runs"])
-def test_a_folder_that_cannot_be_made_is_refused_before_a_step(name, no_step):
-    refused(OSError, ["cannot be written to", "choose a folder"], lambda: fit(name))
-
-
-def test_a_file_in_the_folder_s_place_is_refused(tmp_path, no_step):
-    (tmp_path / "runs").write_text("mine")
-    refused(OSError, "cannot be written to", lambda: fit(tmp_path / "runs"))
-    assert (tmp_path / "runs").read_text() == "mine"
-
-
-def test_a_path_that_is_too_long_is_refused(tmp_path, no_step):
-    refused(OSError, "cannot be written to", lambda: fit(tmp_path / ("x" * 300)))
-
-
-def test_a_full_disk_is_said_before_a_step(folder, no_step, monkeypatch):
-    (folder / FILE).unlink()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
-    refused(OSError, "has 0 bytes left", lambda: fit(folder))
-
-
-def test_a_read_only_disk_is_said_before_a_step(folder, no_step, monkeypatch):
+def test_a_full_or_read_only_disk_is_said_before_a_step(folder, no_step, monkeypatch):
     def read_only(*_, **__):
         raise OSError(30, "Read-only file system")
 
+    (folder / FILE).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+        refused(OSError, "has 0 bytes left", lambda: fit(folder))
     monkeypatch.setattr(state_file.filelock, "FileLock", read_only)
     refused(OSError, ["Read-only file system", "choose a folder"], lambda: fit(folder))
 
@@ -332,7 +280,7 @@ def stopped(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("size", [1, 5_000, 100_000, 1_000_000])
+@pytest.mark.parametrize("size", [1, 100_000])
 def test_a_disk_that_fills_up_leaves_the_old_state(size, stopped):
     before = (stopped / FILE).read_bytes()
     with files_end_at(size):
@@ -348,21 +296,17 @@ def test_a_disk_that_fills_up_at_the_first_save_says_that_nothing_is_there(tmp_p
 
 
 def test_a_second_run_is_refused_while_the_first_one_runs(folder, no_step):
-    with state_file.held(folder):
-        refused(RuntimeError, ["Another run is using", "another folder"], lambda: fit(folder))
-
-
-def test_a_second_run_of_a_thread_is_refused(folder, no_step):
     said = []
 
     def second():
         said.append(refused(RuntimeError, "Another run is using", lambda: fit(folder)))
 
     with state_file.held(folder):
+        second()
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()
-    assert said
+    assert len(said) == 2 and "another folder" in said[0]
 
 
 HOLDER = """
@@ -391,19 +335,14 @@ def test_another_process_is_refused_and_a_killed_one_lets_go(folder, monkeypatch
     assert fit(folder).seconds == []
 
 
-@pytest.mark.parametrize("left", [f"{UNFINISHED}/{FILE}", f"{UNFINISHED}/.tmpAbC123"])
-def test_what_a_killed_save_left_is_cleared(left, folder):
-    (folder / left).parent.mkdir(exist_ok=True)
-    (folder / left).write_bytes(b"half")
+def test_what_a_killed_save_left_is_cleared_and_what_others_left_stays(folder):
+    mine = ["notes.txt", ".tmpfile-of-mine", "other.safetensors"]
+    left = [f"{UNFINISHED}/{FILE}", f"{UNFINISHED}/.tmpAbC123"]
+    (folder / UNFINISHED).mkdir(exist_ok=True)
+    for name in (*mine, *left):
+        (folder / name).write_bytes(b"half")
     fit(folder)
-    assert not (folder / left).exists()
-
-
-@pytest.mark.parametrize("mine", ["notes.txt", ".tmpfile-of-mine", "other.safetensors"])
-def test_what_others_left_stays(mine, folder):
-    (folder / mine).write_bytes(b"mine")
-    fit(folder)
-    assert (folder / mine).read_bytes() == b"mine"
+    assert [name for name in (*mine, *left) if (folder / name).exists()] == mine
 
 
 # -- runs that diverge
@@ -424,7 +363,7 @@ def poisoned(value, at=3):
     return step
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_weights_that_are_not_finite_are_not_saved(value, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "train_step", poisoned(value))
     words = ["not finite after step 3", "the state of step 2 in", "leads here again"]

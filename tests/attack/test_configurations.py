@@ -11,24 +11,15 @@ from transformers import BertConfig, LlamaConfig, T5Config
 
 from helpers import record
 from tests.attack import one_sentence, refused
+from tests.attack.test_options import KINDS
 from tight_fit.models import names
 from tight_fit.models.config import read
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "max_position_embeddings": 128,
-}
-T5 = {"vocab_size": 100, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 ROOT = Path(__file__).parents[2]
 
 
-def saved(folder: Path, kind, given: dict, **wrong) -> Path:
-    values = kind(**given).to_dict() | wrong
-    (folder / "config.json").write_text(json.dumps(values))
+def saved(folder: Path, kind) -> Path:
+    (folder / "config.json").write_text(json.dumps(kind(**KINDS[kind]).to_dict()))
     return folder
 
 
@@ -52,8 +43,8 @@ def test_a_configuration_of_many_small_lists_is_not_read(tmp_path):
 def test_no_field_of_a_configuration_that_works_is_named(tmp_path):
     from tight_fit.models.odd import hint
 
-    for kind, given in ((BertConfig, SMALL), (LlamaConfig, SMALL), (T5Config, T5)):
-        config = read(saved(tmp_path, kind, given))
+    for kind in (BertConfig, LlamaConfig, T5Config):
+        config = read(saved(tmp_path, kind))
         assert hint(config.model_type, config.to_dict()) == ""
 
 
@@ -62,7 +53,7 @@ def test_no_field_of_a_configuration_that_works_is_named(tmp_path):
     [("--batch 0", "batch_size=0 must be at least 1"), ("--length 5000", "the 128 tokens")],
 )
 def test_options_that_cannot_be_are_refused_before_pytorch_is_imported(option, said, tmp_path):
-    folder = saved(tmp_path, BertConfig, SMALL)
+    folder = saved(tmp_path, BertConfig)
     text = (
         "import sys\nfrom tight_fit.command import main\n"
         "status = main.entry()\nassert 'torch' not in sys.modules\nsys.exit(status)"

@@ -125,16 +125,10 @@ def test_lengths_are_those_of_the_columns(count):
 # -- what a session wrote
 
 CONTENTS = {
-    "empty": b"",
-    "binary": b"\x93" * 99,
-    "utf-16": "{}".encode("utf-16"),
-    "an object": b"{}",
-    "a list": b"[]",
-    "null": b"null",
-    "half": b'{"steps": [',
-    "deep": b"[" * 100_000,
+    "empty": b"", "binary": b"\x93" * 99, "utf-16": "{}".encode("utf-16"), "an object": b"{}",
+    "a list": b"[]", "null": b"null", "half": b'{"steps": [', "deep": b"[" * 100_000,
     "html": b"<html>",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)

@@ -344,24 +344,6 @@ def test_a_cell_that_is_tagged_to_be_skipped_is_skipped(tmp_path):
     assert grade.code_cells(tmp_path / "a.ipynb", "a") == ["x = 1"]
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["gone.ipynb", "--csv", "no/such/folder/a.csv"], "there is no folder"),
-        (["gone.ipynb", "--csv", ""], "is empty"),
-        (["gone.ipynb", "--csv", "."], "is a folder"),
-        (["gone.ipynb", "--seconds", "0"], "from 1 to 86,400"),
-        (["gone.ipynb", "--memory", "1e9"], "from 1 to 4,096"),
-        ([], "FILE"),
-    ],
-)
-def test_arguments_are_refused_before_anything_runs(arguments, says, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["grade", *arguments])
-    assert ended.value.code == 2 and says in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_exercises_that_do_not_exist_are_refused(tmp_path, capsys):
     assert main(["grade", str(tmp_path / "a.ipynb"), "--exercises", "02.1", "99.1"]) == 1
     one_sentence(capsys.readouterr().err, "There is no exercise 99.1")

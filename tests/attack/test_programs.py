@@ -6,21 +6,14 @@ import pickle
 import pytest
 import torch
 
-from tests.attack import one_sentence, refused
+from tests.attack import command_refuses as refuses
+from tests.attack import refused
 from tight_fit.command import explain, magic
 from tight_fit.command import script as command
 from tight_fit.script.snapshot import moment, read
 
 BLOCK = {"state": "active_allocated", "size": 5, "address": 1}
 SEGMENT = {"device": 0, "total_size": 8, "blocks": [BLOCK]}
-
-
-def refuses(main, arguments, capsys, *parts):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and not said.out
-    return one_sentence(said.err.split(" (tight-fit")[0], *parts)
 
 
 FILES = {

@@ -130,16 +130,9 @@ def test_what_is_near_a_field_is_asked_back(name, more):
 
 EARLY = {"optimizer_in_backward": True, "max_grad_norm": None}
 PAIRS = [
-    ({"batch_size": 0}, "at least 1"),
-    ({"batch_size": 16.0}, "whole number"),
     ({"model": "bert"}, "use one of deberta, deberta-large, vit"),
     ({"data": "cifar10"}, "r8, newsgroups"),
     ({"model": "vit", "data": "r8"}, "digits"),
-    ({"length": 2}, "at least 3"),
-    ({"seed": -1}, "at least 0"),
-    ({"warmup": 1.5}, "fraction"),
-    ({"learning_rate": 0}, "above 0"),
-    ({"weight_decay": -0.1}, "at least 0"),
     ({"frozen": 7}, "6 layers"),
     ({"base": "nf4"}, "lora_rank"),
     ({"lora_targets": "all-linear"}, "there are none"),
@@ -162,7 +155,6 @@ PAIRS = [
     ({"length": 513}, "512 tokens"),
     ({"model": "decoder-1.7b"}, "profile='full'"),
     ({"data": "digits"}, "reads texts"),
-    ({"base": None}, "base=None"),
     ({"model": "deberta", "attention": "sdpa"}, "'eager' alone"),
     ({"model": "deberta", "loss": "chunked"}, "language models"),
     ({"model": "vit", "loss": "chunked"}, "language models"),
@@ -184,21 +176,17 @@ OF_ANY = [
     (LLM, {"lora_rank": 4, "frozen": 2}, "all layers are frozen"),
     (LLM, {"classes": 3}, "is for a classifier"),
     (BERT, {"classes": 3, "task": "masked-lm"}, "is for a classifier"),
-    (BERT, {"loss": "chunked"}, "next token"),
-    (VIT, {"loss": "chunked"}, "next token"),
-    (VIT, {"length": 16}, "is for text"),
-    (LLM, {"side": 16}, "is for images"),
+    (BERT, {"loss": "chunked"}, "next token"), (VIT, {"loss": "chunked"}, "next token"),
+    (VIT, {"length": 16}, "is for text"), (LLM, {"side": 16}, "is for images"),
     (LLM, {"base": "bf16", "weights": "fp32"}, "two dtypes"),
-    (LLM, {"weights": "fp16"}, "cannot be trained"),
-    (LLM, {"float8": "mxfp8"}, "tensorwise"),
+    (LLM, {"weights": "fp16"}, "cannot be trained"), (LLM, {"float8": "mxfp8"}, "tensorwise"),
     (LLM, {"base": "fp16", "lora_rank": 4}, "base='fp16'"),
     (LLM, {"lora_rank": 4, "lora_targets": ""}, "names no layer"),
     (LLM, {"lora_rank": 4, "lora_targets": ",,"}, "names no layer"),
     (LLM, {"lora_rank": 4, "lora_targets": "q_prj"}, "no linear layer called q_prj"),
     (LLM, {"lora_rank": 4, "lora_targets": ["q_proj"]}, "must be a text"),
-    (LLM, {"frozen": 3}, "2 layers"),
-    (LLM, {"length": 65}, "64 tokens"),
-]
+    (LLM, {"frozen": 3}, "2 layers"), (LLM, {"length": 65}, "64 tokens"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("config, fields, says", OF_ANY, ids=[str(one) for _, one, _ in OF_ANY])
@@ -207,9 +195,8 @@ def test_a_step_of_any_model_that_cannot_be(config, fields, says):
 
 
 def test_a_rung_of_a_ladder_changes_fields_that_there_are():
-    refused(
-        ValueError, "no field batchsize", lambda: ladder.climb(SHORT_RUN, {"a": {"batchsize": 1}})
-    )
+    rung = {"a": {"batchsize": 1}}
+    refused(ValueError, "no field batchsize", lambda: ladder.climb(SHORT_RUN, rung))
 
 
 # -- layouts as they are written

@@ -152,12 +152,6 @@ def test_a_file_named_for_another_run_is_one_sentence(name, tmp_path):
     refused(ValueError, [name, "98_bad/before"], lambda: record.read_file(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["", "x", "../a/b", "a/b/c", "a b/c", 3, "a/", "/b", "a/b\n"])
-def test_a_name_that_is_none_is_said_before_anything_runs(name, monkeypatch):
-    monkeypatch.setattr(record, "encoded", None)
-    refused(ValueError, "is no name for a run", lambda: record.run(RUN.recipe, name))
-
-
 @pytest.mark.parametrize(
     "field, value",
     [("losses", [1.0, math.nan]), ("losses", [1.0]), ("seconds", [0.1, -0.1]), ("accuracy", 1.5),

@@ -164,19 +164,12 @@ def test_a_run_that_goes_on_ends_at_the_same_weights(recipe, optimizer, tmp_path
 
 @pytest.mark.parametrize(
     "kind, says",
-    [
-        (InItself, "its attribute 'n'"),
-        (InTensor, "its attribute 'n'"),
-        (Elsewhere, "no trained parameter"),
-        (InStateDict, "'more' of its state_dict"),
-        (of({"h": [torch.ones(1)]}), "of type list"),
-        (of({"h": np.ones(3)}), "of type ndarray"),
-        (of({"h": (1, 2)}), "of type tuple"),
-        (of({"h": {1: 2}}), "of type dict"),
-        (of({"h": 1j}), "of type complex"),
-        (of({3: torch.ones(1)}), "is no text"),
-    ],
-)
+    [(InItself, "its attribute 'n'"), (InTensor, "its attribute 'n'"),
+     (Elsewhere, "no trained parameter"), (InStateDict, "'more' of its state_dict"),
+     (of({"h": [torch.ones(1)]}), "of type list"), (of({"h": np.ones(3)}), "of type ndarray"),
+     (of({"h": (1, 2)}), "of type tuple"), (of({"h": {1: 2}}), "of type dict"),
+     (of({"h": 1j}), "of type complex"), (of({3: torch.ones(1)}), "is no text")],
+)  # fmt: skip
 def test_an_optimizer_that_would_not_come_back_whole_is_refused_after_one_step(
     kind, says, tmp_path, monkeypatch
 ):

@@ -1,24 +1,15 @@
 """Fine-tunes by a script: work that would be lost at its end is refused before it begins."""
 
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.attack import one_sentence
+from tests.attack.test_conversations import ROOT, script
 
-ROOT = Path(__file__).resolve().parents[2]
 DECODER = ROOT / "helpers" / "mini" / "decoder"
-
-
-def script():
-    spec = importlib.util.spec_from_file_location("finetune_llm", ROOT / "scripts/finetune_llm.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -32,10 +23,9 @@ def ends(monkeypatch, capsys, *arguments):
     """What the script says, on one line, where it refuses to train."""
     monkeypatch.setattr(sys, "argv", ["finetune_llm.py", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        script().main()
+        script("finetune_llm").main()
     said = capsys.readouterr().err
-    text = said.splitlines()[-1] if ended.value.code == 2 else str(ended.value.code)
-    return one_sentence(text)
+    return one_sentence(said.splitlines()[-1] if ended.value.code == 2 else str(ended.value.code))
 
 
 @pytest.mark.parametrize("out", ["data.jsonl/adapter", "data.jsonl", "/proc/adapter"])
@@ -63,14 +53,12 @@ def test_an_answer_that_is_cut_off_is_said_before_the_training(data, monkeypatch
 
 def test_an_adapter_of_a_loss_that_is_not_finite_is_not_saved(data, monkeypatch, capsys):
     pytest.importorskip("bitsandbytes")
-    module = script()
+    module, out = script("finetune_llm"), data.parent / "out"
     monkeypatch.setattr(module, "loss_sum", lambda model, *_: sum(
         value.sum() for value in model.parameters() if value.requires_grad) * math.nan)  # fmt: skip
-    monkeypatch.setattr(
-        sys, "argv", ["finetune_llm.py", "--model", str(DECODER), "--data", str(data),
-                      "--out", str(data.parent / "out"), "--steps", "2"]
-    )  # fmt: skip
+    words = ["--model", DECODER, "--data", data, "--out", out, "--steps", 2]
+    monkeypatch.setattr(sys, "argv", ["finetune_llm.py", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         module.main()
     one_sentence(str(ended.value.code), "step 1 is nan", "--rate")
-    assert not list((data.parent / "out").iterdir())
+    assert not list(out.iterdir())

@@ -52,6 +52,12 @@ def test_the_collator_agrees_with_the_library_s(rows, side, multiple_of, data):
     assert (ours["labels"] == IGNORE).equal(ours["attention_mask"] == 0)
 
 
+def documents(batch):
+    """The tokens of each example, without padding."""
+    pairs = zip(batch["input_ids"], batch["attention_mask"])
+    return [ids[mask.bool()].tolist() for ids, mask in pairs]
+
+
 @prop
 @given(
     st.lists(IDS, min_size=1, max_size=8),
@@ -59,32 +65,24 @@ def test_the_collator_agrees_with_the_library_s(rows, side, multiple_of, data):
     st.sampled_from([1, 8, 64]),
 )
 def test_the_collator_round_trips_and_takes_padded_rows(rows, side, multiple_of):
+    def examples(batch):
+        return [{name: batch[name][row] for name in batch} for row in range(len(rows))]
+
     batch = pad(rows, 7, multiple_of, side=side)
-    assert [
-        ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"])
-    ] == rows
+    assert documents(batch) == rows
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 7).all()
     assert batch["input_ids"].shape[1] == padded_length(max(map(len, rows)), multiple_of)
     cost = epoch_cost([list(range(len(rows)))], [len(row) for row in rows], multiple_of)
     assert cost.real + cost.padding == batch["input_ids"].numel()
-    again = [{name: batch[name][row] for name in batch} for row in range(len(rows))]
-    wide = pad(again, 7, length=64, side=side)
+    wide = pad(examples(batch), 7, length=64, side=side)
     assert wide["input_ids"].shape == (len(rows), 64)
-    trimmed = pad(
-        [{name: wide[name][row] for name in wide} for row in range(len(rows))],
-        7,
-        multiple_of,
-        side=side,
-    )
+    trimmed = pad(examples(wide), 7, multiple_of, side=side)
     assert all(torch.equal(trimmed[name], batch[name]) for name in batch)
 
 
 def test_labels_of_tokens_follow_their_tokens():
-    row = {
-        "input_ids": [0, 5, 6, 7],
-        "attention_mask": [0, 1, 1, 1],
-        "labels": [IGNORE, 2, IGNORE, 1],
-    }
+    row = {"input_ids": [0, 5, 6, 7], "attention_mask": [0, 1, 1, 1]}
+    row["labels"] = [IGNORE, 2, IGNORE, 1]
     batch = pad([row, {"input_ids": [8], "labels": [0]}], 0, 1, max_length=2, truncate=True)
     assert batch["input_ids"].tolist() == [[5, 6], [8, 0]]
     assert batch["labels"].tolist() == [[2, IGNORE], [0, IGNORE]]
@@ -93,21 +91,14 @@ def test_labels_of_tokens_follow_their_tokens():
 @prop
 @given(st.lists(IDS, min_size=1, max_size=8), st.integers(1, 50))
 def test_too_long_documents_are_refused_or_cut(rows, limit):
-    cut = {
-        "length": pad(rows, 0, length=limit, truncate=True),
-        "max": pad(rows, 0, max_length=limit, truncate=True),
-    }
-    for batch in cut.values():
-        assert [
-            ids[mask.bool()].tolist()
-            for ids, mask in zip(batch["input_ids"], batch["attention_mask"])
-        ] == [row[:limit] for row in rows]
-        assert batch["input_ids"].shape[1] <= limit
-    assert cut["length"]["input_ids"].shape[1] == limit
-    if max(map(len, rows)) > limit:
-        for limits in ({"length": limit}, {"max_length": limit}):
+    for name in ("length", "max_length"):
+        batch = pad(rows, 0, **{name: limit}, truncate=True)
+        assert documents(batch) == [row[:limit] for row in rows]
+        width = batch["input_ids"].shape[1]
+        assert width == limit if name == "length" else width <= limit
+        if max(map(len, rows)) > limit:
             with pytest.raises(ValueError, match=f"more than {limit}"):
-                pad(rows, 0, **limits)
+                pad(rows, 0, **{name: limit})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,23 +30,17 @@ def flat(batches):
 def samplers(draw):
     """(function that makes the sampler of a rank, lengths, drop_last, number of ranks)."""
     lengths, seed, drop, many = (
-        draw(LENGTHS),
-        draw(SEEDS),
-        draw(st.booleans()),
-        draw(st.integers(1, 4)),
+        draw(one) for one in (LENGTHS, SEEDS, st.booleans(), st.integers(1, 4))
     )
     window, budget, size = draw(WINDOW), draw(st.booleans()), draw(MICRO)
     assume(len(lengths) >= many)
-    if budget:
-        tokens = draw(st.integers(64, 300))
-
-        def make(rank=0):
-            return TokenBudgetBatchSampler(lengths, tokens, window, seed, drop, rank, many)
-    else:
+    if not budget:
         assume(len(lengths) >= size * many if drop else size > 1 or len(lengths) % many == 0)
+    kind = TokenBudgetBatchSampler if budget else BucketBatchSampler
+    most = draw(st.integers(64, 300)) if budget else size
 
-        def make(rank=0):
-            return BucketBatchSampler(lengths, size, window, seed, drop, rank, many)
+    def make(rank=0):
+        return kind(lengths, most, window, seed, drop, rank, many)
 
     return make, lengths, drop, many
 
@@ -77,44 +72,34 @@ def test_over_all_ranks_every_example_comes_once_in_equally_many_steps(case, epo
     elif isinstance(sampler, BucketBatchSampler):
         assert len(lengths) - len(rows) == len(lengths) % (sampler.batch_size * ranks)
     if isinstance(sampler, BucketBatchSampler):
+        size = sampler.batch_size
         for step in zip(*epochs):
             sizes = [len(batch) for batch in step]
-            assert max(sizes) <= sampler.batch_size and max(sizes) - min(sizes) <= 1
-        full = len(lengths) // (sampler.batch_size * ranks) - 1
-        assert all(
-            len(batch) == sampler.batch_size for batches in epochs for batch in batches[:full]
-        )
+            assert max(sizes) <= size and max(sizes) - min(sizes) <= 1
+        full = len(lengths) // (size * ranks) - 1
+        assert all(len(batch) == size for batches in epochs for batch in batches[:full])
     else:
-        assert all(
-            len(batch) * padded_length(max(lengths[row] for row in batch)) <= sampler.tokens
-            for batches in epochs
-            for batch in batches
-        )
-    fixed = padded_length(max(lengths))
-    assert all(
-        padded_share(batches, lengths) <= padded_share(batches, lengths, length=fixed)
-        for batches in epochs
-    )
+        for batch in flat(epochs):
+            longest = max(lengths[row] for row in batch)
+            assert len(batch) * padded_length(longest) <= sampler.tokens
+    for batches in epochs:
+        fixed = padded_share(batches, lengths, length=padded_length(max(lengths)))
+        assert padded_share(batches, lengths) <= fixed
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_last_steps_are_balanced_whatever_remains(ranks, size):
-    for rows in range(ranks, 4 * ranks * size):
-        epochs = [
-            BucketBatchSampler([5] * rows, size, rank=rank, ranks=ranks).batches()
-            for rank in range(ranks)
-        ]
-        steps = [[len(batch) for batch in step] for step in zip(*epochs, strict=True)]
-        assert len(steps) == -(-rows // (size * ranks)) and sum(map(sum, steps)) == rows
-        assert all(
-            0 < min(step) and max(step) <= size and max(step) - min(step) <= 1 for step in steps
-        )
-        remain = rows % (size * ranks)
-        if (
-            0 < remain < ranks and rows > size * ranks
-        ):  # too few for a step of their own: the last two are halved
-            assert abs(sum(steps[-1]) - sum(steps[-2])) <= 1
+    whole = ranks * size
+    for rows in range(ranks, 4 * whole):
+        make = partial(BucketBatchSampler, [5] * rows, size, ranks=ranks)
+        epochs = zip(*(make(rank=rank).batches() for rank in range(ranks)), strict=True)
+        steps = [[len(batch) for batch in step] for step in epochs]
+        assert len(steps) == -(-rows // whole) and sum(map(sum, steps)) == rows
+        for step in steps:
+            assert 0 < min(step) and max(step) <= size and max(step) - min(step) <= 1
+        if 0 < rows % whole < ranks and rows > whole:  # too few for a step of their own
+            assert abs(sum(steps[-1]) - sum(steps[-2])) <= 1, "the last two are halved"
 
 
 def test_a_budget_s_last_batches_are_dropped_or_halved_for_the_ranks():

@@ -9,21 +9,13 @@ from by_hand.trainer_factors import MODELS, PARTS, batch_of, measured, rows_of, 
 # What the lessons say: these heads ignore num_items_in_batch, so that Trainer multiplies their
 # gradients by the number of micro-batches.
 IGNORE_THE_NUMBER = {
-    "BertForSequenceClassification",
-    "RobertaForSequenceClassification",
-    "DistilBertForSequenceClassification",
-    "ElectraForSequenceClassification",
-    "AlbertForSequenceClassification",
-    "ModernBertForSequenceClassification",
-    "DebertaV2ForSequenceClassification",
-    "LlamaForSequenceClassification",
-    "Qwen3ForSequenceClassification",
-    "GPT2ForSequenceClassification",
-    "BertForTokenClassification",
-    "BertForMaskedLM",
-    "T5ForConditionalGeneration",
-    "BartForConditionalGeneration",
-}
+    "BertForSequenceClassification", "RobertaForSequenceClassification",
+    "DistilBertForSequenceClassification", "ElectraForSequenceClassification",
+    "AlbertForSequenceClassification", "ModernBertForSequenceClassification",
+    "DebertaV2ForSequenceClassification", "LlamaForSequenceClassification",
+    "Qwen3ForSequenceClassification", "GPT2ForSequenceClassification", "BertForTokenClassification",
+    "BertForMaskedLM", "T5ForConditionalGeneration", "BartForConditionalGeneration",
+}  # fmt: skip
 # And these divide by it.
 USE_THE_NUMBER = {"LlamaForCausalLM", "Qwen3ForCausalLM", "ViTForImageClassification"}
 WHAT_TO_CHANGE = (

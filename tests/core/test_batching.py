@@ -56,9 +56,8 @@ def test_groups_hold_every_example_once_and_end_with_the_end_of_the_permutation(
         ] * (rows > full)
         assert all(len(part) == size for group in groups[: rows // batch] for part in group)
         assert set(flat(micro(groups[rows // batch :]))) == set(order[full:])
-        assert all(part for group in groups for part in group) and all(
-            len(part) <= size for part in micro(groups)
-        )
+        assert all(part for group in groups for part in group)
+        assert all(len(part) <= size for part in micro(groups))
     assert flat(micro(shuffled(rows, batch, size, seed, epoch))) == order
 
 

@@ -77,17 +77,13 @@ def test_a_drawing_is_described_and_keeps_inside_its_canvas(name):
 
 
 def test_a_picture_carries_its_description():
+    """IPython would show the text form of a tuple in the place of the description."""
     one = drawing("02_micro_batches")
-    data, metadata = one._repr_mimebundle_()
+    data, metadata = DisplayFormatter().format(one)
     assert data["image/svg+xml"] == (DRAWINGS / "02_micro_batches.svg").read_text(encoding="utf8")
     assert data["text/plain"] == f"<schematic: {one.alt}>"
+    assert one.alt.startswith("Left: eight examples go through")
     assert metadata["image/svg+xml"]["alt"] == one.alt
-
-
-def test_a_notebook_shows_the_description_as_the_text_form():
-    """IPython would show the text form of a tuple in the place of the description."""
-    data, _ = DisplayFormatter().format(drawing("02_micro_batches"))
-    assert data["text/plain"].startswith("<schematic: Left: eight examples go through")
 
 
 def test_an_unknown_drawing_is_refused_with_those_there_are():

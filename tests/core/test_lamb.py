@@ -1,4 +1,4 @@
-"""The LARS and LAMB of lab 17, taken from its cells, against the papers' algorithms in NumPy."""
+"""LARS and LAMB, of lab 17's cells and of the sweeps, against the papers' algorithms in NumPy."""
 
 import math
 from pathlib import Path
@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from benchmarks.sweeps import layerwise
-from helpers import models, train
-from helpers.recipe import Recipe
 from tight_fit.techniques.optimizers import states
-from tight_fit.techniques.step import loss_sum
 
 LABS = Path(__file__).parents[2] / "notebooks" / "labs"
 NOTEBOOK = LABS / "17_large_batch_lamb_lab.ipynb"
 STEPS, RATE = 6, 0.01
+SHAPES = (64, 96), (7,), (3, 4, 5), (1,)
 
 
 def from_notebook(name):
@@ -32,182 +30,128 @@ def from_notebook(name):
     return scope[name]
 
 
-Lars, Lamb = from_notebook("Lars"), from_notebook("Lamb")
-
-
-def weights(scale=0.05, shape=(64, 96)):
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-def gradients(shape=(64, 96), steps=STEPS, scale=0.1):
-    return list(scale * torch.randn(steps, *shape, generator=torch.Generator().manual_seed(1)))
-
-
-def stepped(make, start, slopes, rate=None, **settings):
-    """The parameter after each step."""
-    w = torch.nn.Parameter(start.clone())
-    optimizer, seen = make([w], lr=RATE, **settings), []
-    for t, g in enumerate(slopes, 1):
-        if rate:
-            optimizer.param_groups[0]["lr"] = rate(t)
-        w.grad = g.clone()
-        optimizer.step()
-        seen.append(w.detach().clone())
-    return seen
-
-
-def apart(one, other):
-    other = torch.as_tensor(other, dtype=torch.float64)
-    return ((one.double() - other).norm() / (other.norm() or 1)).item()
-
-
-# -- the papers, in double precision ---------------------------------------------------------------
-
-
-def lamb_2020(x, slopes, decay=0.0, low=0.0, high=10.0, beta1=0.9, beta2=0.999, eps=1e-6, eta=RATE):
+def lamb_2020(x, slopes, weight_decay=0.0, low=0.0, high=10.0, betas=(0.9, 0.999), eps=1e-6):
     """You et al. 2020, Algorithm 2, phi(z) = min(max(z, low), high); ratio 1 where a norm is 0."""
-    m, v, seen = np.zeros_like(x), np.zeros_like(x), []
+    (beta1, beta2), m, v, seen = betas, np.zeros_like(x), np.zeros_like(x), []
     for t, g in enumerate(slopes, 1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * np.square(g)
         r = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
-        u = r + decay * x
+        u = r + weight_decay * x
         norms = np.linalg.norm(x), np.linalg.norm(u)
-        x = x - eta * (min(max(norms[0], low), high) / norms[1] if min(norms) > 0 else 1.0) * u
+        x = x - RATE * (min(max(norms[0], low), high) / norms[1] if min(norms) > 0 else 1.0) * u
         seen.append(x)
     return seen
 
 
-def lars_2017(w, slopes, decay=0.0, momentum=0.9, trust=0.001, gamma=RATE):
+def lars_2017(w, slopes, weight_decay=0.0, momentum=0.9, trust=0.001):
     """You et al. 2017, Algorithm 1; a local rate of 1 where a norm is zero."""
     v, seen = np.zeros_like(w), []
     for g in slopes:
         norms = np.linalg.norm(w), np.linalg.norm(g)
-        local = trust * norms[0] / (norms[1] + decay * norms[0]) if min(norms) > 0 else 1.0
-        v = momentum * v + gamma * local * (g + decay * w)
+        local = trust * norms[0] / (norms[1] + weight_decay * norms[0]) if min(norms) > 0 else 1.0
+        v = momentum * v + RATE * local * (g + weight_decay * w)
         w = w - v
         seen.append(w)
     return seen
 
 
-def numbers(tensors):
-    return [tensor.double().numpy() for tensor in tensors]
-
-
-def agrees(actual, truth, within=1e-6):
-    errors = [apart(one, other) for one, other in zip(actual, truth, strict=True)]
-    assert max(errors) < within, errors
-
-
-SHAPES = pytest.mark.parametrize("shape", [(64, 96), (7,), (3, 4, 5), (1,)])
-
-
-@SHAPES
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"weight_decay": 0.1},
-        {"high": 0.5, "weight_decay": 0.1},
-        {"low": 20.0, "high": 1e9},
+Lars, Lamb = from_notebook("Lars"), from_notebook("Lamb")
+# (class, the paper's algorithm, states that it keeps of each weight)
+OPTIMIZERS = [
+    pytest.param(Lamb, lamb_2020, 2, id="Lamb of the lab"),
+    pytest.param(Lars, lars_2017, 1, id="Lars of the lab"),
+    pytest.param(layerwise.Lamb, lamb_2020, 2, id="Lamb of the sweeps"),
+    pytest.param(layerwise.Lars, lars_2017, 1, id="Lars of the sweeps"),
+]
+EACH = pytest.mark.parametrize("make, paper, kept", OPTIMIZERS)
+SETTINGS = {
+    lamb_2020: [
+        {"weight_decay": 0.1}, {"high": 0.5, "weight_decay": 0.1}, {"low": 20.0, "high": 1e9},
         {"betas": (0.5, 0.9), "eps": 1e-3},
     ],
-)
-def test_lamb_is_the_papers(shape, settings):
-    start, slopes = weights(0.5, shape), gradients(shape)
-    beta1, beta2 = settings.get("betas", (0.9, 0.999))
-    truth = lamb_2020(
-        start.double().numpy(),
-        numbers(slopes),
-        settings.get("weight_decay", 0.0),
-        settings.get("low", 0.0),
-        settings.get("high", 10.0),
-        beta1,
-        beta2,
-        settings.get("eps", 1e-6),
-    )
-    agrees(stepped(Lamb, start, slopes, **settings), truth, 3e-6)
+    lars_2017: [
+        {"weight_decay": 0.1}, {"momentum": 0.0}, {"trust": 0.5, "weight_decay": 0.01},
+    ],
+}  # fmt: skip
 
 
-@SHAPES
-@pytest.mark.parametrize(
-    "settings", [{}, {"weight_decay": 0.1}, {"momentum": 0.0}, {"trust": 0.5, "weight_decay": 0.01}]
-)
-def test_lars_is_the_papers(shape, settings):
-    start, slopes = weights(0.5, shape), gradients(shape)
-    truth = lars_2017(
-        start.double().numpy(),
-        numbers(slopes),
-        settings.get("weight_decay", 0.0),
-        settings.get("momentum", 0.9),
-        settings.get("trust", 0.001),
-    )
-    agrees(stepped(Lars, start, slopes, **settings), truth)
+def numbers(seed, scale, shapes=SHAPES, steps=()):
+    draw = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(*steps, *shape, generator=draw) for shape in shapes]
 
 
-OF_THE_SWEEPS = [(layerwise.Lamb, lamb_2020), (layerwise.Lars, lars_2017)]
+def stepped(make, start, slopes, again=lambda optimizer, step: optimizer, **settings):
+    """The weights after each step of one optimizer of them all, and that optimizer."""
+    weights = [torch.nn.Parameter(w.clone()) for w in start]
+    optimizer, seen = make(weights, lr=RATE, **settings), []
+    for step in range(len(slopes[0])):
+        optimizer = again(optimizer, step)
+        for w, g in zip(weights, slopes):
+            w.grad = g[step].clone()
+        optimizer.step()
+        seen.append([w.detach().clone() for w in weights])
+    return seen, optimizer
 
 
-@pytest.mark.parametrize("make, reference", OF_THE_SWEEPS)
-def test_those_of_the_sweeps_are_the_papers_too(make, reference):
-    truth = reference(weights().double().numpy(), numbers(gradients()), 0.1)
-    agrees(stepped(make, weights(), gradients(), weight_decay=0.1), truth, 3e-6)
+def agrees(seen, paper, start, slopes, within, **settings):
+    """Assert that each weight went the paper's way, by itself, in double precision."""
+    for number, (w, g) in enumerate(zip(start, slopes)):
+        truth = paper(w.double().numpy(), g.double().numpy(), **settings)
+        for step, (now, there) in enumerate(zip(seen, truth, strict=True)):
+            there = torch.as_tensor(there)
+            apart = ((now[number].double() - there).norm() / (there.norm() or 1)).item()
+            assert apart < within, f"weight {number} is {apart:.1e} off after step {step}"
 
 
-@pytest.mark.parametrize("make, reference", [(Lamb, lamb_2020), (Lars, lars_2017), *OF_THE_SWEEPS])
-def test_zeros_move_and_zero_gradients_do_no_harm(make, reference):
-    zeros, slopes = torch.zeros(4, 5), gradients((4, 5))
-    actual = stepped(make, zeros, slopes)
-    assert actual[0].abs().min() > 0
-    agrees(actual, reference(zeros.double().numpy(), numbers(slopes)), 1e-5)
-    still = stepped(make, weights(1, (4, 5)), [torch.zeros(4, 5)] * 3)
-    assert all(torch.equal(one, weights(1, (4, 5))) for one in still)
+@EACH
+def test_each_weight_goes_the_papers_way(make, paper, kept):
+    start, slopes = numbers(0, 0.5), numbers(1, 0.1, steps=(STEPS,))
+    given = [{}, *SETTINGS[paper]] if make in (Lamb, Lars) else [{"weight_decay": 0.1}]
+    for settings in given:
+        seen, _ = stepped(make, start, slopes, **settings)
+        agrees(seen, paper, start, slopes, 3e-6, **settings)
+
+
+@EACH
+def test_zeros_move_and_zero_gradients_do_no_harm(make, paper, kept):
+    zeros, slopes = [torch.zeros(4, 5)], numbers(1, 0.1, [(4, 5)], (STEPS,))
+    seen, _ = stepped(make, zeros, slopes)
+    assert seen[0][0].abs().min() > 0
+    agrees(seen, paper, zeros, slopes, 1e-5)
+    start = numbers(0, 1, [(4, 5)])
+    still, _ = stepped(make, start, [torch.zeros(3, 4, 5)])
+    assert all(torch.equal(one[0], start[0]) for one in still)
 
 
 def test_a_step_of_lamb_is_a_set_share_of_the_weights_whatever_the_gradients_scale():
+    start = numbers(0, 0.05, [(64, 96)])
     small, large = (
-        stepped(Lamb, weights(), gradients(scale=scale), eps=0.0) for scale in (1e-4, 1e4)
+        stepped(Lamb, start, numbers(1, scale, [(64, 96)], (STEPS,)), eps=0.0)[0]
+        for scale in (1e-4, 1e4)
     )
-    agrees(small, large)
-    path = [weights(), *small]
-    assert all(
-        math.isclose((b - a).norm() / a.norm(), RATE, rel_tol=1e-4) for a, b in zip(path, path[1:])
-    )
+    torch.testing.assert_close(small, large, rtol=1e-5, atol=1e-7)
+    for (before,), (after,) in zip([start, *small], small):
+        assert math.isclose((after - before).norm() / before.norm(), RATE, rel_tol=1e-4)
 
 
-@pytest.mark.parametrize("make, count", [(Lamb, 2), (Lars, 1)])
-def test_states_are_fp32_tensors_of_the_weights_size_and_survive_saving(make, count):
-    start, slopes = weights(), gradients()
-    w = torch.nn.Parameter(start.clone())
-    untouched = torch.nn.Parameter(torch.ones(3))  # has no gradient
-    optimizer = make([w, untouched], lr=RATE)
-    for place, g in enumerate(slopes):
-        if place == 3:  # saved and loaded half way
-            saved = optimizer.state_dict()
-            optimizer = make([w, untouched], lr=RATE)
-            optimizer.load_state_dict(saved)
-        w.grad = g.clone()
-        optimizer.step()
-    assert torch.equal(w, stepped(make, start, slopes)[-1]) and torch.equal(
-        untouched, torch.ones(3)
-    )
-    assert [state.dtype for state in states(optimizer)] == [torch.float32] * count
-    assert sum(state.nbytes for state in states(optimizer)) == count * w.nbytes
+@EACH
+def test_states_are_fp32_tensors_of_the_weights_size_and_survive_saving(make, paper, kept):
+    def saved_half_way(optimizer, step):
+        if step != 3:
+            return optimizer
+        (group,) = optimizer.param_groups
+        loaded = make([*group["params"], torch.nn.Parameter(torch.ones(3))], lr=RATE)
+        held = optimizer.state_dict()
+        held["param_groups"][0]["params"].append(len(SHAPES))
+        loaded.load_state_dict(held)
+        return loaded  # with a weight more, which has no gradient
 
-
-def test_lamb_on_the_mini_vit_with_real_gradients():
-    recipe = Recipe("vit", train_size=64, batch_size=16)
-    rows, model = train.encoded(recipe)["train"], models.build(recipe).eval()
-    before = {name: w.detach().double().numpy() for name, w in model.named_parameters()}
-    optimizer, seen = (
-        Lamb(model.parameters(), lr=RATE, weight_decay=0.01),
-        {name: [] for name in before},
-    )
-    for step in range(3):
-        optimizer.zero_grad()
-        (loss_sum(model, rows.batch(range(16 * step, 16 * step + 16)), recipe) / 16).backward()
-        for name, w in model.named_parameters():
-            seen[name].append(w.grad.double().numpy())
-        optimizer.step()
-    for name, w in model.named_parameters():
-        assert apart(w.detach(), lamb_2020(before[name], seen[name], 0.01)[-1]) < 1e-5, name
+    start, slopes = numbers(0, 0.05), numbers(1, 0.1, steps=(STEPS,))
+    whole, optimizer = stepped(make, start, slopes)
+    again, loaded = stepped(make, start, slopes, saved_half_way)
+    assert all(map(torch.equal, whole[-1], again[-1]))
+    assert torch.equal(loaded.param_groups[0]["params"][-1], torch.ones(3))
+    held = states(loaded)
+    assert {state.dtype for state in held} == {torch.float32} and len(held) == kept * len(SHAPES)
+    assert sum(state.nbytes for state in held) == kept * sum(w.nbytes for w in start)

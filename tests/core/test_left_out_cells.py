@@ -63,15 +63,10 @@ def test_what_uses_a_name_of_that_cell_is_left_out_too(source, shell, capsys):
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "print('table')",
-        "table = 2\nprint(table)",
-        "for table in [1]:\n    print(table)",
-        "print([table for table in [1]])",
-        "def show(table):\n    return table\nprint(show(1))",
-        "import json as table\nprint(table.__name__)",
-    ],
-)
+    ["print('table')", "table = 2\nprint(table)", "for table in [1]:\n    print(table)",
+     "print([table for table in [1]])", "def show(table):\n    return table\nprint(show(1))",
+     "import json as table\nprint(table.__name__)"],
+)  # fmt: skip
 def test_what_makes_the_name_itself_runs(source, shell, capsys):
     said(shell, capsys, MADE)
     assert not said(shell, capsys, source).startswith(LEFT_OUT)

@@ -19,21 +19,15 @@ from tight_fit.techniques.step import loss_sum, train_step
 
 SMALL = 4096  # elements under which bitsandbytes keeps fp32 states
 BLOCK = 256
-MAPS = (
-    2 * 256 * 4
-)  # bytes of the two maps, signed and unsigned, that all 8-bit states of an AdamW8bit share
+MAPS = 2 * 256 * 4  # bytes of the two maps, signed and unsigned, that all 8-bit states share
 LIBRARY = [name for name, kind in KINDS.items() if kind.package]
 
 
 def recipe(model="vit", **fields):
-    return Recipe(
-        model,
-        batch_size=8,
-        train_size=64,
-        **({"length": 32} if model == "deberta" else {}),
-        **({"base": "bf16"} if fields.get("optimizer") == "adamw_stochastic" else {}),
-        **fields,
-    )
+    more = {"length": 32} if model == "deberta" else {}
+    if fields.get("optimizer") == "adamw_stochastic":
+        more["base"] = "bf16"
+    return Recipe(model, batch_size=8, train_size=64, **more, **fields)
 
 
 def gradients(net, wanted, rows=range(8)):
@@ -71,14 +65,16 @@ def by_dtype(optimizer):
 
 def quantised(counts, moments):
     """{dtype: bytes}: a byte per element and a scale per block, and fp32 for small tensors."""
-    large = [n for n in counts if n >= SMALL]
-    return {
-        torch.uint8: moments * sum(large),
-        torch.float32: moments
-        * 4
-        * (sum(-(-n // BLOCK) for n in large) + sum(n for n in counts if n < SMALL))
-        + MAPS // 2 * moments,
-    }
+    large, small = [n for n in counts if n >= SMALL], sum(n for n in counts if n < SMALL)
+    scales = sum(-(-n // BLOCK) for n in large)
+    fp32 = moments * 4 * (scales + small) + MAPS // 2 * moments
+    return {torch.uint8: moments * sum(large), torch.float32: fp32}
+
+
+def factored(shape):
+    """Numbers that Adafactor keeps: a row and a column of a matrix, and a count of steps."""
+    count = shape.numel()
+    return 1 + (count // shape[-1] + count // shape[-2] if len(shape) > 1 else count)
 
 
 @pytest.mark.parametrize("model", ["deberta", "vit"])
@@ -96,13 +92,7 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
         "adamw8bit": quantised(counts, 2),
         "paged_adamw8bit": quantised(counts, 2),  # nothing is paged on a CPU
         "adamw_stochastic": {torch.bfloat16: 4 * everything},
-        "adafactor": {
-            fp32: 4
-            * sum(
-                1 + (s.numel() // s[-1] + s.numel() // s[-2] if len(s) > 1 else s.numel())
-                for s in shapes
-            )
-        },
+        "adafactor": {fp32: 4 * sum(map(factored, shapes))},
     }
     if name == "adamw8bit_embed32":
         held = sum(p.numel() for p in net.parameters() if id(p) in embeddings(net))
@@ -120,29 +110,21 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
 # -- 32-bit embeddings -----------------------------------------------------------------------------
 
 
-def test_embed32_does_not_reach_the_next_optimizer_nor_the_librarys_own_manager():
+def test_neither_embed32_nor_an_override_in_the_librarys_manager_reaches_another_optimizer():
     from bitsandbytes.optim import GlobalOptimManager
+
+    def all_8_bit():
+        net, optimizer = stepped("adamw8bit", "deberta")
+        large = [p for p in net.parameters() if p.numel() >= SMALL]
+        return {optimizer.state[p]["state1"].dtype for p in large} == {torch.uint8}
 
     stepped("adamw8bit_embed32", "deberta")
-    net, optimizer = stepped("adamw8bit", "deberta")
-    assert all(
-        optimizer.state[p]["state1"].dtype == torch.uint8
-        for p in net.parameters()
-        if p.numel() >= SMALL
-    )
     shared = GlobalOptimManager.get_instance()
     assert not (shared.index2config or shared.pid2config or shared.module_weight_config_triple)
-
-
-def test_an_override_in_the_librarys_manager_does_not_reach_ours():
-    from bitsandbytes.optim import GlobalOptimManager
-
-    shared = GlobalOptimManager.get_instance()
+    assert all_8_bit()
     try:
         shared.index2config[(0, 0)] = {"optim_bits": 32}
-        net, optimizer = stepped("adamw8bit", "deberta")
-        first = next(net.parameters())
-        assert first.numel() >= SMALL and optimizer.state[first]["state1"].dtype == torch.uint8
+        assert all_8_bit()
     finally:
         shared.initialize()
 
@@ -150,12 +132,9 @@ def test_an_override_in_the_librarys_manager_does_not_reach_ours():
 @pytest.mark.parametrize("name", few_by_day(OPTIMIZERS, 5))
 def test_a_deleted_model_is_gone(name):
     net, optimizer = stepped(name, "deberta")
-    ghosts = [
-        weakref.ref(net),
-        weakref.ref(net.deberta.embeddings.word_embeddings),
-        weakref.ref(next(net.parameters())),
-    ]
-    del net, optimizer
+    words = net.deberta.embeddings.word_embeddings
+    ghosts = [weakref.ref(net), weakref.ref(words), weakref.ref(next(net.parameters()))]
+    del net, optimizer, words
     gc.collect()
     assert [ghost() for ghost in ghosts] == [None] * 3
 
@@ -221,16 +200,10 @@ def test_8_bit_adamw_goes_adamws_way_on_real_gradients(model):
 
 
 def test_32_bit_embeddings_are_adamws():
-    pairs = paths("adamw8bit_embed32", "deberta")
-    held = embeddings(models.build(recipe("deberta")))
-    assert len(held) == 2
     net = models.build(recipe("deberta"))
-    exact = [id(p) in embeddings(net) for p in net.parameters()]
-    gaps = [
-        (ours - theirs).norm().item() / way
-        for (ours, theirs, way), is_embedding in zip(pairs, exact)
-        if is_embedding
-    ]
+    held = [id(p) in embeddings(net) for p in net.parameters()]
+    pairs = zip(paths("adamw8bit_embed32", "deberta"), held)
+    gaps = [(ours - theirs).norm().item() / way for (ours, theirs, way), is_one in pairs if is_one]
     assert len(gaps) == 2 and max(gaps) < 1e-3
 
 
@@ -263,11 +236,8 @@ def adafactor(p, grad, state, step, rate, decay):
         row, column = square.mean(-1, keepdim=True), square.mean(-2, keepdim=True)
         state["r"] = beta * state.get("r", 0) + (1 - beta) * row
         state["c"] = beta * state.get("c", 0) + (1 - beta) * column
-        v = (
-            state["r"]
-            * state["c"]
-            / state["r"].mean(-2, keepdim=True).clamp(min=torch.finfo(p.dtype).eps)
-        )
+        least = torch.finfo(p.dtype).eps
+        v = state["r"] * state["c"] / state["r"].mean(-2, keepdim=True).clamp(min=least)
     else:
         state["v"] = beta * state.get("v", 0) + (1 - beta) * square
         v = state["v"]
@@ -322,8 +292,7 @@ def test_states_survive_a_checkpoint_bit_for_bit(name, tmp_path):
         assert optimizer.state[one].keys() == resumed.state[other].keys()
         for key, value in optimizer.state[one].items():
             held = resumed.state[other][key]
-            assert (
-                torch.equal(value, held) and value.dtype == held.dtype
-                if isinstance(value, torch.Tensor)
-                else value == held
-            )
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, held) and value.dtype == held.dtype, key
+            else:
+                assert value == held, key

@@ -16,11 +16,9 @@ def test_difference_names_the_fields():
 
 def test_what_a_recipe_leaves_out_follows_model_and_profile():
     assert Recipe().dataset == "r8" and Recipe(profile="full").dataset == "newsgroups"
-    assert (
-        Recipe().tokens == 64
-        and Recipe(profile="full").tokens == 256
-        and Recipe(model="vit").tokens is None
-    )
+    assert Recipe().tokens == 64
+    assert Recipe(profile="full").tokens == 256
+    assert Recipe(model="vit").tokens is None
     assert Recipe(batch_size=16, accumulation=4).micro_batch == 4
     assert Recipe(learning_rate=0.5).peak_learning_rate == 0.5
 

@@ -28,13 +28,9 @@ def after_a_step(recipe: Recipe, scale: float = 256.0) -> torch.Tensor:
     net = models.build(recipe)
     torch.manual_seed(0)
     train_step(
-        net,
-        make_optimizer(net, recipe),
-        batches(recipe),
-        recipe.batch_size,
-        recipe,
+        net, make_optimizer(net, recipe), batches(recipe), recipe.batch_size, recipe,
         scaler=scaler(scale, recipe),
-    )
+    )  # fmt: skip
     return torch.nn.utils.parameters_to_vector(net.parameters()).detach()
 
 

@@ -53,15 +53,12 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
     assert set(badges.stale(folder, page, cited, f"{ADDRESS}-2")) == {path, page, cited}
 
     found, cells = told("")
-    assert (
-        set(found) == {path, page, cited}
-        and cells == bare
-        and cells[1:]
-        == [
-            opening.first_cell(""),
-            "import torch",
-        ]
-    )
+    assert set(found) == {path, page, cited}
+    assert cells == bare
+    assert cells[1:] == [
+        opening.first_cell(""),
+        "import torch",
+    ]
     for text in (*cells, page.read_text(), cited.read_text()):
         assert "some/course" not in text and "git" not in text
 
@@ -258,18 +255,12 @@ def test_every_sign_of_a_gpu_starts_the_probe(sign, no_sign, monkeypatch, tmp_pa
 
 @pytest.mark.parametrize(
     "program, usable, words",
-    [
-        ("print('a warning')\nprint('usable')", True, ""),
-        (f"print({gpus.NO_GPU!r})", False, gpus.NO_GPU),
-        (
-            "print('CUDA error: out of memory')",
-            False,
-            "PyTorch (CUDA error: out of memory); on Kag",
-        ),
-        ("raise SystemExit(3)", False, "(the test of it ended with exit status 3)"),
-        ("import time\ntime.sleep(60)", False, "(no kernel finished within 2 seconds)"),
-    ],
-)
+    [("print('a warning')\nprint('usable')", True, ""),
+     (f"print({gpus.NO_GPU!r})", False, gpus.NO_GPU),
+     ("print('CUDA error: out of memory')", False, "PyTorch (CUDA error: out of memory); on Kag"),
+     ("raise SystemExit(3)", False, "(the test of it ended with exit status 3)"),
+     ("import time\ntime.sleep(60)", False, "(no kernel finished within 2 seconds)")],
+)  # fmt: skip
 def test_the_probe_s_answer_is_one_sentence_asked_once(
     program, usable, words, no_sign, monkeypatch
 ):
@@ -290,12 +281,9 @@ def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
 
 
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
-    monkeypatch.setattr(
-        notebook_setup, "problems", lambda: {"torch": "torch>=2.11 is needed but 1.0 is installed"}
-    )
-    with pytest.raises(
-        RuntimeError, match="torch>=2.11 is needed but 1.0 is installed: run `pip install"
-    ):
+    found = {"torch": "torch>=2.11 is needed but 1.0 is installed"}
+    monkeypatch.setattr(notebook_setup, "problems", lambda: found)
+    with pytest.raises(RuntimeError, match=f"{found['torch']}: run `pip install"):
         notebook_setup.complain()
     monkeypatch.setattr(notebook_setup, "problems", lambda: {"peft": "peft>=0.17 is not installed"})
     assert notebook_setup.complain() == ["peft>=0.17 is not installed"]
@@ -304,11 +292,8 @@ def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
 def test_problems_compares_versions(monkeypatch):
     assert notebook_setup.problems() == {}
     real = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata,
-        "version",
-        lambda name: "4.50.0" if name == "transformers" else real(name),
-    )
+    old = {"transformers": "4.50.0"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or real(name))
     assert set(notebook_setup.problems()) == {"transformers"}
 
 

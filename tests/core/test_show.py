@@ -6,35 +6,20 @@ import pytest
 
 from helpers import show
 from helpers.recipe import Recipe, replace
-from helpers.record import Run
+from tests.small import a_run
 
 GPU = {"name": "GPU of a test", "device": "cuda"}
 BEFORE = Recipe("deberta", profile="mini", steps=4)
 
 
 def made(recipe=BEFORE, peak=100 * 2**20, seconds=0.1, accuracy=0.8, label="before"):
-    return Run(
-        name=f"02_gradient_accumulation/{label}",
-        recipe=recipe,
-        environment={"name": "CPU of a test", "device": "cpu"},
-        plan={"target": "cpu", "peak": peak, "at_peak": {}, "flops": {}},
-        memory={
-            "tracked": peak,
-            "at_peak": {},
-            "allocated": None,
-            "reserved": None,
-            "device": None,
-        },
-        losses=[1.0] * 4,
-        seconds=[seconds] * 4,
-        rows=[16] * 4,
-        skipped=[],
-        accuracy=accuracy,
-        train_rows=64,
-        test_rows=50,
-        date="2026-01-01T00:00:00+00:00",
-        command="a test",
-    )
+    run = a_run(f"02_gradient_accumulation/{label}")
+    memory = run.memory | {"tracked": peak}
+    figures = {"losses": [1.0] * 4, "seconds": [seconds] * 4, "rows": [16] * 4, "test_rows": 50}
+    return dataclasses.replace(
+        run, recipe=recipe, plan=run.plan | {"peak": peak}, memory=memory, accuracy=accuracy,
+        **figures,
+    )  # fmt: skip
 
 
 AFTER = replace(BEFORE, accumulation=4)

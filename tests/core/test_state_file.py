@@ -7,13 +7,10 @@ from helpers import state_file
 from helpers.state_file import FILE, State
 
 TENSORS = {
-    "weights": torch.arange(6.0).reshape(2, 3),
-    "half": torch.ones(3, dtype=torch.bfloat16),
-    "codes": torch.arange(5, dtype=torch.uint8),
-    "flags": torch.tensor([True, False]),
-    "step": torch.tensor(3.0),
-    "nothing": torch.empty(0, 4),
-}
+    "weights": torch.arange(6.0).reshape(2, 3), "half": torch.ones(3, dtype=torch.bfloat16),
+    "codes": torch.arange(5, dtype=torch.uint8), "flags": torch.tensor([True, False]),
+    "step": torch.tensor(3.0), "nothing": torch.empty(0, 4),
+}  # fmt: skip
 
 
 def state(step):

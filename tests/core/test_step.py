@@ -11,7 +11,6 @@ from torch.nn.utils import parameters_to_vector
 from helpers import models, train
 from helpers.recipe import Recipe, replace
 from tests.small import without_dropout
-from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import learning_rate, tensor_cores, train_step
 
 TOLERANCE = 1e-5  # relative L2 distance, fp32, sums in another order
@@ -89,9 +88,8 @@ def test_the_rate_rises_to_its_peak_and_falls_to_almost_nothing(steps, warmup):
     warm = round(warmup * steps)
     assert all(0 < rate <= 1 for rate in rates)
     assert max(rates) == 1.0
-    assert rates[:warm] == sorted(rates[:warm]) and rates[warm:] == sorted(
-        rates[warm:], reverse=True
-    )
+    assert rates[:warm] == sorted(rates[:warm])
+    assert rates[warm:] == sorted(rates[warm:], reverse=True)
     if warm < steps:
         assert math.isclose(rates[-1], 1 / (steps - warm))
 
@@ -101,21 +99,6 @@ def test_tensor_cores_are_on_exactly_when_asked_and_put_back():
     with tensor_cores(Recipe(precision="tf32")):
         assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
     with tensor_cores(Recipe()):
-        assert (
-            torch.get_float32_matmul_precision() == "highest"
-            and not torch.backends.cudnn.allow_tf32
-        )
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
-
-
-def test_the_optimizer_is_torchs_adamw_over_every_parameter():
-    recipe = Recipe(model="vit", learning_rate=0.1, weight_decay=0.3)
-    model = models.build(recipe)
-    optimizer = make_optimizer(model, recipe)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [
-        id(p) for p in model.parameters()
-    ]
-    assert (
-        optimizer.param_groups[0]["weight_decay"] == 0.3 and optimizer.param_groups[0]["lr"] == 0.1
-    )

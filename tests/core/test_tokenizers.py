@@ -125,12 +125,9 @@ def test_a_tokenizer_converted_from_debertas_own_files(tmp_path):
 
     theirs = AutoTokenizer.from_pretrained(make_deberta(tmp_path / "model"))
     samples = [
-        "the new price of oil",
-        "the  net\tsale [MASK] of gold",
-        "ﬁne grain\nin june",
-        "日本 bank",
+        "the new price of oil", "the  net\tsale [MASK] of gold", "ﬁne grain\nin june", "日本 bank",
         "THE oil!",
-    ]
+    ]  # fmt: skip
     samples += data.load("r8")["test"]["text"][:300]
     assert (
         differing(

@@ -19,7 +19,6 @@ from helpers import models, state_file, train
 from helpers.plan import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
-from tight_fit.techniques.step import learning_rate
 
 SHORT = Recipe(
     model="vit", steps=5, batch_size=8, accumulation=2, train_size=20
@@ -52,15 +51,10 @@ def test_the_same_recipe_gives_the_same_run_bit_for_bit(recipe):
             SHORT,
             TEXT,
             replace(SHORT, precision="fp16"),
-            replace(TEXT, padding="uniform"),
-            *(
-                replace(SHORT, optimizer=name)
-                for name in ("adamw8bit", "sgd", "adafactor", "lion8bit")
-            ),
-            replace(TEXT, steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
+            replace(TEXT, padding="uniform", steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
         ]
     ),
-    ids=["vit", "deberta", "fp16", "uniform", "adamw8bit", "sgd", "adafactor", "lion8bit", "lora"],
+    ids=["vit", "deberta", "fp16", "uniform-lora"],
 )
 def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_path, monkeypatch):
     whole = train.fit(recipe, device="cpu", progress=False)
@@ -157,12 +151,10 @@ def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
             recipe, lambda: train.fit(recipe, train.encoded(small)["train"], "cpu", progress=False)
         )
     message = str(caught.value)
-    assert (
-        "T4" in message
-        and "more than" in message
-        and "accumulation=" in message
-        and "\n" not in message
-    )
+    assert "T4" in message
+    assert "more than" in message
+    assert "accumulation=" in message
+    assert "\n" not in message
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     error.__traceback__ = None  # the test itself made the error and holds it
     gc.collect()
@@ -213,20 +205,6 @@ def test_accuracy_is_that_of_a_plain_count():
     model.train()
     assert train.evaluate(model, split, recipe, batch_size=37) == pytest.approx(expected, abs=1e-6)
     assert model.training
-
-
-def test_an_optimizer_that_no_recipe_names_can_be_given():
-    optimizers = []
-
-    def sgd(model, recipe):
-        optimizers.append(torch.optim.SGD(model.parameters(), lr=recipe.peak_learning_rate))
-        return optimizers[0]
-
-    done = train.fit(SHORT, device="cpu", progress=False, optimizer=sgd)
-    assert len(optimizers) == 1 and optimizers[0].param_groups[0]["lr"] == learning_rate(
-        SHORT, SHORT.steps - 1
-    )
-    assert done.losses != train.fit(SHORT, device="cpu", progress=False).losses
 
 
 def test_encoded_data_that_a_caller_changes_is_not_changed_in_the_next_call():

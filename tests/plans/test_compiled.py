@@ -13,14 +13,9 @@ from tight_fit.plans.compiled import kept_bytes, measure_compiled, plan_compiled
 from tight_fit.plans.model import measured
 
 SMALL = {
-    "vocab_size": 211,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

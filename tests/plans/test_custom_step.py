@@ -265,27 +265,20 @@ def test_the_list_of_autocast_is_that_of_its_source():
 
 @pytest.mark.parametrize(
     "operation, dtype",
-    [
-        (lambda x: x.sum(), torch.float32),
-        (lambda x: torch.sum(x, 0), torch.float32),
-        (lambda x: x.norm(), torch.float32),
-        (lambda x: torch.linalg.norm(x), torch.float32),
-        (lambda x: F.normalize(x), torch.float32),
-        (lambda x: F.mse_loss(x, x), torch.float32),
-        (lambda x: F.kl_div(x, x), torch.float32),
-        (lambda x: F.interpolate(x[None], scale_factor=2), torch.float32),
-        (lambda x: F.interpolate(x[None], scale_factor=0.5, mode="area"), torch.float16),
-        (lambda x: 1 / x, torch.float32),
-        (lambda x: 2**x, torch.float32),
-        (lambda x: x.square(), torch.float32),
-        (lambda x: x.sum(0, dtype=torch.float64), torch.float64),
-        (lambda x: torch.softmax(x, 0, torch.float64), torch.float64),
-        (lambda x: F.pad(x[None], (1, 1), "reflect"), torch.float16),
-        (lambda x: F.avg_pool3d(x[None, None, None], 1), torch.float16),
-        (lambda x: nn.PReLU()(x.float()), torch.float16),
-        (lambda x: x.mean(), torch.float16),
-    ],
-)
+    [(lambda x: x.sum(), torch.float32), (lambda x: torch.sum(x, 0), torch.float32),
+     (lambda x: x.norm(), torch.float32), (lambda x: torch.linalg.norm(x), torch.float32),
+     (lambda x: F.normalize(x), torch.float32), (lambda x: F.mse_loss(x, x), torch.float32),
+     (lambda x: F.kl_div(x, x), torch.float32),
+     (lambda x: F.interpolate(x[None], scale_factor=2), torch.float32),
+     (lambda x: F.interpolate(x[None], scale_factor=0.5, mode="area"), torch.float16),
+     (lambda x: 1 / x, torch.float32), (lambda x: 2**x, torch.float32),
+     (lambda x: x.square(), torch.float32),
+     (lambda x: x.sum(0, dtype=torch.float64), torch.float64),
+     (lambda x: torch.softmax(x, 0, torch.float64), torch.float64),
+     (lambda x: F.pad(x[None], (1, 1), "reflect"), torch.float16),
+     (lambda x: F.avg_pool3d(x[None, None, None], 1), torch.float16),
+     (lambda x: nn.PReLU()(x.float()), torch.float16), (lambda x: x.mean(), torch.float16)],
+)  # fmt: skip
 def test_operations_have_the_gpus_dtype(operation, dtype):
     with (
         FakeTensorMode(),
@@ -369,22 +362,12 @@ HALF, BRAIN, FULL, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.
 
 @pytest.mark.parametrize(
     "dtype, autocast, flash, key_heads, fused",
-    [
-        (HALF, None, True, 8, True),
-        (BRAIN, None, True, 8, True),
-        (FULL, None, True, 8, True),
-        (DOUBLE, None, True, 8, False),
-        (HALF, None, False, 8, True),
-        (FULL, None, False, 8, True),
-        (BRAIN, None, False, 8, False),
-        (DOUBLE, None, False, 8, False),
-        (FULL, HALF, False, 8, True),
-        (FULL, BRAIN, False, 8, False),
-        (FULL, BRAIN, True, 8, True),
-        (HALF, None, True, 2, True),
-        (HALF, None, False, 2, False),
-    ],
-)
+    [(HALF, None, True, 8, True), (BRAIN, None, True, 8, True), (FULL, None, True, 8, True),
+     (DOUBLE, None, True, 8, False), (HALF, None, False, 8, True), (FULL, None, False, 8, True),
+     (BRAIN, None, False, 8, False), (DOUBLE, None, False, 8, False),
+     (FULL, HALF, False, 8, True), (FULL, BRAIN, False, 8, False), (FULL, BRAIN, True, 8, True),
+     (HALF, None, True, 2, True), (HALF, None, False, 2, False)],
+)  # fmt: skip
 def test_attention_is_fused_where_the_gpu_has_a_kernel(
     dtype, autocast, flash, key_heads, fused, monkeypatch
 ):
@@ -417,17 +400,11 @@ def test_pytorch_says_which_release_has_grouped_queries_in_which_kernel():
 @pytest.mark.parametrize("dtype", [FULL, BRAIN, DOUBLE])
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"is_causal": True},
-        {"attn_mask": torch.ones(33, 33, dtype=torch.bool).tril()},
-        {"attn_mask": torch.zeros(2, 1, 33, 33)},
-        {"scale": 0.3},
-        {"enable_gqa": True},
-        {"enable_gqa": True, "is_causal": True},
-    ],
+    [{}, {"is_causal": True}, {"attn_mask": torch.ones(33, 33, dtype=torch.bool).tril()},
+     {"attn_mask": torch.zeros(2, 1, 33, 33)}, {"scale": 0.3}, {"enable_gqa": True},
+     {"enable_gqa": True, "is_causal": True}],
     ids=str,
-)
+)  # fmt: skip
 def test_attention_written_out_is_torchs(dtype, options):
     """Its answer, the gradient of its keys and what it keeps for the backward pass."""
     mask = options.get("attn_mask")

@@ -10,25 +10,14 @@ from tight_fit.models.config import CannotPlan
 from tight_fit.plans.model import ModelStep, measured, plan_model, plan_model_step
 
 TEXT = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 512,
-    "head_dim": 8,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512,
+    "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 SEES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 56,
-    "patch_size": 14,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "image_size": 56, "patch_size": 14,
+}  # fmt: skip
 GRID = {"depth": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
 TOKENS = {"image_token_id": 290, "video_token_id": 291}
@@ -37,12 +26,9 @@ SIGLIP = SEES | {"model_type": "siglip_vision_model"}
 
 def grid(kind, **sees):
     return kind(
-        text_config=TEXT | {"rope_parameters": ROPE},
-        vision_config=GRID | {"num_heads": 4} | sees,
-        vision_start_token_id=292,
-        vision_end_token_id=293,
-        **TOKENS,
-    )
+        text_config=TEXT | {"rope_parameters": ROPE}, vision_config=GRID | {"num_heads": 4} | sees,
+        vision_start_token_id=292, vision_end_token_id=293, **TOKENS,
+    )  # fmt: skip
 
 
 def text(kind):
@@ -64,18 +50,11 @@ CONFIGS = {
         image_token_index=290,
     ),
     "gemma3": lambda: library.Gemma3Config(
-        text_config=TEXT,
-        vision_config=SEES,
-        mm_tokens_per_image=4,
-        image_token_index=290,
-        boi_token_index=291,
-        eoi_token_index=292,
+        text_config=TEXT, vision_config=SEES, mm_tokens_per_image=4, image_token_index=290,
+        boi_token_index=291, eoi_token_index=292,
     ),
     "paligemma": lambda: library.PaliGemmaConfig(
-        text_config=text("gemma"),
-        vision_config=SIGLIP,
-        image_token_index=290,
-        projection_dim=32,
+        text_config=text("gemma"), vision_config=SIGLIP, image_token_index=290, projection_dim=32,
         hidden_size=32,
     ),
     "internvl": lambda: library.InternVLConfig(
@@ -90,24 +69,14 @@ CONFIGS = {
         image_token_index=290,
         spatial_merge_size=2,
     ),
-}
+}  # fmt: skip
 SPEECH = {
-    "vocab_size": 300,
-    "d_model": 32,
-    "encoder_layers": 3,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "num_mel_bins": 16,
-    "max_source_positions": 50,
-    "max_target_positions": 40,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "vocab_size": 300, "d_model": 32, "encoder_layers": 3, "decoder_layers": 3,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64, "num_mel_bins": 16, "max_source_positions": 50,
+    "max_target_positions": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "decoder_start_token_id": 3,
-}
+}  # fmt: skip
 
 
 def step_of(name, **fields):

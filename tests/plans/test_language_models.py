@@ -9,34 +9,26 @@ import torch.nn.functional as F
 import transformers as library
 
 from tests.night import few_by_day
-from tight_fit.plans.model import ModelStep, measured, plan_model_step, trace_model_step
+from tight_fit.plans.model import ModelStep, measured, plan_model_step
 from tight_fit.techniques import four_bits
 
 TEXT = {
-    "vocab_size": 211,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
 CONFIGS = {
     "llama": lambda **more: library.LlamaConfig(**{**TEXT, **more}),
     "qwen3": lambda **more: library.Qwen3Config(
         **{**TEXT, "head_dim": 16, "tie_word_embeddings": True, **more}
     ),
     "gpt2": lambda **more: library.GPT2Config(
-        vocab_size=211,
-        n_embd=64,
-        n_layer=more.get("num_hidden_layers", 3),
-        n_head=4,
+        vocab_size=211, n_embd=64, n_layer=more.get("num_hidden_layers", 3), n_head=4,
         n_positions=64,
     ),
     "bert": lambda **more: library.BertConfig(
         **{name: value for name, value in {**TEXT, **more}.items() if name != "num_key_value_heads"}
     ),
-}
+}  # fmt: skip
 LORA = {"lora_rank": 4}
 FIELDS = [
     ("llama", {"attention": "eager"}),
@@ -137,34 +129,6 @@ def in_the_open(monkeypatch) -> None:
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     own = bitsandbytes.nn.Linear4bit.forward
     monkeypatch.setattr(four_bits._layer_class(), "forward", own)
-
-
-REPEATED = [
-    {"base": "nf4", **LORA},
-    {"base": "bf16", **LORA},
-    {"loss": "chunked", "precision": "bf16", "accumulation": 2},
-    {
-        "base": "nf4",
-        "lora_targets": "all-linear",
-        "precision": "bf16",
-        "checkpointing": True,
-        **LORA,
-    },
-    {"attention": "eager", "weights": "bf16"},
-    {"offload": "optimizer"},
-    {"offload": "activations", "precision": "bf16"},
-    {"optimizer": "adamw_stochastic", "weights": "bf16"},
-    {"optimizer_in_backward": True, "max_grad_norm": None},
-]
-
-
-@pytest.mark.parametrize("fields", few_by_day(REPEATED), ids=words)
-def test_layers_traced_once_give_the_trace_of_all(fields):
-    few, all_of_them = (
-        trace_model_step(step("llama", layers=6, **fields), "cuda", all_layers=whole)
-        for whole in (False, True)
-    )
-    assert few == all_of_them and few[0].operations == all_of_them[0].operations
 
 
 def test_a_loss_in_chunks_has_no_logits_of_all_tokens():

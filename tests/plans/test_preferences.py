@@ -17,7 +17,6 @@ from tight_fit.plans.model import (
     ModelStep,
     measured,
     plan_model_step,
-    trace_model_step,
 )
 from tight_fit.search.remedies import Remedies
 from tight_fit.techniques.preferences import as_reference
@@ -66,15 +65,6 @@ def test_so_is_a_plan_with_weights_in_4_bits(fields, monkeypatch):
     planned = plan_model_step(asked, "cpu")
     in_the_open(monkeypatch)
     assert same(planned, measured(asked))
-
-
-@pytest.mark.parametrize("name, fields", few_by_day(FIELDS, 3), ids=words)
-def test_layers_traced_once_give_the_trace_of_all(name, fields):
-    few, all_of_them = (
-        trace_model_step(step(name, layers=6, **fields), "cuda", all_layers=whole)
-        for whole in (False, True)
-    )
-    assert few == all_of_them and few[0].operations == all_of_them[0].operations
 
 
 def test_a_reference_takes_its_weights_and_a_pass():

@@ -28,14 +28,9 @@ def test_stubs_are_whole_and_fail_where_something_is_to_be_written(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "title", "says"),
-    [
-        ("6", "Eight bits", "two digits"),
-        ("", "Eight bits", "two digits"),
-        ("97", "", "TITLE"),
-        ("97", 'a "quoted" one', "plain characters"),
-        ("97", "x" * 61, "60"),
-    ],
-)
+    [("6", "Eight bits", "two digits"), ("", "Eight bits", "two digits"), ("97", "", "TITLE"),
+     ("97", 'a "quoted" one', "plain characters"), ("97", "x" * 61, "60")],
+)  # fmt: skip
 def test_what_is_no_lesson_is_one_sentence(tmp_path, number, title, says):
     with pytest.raises(ValueError, match=says):
         lesson.write(number, title, root=tmp_path)

@@ -1,7 +1,6 @@
 """What a committed notebook must be: executed, in the course's form, labelled, without traces.
 
-Each rule is a function from a notebook to what is wrong with it. It is tested itself, on a notebook
-that breaks it.
+Each rule is a function from a notebook to what is wrong with it.
 """
 
 import ast
@@ -30,18 +29,18 @@ def code(nb):
 
 def executed(nb):
     counts = [cell.execution_count for cell in code(nb)]
-    return (
-        []
-        if counts and counts == list(range(1, len(counts) + 1))
-        else [f"execution counts are {counts}"]
-    )
+    right = counts and counts == list(range(1, len(counts) + 1))
+    return [] if right else [f"execution counts are {counts}"]
+
+
+def outputs(nb):
+    return [output for cell in code(nb) for output in cell.outputs]
 
 
 def errors(nb):
     return [
         f"an error in an output: {output.ename}"
-        for cell in code(nb)
-        for output in cell.outputs
+        for output in outputs(nb)
         if output.output_type == "error"
     ]
 
@@ -49,20 +48,15 @@ def errors(nb):
 def stderr(nb):
     return [
         f"text on stderr: {output.text[:80]}"
-        for cell in code(nb)
-        for output in cell.outputs
+        for output in outputs(nb)
         if output.get("name") == "stderr" and output.text.strip()
     ]
 
 
 def widgets(nb):
     state = ["widget state is saved"] if "widgets" in nb.metadata else []
-    return state + [
-        "a widget without its kernel"
-        for cell in code(nb)
-        for output in cell.outputs
-        if clean.WIDGET in output.get("data", {})
-    ]
+    left = [output for output in outputs(nb) if clean.WIDGET in output.get("data", {})]
+    return state + ["a widget without its kernel"] * len(left)
 
 
 def long_cells(nb, most=35):
@@ -80,9 +74,7 @@ def compared(nb):
 
 
 def pictures(nb):
-    kinds = {
-        kind for cell in code(nb) for output in cell.outputs for kind in output.get("data", {})
-    }
+    kinds = {kind for output in outputs(nb) for kind in output.get("data", {})}
     return [] if kinds & {"image/png", "image/svg+xml"} else ["not one picture"]
 
 
@@ -97,11 +89,8 @@ def undescribed(nb):
 
 
 def first_cell(nb):
-    return (
-        []
-        if code(nb) and code(nb)[0].source == opening.first_cell()
-        else ["the first cell is not the common one"]
-    )
+    right = code(nb) and code(nb)[0].source == opening.first_cell()
+    return [] if right else ["the first cell is not the common one"]
 
 
 # A number of the first screen, with its unit.
@@ -123,17 +112,10 @@ def first_screen(nb):
 
 def prose(nb):
     """Numbers with a unit in Markdown, but for lines that cite them, and for the first screen."""
-    rows = [
-        row
-        for cell in nb.cells[1:]
-        if cell.cell_type == "markdown"
-        for row in cell.source.splitlines()
-    ]
-    rows = [
-        re.sub(r"\]\([^)]*\)|https?://\S+", "]", row)
-        for row in rows
-        if not row.rstrip(" |").endswith(CITED)
-    ]
+    texts = [cell.source for cell in nb.cells[1:] if cell.cell_type == "markdown"]
+    rows = [row for text in texts for row in text.splitlines()]
+    rows = [row for row in rows if not row.rstrip(" |").endswith(CITED)]
+    rows = [re.sub(r"\]\([^)]*\)|https?://\S+", "]", row) for row in rows]
     return [
         f"a number that no code made: {row.strip()[:80]}" for row in rows if MEASURED.search(row)
     ]
@@ -159,15 +141,10 @@ def _uses_random(source, random):
     uses = False
     if re.match(r"%%writefile\b.*\.(?!py\b)\w+$", source.split("\n", 1)[0]):
         return uses  # a file that holds no Python
-    for statement in ast.parse(
-        re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
-    ).body:
+    plain = re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
+    for statement in ast.parse(plain).body:
         inside = list(ast.walk(statement))
-        loads = {
-            node.id
-            for node in inside
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
+        names = [node for node in inside if isinstance(node, ast.Name)]
         given = any(
             isinstance(node, ast.keyword)
             and node.arg == "weights"
@@ -175,32 +152,17 @@ def _uses_random(source, random):
             and node.value.value == "random"
             for node in inside
         )
-        if given or loads & random:
+        if given or random & {node.id for node in names if isinstance(node.ctx, ast.Load)}:
             uses = True
-            random |= {
-                node.id
-                for node in inside
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            }
+            random |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
             random |= {node.name for node in inside if isinstance(node, ast.FunctionDef)}
     return uses
 
 
 RULES = [
-    executed,
-    errors,
-    stderr,
-    widgets,
-    clean.paths,
-    long_cells,
-    compared,
-    pictures,
-    undescribed,
-    first_cell,
-    first_screen,
-    prose,
-    random_accuracy,
-]
+    executed, errors, stderr, widgets, clean.paths, long_cells, compared, pictures, undescribed,
+    first_cell, first_screen, prose, random_accuracy,
+]  # fmt: skip
 
 
 def wrong(nb):
@@ -217,9 +179,8 @@ def test_notebook(path):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_nothing_is_left_to_clean(path):
     text = path.read_text(encoding="utf8")
-    assert (
-        nbformat.writes(clean.clean(nbformat.reads(text, as_version=4))).rstrip("\n") + "\n" == text
-    )
+    cleaned = nbformat.writes(clean.clean(nbformat.reads(text, as_version=4)))
+    assert cleaned.rstrip("\n") + "\n" == text, "`make notebooks N=NN` cleans it"
 
 
 def test_badges_are_fresh():
@@ -262,6 +223,3 @@ def test_no_address_but_the_setting_s_leads_to_this_project():
     assert {name: ways for name, ways in found.items() if ways} == {}, (
         "name the address in pyproject.toml ([tool.tight-fit] repository) and run `make badges`"
     )
-
-
-# The rules themselves, each on a notebook that breaks it and nothing else.

@@ -90,13 +90,9 @@ LEFT, LATER, HUNG = (("a model", name, Recipe()) for name in ("three", "four", "
 
 def an_outcome(folder, **fields):
     steps = proof.Proof(
-        {"name": "Tesla T4", "device": "cuda"},
-        "",
-        "",
-        [a_step(seconds=0.5)],
-        large=["DeBERTa-v3-large, up to fp32"],
-        failed={"a model, two": "it broke"},
-    )
+        {"name": "Tesla T4", "device": "cuda"}, "", "", [a_step(seconds=0.5)],
+        large=["DeBERTa-v3-large, up to fp32"], failed={"a model, two": "it broke"},
+    )  # fmt: skip
     return gpu_steps.Outcome(folder / "steps/tesla-t4.unfinished", steps, **fields)
 
 

@@ -48,9 +48,8 @@ def test_a_workflow_calls_only_targets_that_exist(path):
 def test_a_workflow_is_complete_and_asks_for_little(path):
     # YAML 1.1 reads the key `on` as the truth value.
     workflow = parsed(path)
-    assert workflow.get("on", workflow.get(True)) and workflow["permissions"] == {
-        "contents": "read"
-    }
+    assert workflow.get("on", workflow.get(True))
+    assert workflow["permissions"] == {"contents": "read"}
     for job in jobs(path):
         assert job["runs-on"] and job["timeout-minutes"]
         if "permissions" in job:  # the job that publishes, which runs none of our code

@@ -43,13 +43,9 @@ def test_the_forward_pass_keeps_what_cuda_keeps(
     model, examples, precision, lora_rank, checkpointing, monkeypatch
 ):
     recipe = Recipe(
-        model=model,
-        profile="full",
-        batch_size=examples,
-        precision=precision,
-        lora_rank=lora_rank,
+        model=model, profile="full", batch_size=examples, precision=precision, lora_rank=lora_rank,
         checkpointing=checkpointing,
-    )
+    )  # fmt: skip
     planned = plan(recipe, "cuda")
     end = int((planned.phases == PHASES.index("forward")).nonzero()[0][-1])
     expected = planned.timeline[end, ACTIVATIONS]

@@ -31,24 +31,26 @@ REPEAT = [
     ("llama", {"frozen": 1, "weights": "bf16"}),
     ("modernbert", {}),  # layers of two kinds, every third is global
     ("deepseek", {}),  # the first layer is dense
+    ("llama", {"lora_rank": 4, "base": "nf4", "lora_targets": "all-linear"}),
+    ("llama", {"loss": "chunked", "precision": "bf16", "accumulation": 2, "attention": "eager"}),
+    ("llama", {"offload": "activations", "precision": "bf16"}),
+    ("llama", {"offload": "optimizer"}),
+    ("llama", {"optimizer": "adamw_stochastic", "weights": "bf16"}),
+    ("llama", {"optimizer_in_backward": True, "max_grad_norm": None}),
+    ("gpt2", {"task": "dpo", "precision": "bf16", "lora_rank": 4}),
+    ("gpt2", {"task": "dpo", "reference": "precomputed", "loss": "chunked"}),
+    ("llama", {"task": "grpo", "completion": 4, "reference": "model"}),
 ]
 
 
 def deep(name: str, layers: int = DEEP):
     if name == "deberta":
         return library.DebertaV2Config(
-            vocab_size=99,
-            hidden_size=32,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            relative_attention=True,
-            pos_att_type=["c2p", "p2c"],
-            share_att_key=True,
-            position_buckets=16,
+            vocab_size=99, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
+            intermediate_size=64, max_position_embeddings=64, relative_attention=True,
+            pos_att_type=["c2p", "p2c"], share_att_key=True, position_buckets=16,
             norm_rel_ebd="layer_norm",
-        )
+        )  # fmt: skip
     if name == "modernbert":
         layers = 14
     values = CONFIGS[name]().to_dict()
