@@ -70,16 +70,8 @@ def test_a_program_sees_what_it_did_and_its_user_s_files_stay(name, program, tmp
 # Ways to start another program, which would change best.pt.
 STARTS = {
     "a shell": "subprocess.run('git status; rm best.pt', shell=True)",
-    "a list for a shell": "subprocess.run(['git status; rm best.pt'], shell=True)",
-    "a program": "subprocess.check_call(['rm', 'best.pt'])",
-    "a program by its path": "subprocess.run(b'/bin/rm best.pt'.split())",
-    "under another name": "subprocess.Popen(['git', 'best.pt'], executable='/bin/rm').wait()",
     "git that removes": "subprocess.run(['git', '-C', '.', 'clean', '-fdx'])",
-    "git that takes back": "subprocess.run(['git', 'checkout', '.'])",
-    "git that writes": "subprocess.run(['git', 'log', '--output=best.pt'])",
-    "git with a shell": "subprocess.run(['git', '-c', 'alias.x=!rm best.pt', 'x'])",
     "os.system": "os.system('rm best.pt')",
-    "os.popen": "os.popen('rm best.pt').read()",
     "posix_spawn": "os.waitpid(os.posix_spawn('/bin/rm', ['rm', 'best.pt'], {}), 0)",
     "exec": "os.execvp('rm', ['rm', 'best.pt'])",
     "spawn": "os.spawnlp(os.P_WAIT, 'rm', 'rm', 'best.pt')",
@@ -115,21 +107,16 @@ def test_another_program_changes_no_file_either(name, program, tmp_path):
 # Writers that are not Python's, and what a user would miss.
 WRITERS = {
     "a database": "import sqlite3\nsqlite3.connect('new.db').execute('create table x (y)')\n",
-    "a tokenizer": "from transformers import AutoTokenizer\n"
-    "AutoTokenizer.from_pretrained(MINI).save_pretrained('data')\n"
-    "assert os.path.exists('data/tokenizer.json')\n",
     "Parquet": "import pyarrow, pyarrow.parquet\n"
     "pyarrow.parquet.write_table(pyarrow.table({'x': [1]}), 'best.pt')\n",
-    "a file of torch.jit": "torch.jit.save(torch.jit.script(torch.nn.ReLU()), 'best.pt')\n",
 }  # fmt: skip
-MINI = Path(__file__).parents[2] / "helpers" / "mini" / "deberta"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_writers_in_compiled_code_change_no_file(name, program, tmp_path):
     with_files(tmp_path)
-    head = f"{IMPORTS}import torch\nMINI = {str(MINI)!r}\n"
-    path = program(f"{head}{WRITERS[name]}{LOOP}")
+    path = program(f"{IMPORTS}{WRITERS[name]}{LOOP}")
     before = state(tmp_path)
     assert run(path)["fits"]
     assert state(tmp_path) == before
@@ -184,23 +171,10 @@ def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
         "subprocess.Popen([sys.executable, '-c', code])\n"
         "print('began', flush=True)\ntime.sleep(600)\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "tight_fit",
-        "script",
-        program(text),
-        "--gpu",
-        "T4",
-        "--output",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2])}
-    process = subprocess.Popen(
-        [*command, "--", mark],
-        stdout=subprocess.PIPE,
-        env=environment,
-        preexec_fn=heeding(how),
-    )
+    command = [sys.executable, "-m", "tight_fit", "script", program(text), "--gpu", "T4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = {"stdout": subprocess.PIPE, "env": environment, "preexec_fn": heeding(how)}
+    process = subprocess.Popen([*command, "--output", "--", mark], **options)
     assert process.stdout is not None and process.stdout.readline() == b"began\n"
     assert len(with_mark(mark)) >= 3
     process.send_signal(how)
@@ -217,7 +191,7 @@ def test_in_a_locked_container_nothing_runs_without_trust(program, tmp_path):
     (tmp_path / "best.pt").write_text("weights")
     before = state(tmp_path)
     command = [sys.executable, "-m", "tests.isolation.locked", "-m", "tight_fit", "script", path]
-    environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2]), "NO_LANDLOCK": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_LANDLOCK": "1"}
 
     def ended(*options: str):
         return subprocess.run(
