@@ -107,16 +107,20 @@ def test_another_program_changes_no_file_either(name, program, tmp_path):
 # Writers that are not Python's, and what a user would miss.
 WRITERS = {
     "a database": "import sqlite3\nsqlite3.connect('new.db').execute('create table x (y)')\n",
+    "a tokenizer": "from transformers import AutoTokenizer\n"
+    "AutoTokenizer.from_pretrained(MINI).save_pretrained('data')\n"
+    "assert os.path.exists('data/tokenizer.json')\n",
     "Parquet": "import pyarrow, pyarrow.parquet\n"
     "pyarrow.parquet.write_table(pyarrow.table({'x': [1]}), 'best.pt')\n",
 }  # fmt: skip
-ROOT = Path(__file__).parents[2]
+MINI = Path(__file__).parents[2] / "helpers" / "mini" / "deberta"
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_writers_in_compiled_code_change_no_file(name, program, tmp_path):
     with_files(tmp_path)
-    path = program(f"{IMPORTS}{WRITERS[name]}{LOOP}")
+    head = f"{IMPORTS}import torch\nMINI = {str(MINI)!r}\n"
+    path = program(f"{head}{WRITERS[name]}{LOOP}")
     before = state(tmp_path)
     assert run(path)["fits"]
     assert state(tmp_path) == before
@@ -172,7 +176,7 @@ def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
         "print('began', flush=True)\ntime.sleep(600)\n"
     )
     command = [sys.executable, "-m", "tight_fit", "script", program(text), "--gpu", "T4"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2])}
     options = {"stdout": subprocess.PIPE, "env": environment, "preexec_fn": heeding(how)}
     process = subprocess.Popen([*command, "--output", "--", mark], **options)
     assert process.stdout is not None and process.stdout.readline() == b"began\n"
@@ -191,7 +195,7 @@ def test_in_a_locked_container_nothing_runs_without_trust(program, tmp_path):
     (tmp_path / "best.pt").write_text("weights")
     before = state(tmp_path)
     command = [sys.executable, "-m", "tests.isolation.locked", "-m", "tight_fit", "script", path]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_LANDLOCK": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2]), "NO_LANDLOCK": "1"}
 
     def ended(*options: str):
         return subprocess.run(
