@@ -10,16 +10,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from transformers import LlamaConfig
 
 from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tests.lessons.cells import own_code
 from tests.script import run
-from tight_fit.layouts.layout import parse
-from tight_fit.layouts.plan import plan_step
-from tight_fit.models.step import ModelStep
 
 BASE = Recipe("deberta", profile="full", batch_size=16, length=256)
 LARGE = Recipe("deberta-large", profile="full", batch_size=4, length=128)
@@ -273,20 +269,6 @@ CASES["20"] = (
     ("torch.randint(500, (2, 32)", "torch.randint(500, (4, 512)"),
     ("wanted, 16)", "wanted)"),
 )  # fmt: skip
-STEPS = """
-from transformers import LlamaConfig, LlamaForCausalLM
-model, way = LlamaForCausalLM(LlamaConfig(**json.loads({!r}))), {{"context_fn": contexts}}
-model.to("cuda").train()
-{}
-optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-ids = torch.randint(100, (4, 1024), device="cuda")
-for _ in range(5):
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 QUICK = ("00", "02", "06", "13")  # of ways that the others have as well
 
 
@@ -363,25 +345,6 @@ def test_qlora_takes_what_is_planned_and_the_logits_of_a_chunk(tmp_path):
     assert facts["at_peak"]["parameters"] == pytest.approx(parameters, rel=0.01)
     chunk = 256 * config["vocab_size"] * 4  # bytes of its logits
     assert 0 < facts["peak"] - planned.peak < 2 * chunk
-
-
-def test_selective_recomputation_takes_what_is_planned(tmp_path):
-    """Lesson 18: its lines, in the step that the plan calls selective; full takes 7 % less."""
-    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4}
-    config = LlamaConfig(**sizes, num_attention_heads=16, tie_word_embeddings=False)
-    (enabling,) = (
-        line for line in own_code("18", ("FlopCounterMode",)).splitlines() if "_enable(" in line
-    )
-    text = f"import json\nimport torch\n{own_code('18', ('def contexts(',))}" + STEPS.format(
-        json.dumps(config.to_dict()), enabling.strip()
-    )
-    path = tmp_path / "train.py"
-    path.write_text(text, encoding="utf8")
-    facts = run(str(path), gpu="A100-80GB", seconds=300)
-    job = ModelStep(config, 4, 1024, weights="fp32", precision="bf16", max_grad_norm=None)
-    planned = plan_step(replace(job, checkpointing=True), parse("ddp=1"), selective=True)
-    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
-    assert facts["seconds"] == pytest.approx(planned.seconds("A100-80GB").total, rel=0.05)
 
 
 def test_every_second_layer_is_what_transformers_makes_of_two():

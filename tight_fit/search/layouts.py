@@ -304,7 +304,7 @@ class _Work:
 
     def _least_need(self, trial: Trial) -> float:
         like = self.references.get(trial.recompute)
-        need = 0.0 if like is None else least_need(trial, self.job, like, self.cluster)
+        need = 0.0 if like is None else least_need(trial, self.job, like, self.cluster, self.reduce)
         for one in self._planned_of(family_of(trial)):
             if one.trial.accumulation > 1:  # with one there are no gradients beside activations
                 parts = one.facts["at_peak"]

@@ -3,18 +3,23 @@
 A trial needs at least its weights and states and its share of what one plan, the reference, keeps
 of the layers; it takes at least the work that grows with the tokens, and the time of its messages.
 Both are lower bounds: a layout shards the layers and sends messages, and what a layer computes of
-each token stays the same. What does not grow with the tokens is left out: copies of gathered
-weights, the optimizer, and the least time of a kernel are another number on another layout.
+each token stays the same. What does not grow with the tokens is left out, as the optimizer and the
+least time of a kernel are another number on another layout; but for FSDP2's copies of weights and
+gradients, which each micro-batch makes anew.
 Expert ranks gather fewer experts each and send tokens instead, which their bounds follow.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from tight_fit.gpus import NCCL
 from tight_fit.kernels.kernel_time import constants, seconds_at_full_rate
+from tight_fit.layouts.clocks import SLOWER
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import STRATEGIES, Layout
 from tight_fit.layouts.plan import LayoutPlan
@@ -23,6 +28,7 @@ from tight_fit.memory.plan import fit_on_gpu
 from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import ALL_TO_ALLS, NO_EXPERTS, Experts, expert_layouts
 from tight_fit.techniques.precision import AUTOCAST, DTYPES
+from tight_fit.trace.storage_trace import ACTIVATIONS, PHASES
 
 # Candidates whose times differ by no more than this fraction are a tie: no plan is that exact.
 TIE = 0.05
@@ -30,13 +36,9 @@ RECOMPUTED = ("none", "selective", "full")  # from the least to the most
 # Autocast takes other kernels than FSDP2 does, and small micro-batches fit into caches.
 LIKE_ENOUGH = 0.9
 # What FSDP2 does with weights and gradients, whatever the tokens (torch's names).
-OF_WEIGHTS = (
-    "all_gather_copy_in",
-    "split_with_sizes_copy",
-    "chunk_cat",
-    "_foreach_copy_",
-    "embedding_dense_backward",
-)
+GATHERED = ("all_gather_copy_in", "split_with_sizes_copy", "_foreach_copy_")
+SCATTERED = "chunk_cat"
+OF_WEIGHTS = (*GATHERED, SCATTERED, "embedding_dense_backward")
 IN_A_LAYER = 8  # messages of tensor ranks in a layer, forward and backward, without recomputation
 
 
@@ -70,11 +72,14 @@ class Trial:
 
     def adds_work_to(self, other: Trial) -> bool:
         """Whether this does what the other does, and recomputes more or has more micro-batches;
-        in a pipeline more of them shorten the bubble, and only as many are compared."""
-        more = self.accumulation - other.accumulation
+        in a pipeline more of them shorten the bubble, and only as many are compared. With one
+        micro-batch stage 2 of ZeRO is stage 1."""
+        more, layout = self.accumulation - other.accumulation, other.layout
+        if (self.layout.strategy, layout.strategy, other.accumulation) == ("zero1", "zero2", 1):
+            layout = replace(layout, strategy="zero1")
         return (
             self != other
-            and self.layout == other.layout
+            and self.layout == layout
             and RECOMPUTED.index(self.recompute) >= RECOMPUTED.index(other.recompute)
             and (more == 0 if self.layout.pipeline > 1 else more >= 0)
         )
@@ -151,6 +156,10 @@ class Reference:
     kept        {"activations", "temporaries": bytes at its peak}
     parameters  of the model
     of_tokens   bytes of activations at its peak, without those in which weights are gathered
+    forward     bytes of activations at the end of its forward pass
+    gathering   seconds of the copies that gather the weights for a forward pass
+    regathering  the same for a backward pass
+    scattering  seconds of the copies that lay out gradients for their sum
     dispatched  numbers that a rank would send to experts in a forward pass
     experts     of the model
     """
@@ -162,6 +171,10 @@ class Reference:
     kept: dict[str, int]
     parameters: int
     of_tokens: int
+    forward: int
+    gathering: float
+    regathering: float
+    scattering: float
     dispatched: float
     experts: Experts
 
@@ -171,8 +184,11 @@ class Reference:
         alone, tf32 = planned.seconds(gpu), planned.recipe.precision == "tf32"
         gap = constants()["shared"]["gap"]
         work = growing = products = 0.0
+        copying: dict[tuple[str, bool], float] = defaultdict(float)
         for kernel in alone.kernels:
             op = kernel.op
+            if op.name in (*GATHERED, SCATTERED):
+                copying[kernel.phase, op.name in GATHERED] += kernel.seconds
             if kernel.phase == "optimizer" or op.name in OF_WEIGHTS:
                 continue
             limit = kernel.times * seconds_at_full_rate(op, alone.gpu, tf32)
@@ -192,9 +208,18 @@ class Reference:
                 for count, category, made_by in planned.largest_tensors
                 if category == "activations" and made_by not in STREAMS[1:]
             ),
+            _at_the_end_of_forward(planned),
+            copying["forward", True],
+            copying["backward", True],
+            copying["backward", False],
             experts.dispatched(alone),
             experts,
         )
+
+
+def _at_the_end_of_forward(planned: LayoutPlan) -> int:
+    before = np.flatnonzero(planned.phases <= PHASES.index("forward"))
+    return int(planned.timeline[before[-1], ACTIVATIONS])
 
 
 def reference_layout(job: ModelStep, gpus: int) -> Layout:
@@ -202,10 +227,12 @@ def reference_layout(job: ModelStep, gpus: int) -> Layout:
     return Layout(max(n for n in range(1, gpus + 1) if gpus % n == 0 and job.batch_size % n == 0))
 
 
-def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
+def least_peak(trial: Trial, job: ModelStep, like: Reference, reduce: str = "fp32") -> float:
     """Bytes that the tensors of a rank take at the least: its weights, AdamW's two states, and its
     share of what the reference, with the same recomputation, keeps of the layers. Of DDP and of
-    expert ranks, which gather nothing or fewer weights, that is activations alone."""
+    expert ranks, which gather nothing or fewer weights, that is activations alone. With the stages
+    of ZeRO all weights are gathered when the forward pass ends; tensor ranks keep the inputs of
+    attention and MLP whole."""
     layout, several = trial.layout, trial.accumulation > 1
     if layout.pipeline > 1:
         return _least_of_a_stage(trial, job, like)
@@ -217,8 +244,18 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference) -> float:
     if layout.expert > 1:  # a part of the experts is gathered, and has gradients
         return (3 + several) * weights / layout.shard + like.of_tokens * at_once
     kept = like.kept["activations"] + like.kept["temporaries"] / layout.tensor
-    shards = {"zero1": 1}.get(layout.strategy, layout.shard)
-    return 3 * weights / layout.shard + several * weights / shards + kept * at_once
+    kept *= at_once
+    if layout.tensor > 1 and trial.recompute == "none":
+        config: Any = job.config
+        tokens = job.batch_size // (layout.data * trial.accumulation) * (job.tokens or 1)
+        whole = 2 * config.num_hidden_layers * tokens * config.hidden_size * _compute(job)
+        kept += whole * (1 - 1 / layout.tensor)
+    if layout.strategy in ("zero1", "zero2"):
+        kept = max(kept, like.parameters * _compute(job) + like.forward * at_once)
+    summed = weights / layout.shard
+    if layout.strategy == "zero1":  # whole, in the dtype in which they are summed
+        summed = like.parameters * DTYPES[reduce].itemsize
+    return 3 * weights / layout.shard + several * summed + kept
 
 
 def _least_of_a_stage(trial: Trial, job: ModelStep, like: Reference) -> float:
@@ -238,19 +275,21 @@ def _least_of_a_stage(trial: Trial, job: ModelStep, like: Reference) -> float:
     return 3 * weights / layout.shard + max(2 * whole, activations)
 
 
-def least_need(trial: Trial, job: ModelStep, like: Reference, cluster: Cluster) -> int:
+def least_need(
+    trial: Trial, job: ModelStep, like: Reference, cluster: Cluster, reduce: str = "fp32"
+) -> int:
     """Bytes that a trial needs on each GPU at the least."""
     nccl = NCCL if trial.layout.ranks > 1 else 0
-    return fit_on_gpu(cluster.gpu, int(least_peak(trial, job, like)), 0).need + nccl
+    return fit_on_gpu(cluster.gpu, int(least_peak(trial, job, like, reduce)), 0).need + nccl
 
 
 def least_seconds(
     trial: Trial, job: ModelStep, like: Reference, cluster: Cluster, reduce: str = "fp32"
 ) -> float:
     """Seconds that a step takes at the least: the reference's work on tokens, divided over the
-    ranks, what tensor and expert ranks wait for, and the bubble of a pipeline, whose last stage has
-    the head and so its share at least; or the messages of the data ranks or of the replicas, if
-    these are more.
+    ranks, FSDP2's copies of weights and gradients, what tensor and expert ranks wait for, and the
+    bubble of a pipeline, whose last stage has the head and so its share at least; or the messages
+    of the data ranks or of the replicas, if these are more.
     """
     layout, links = trial.layout, cluster.links_of_axes(trial.layout.axes)
     times = like.ranks / layout.ranks  # as many tokens as a rank of the reference has
@@ -263,6 +302,8 @@ def least_seconds(
         work = LIKE_ENOUGH * like.growing * times
     else:
         work = like.products * times
+    summed = DTYPES[reduce].itemsize
+    work += LIKE_ENOUGH * _of_weights(trial, like, summed / links["data"].speed)
     work *= 1 + (layout.pipeline - 1) / trial.accumulation
     if layout.tensor > 1:
         config: Any = job.config
@@ -272,10 +313,24 @@ def least_seconds(
     if layout.expert > 1:
         one = like.dispatched * times * _compute(job) * (1 - 1 / layout.expert)
         work += ALL_TO_ALLS * one / links["expert"].speed
-    sent = _sent(trial, job, like, 4 if reduce == "fp32" else 2)
+    sent = _sent(trial, job, like, summed)
     took = {axis: count / links[axis].speed for axis, count in sent.items()}
     took["data"] += took.pop("expert_data", 0.0)  # one after the other
     return max(work, *took.values())
+
+
+def _of_weights(trial: Trial, like: Reference, each: float) -> float:
+    """Seconds of FSDP2's copies of weights and gradients, and by how much the work is slower while
+    gradients, of `each` seconds, are summed beside it."""
+    layout = trial.layout
+    if layout.strategy == "ddp" or layout.pipeline > 1 or layout.expert > 1:
+        return 0.0
+    sums = 1 if layout.strategy == "zero1" else trial.accumulation
+    gathering = like.gathering + layout.reshards * like.regathering
+    copying = trial.accumulation * gathering + sums * like.scattering
+    copying *= like.ranks / max(like.ranks, layout.shard)  # some copies are of a shard
+    summing = sums * like.parameters * (1 - 1 / layout.shard) * each
+    return (copying + (1 - 1 / SLOWER) * summing) / layout.tensor
 
 
 def _compute(job: ModelStep) -> int:
