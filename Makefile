@@ -170,6 +170,7 @@ badges: $(NEEDS)
 bench: $(NEEDS)
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks.peaks
+	@$(PY) -m benchmarks.plan_speed
 
 readme: $(NEEDS)
 	@$(PY) -c "from tools.course import readme; readme.write()"

@@ -1,0 +1,171 @@
+"""How long plans and the command take: `python -m benchmarks.plan_speed`.
+
+The first table has the CPU seconds of a plan with every layer traced and of one with repeated
+layers traced once, in turns in this process, each round with another batch size so that nothing is
+known from the round before; and whether the two traces were equal. The second has the command in
+processes of its own, imports and start of Python included, as wall and as CPU seconds. A busy
+machine stretches the first and leaves the second nearly alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from helpers.tables import Table
+from tight_fit.command.wrapper import run
+from tight_fit.models.config import read
+from tight_fit.models.names import known
+from tight_fit.plans.model import ModelStep, trace_model_step
+
+ROUNDS = 3
+FEW = 4  # seconds
+PLANS: dict[str, tuple[str, dict]] = {
+    "DeBERTa-v3-base, 16 × 256": ("microsoft/deberta-v3-base", {"length": 256}),
+    "DeBERTa-v3-large, 16 × 256": ("microsoft/deberta-v3-large", {"length": 256}),
+    "ViT-B/16, 16 images": ("google/vit-base-patch16-224-in21k", {}),
+    "Llama-3.1-8B, 16 × 512": ("meta-llama/Llama-3.1-8B", {"precision": "bf16"}),
+}
+# Configurations of no known model: {its name here: (a known model, what is different)}.
+UNKNOWN: dict[str, tuple[str, dict[str, int]]] = {
+    "base.json": ("FacebookAI/roberta-base", {"vocab_size": 50000}),
+    "8b.json": ("meta-llama/Llama-3.1-8B", {"vocab_size": 128000}),
+}
+# {question: (what is typed, CPU seconds that it should take at most)}
+COMMANDS = {
+    "--help": ("--help", 1),
+    "a misspelt option": ("--modle x", 1),
+    "an unknown GPU": ("gpt2 --gpu T9000", 1),
+    "an answer that came with the package": ("roberta-base --gpu 8GB", 1),
+    "anew, only whether it fits": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
+    "the same again": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
+    "anew, with what would fit": ("roberta-base --gpu 8GB --batch 24", 4),
+    "another GPU, its steps traced before": ("roberta-base --gpu 6GB --batch 24", 1),
+    "a known model, with LoRA": ("roberta-base --gpu 8GB --lora 8", 1),
+    "a known model, at another length": ("roberta-base --gpu 8GB --length 256", 1),
+    "an unknown base model": ("base.json --gpu 8GB", 4),
+    "an unknown 8 B model, with what would fit": ("8b.json --gpu 24GB", 12),
+    "the same, trained on preferences": ("8b.json --gpu 24GB --task dpo", 24),
+    "eight GPUs": ("meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 4096", 30),
+    "eight GPUs, an unknown 8 B model": ("8b.json --gpu H100 --gpus 8 --length 4096", 30),
+}
+
+
+def plans() -> Table:
+    """CPU seconds of plans, whole and with repeated layers traced once."""
+    rows = []
+    for label, (name, fields) in PLANS.items():
+        config, equal = read(name), True
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for number in range(ROUNDS + 1):
+            traces = []
+            for whole in (False, True):
+                # The two ways take batch sizes in turns: what one has met is new to the other.
+                step = ModelStep(config, batch_size=16 + 2 * number + whole, **fields)
+                begin = time.process_time()
+                traces.append(trace_model_step(step, all_layers=whole))
+                if number:  # the first round also imports
+                    seconds[whole].append(time.process_time() - begin)
+            step = ModelStep(config, batch_size=16 + 2 * number, **fields)
+            if number == ROUNDS:
+                equal = traces[0] == trace_model_step(step, all_layers=True)
+        once, all_of_them = map(statistics.median, seconds)
+        rows.append(
+            {
+                "step": label,
+                "all layers, s": f"{all_of_them:.2f}",
+                "once, s": f"{once:.2f}",
+                "ratio": f"{all_of_them / once:.1f}",
+                "equal": "yes" if equal else "NO",
+            }
+        )
+    return Table(rows, "CPU seconds of a plan, each layer traced and repeated layers once")
+
+
+def commands(beside: Path | None = None, few: bool = False, words: Sequence[str] = ()) -> Table:
+    """CPU seconds of the command, each line a process of its own and a cache that begins empty.
+
+    beside  the folder of another version, which answers each question in turn with this one
+    few     leave out the questions that take longer than a few seconds
+    words   only the questions whose names hold one of these; all where there are none
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryDirectory() as other:
+        unknown = _write_unknown(Path(own))
+        for label, (typed, goal) in COMMANDS.items():
+            if (few and goal > FEW) or (words and not any(word in label for word in words)):
+                continue
+            typed = " ".join(unknown.get(word, word) for word in typed.split())
+            wall, cpu, status = _asked(typed, Path(__file__).parents[1], own)
+            row = {
+                "question": label,
+                "wall, s": f"{wall:.2f}",
+                "CPU, s": f"{cpu:.2f}",
+                "goal, s": str(goal),
+                "exit status": str(status),
+            }
+            if beside is not None:
+                before = _asked(typed, beside, other)[1]
+                row |= {"CPU of the other, s": f"{before:.2f}", "ratio": f"{before / cpu:.2f}"}
+            rows.append(row)
+            # What is known when a long run is stopped; the table is printed at its end.
+            print("; ".join(f"{name} {value}" for name, value in row.items()), file=sys.stderr)
+    return Table(rows, "The command, a process each")
+
+
+def _write_unknown(folder: Path) -> dict[str, str]:
+    """{name in `COMMANDS`: path} of the configurations of `UNKNOWN`, which are written there."""
+    for file, (name, different) in UNKNOWN.items():
+        (folder / file).write_text(json.dumps(known()[name] | different), encoding="utf8")
+    return {file: str(folder / file) for file in UNKNOWN}
+
+
+def _asked(typed: str, folder: Path, cache: str) -> tuple[float, float, int]:
+    """(wall seconds, CPU seconds, exit status) of a command of the version in a folder."""
+    places = {"XDG_CACHE_HOME": cache, "LOCALAPPDATA": cache, "PYTHONPATH": str(folder)}
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "tight_fit", *typed.split()],
+        cwd=folder,
+        env=os.environ | places,
+        capture_output=True,
+        text=True,
+    )
+    wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall, cpu, done.returncode
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plan_speed",
+        description="How long plans and the command take. Takes many minutes; --few, one or two.",
+    )
+    parser.add_argument(
+        "--beside", metavar="FOLDER", type=Path, help="another version, asked the same in turn"
+    )
+    parser.add_argument("--few", action="store_true", help="only what takes a few seconds")
+    parser.add_argument(
+        "--only", metavar="WORD", nargs="+", default=(), help="commands whose names hold a word"
+    )
+    asked = parser.parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        print(commands(asked.beside, asked.few, asked.only), "\n", flush=True)
+        if not asked.few and not asked.only:
+            print(plans(), flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, "python -m benchmarks.plan_speed"))
