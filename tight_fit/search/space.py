@@ -231,8 +231,7 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference, reduce: str = "fp3
     """Bytes that the tensors of a rank take at the least: its weights, AdamW's two states, and its
     share of what the reference, with the same recomputation, keeps of the layers. Of DDP and of
     expert ranks, which gather nothing or fewer weights, that is activations alone. With the stages
-    of ZeRO all weights are gathered when the forward pass ends; tensor ranks keep the inputs of
-    attention and MLP whole."""
+    of ZeRO all weights are gathered when the forward pass ends."""
     layout, several = trial.layout, trial.accumulation > 1
     if layout.pipeline > 1:
         return _least_of_a_stage(trial, job, like)
@@ -245,11 +244,6 @@ def least_peak(trial: Trial, job: ModelStep, like: Reference, reduce: str = "fp3
         return (3 + several) * weights / layout.shard + like.of_tokens * at_once
     kept = like.kept["activations"] + like.kept["temporaries"] / layout.tensor
     kept *= at_once
-    if layout.tensor > 1 and trial.recompute == "none":
-        config: Any = job.config
-        tokens = job.batch_size // (layout.data * trial.accumulation) * (job.tokens or 1)
-        whole = 2 * config.num_hidden_layers * tokens * config.hidden_size * _compute(job)
-        kept += whole * (1 - 1 / layout.tensor)
     if layout.strategy in ("zero1", "zero2"):
         kept = max(kept, like.parameters * _compute(job) + like.forward * at_once)
     summed = weights / layout.shard
