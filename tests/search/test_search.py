@@ -46,8 +46,9 @@ def job(kind="llama", **fields):
     return ModelStep(CONFIGS[kind], **usual | fields)
 
 
-def planned(trial, of):
-    return plan_step(trial.step(of), trial.layout, selective=trial.recompute == "selective")
+def planned(trial, of, reduce="fp32"):
+    selective = trial.recompute == "selective"
+    return plan_step(trial.step(of), trial.layout, selective=selective, reduce=reduce)
 
 
 def test_layouts_of_two_machines_are_those_that_can_be_asked_for():
@@ -89,7 +90,7 @@ def test_zero_2_keeps_weights_as_fsdp_without_resharding_does():
         assert (plans[0].timeline == other.timeline).all() and plans[0].sent == other.sent
 
 
-def below(of, cluster, layouts, recompute, take=slice(None)):
+def below(of, cluster, layouts, recompute, take=slice(None), reduce="fp32"):
     """{trial: planned seconds}; each needs and takes at least what its bounds say."""
     like = Reference.of(
         planned(Trial(reference_layout(of, cluster.gpus), recompute), of),
@@ -100,10 +101,10 @@ def below(of, cluster, layouts, recompute, take=slice(None)):
     for layout in layouts:
         for number in accumulations(layout, of, cluster.gpus, None)[take]:
             trial = Trial(layout, recompute, number)
-            plan = planned(trial, of)
-            assert least_peak(trial, of, like) <= plan.peak, str(trial)
+            plan = planned(trial, of, reduce)
+            assert least_peak(trial, of, like, reduce) <= plan.peak, str(trial)
             seconds[trial] = facts_of(plan, cluster)["seconds"]
-            assert least_seconds(trial, of, like, cluster) <= seconds[trial], str(trial)
+            assert least_seconds(trial, of, like, cluster, reduce) <= seconds[trial], str(trial)
     return seconds
 
 
@@ -121,6 +122,14 @@ def test_bounds_are_below_what_is_planned(kind):
     seconds = plain | recomputed
     pairs = [(more, less) for more in seconds for less in seconds if more.adds_work_to(less)]
     assert len(pairs) > 20 and all(seconds[more] >= seconds[less] for more, less in pairs)
+
+
+def test_bounds_know_in_which_dtype_gradients_are_summed():
+    """With stage 1 of ZeRO they are whole while micro-batches go on: most of this model."""
+    of = ModelStep(configured(LlamaConfig, 512, 2, 8, 1408, 256), 8, 8, precision="bf16")
+    layouts = [Layout(4, "zero1"), Layout(4, "zero2")]
+    found = below(of, TWO, layouts, "none", slice(-1, None), reduce="bf16")
+    assert [trial.accumulation for trial in found] == [2, 2]
 
 
 @pytest.mark.parametrize("length", few_by_day([512, 32]))
