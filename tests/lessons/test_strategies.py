@@ -55,7 +55,7 @@ def test_selective_recomputation_takes_what_is_planned(tmp_path):
 def test_lesson_14_says_why_ddp_is_slower_than_stage_2():
     """By what keeps the GPU busy, and for how long it waits."""
     text = markdown_of("14")
-    assert "two fifths are the update" in text and "a fifth is waiting for messages" in text
+    assert "Two fifths of the difference are the update" in text and "a fifth is waiting" in text
     job = ModelStep(read("Qwen/Qwen3-0.6B"), 4, 512, weights="fp32", precision="bf16")
     job = replace(job, checkpointing=True)
     ddp, stage_2 = (plan_step(job, parse(f"{name}=4")) for name in ("ddp", "zero2"))
@@ -70,10 +70,11 @@ def test_lesson_14_says_why_ddp_is_slower_than_stage_2():
 
 
 def test_lesson_18_says_why_ddp_is_slower_than_what_it_takes():
-    assert "DDP is planned at 384 ms here: autocast casts the weights" in markdown_of("18")
+    assert "DDP would take a quarter longer here: autocast casts the weights" in markdown_of("18")
     job = ModelStep.of("distilgpt2", batch_size=64, length=256, weights="fp32", precision="bf16")
     ddp, stage_2 = (plan_step(job, parse(f"{name}=2")) for name in ("ddp", "zero2"))
-    assert seconds.step(ddp, "RTX 3060", "PCIe 3 x16").total == pytest.approx(0.384, abs=5e-4)
+    steps = [seconds.step(one, "RTX 3060", "PCIe 3 x16").total for one in (ddp, stage_2)]
+    assert steps[0] / steps[1] == pytest.approx(1.25, abs=0.02)
     names = ("_to_copy", "mul", "add", "pow", "tanh", "tanh_backward")
     names += ("native_layer_norm", "native_layer_norm_backward")  # residuals, norms and GELU
     more = _more(ddp, stage_2, (*PASSES, "optimizer"))
