@@ -95,7 +95,8 @@ def main():
         losses = []
         inputs = [images[batch]] if rank == 0 else []  # the others receive activations
         targets = {"target": labels[batch], "losses": losses} if rank == ranks - 1 else {}
-        schedule.step(*inputs, **targets)  # forward and backward of all micro-batches
+        # All micro-batches, forward and backward. Outputs would be all logits, on the last rank.
+        schedule.step(*inputs, **targets, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()
         if losses and step in (0, args.steps - 1):

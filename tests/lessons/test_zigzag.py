@@ -41,10 +41,9 @@ def test_every_call_is_causal_and_has_no_mask(name, checkpointing, monkeypatch):
     masked = set(calls)
     assert masked == ({(True, False)} if checkpointing else {(False, True)})  # what it is for
     calls.clear()
-    names = {}
-    exec(the_cell("24", "def without_masks("), names)
-    names["without_masks"](model)
-    model(mine, position_ids=mine).logits.sum().backward()
+    assert "attention_mask=torch.ones_like(ids)" in the_cell("24", "def split_step(")
+    no_padding = torch.ones_like(mine)
+    model(mine, attention_mask=no_padding, position_ids=mine).logits.sum().backward()
     assert set(calls) == {(False, True)} and len(calls) >= 2
 
 
@@ -102,6 +101,6 @@ def test_its_program_trains_as_on_whole_texts_on_two_ranks(tmp_path):
     config, kind = MODELS["llama"]
     kind(config(**SIZES | {"vocab_size": 96}, **HEADS)).save_pretrained(tmp_path)
     autocast = "    model.forward = torch.autocast(device, torch.bfloat16)(model.forward)\n"
-    text = own_code("24", ("def without_masks(", "def split_step(", "def train("), (autocast, ""))
+    text = own_code("24", ("def split_step(", "def train("), (autocast, ""))
     for told in results(forked("tests/ranks/split_texts.py", text, tmp_path, ranks=2)):
         assert told["apart"] < 1e-3 * told["moved"] and told["moved"] > 0
