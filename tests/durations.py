@@ -128,6 +128,8 @@ class Durations:
         there = sum(1 for _ in SLOW.parent.rglob("test_*.py"))
         if hasattr(session.config, "workerinput") or len(by_file(self.seconds)) < there / 2:
             return  # a worker, whose reports reach the process that started it, or a few files
+        if not any(self.seconds.values()):
+            return  # workers that do not have this plugin time nothing
         tests = {test: taken for test, taken in self.alone.items() if ".py::" in test}
         files = {file: taken for file, taken in by_file(self.seconds).items() if taken >= LONG}
         rows = sorted({**slow_tests(tests), **files}.items())
