@@ -210,12 +210,18 @@ def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -
 
 
 def rungs() -> Table:
-    """A row per rung: what it changes, the peak, FLOPs, and the smallest GPU that holds it."""
+    """A row per rung: what it changes, the peak, FLOPs, and the smallest GPU that holds it.
+
+    Nothing is planned here: the table is kept with the package (`benchmarks.techniques`).
+    """
     return Table(**kept("rungs"))
 
 
 def savings() -> Table:
-    """A row per technique: what it saves alone, on its rung, and taken away from the top."""
+    """A row per technique: what it saves alone, on its rung, and taken away from the top.
+
+    Nothing is planned here: the table is kept with the package (`benchmarks.techniques`).
+    """
     return Table(**kept("savings"))
 
 
