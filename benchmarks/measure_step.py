@@ -91,9 +91,9 @@ def _peaks(
     first = recipe if device == "cuda" else replace(recipe, batch_size=1, accumulation=1)
     _until(lambda: step(first))
     if device == "cuda":
-        peaks = _memory_on_a_gpu(lambda: step(recipe))
+        peaks = memory_on_a_gpu(lambda: step(recipe))
         ready = list(batches(recipe))  # making them is not a part of the step
-        return peaks | {"seconds": _seconds(lambda: step(recipe, ready))}
+        return peaks | {"seconds": seconds_on_a_gpu(lambda: step(recipe, ready))}
     held = [*model.parameters(), *model.buffers(), *states(optimizer, scaler)]
     return {**_on_the_cpu(lambda: step(recipe), before, held)}
 
@@ -116,7 +116,7 @@ def alone_on_the_gpu() -> Iterator[None]:
         yield
 
 
-def _seconds(step: Callable[[], object]) -> float:
+def seconds_on_a_gpu(step: Callable[[], object]) -> float:
     """The median of some steps' seconds, by CUDA events; about a second in all."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     times: list[float] = []
@@ -130,7 +130,7 @@ def _seconds(step: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def _memory_on_a_gpu(step: Callable[[], object]) -> dict[str, int | float | None]:
+def memory_on_a_gpu(step: Callable[[], object]) -> dict[str, int | float | None]:
     for _ in range(WARM_UP):
         step()
     torch.cuda.synchronize()
