@@ -146,7 +146,8 @@ def kernels(once: Any) -> dict[str, list[float]]:
     kept = {name: [times, round(seconds, 7)] for name, (times, seconds) in longest[:KERNELS]}
     if other:
         kept["others"] = [
-            sum(entry[0] for _, entry in other), round(sum(entry[1] for _, entry in other), 7)
+            sum(entry[0] for _, entry in other),
+            round(sum(entry[1] for _, entry in other), 7),
         ]
     return kept
 
@@ -157,7 +158,11 @@ def measure_all(folder: Path, command: str, until: float, only: str, jobs: int) 
     here = environment("cuda")
     now = datetime.now(UTC).isoformat(timespec="seconds")
     kept: dict[str, Any] = {
-        "environment": here, "date": now, "command": command, "steps": {}, "failed": {},
+        "environment": here,
+        "date": now,
+        "command": command,
+        "steps": {},
+        "failed": {},
     }
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf8"))
