@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -146,7 +147,8 @@ class Compiler:
                 results.append(shape)
                 return made
 
-            with self.tracker.paused():
+            # Checkpointing around a layer counts what is saved, here only by what is compiled.
+            with self.tracker.paused(), saved_tensors_hooks(_itself, _itself):
                 try:
                     if self.refuses is not None and len(self.known) == SIZES:
                         _refuse()
@@ -195,6 +197,10 @@ class Compiler:
         with torch.autocast("cpu", enabled=False):
             tagged = _tagged_inside(graph.graph)
             return inductor(lambda graph: None, runs, DECOMPOSED, tagged)(graph, alike)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
