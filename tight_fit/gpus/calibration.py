@@ -150,7 +150,7 @@ def _specs(values: Mapping[str, Any]) -> GpuSpecs:
     if not isinstance(date, str) or len(date) > 40 or not date.isprintable():
         raise ValueError(f"date={shown(date)} must be a date")
     rates = Rates(
-        Moving(**{name: _rate(name, found["moving"][name]) for name in Moving._fields}),
+        _moving(found["moving"]),
         linear=_product(found["linear"]),
         batched=_product(found["batched"]),
         tf32=found["tf32"] and _product(found["tf32"]),
@@ -160,12 +160,21 @@ def _specs(values: Mapping[str, Any]) -> GpuSpecs:
         dispatch=_rate("dispatch", found["dispatch"]),
         link=_rate("link", found["link"]),
         date=date,
+        attention_start=_rate("attention_start", found.get("attention_start", 0.0)),
+        eight_bit=_rate("eight_bit", found.get("eight_bit", 0.0)),
     )
     for name in TENSOR:
         if getattr(specs, name) and getattr(rates, name) is None:
             raise ValueError(f"its products in {name} were not measured")
     fp8 = 2 * specs.bf16 if _gpu(values["gpu"]).fp8 else 0.0  # as data sheets have it
     return specs._replace(source=f"measured on {date}", rates=rates, fp8=fp8)
+
+
+def _moving(values: Mapping[str, Any]) -> Moving:
+    """The shares of a file; those that have a default may be missing, or null."""
+    lacks = [name for name in Moving._field_defaults if values.get(name) is None]
+    given = [name for name in Moving._fields if name not in lacks]
+    return Moving(**{name: _rate(name, values[name]) for name in given})
 
 
 def _product(values: Mapping[str, Any]) -> Product:

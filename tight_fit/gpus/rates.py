@@ -15,7 +15,12 @@ class Product(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """Shares of the memory's bandwidth that kernels reach which multiply no matrices, by kind."""
+    """Shares of the memory's bandwidth that kernels reach which multiply no matrices, by kind.
+
+    strided, cast   elementwise kernels that walk through memory so (`kernels.op.Op`); None, as all
+                    that follow, where it was not measured: then they take `elementwise`
+    batch_norm      PyTorch's own batch norms of images, which it takes for bf16
+    """
 
     elementwise: float
     softmax: float
@@ -24,6 +29,9 @@ class Moving(NamedTuple):
     reduction: float
     transpose: float
     multi_tensor: float
+    strided: float | None = None
+    cast: float | None = None
+    batch_norm: float | None = None
 
 
 class Rates(NamedTuple):
@@ -36,6 +44,13 @@ class Rates(NamedTuple):
     dispatch   how much longer its CPU takes to launch a kernel than the CPUs of constants.json
     link       bytes/s that copies between the GPU and its host's memory reach, each way
     date       when it was measured, as 2026-11-26
+    attention_start  keys for whose time fused attention begins and ends with a block of queries
+    eight_bit  elements/s that a step of bitsandbytes' 8-bit optimizers updates at most; 0 where it
+               is taken to wait for memory alone
+    eight_bit_launch  seconds that the CPU takes for each tensor of such a step, after which it
+               waits for the GPU (bitsandbytes, optim/optimizer.py); 0 where they are not counted
+    by_phase   how much longer an operation's launch takes in each of `kernels.op.PHASES`: Python
+               and autograd's records in the forward pass, neither in the backward pass
     """
 
     moving: Moving
@@ -48,6 +63,10 @@ class Rates(NamedTuple):
     dispatch: float
     link: float
     date: str
+    attention_start: float = 0.0
+    eight_bit: float = 0.0
+    eight_bit_launch: float = 0.0
+    by_phase: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 
     def product(self, arithmetic: str, batched: bool) -> Product | None:
         """The constants of products in an arithmetic; None where it was not measured."""
@@ -67,4 +86,6 @@ BOUNDS = {
     "attention": (1e-4, 100.0),
     "dispatch": (1e-3, 1e3),
     "link": (1e6, 1e13),
+    "attention_start": (0.0, 1e5),
+    "eight_bit": (0.0, 1e15),
 } | dict.fromkeys(Moving._fields, (1e-7, 4.0))

@@ -25,11 +25,13 @@ from tight_fit.kernels.kernel_time import (
     tiled_seconds,
 )
 from tight_fit.kernels.measure_gpu import GpuTimes, TimedKernel
+from tight_fit.kernels.op import Op
 from tight_fit.kernels.step_seconds import operation_times
 
 ENOUGH = 6  # products that decide more than their efficiency
 REACHED = {"elementwise": 0.9, "products": 0.9}  # of its peaks by a GPU that has no row
 LIKE = {(6, 0): "P100", (7, 0): "V100-32GB", (7, 5): "T4"}  # others: P4 before, A100-40GB after
+STARTS = tuple(range(0, 1050, 50))  # keys that are tried for `Rates.attention_start`
 WIDE_LANES = 128  # multiply-adds a clock, but for the compute capabilities of NARROW
 NARROW = ((6, 0), (7, 0), (7, 5), (8, 0))
 
@@ -46,18 +48,20 @@ def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
     gap, faster = shared["gap"], shared["l2"]
     shares: dict[str, list[float]] = {}
     for one in found.kernels:
-        if len(one.ops) == 1 and _kind(one) in Moving._fields:
-            op = one.ops[0]
-            moved = op.read + op.written
+        largest = max(one.ops, key=lambda op: op.read + op.written)
+        if _kind(largest) in Moving._fields:
+            moved = sum(op.read + op.written for op in one.ops)
             hit = float(np.clip(1 - moved / gpu.l2, 0, 1))
-            took = max(one.seconds - gap * op.kernels, 0.1 * one.seconds)
+            took = max(one.seconds - gap * sum(op.kernels for op in one.ops), 0.1 * one.seconds)
             share = moved * (1 - hit * (1 - 1 / faster)) / (gpu.bandwidth * took)
-            shares.setdefault(_kind(one), []).append(share)
+            shares.setdefault(_kind(largest), []).append(share)
     usual = like["moving"]["elementwise"]
     elementwise = statistics.median(shares.get("elementwise", [usual]))
     moving = {"elementwise": elementwise}
     for name in Moving._fields[1:]:
-        lent = like["moving"].get(name) or usual * shared["moving"][name]
+        if name in Moving._field_defaults and name not in shares:
+            continue  # there is none to lend
+        lent = like["moving"].get(name) or usual * shared["moving"].get(name, 1.0)
         moving[name] = statistics.median(shares.get(name, [lent * elementwise / usual]))
     kept = Moving(**{name: _bounded(name, share) for name, share in moving.items()})
     products = [
@@ -81,14 +85,15 @@ def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
         link=_bounded("link", found.link),
         date=date,
     )
-    return without._replace(attention=_attention(found.kernels, gpu, without))
+    return _attention(found.kernels, gpu, without)
 
 
 _PRODUCTS = ("linear", "batched", "tf32", "fp16", "bf16")
 
 
-def _kind(one: TimedKernel) -> str:
-    op = one.ops[0]
+def _kind(op: Op) -> str:
+    if op.kind == "elementwise" and op.layout:
+        return op.layout
     return "wide_softmax" if op.kind == "softmax" and op.shape[1] > WIDE else op.kind
 
 
@@ -168,18 +173,29 @@ def _searched(loss, point: dict[str, float], free: Sequence[str]) -> dict[str, f
     return best
 
 
-def _attention(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> float:
-    """What makes fused attention take what was measured: the rates have it as fast as a product."""
-    known, slower = constants()["shared"], []
-    for one in kernels:
-        if any(op.kind == "attention" for op in one.ops):
+def _attention(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> Rates:
+    """The rates with what makes fused attention take what was measured: its share of the speed of
+    products, which `rates` has as 1, and the keys for whose time a block of queries begins."""
+    known = constants()["shared"]
+    some = [one for one in kernels if any(op.kind == "attention" for op in one.ops)]
+    if not some:
+        return rates._replace(attention=_bounded("attention", known["attention"]))
+    best, least = rates, np.inf
+    for start in STARTS if len(some) > 1 else STARTS[:1]:
+        tried = rates._replace(attention_start=start)
+        slower = []
+        for one in some:
             fused = [op.kind == "attention" for op in one.ops]
-            planned = kernel_seconds(one.ops, gpu._replace(rates=rates))
+            planned = kernel_seconds(one.ops, gpu._replace(rates=tried, attention=()))
             gaps = known["gap"] * sum(op.kernels for op, is_it in zip(one.ops, fused) if is_it)
             attention = float(planned[fused].sum()) - gaps
             took = one.seconds - float(planned[np.logical_not(fused)].sum()) - gaps
             slower.append(attention / max(took, 0.1 * one.seconds))
-    return _bounded("attention", statistics.median(slower) if slower else known["attention"])
+        share = statistics.median(slower)
+        off = statistics.fmean(abs(np.log(one / share)) for one in slower)
+        if off < least - 1e-9:
+            best, least = tried._replace(attention=_bounded("attention", share)), off
+    return best
 
 
 def figures_of(gpu: GPU, found: GpuTimes, sms: int, l2: int) -> GpuSpecs:

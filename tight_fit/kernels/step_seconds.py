@@ -17,7 +17,13 @@ import numpy as np
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import ARITHMETICS, GpuSpecs, find_gpu
 from tight_fit.kernels.host_memory import KINDS, ends_with_host
-from tight_fit.kernels.kernel_time import PRODUCTS, constants, kernel_seconds, launch_seconds
+from tight_fit.kernels.kernel_time import (
+    EIGHT_BIT,
+    PRODUCTS,
+    constants,
+    kernel_seconds,
+    launch_seconds,
+)
 from tight_fit.kernels.op import PHASES, Op
 from tight_fit.kernels.traced_ops import TracedOps
 
@@ -151,6 +157,9 @@ def operation_times(traced: TracedOps, gpu: GpuSpecs) -> OperationTimes:
     on_cpu = np.where(
         launches > 0, host["kernel"] + host["further"] * np.maximum(launches - 1, 0), host["view"]
     )
+    if gpu.rates is not None and gpu.rates.eight_bit_launch:
+        eight = [any(op.name.endswith(EIGHT_BIT) for op in ops) for ops in traced.ops]
+        on_cpu[eight], waits[eight] = gpu.rates.eight_bit_launch, True
     return OperationTimes(on_gpu, on_cpu, launches, waits, dict(zip(flat, each)))
 
 
@@ -163,7 +172,10 @@ def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     specs, flops = find_gpu(gpu), traced.flops
     own = operation_times(traced, specs)
     which, phase = traced.issued().T
-    clocks = own.on_cpu[which], own.on_gpu[which], own.waits[which]
+    on_cpu = own.on_cpu[which]
+    if specs.rates is not None:
+        on_cpu = on_cpu * np.array(specs.rates.by_phase)[phase]
+    clocks = on_cpu, own.on_gpu[which], own.waits[which]
     if any(op.kind in KINDS for ops in traced.ops for op in ops):
         ends = ends_with_host(traced.ops, which, *clocks, specs)
     else:
