@@ -32,6 +32,7 @@ TRUE = Rates(
     link=2.1e10,
     date="2026-11-26",
     attention_start=300.0,
+    by_phase=(1.6, 0.8, 1.6, 0.6),  # their mean over equal phases is 1
 )
 OTHERS = (  # products that are not among those that are fitted
     (1, 3000, 768, 768),
@@ -41,7 +42,10 @@ OTHERS = (  # products that are not among those that are fitted
     (24, 2048, 64, 2048),
     (1, 4096, 50257, 768),
 )
-STEP = TracedOps(ops=[(Op("x", "elementwise", "fp32", 0, 4, 4),)], order=[(0, 0)] * 100)
+STEP = TracedOps(
+    ops=[(Op("x", "elementwise", "fp32", 0, 4, 4),)],
+    order=[(0, phase) for phase in (0, 1, 3) for _ in range(100)],
+)
 
 
 def known(name):
@@ -86,8 +90,10 @@ def measured(gpu):
     for keys in (512, 2048):
         heads = Op("a", "attention", "fp16", 10**12, 10**8, 10**8, (64, keys, keys, 64))
         found.append(timed(heads))
-    issued = operation_times(STEP, gpu).on_cpu[0] * 100
-    return measure_gpu.GpuTimes(tuple(found), (STEP, float(issued)), TRUE.link)
+    issued = float(operation_times(STEP, gpu).on_cpu[0] * 100)
+    forward, backward, _, optimizer = TRUE.by_phase
+    phases = issued * forward, issued * backward, issued * optimizer
+    return measure_gpu.GpuTimes(tuple(found), (STEP, phases), TRUE.link)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +120,7 @@ def test_times_of_a_known_gpu_give_that_gpu_back(name):
     assert found.moving[:-1] == pytest.approx(TRUE.moving[:-1], rel=1e-6)
     assert found.moving.batch_norm is None, "it is not measured"
     assert found.attention_start == TRUE.attention_start
+    assert found.by_phase == pytest.approx(TRUE.by_phase)
     assert found.dispatch == pytest.approx(TRUE.dispatch) and found.link == TRUE.link
     assert found.attention == pytest.approx(TRUE.attention, rel=0.03)
     for arithmetic in measure_gpu.DTYPES:
@@ -131,7 +138,7 @@ def test_times_of_a_known_gpu_give_that_gpu_back(name):
 
 
 def test_what_was_not_measured_stays_as_the_like_gpu_has_it():
-    step = STEP, float(operation_times(STEP, SPECS["T4"]).on_cpu[0] * 100)
+    step = STEP, (float(operation_times(STEP, SPECS["T4"]).on_cpu[0] * 100),) * 3
     found = fit_gpu.rates_of(measure_gpu.GpuTimes((), step, 1e10), SPECS["T4"], TRUE.date)
     mine = SPECS["T4"]._replace(rates=found)
     ops = [product("fp32", shape) for shape in OTHERS]

@@ -131,8 +131,8 @@ def calibrated(begin: float, limit: float, say: Callable[[str], object]) -> Fact
     figures = row or fit_gpu.figures_of(gpu, found, properties.multi_processor_count, cache)
     say("fitting")
     today = date.today().isoformat()
-    # Its attention was measured: what papers state of it does not count.
-    specs = figures._replace(rates=fit_gpu.rates_of(found, figures, today), attention=())
+    # What it holds under load was measured: what papers state of it does not count.
+    specs = figures._replace(rates=fit_gpu.rates_of(found, figures, today), attention=(), sustained=0.0)
     checked = _checked(gpu, specs, row, begin + limit, say)
     made = {
         "date": today,
@@ -258,7 +258,7 @@ def _rows(found: GpuTimes) -> Facts:
             {"seconds": one.seconds, "tf32": one.tf32, "ops": [list(op) for op in one.ops]}
             for one in found.kernels
         ],
-        "small step": {"seconds": seconds, "operations": len(traced.issued())},
+        "small step": {"seconds": list(seconds), "operations": len(traced.issued())},
         "link": found.link,
     }
 

@@ -160,14 +160,23 @@ def _specs(values: Mapping[str, Any]) -> GpuSpecs:
         dispatch=_rate("dispatch", found["dispatch"]),
         link=_rate("link", found["link"]),
         date=date,
-        attention_start=_rate("attention_start", found.get("attention_start", 0.0)),
-        eight_bit=_rate("eight_bit", found.get("eight_bit", 0.0)),
+        **_later(found),
     )
     for name in TENSOR:
         if getattr(specs, name) and getattr(rates, name) is None:
             raise ValueError(f"its products in {name} were not measured")
     fp8 = 2 * specs.bf16 if _gpu(values["gpu"]).fp8 else 0.0  # as data sheets have it
     return specs._replace(source=f"measured on {date}", rates=rates, fp8=fp8)
+
+
+def _later(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The rates that older files of the format have not."""
+    given = {name: values[name] for name in Rates._field_defaults if name in values}
+    found: dict[str, Any] = {name: _rate(name, given[name]) for name in given if name != "by_phase"}
+    if "by_phase" in given:
+        forward, backward, again, optimizer = (_rate("by_phase", one) for one in given["by_phase"])
+        found["by_phase"] = forward, backward, again, optimizer
+    return found
 
 
 def _moving(values: Mapping[str, Any]) -> Moving:

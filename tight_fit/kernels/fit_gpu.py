@@ -20,12 +20,13 @@ from tight_fit.kernels.kernel_time import (
     TENSOR_TILES,
     TILES,
     WIDE,
+    aligned,
     constants,
     kernel_seconds,
     tiled_seconds,
 )
 from tight_fit.kernels.measure_gpu import GpuTimes, TimedKernel
-from tight_fit.kernels.op import Op
+from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
 from tight_fit.kernels.step_seconds import operation_times
 
 ENOUGH = 6  # products that decide more than their efficiency
@@ -68,9 +69,7 @@ def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
         _fitted(name, found.kernels, gpu, elementwise) if peak else None
         for name, peak in zip(_PRODUCTS, (gpu.fp32, gpu.fp32, gpu.tf32, gpu.fp16, gpu.bf16))
     ]
-    traced, seconds = found.step
-    which, _ = traced.issued().T
-    issued = float(operation_times(traced, gpu._replace(rates=None)).on_cpu[which].sum())
+    dispatch, by_phase = _launches(found, gpu)
     linear, batched, tf32, fp16, bf16 = products
     assert linear is not None and batched is not None, "every GPU has fp32"
     without = Rates(
@@ -81,14 +80,32 @@ def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
         fp16,
         bf16,
         attention=1.0,
-        dispatch=_bounded("dispatch", seconds / issued),
+        dispatch=dispatch,
         link=_bounded("link", found.link),
         date=date,
+        by_phase=by_phase,
     )
+    without = without._replace(unaligned=_unaligned(found.kernels, gpu, without))
     return _attention(found.kernels, gpu, without)
 
 
 _PRODUCTS = ("linear", "batched", "tf32", "fp16", "bf16")
+
+
+def _launches(found: GpuTimes, gpu: GpuSpecs) -> tuple[float, tuple[float, float, float, float]]:
+    """`Rates.dispatch` and `Rates.by_phase`. What is recomputed is issued as a forward pass is."""
+    traced, seconds = found.step
+    which, phase = traced.issued().T
+    issued = operation_times(traced, gpu._replace(rates=None)).on_cpu[which]
+    dispatch = _bounded("dispatch", sum(seconds) / float(issued.sum()))
+    forward, backward, optimizer = (
+        _bounded("by_phase", took / planned / dispatch) if planned else 1.0
+        for took, planned in (
+            (took, float(issued[phase == number].sum()))
+            for number, took in zip((FORWARD, BACKWARD, OPTIMIZER), seconds)
+        )
+    )
+    return dispatch, (forward, backward, forward, optimizer)
 
 
 def _kind(op: Op) -> str:
@@ -114,6 +131,7 @@ def _fitted(
         if (
             op.kind == "matmul"
             and own == arithmetic
+            and (arithmetic not in ("fp16", "bf16") or aligned(op))
             and (name not in _PRODUCTS[:2] or flat == (name == "linear"))
         ):
             some.append(one)
@@ -171,6 +189,17 @@ def _searched(loss, point: dict[str, float], free: Sequence[str]) -> dict[str, f
         if not better:
             factor = factor**0.5
     return best
+
+
+def _unaligned(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> float:
+    """`Rates.unaligned`; 1 where no such product was measured."""
+    reached = [1.0]
+    for one in kernels:
+        op = one.ops[0]
+        if op.kind == "matmul" and op.arithmetic in ("fp16", "bf16") and not aligned(op):
+            planned = float(kernel_seconds([op], gpu._replace(rates=rates)).sum())
+            reached = [planned / one.seconds]
+    return _bounded("unaligned", reached[0])
 
 
 def _attention(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> Rates:

@@ -223,9 +223,19 @@ def launch_seconds(gpu: GpuSpecs) -> dict[str, float]:
     return {name: seconds * slower for name, seconds in constants()["shared"]["dispatch"].items()}
 
 
+def aligned(op: Op) -> bool:
+    """Whether every row of a product's operands and result begins at a multiple of 16 bytes, for
+    numbers of 16 bits; where one does not, cuBLAS has only kernels of older GPUs. Vocabularies are
+    often odd: GPT-2's has 50,257 words."""
+    _, m, n, k = op.shape
+    right, left = op.layout or "nn"
+    rows = n, n if right == "n" else k, k if left == "n" else m
+    return not any(row % 8 for row in rows if row > 1)
+
+
 def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
-    return tiled_seconds(
+    seconds = tiled_seconds(
         np.array([op.shape for op in ops]).T,
         SIZE[arithmetic],
         gpu.sms,
@@ -233,6 +243,10 @@ def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
         bandwidth,
         **_rule(known, gpu, arithmetic, flavour == "batched"),
     )
+    if gpu.rates is not None and SIZE[arithmetic] == 2:
+        slow = np.array([not aligned(op) for op in ops])
+        seconds = np.where(slow, seconds / gpu.rates.unaligned, seconds)
+    return seconds
 
 
 def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
@@ -300,10 +314,21 @@ def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
         kind = flavour
     share = (
         shares[kind]
-        if kind in shares
+        if kind in shares and kind != "batch_norm"
         else shares["elementwise"] * known["shared"]["moving"].get(name, 1.0)
     )
     return moving_seconds(moved, gpu.bandwidth, share, gpu.l2, known["shared"]["l2"])
+
+
+def _batch_norm(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """PyTorch leaves batch norms to cuDNN, but those in bf16 (aten/src/ATen/native/Normalization.cpp).
+    Its own give each channel to one block, which is slow for images whose channels come first."""
+    seconds = _moving(ops, moved, kind, arithmetic, flavour, gpu, known)
+    share = _shares(known, gpu).get("batch_norm")
+    if share is None or flavour != "nchw":
+        return seconds
+    own = np.array([op.arithmetic == "bf16" for op in ops])
+    return np.where(own, moved / (gpu.bandwidth * share), seconds)
 
 
 def _multi_tensor(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
@@ -322,6 +347,7 @@ def _multi_tensor(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarr
 
 
 _RULES = {
+    "batch_norm": _batch_norm,
     "multi_tensor": _multi_tensor,
     "matmul": _matmul,
     "depthwise": _depthwise,

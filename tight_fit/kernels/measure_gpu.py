@@ -52,6 +52,7 @@ BATCHED = (  # batch, m, n, k: scores and values of attention that is written ou
     (64, 1024, 1024, 128),
     (32, 2048, 64, 2048),
 )
+ODD = (4096, 4097, 1024)  # no row of 16-bit numbers begins at a multiple of 16 bytes
 ATTENTION = ((4, 12, 512, 64), (2, 16, 2048, 64), (1, 32, 2048, 128))  # batch, heads, tokens, width
 WIDTHS = {"softmax": 512, "wide_softmax": 4096, "norm": 1024}
 MOVED = (64 * MIB, 256 * MIB)  # bytes of a tensor
@@ -78,12 +79,12 @@ class GpuTimes(NamedTuple):
 
     kernels  operations with their seconds
     step     a training step of a model so small that the GPU waits for launches: what a plan sees
-             of it, and its seconds
+             of it, and the seconds of its forward pass, backward pass and optimizer
     link     bytes/s of copies between the host's memory and the GPU's, the mean of both ways
     """
 
     kernels: tuple[TimedKernel, ...]
-    step: tuple[TracedOps, float]
+    step: tuple[TracedOps, tuple[float, ...]]
     link: float
 
 
@@ -198,6 +199,10 @@ def _works(
         for m, n, k in SHAPES:
             work = 2.0 * m * n * k, tf32, partial(_product, (1, m, n, k), dtype)
             yield f"products in {arithmetic}", work
+        if arithmetic == ("bf16" if able["bf16"] else "fp16"):
+            m, n, k = ODD
+            work = 2.0 * m * n * k, False, partial(_product, (1, m, n, k), dtype)
+            yield f"unaligned products in {arithmetic}", work
         for b, m, n, k in BATCHED:
             work = 2.0 * b * m * n * k, tf32, partial(_product, (b, m, n, k), dtype)
             yield f"batched products in {arithmetic}", work
@@ -284,27 +289,34 @@ def _attention(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     return run
 
 
-def _small_step() -> tuple[TracedOps, float]:
+def _small_step() -> tuple[TracedOps, tuple[float, ...]]:
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randn(1, 8, 64, device="cuda")
 
-    def step() -> None:
-        model(tokens).sum().backward()
+    def step() -> tuple[float, ...]:
+        marks = [_now()]
+        loss = model(tokens).sum()
+        marks.append(_now())
+        loss.backward()
+        marks.append(_now())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        marks.append(_now())
+        return tuple(end - begin for begin, end in zip(marks, marks[1:]))
 
     for _ in range(3):
         step()
     with TraceOps(automatic=True) as trace:
         step()
+    times = [step() for _ in range(STEPS)]
+    return trace.traced, tuple(map(statistics.median, zip(*times)))
+
+
+def _now() -> float:
     torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    torch.cuda.synchronize()
-    return trace.traced, (time.perf_counter() - begin) / STEPS
+    return time.perf_counter()
 
 
 def _link(size: int) -> float:

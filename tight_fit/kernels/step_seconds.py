@@ -105,7 +105,7 @@ class Seconds:
             else ""
         )
         if self.gpu.rates is not None:
-            lent = f"; as tight-fit calibrate measured it on {self.gpu.rates.date}"
+            lent = f"; as it was measured on {self.gpu.rates.date}"
         elif self.measured:
             lent = ""
         else:
@@ -163,6 +163,17 @@ def operation_times(traced: TracedOps, gpu: GpuSpecs) -> OperationTimes:
     return OperationTimes(on_gpu, on_cpu, launches, waits, dict(zip(flat, each)))
 
 
+def issuing(
+    own: OperationTimes, which: np.ndarray, phase: np.ndarray, gpu: GpuSpecs
+) -> np.ndarray:
+    """Seconds that the CPU takes for each operation that it issues, float64 [operations].
+
+    which, phase  int64 [operations], as `TracedOps.issued` has them
+    """
+    on_cpu = own.on_cpu[which]
+    return on_cpu if gpu.rates is None else on_cpu * np.array(gpu.rates.by_phase)[phase]
+
+
 def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     """The time of a traced step on a GPU.
 
@@ -172,10 +183,7 @@ def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     specs, flops = find_gpu(gpu), traced.flops
     own = operation_times(traced, specs)
     which, phase = traced.issued().T
-    on_cpu = own.on_cpu[which]
-    if specs.rates is not None:
-        on_cpu = on_cpu * np.array(specs.rates.by_phase)[phase]
-    clocks = on_cpu, own.on_gpu[which], own.waits[which]
+    clocks = issuing(own, which, phase, specs), own.on_gpu[which], own.waits[which]
     if any(op.kind in KINDS for ops in traced.ops for op in ops):
         ends = ends_with_host(traced.ops, which, *clocks, specs)
     else:
