@@ -8,7 +8,8 @@ technique at a time, compiled layers and FP8 among them. Each is built and measu
 its own, and only one of them uses the GPU at a time. FP8 is torchao's; a compiled step has each
 layer compiled by itself.
 
-What is kept is what was measured; `benchmarks.gpu_models_table` plans the steps beside it.
+Beside what was measured stands "before": what the planner said of the step then.
+`benchmarks.gpu_models_table` plans the steps anew.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -32,12 +34,16 @@ from torch import nn
 from benchmarks import apart
 from benchmarks.gpu_model_cases import CASES, step_of
 from benchmarks.measure_step import alone_on_the_gpu, memory_on_a_gpu, seconds_on_a_gpu
+from benchmarks.proof import machine
 from helpers.profile import environment
+from helpers.record import seconds_on
+from tight_fit import gpus
+from tight_fit.command.arguments import new_folder, whole_number
 from tight_fit.command.wrapper import run
 from tight_fit.files import replace_all
 from tight_fit.models import made
 from tight_fit.models.step import ModelStep
-from tight_fit.plans.model import batch
+from tight_fit.plans.model import batch, plan_model_step
 from tight_fit.techniques import eight_bits, model_changes
 from tight_fit.techniques.four_bits import count_parameters
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler
@@ -126,8 +132,10 @@ def multiply_as_torchao_does(model: nn.Module, recipe: str) -> None:
 
 def kernels(once: Any) -> dict[str, list[float]]:
     """{name: [times, seconds]} of what the GPU runs in a step, those that take longest first."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, supported_activities
 
+    if ProfilerActivity.CUDA not in supported_activities():
+        return {}
     try:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             once()
@@ -146,19 +154,46 @@ def kernels(once: Any) -> dict[str, list[float]]:
     kept = {name: [times, round(seconds, 7)] for name, (times, seconds) in longest[:KERNELS]}
     if other:
         kept["others"] = [
-            sum(entry[0] for _, entry in other), round(sum(entry[1] for _, entry in other), 7)
+            sum(entry[0] for _, entry in other),
+            round(sum(entry[1] for _, entry in other), 7),
         ]
     return kept
 
 
-def measure_all(folder: Path, command: str, until: float, only: str, jobs: int) -> dict[str, Any]:
-    """Measure what is missing in `folder`, and write each step as soon as it is measured."""
-    path = folder / "models.json"
+def planned(step: ModelStep) -> dict[str, Any]:
+    """{"allocated", "reserved": bytes, "seconds"} by plan for this GPU; "why" it has none."""
+    gpu = gpus.here()
+    try:
+        plan = plan_model_step(step.on(gpu.capability))
+        peaks = plan.allocator_peaks(gpu)
+    except Exception as error:  # a step that cannot be planned can be measured
+        return {"why": " ".join(str(error).split())}
+    seconds = seconds_on(plan, gpu.name)
+    return {"allocated": peaks.allocated, "reserved": peaks.reserved, "seconds": seconds}
+
+
+def file_of(environment: dict[str, Any]) -> str:
+    """The file of a machine: its GPU, driver and versions, so that none takes another's place."""
+    return re.sub(r"[^a-z0-9]+", "-", machine(environment).lower()).strip("-") + ".json"
+
+
+def measure_all(
+    folder: Path, command: str, until: float = float("inf"), only: str = "", jobs: int = JOBS
+) -> dict[str, Any]:
+    """Measure what is missing in `folder`, and write each step as soon as it is measured.
+
+    command  is kept in the file
+    until    the moment (time.monotonic) after which no step goes on
+    only     a text that the names of the wanted steps hold
+    Returns what the file holds. Raises ValueError in a rehearsal on a pretended GPU.
+    """
     here = environment("cuda")
+    if here.get("rehearsal"):
+        raise ValueError("These models are at full size, which a pretended GPU cannot hold.")
+    path = folder / file_of(here)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    kept: dict[str, Any] = {
-        "environment": here, "date": now, "command": command, "steps": {}, "failed": {},
-    }
+    kept: dict[str, Any] = {"environment": here, "date": now, "command": command, "failed": {}}
+    kept["steps"] = {}
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf8"))
     lock = threading.Lock()
@@ -200,24 +235,35 @@ def measure_all(folder: Path, command: str, until: float, only: str, jobs: int) 
 
 
 def _write(path: Path, kept: dict[str, Any]) -> None:
-    replace_all(path.parent, {path.name: json.dumps(kept, indent=1) + "\n"})
+    replace_all(path.parent, {path.name: as_json(kept)})
+
+
+def as_json(kept: dict[str, Any]) -> str:
+    """The text of a file, a kernel a line."""
+    text = json.dumps(kept, indent=1, allow_nan=False) + "\n"
+    return re.sub(r"\[\s+([\d.e+-]+),\s+([\d.e+-]+)\s+\]", r"[\1, \2]", text)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 1 where nothing was measured."""
     begun = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_models", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/models"))
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument(
+        "--out",
+        type=new_folder,
+        required=True,
+        help="where models.json is written, or gone on with",
+    )
+    parser.add_argument("--minutes", type=whole_number(1, 600), default=60, help="that it may take")
     parser.add_argument("--only", default="", help="steps whose name holds this text")
-    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--jobs", type=whole_number(1, 64), default=JOBS, help="side by side")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.one:
-        print(json.dumps(measure(step_of(asked.one))), flush=True)
+        step = step_of(asked.one)
+        print(json.dumps({"before": planned(step), **measure(step)}), flush=True)
         return 0
-    asked.out.mkdir(parents=True, exist_ok=True)
-    command = f"python -m benchmarks.gpu_models --minutes {asked.minutes:g}"
+    command = f"python -m benchmarks.gpu_models --minutes {asked.minutes}"
     kept = measure_all(asked.out, command, begun + 60 * asked.minutes, asked.only, asked.jobs)
     left = [name for name in CASES if name not in kept["steps"] and name not in kept["failed"]]
     print(f"{len(kept['steps'])} measured, {len(kept['failed'])} failed, left: {left}")

@@ -16,12 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 
+from benchmarks import gpu_models
 from by_hand import gelu_half2
+from tight_fit import gpus
 from tight_fit.command import calibrate
 from tight_fit.gpus import REHEARSAL, calibration
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.memory.allocator import CachingAllocator
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import plan_model_step
 from tools.pretend.cards import CONTEXT
 
 T4 = torch.cuda.get_device_capability() == (7, 5)
@@ -363,6 +368,22 @@ def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pi
         torch.cuda.memory_reserved()
     )
     assert before.numel() + kept.numel() == 1000 + 2**20
+
+
+@check
+def a_step_of_another_model_is_measured_as_it_is_planned():
+    """What `benchmarks.gpu_models` measures, of a step that a real GPU had too."""
+    config = transformers.Qwen3Config(
+        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=128, head_dim=16,
+    )  # fmt: skip
+    step = ModelStep(config, batch_size=4, length=64, weights="fp32", checkpointing=True)
+    before = torch.cuda.memory_allocated()
+    seen = gpu_models.measure(step)
+    gpu = gpus.here()
+    peaks = plan_model_step(step.on(gpu.capability)).allocator_peaks(gpu)
+    assert abs((seen["allocated"] - before) / peaks.allocated - 1) < 0.04, (seen, before, peaks)
+    assert seen["seconds"] > 0 and seen["first"] > 0 and seen["parameters"] == 139_648, seen
 
 
 @check

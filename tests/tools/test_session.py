@@ -11,7 +11,7 @@ from functools import partial
 import psutil
 import pytest
 
-from benchmarks import gpu_steps, proof
+from benchmarks import gpu_models, gpu_steps, proof
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 from tests.small import a_run
@@ -102,6 +102,7 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(session, "prepare", lambda out: out)
     monkeypatch.setattr(session, "this_machine", lambda: HERE)
     monkeypatch.setattr(gpu_steps, "measure_all", lambda folder, *_: an_outcome(folder))
+    monkeypatch.setattr(gpu_models, "measure_all", lambda *_: {"steps": {"a": {}}, "failed": {}})
 
 
 def test_the_summary_says_what_to_do_next(tmp_path, calls, on_a_gpu, monkeypatch, capsys):
@@ -121,6 +122,7 @@ def test_the_summary_says_what_to_do_next(tmp_path, calls, on_a_gpu, monkeypatch
         "1 lessons recorded: 02_x",
         "FAILED: a model, two: it broke",
         "Left for another call: 1 steps (a model, three), 0 lessons.",
+        "1 steps of other models measured, 0 failed, 49 left.",
         "python -m tools.course keep",
     ):
         assert words in text, words
@@ -142,6 +144,29 @@ def test_what_failed_before_waits_until_the_lessons_had_their_turn(
     text = (tmp_path / session.SUMMARY).read_text()
     assert "Left for another call: 2 steps (a model, three; a model, four), 0 lessons." in text
     assert text.count("a model, two") == 1, "it failed, and is not left as well"
+
+
+def test_other_models_cost_no_lesson_and_are_kept(tmp_path, calls, on_a_gpu, monkeypatch):
+    def broken(*given):
+        raise OSError("full")
+
+    monkeypatch.setattr(gpu_models, "measure_all", broken)
+    path = notebook(tmp_path, "record.run(before, '02_x/before')")
+    session.session([path], None, tmp_path, "a test")
+    told = (tmp_path / session.SUMMARY).read_text()
+    assert calls == ["02_x"] and "Other models ended early: OSError: full" in told
+    real = {"environment": {"device": "cuda", "name": "Tesla T4"}, "steps": {}, "failed": {}}
+    pretended = real | {"environment": real["environment"] | {"rehearsal": True}}
+    (tmp_path / "taken" / "models").mkdir(parents=True)
+    file = tmp_path / "taken" / "models" / "any.json"
+    for text in ("[]", "{", json.dumps(pretended)):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"any\.json"):
+            session.keep(tmp_path / "taken", tmp_path / "results")
+    file.write_text(json.dumps(real))
+    assert session.keep(tmp_path / "taken", tmp_path / "results") == ["models/tesla-t4.json"]
+    kept = (tmp_path / "results" / "models" / "tesla-t4.json").read_text()
+    assert json.loads(kept) == real
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ answer, and follow the real kernels where PyTorch's rules of shapes differ from 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,14 @@ WEIGHT_POSITION = {  # normalization -> which of its arguments is the weight
     aten.native_layer_norm.default: 2,
     aten.native_batch_norm.default: 1,
 }
+# A draw of one number that is compared with a probability: {comparison: in Python}.
+COMPARED = {
+    aten.lt.Scalar: operator.lt,
+    aten.le.Scalar: operator.le,
+    aten.gt.Scalar: operator.gt,
+    aten.ge.Scalar: operator.ge,
+}
+DRAWN = 1 - 2**-24  # the largest number that `torch.rand` gives
 ALIGNMENT = 16  # bytes; each row in the result of a grouped product begins at a multiple of it
 
 
@@ -51,8 +60,10 @@ class FakeValues(PlainDispatchMode):
     """Lets code run on fake tensors that asks for values.
 
     A request for one value (`.item()`) is answered with 1. Such a value is a learning rate, the
-    number of a step, or whether a mask is all ones; it seldom decides a shape. Results get the
-    layout and dtype that the real kernels give them. Use it inside `FakeTensorMode`.
+    number of a step, or whether a mask is all ones; it seldom decides a shape. A single random
+    number that is compared with a probability is `DRAWN`: so models decide which layers a step
+    leaves out (LayerDrop), and the step that has all of them takes most. Results get the layout and
+    dtype that the real kernels give them. Use it inside `FakeTensorMode`.
     """
 
     def __enter__(self):
@@ -70,7 +81,8 @@ class FakeValues(PlainDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # the operations on the local tensor arrive here by themselves
         if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return 1.0 if args[0].is_floating_point() else 1
+            answer = getattr(args[0], "answer", 1)
+            return float(answer) if args[0].is_floating_point() else answer
         if function in IN_PLACE:
             return None
         if function.name().startswith(CHUNKED_LOSS):
@@ -90,6 +102,10 @@ class FakeValues(PlainDispatchMode):
             whole = torch.empty_like(args[0], memory_format=torch.contiguous_format)
             args = (whole, *args[1:])
         result = function(*args, **(kwargs or {}))
+        if function is aten.rand.default and not args[0]:
+            result.answer = DRAWN
+        elif function in COMPARED and hasattr(args[0], "answer"):
+            result.answer = COMPARED[function](args[0].answer, args[1])
         if function in WEIGHT_POSITION:
             return _with_statistics_like(args[WEIGHT_POSITION[function]], result)
         return result

@@ -1,8 +1,9 @@
 """`make record` on a machine with a GPU: everything that a GPU can show, in order of value.
 
-First the steps of every technique beside their plans, bytes and seconds, then the lessons with the
-full models. Each result is written as soon as it is there. A call that runs out of time leaves the
-rest to the next call with the same folder, and says so.
+First the steps of every technique beside their plans, bytes and seconds, then steps of other
+people's models, then the lessons with the full models. Each result is written as soon as it is
+there. A call that runs out of time leaves the rest to the next call with the same folder, and says
+so.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def session(paths: list[Path], minutes: float | None, out: Path | None, command:
     state = SessionState.read(folder, this_machine())
     print("Steps of every technique, planned and measured:", flush=True)
     steps, broken = measured(folder, command, limits.until)
+    others = other_models(folder, command, limits.until)
     left, absent = [], preflight.no_lessons()
     print("\nLessons with the full models:", absent or "", flush=True)
     for path in [] if absent else in_order(list(filter(writes_runs, paths)), state):
@@ -61,7 +63,7 @@ def session(paths: list[Path], minutes: float | None, out: Path | None, command:
             last.left = [*steps.left, *last.left]
             steps = last
     told = CallResult(steps, broken, left, absent, limits)
-    text = summary(told, state, folder, time.monotonic() - begun)
+    text = f"{summary(told, state, folder, time.monotonic() - begun)}\n{others}\n"
     replace_all(folder, {SUMMARY: text})
     print(f"\n{text}", flush=True)
     return int(bool(told.failed(state)))
@@ -90,6 +92,25 @@ def measured(
         told = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"    The steps ended early. {told}", flush=True)
         return None, told
+
+
+def other_models(folder: Path, command: str, until: float) -> str:
+    """Measure steps of other people's models, and say in a line of the summary how many.
+
+    Whatever it raises, the lessons have to run.
+    """
+    print("\nOther models:", flush=True)
+    try:
+        from benchmarks import gpu_models
+        from benchmarks.gpu_model_cases import CASES
+
+        kept = gpu_models.measure_all(folder / "models", command, until)
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"    They ended early. {told}", flush=True)
+        return f"Other models ended early: {told}"
+    done, failed = len(kept["steps"]), len(kept["failed"])
+    return f"{done} steps of other models measured, {failed} failed, {len(CASES) - done} left."
 
 
 def in_order(paths: list[Path], state: SessionState) -> list[Path]:
@@ -149,11 +170,12 @@ def keep(folder: Path, results: Path = RESULTS) -> list[str]:
     Raises ValueError, in one sentence, where there is nothing, and for a file that is no record of
     a GPU, or one of a rehearsal.
     """
+    from benchmarks.gpu_models import as_json, file_of
     from benchmarks.proof import Proof, write
     from helpers.record import read_file
     from tools.course.record import filename
 
-    runs, proofs = {}, []
+    runs, proofs, models = {}, [], {}
     for path in sorted(folder.glob("*.json")):
         if path.name != STATE:
             run = read_file(path)
@@ -172,13 +194,23 @@ def keep(folder: Path, results: Path = RESULTS) -> list[str]:
         _real(path, proof.environment)
         if proof.steps:
             proofs.append(proof)
-    if not runs and not proofs:
+    for path in sorted(folder.glob("models/*.json")):
+        try:
+            kept = json.loads(path.read_text(encoding="utf8"))
+            _real(path, kept["environment"])
+            models[file_of(kept["environment"])] = as_json(kept)
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path.name} is no file of measured models ({error}).") from None
+    if not runs and not proofs and not models:
         raise ValueError(f"{folder} holds no result of a session: name the folder given to --out.")
     proofs.sort(key=lambda proof: proof.date)
     written = [write(proof, results / "steps") for proof in proofs]
     if runs:
         replace_all(results, runs)
-    return [*runs, *dict.fromkeys(f"steps/{path.name}" for path in written)]
+    if models:
+        replace_all(results / "models", models)
+    steps = dict.fromkeys(f"steps/{path.name}" for path in written)
+    return [*runs, *steps, *(f"models/{name}" for name in models)]
 
 
 def _real(path: Path, environment: dict) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks import gpu_models_table
 from benchmarks import proof as measured
 from helpers import record
 from helpers.tables import Table, markdown
@@ -61,8 +62,8 @@ class Misses(NamedTuple):
 
 
 def text() -> str:
-    """All paragraphs: measured steps of each machine, records from GPUs."""
-    return "".join(map(of_steps, measured.read())) + of_records()
+    """All paragraphs: measured steps of each machine, other models, records from GPUs."""
+    return "".join(map(of_steps, measured.read())) + gpu_models_table.sentences() + of_records()
 
 
 def of_steps(proof: measured.Proof) -> str:
