@@ -150,7 +150,7 @@ def _specs(values: Mapping[str, Any]) -> GpuSpecs:
     if not isinstance(date, str) or len(date) > 40 or not date.isprintable():
         raise ValueError(f"date={shown(date)} must be a date")
     rates = Rates(
-        Moving(**{name: _rate(name, found["moving"][name]) for name in Moving._fields}),
+        _moving(found["moving"]),
         linear=_product(found["linear"]),
         batched=_product(found["batched"]),
         tf32=found["tf32"] and _product(found["tf32"]),
@@ -160,12 +160,30 @@ def _specs(values: Mapping[str, Any]) -> GpuSpecs:
         dispatch=_rate("dispatch", found["dispatch"]),
         link=_rate("link", found["link"]),
         date=date,
+        **_later(found),
     )
     for name in TENSOR:
         if getattr(specs, name) and getattr(rates, name) is None:
             raise ValueError(f"its products in {name} were not measured")
     fp8 = 2 * specs.bf16 if _gpu(values["gpu"]).fp8 else 0.0  # as data sheets have it
     return specs._replace(source=f"measured on {date}", rates=rates, fp8=fp8)
+
+
+def _later(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The rates that older files of the format have not."""
+    given = {name: values[name] for name in Rates._field_defaults if name in values}
+    found: dict[str, Any] = {name: _rate(name, given[name]) for name in given if name != "by_phase"}
+    if "by_phase" in given:
+        forward, backward, again, optimizer = (_rate("by_phase", one) for one in given["by_phase"])
+        found["by_phase"] = forward, backward, again, optimizer
+    return found
+
+
+def _moving(values: Mapping[str, Any]) -> Moving:
+    """The shares of a file; those that have a default may be missing, or null."""
+    lacks = [name for name in Moving._field_defaults if values.get(name) is None]
+    given = [name for name in Moving._fields if name not in lacks]
+    return Moving(**{name: _rate(name, values[name]) for name in given})
 
 
 def _product(values: Mapping[str, Any]) -> Product:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tight_fit.gpus.rates import Rates
+from tight_fit.gpus.rates import H200, Rates
 from tight_fit.units import GIB
 
 ARITHMETICS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -165,6 +165,7 @@ def _row(
     source: str,
     tf32: float | None = None,
     watts: int = 0,
+    rates: Rates | None = None,
 ) -> _Row:
     """A row in the units of data sheets: GiB, GHz, GB/s, MiB, and TFLOP/s of fp16 products.
 
@@ -177,7 +178,7 @@ def _row(
     by_sheet = rate / 2 if tf32 is None else tf32 * 1e12
     figures = sms, lanes, clock * 1e9, bandwidth * 1e9, int(l2 * 2**20)
     specs = GpuSpecs(name, *figures, by_sheet if bf16 else 0, rate, bf16, like, source)
-    specs = specs._replace(fp8=2 * rate if gpu.fp8 else 0.0, watts=watts)
+    specs = specs._replace(fp8=2 * rate if gpu.fp8 else 0.0, watts=watts, rates=rates)
     if capability == (9, 0):
         held = min(clock, HOPPER_HOLDS) * 1e9
         specs = specs._replace(tensor_ops=HOPPER, sustained=held, attention=CUDNN_ATTENTION)
@@ -345,7 +346,7 @@ _TABLE = (
     _row("H800", 79.10, (9, 0), 132, 128, 1.98, 3352, 50, 989.4, A100, _EXPORT, watts=700),
     _row("H800-PCIe", 79.10, (9, 0), 114, 128, 1.755, 2039, 50, 756, A100, _EXPORT, watts=350),
     _row("H200", 139.80, (9, 0), 132, 128, 1.98, 4800, 50, 989.4,
-        A100, "NVIDIA H200 Tensor Core GPU data sheet", watts=700),
+        A100, "NVIDIA H200 Tensor Core GPU data sheet", watts=700, rates=H200),
     _row("H200 NVL", 139.80, (9, 0), 132, 128, 1.785, 4800, 50, 835.5,
         A100, "NVIDIA H200 Tensor Core GPU data sheet", watts=600),
     _row("GH200", 94.50, (9, 0), 132, 128, 1.98, 4000, 50, 989.4,

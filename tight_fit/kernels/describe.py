@@ -73,11 +73,41 @@ def _simple(function, name, args, kwargs, out) -> Op:
         kind = "reduction"
     elif name in names.COPIES and first is not None and _changes_layout(args, out):
         kind = "transpose"
-    elif name == "cat" or name == "stack":
-        kind = "elementwise"
-    return Op(
-        name, kind, arithmetic(first) if first is not None else "fp32", 0, read, written, shape
-    )
+    layout = _walk(name, args, kwargs, out) if kind == "elementwise" else ""
+    number = arithmetic(first) if first is not None else "fp32"
+    return Op(name, kind, number, 0, read, written, shape, layout)
+
+
+def _walk(name, args, kwargs, out) -> str:
+    """How an elementwise kernel walks through memory, as `Op.layout` names it.
+
+    PyTorch reads several neighbours at once where all operands lie in memory as the result does. It
+    computes an address for every element where one does not, and reads element by element where
+    dtypes differ, but for copies from fp32 to 16 bits (aten/src/ATen/native/cuda, CUDALoops.cuh and
+    Copy.cu).
+    """
+    results = tensors(out)
+    if not results:
+        return ""
+    if name in ("cat", "stack"):
+        return "strided"
+    result = max(results, key=torch.Tensor.numel)
+    order = [(stride, size) for size, stride in zip(result.shape, result.stride()) if size > 1]
+    expected = 1
+    for stride, size in sorted(order):
+        if stride != expected:
+            return "strided"
+        expected *= size
+    casts = False
+    for tensor in tensors((args, kwargs)):
+        if tensor.dim() == 0 and tensor.device != result.device:
+            continue  # a number, which the kernel gets with its launch
+        own = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]
+        if tensor.shape != result.shape or own != order:
+            return "strided"
+        narrows = name in names.COPIES and tensor.dtype == torch.float32 and result.itemsize == 2
+        casts |= tensor.dtype != result.dtype and not narrows
+    return "cast" if casts else ""
 
 
 def _changes_layout(args, out) -> bool:
@@ -116,7 +146,8 @@ def _multi_tensor(function, name, args, kwargs, out) -> Op:
     launches = max(
         1, -(-count // TENSORS_A_LAUNCH[max(depth, 1) - 1]), -(-blocks // BLOCKS_A_LAUNCH)
     )
-    return Op(name, "multi_tensor", "fp32", 0, read, written, (), "", launches)
+    elements = (sum(tensor.numel() for tensor in tensors(lists[:1])),)
+    return Op(name, "multi_tensor", "fp32", 0, read, written, elements, "", launches)
 
 
 def _layer_norm(name, args, kwargs, out) -> list[Op]:
@@ -233,7 +264,8 @@ def _eight_bit(name, args, kwargs, out) -> list[Op]:
     gradient."""
     gradient = next(value for value in tensors((args, kwargs)))
     every = sum(map(touched, tensors((args, kwargs))))
-    return [Op(name, "multi_tensor", "fp32", 0, every, every - touched(gradient))]
+    elements = (gradient.numel(),)
+    return [Op(name, "multi_tensor", "fp32", 0, every, every - touched(gradient), elements)]
 
 
 RULES = (

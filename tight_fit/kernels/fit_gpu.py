@@ -20,16 +20,19 @@ from tight_fit.kernels.kernel_time import (
     TENSOR_TILES,
     TILES,
     WIDE,
+    aligned,
     constants,
     kernel_seconds,
     tiled_seconds,
 )
 from tight_fit.kernels.measure_gpu import GpuTimes, TimedKernel
+from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
 from tight_fit.kernels.step_seconds import operation_times
 
 ENOUGH = 6  # products that decide more than their efficiency
 REACHED = {"elementwise": 0.9, "products": 0.9}  # of its peaks by a GPU that has no row
 LIKE = {(6, 0): "P100", (7, 0): "V100-32GB", (7, 5): "T4"}  # others: P4 before, A100-40GB after
+STARTS = tuple(range(0, 1050, 50))  # keys that are tried for `Rates.attention_start`
 WIDE_LANES = 128  # multiply-adds a clock, but for the compute capabilities of NARROW
 NARROW = ((6, 0), (7, 0), (7, 5), (8, 0))
 
@@ -46,27 +49,27 @@ def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
     gap, faster = shared["gap"], shared["l2"]
     shares: dict[str, list[float]] = {}
     for one in found.kernels:
-        if len(one.ops) == 1 and _kind(one) in Moving._fields:
-            op = one.ops[0]
-            moved = op.read + op.written
+        largest = max(one.ops, key=lambda op: op.read + op.written)
+        if _kind(largest) in Moving._fields:
+            moved = sum(op.read + op.written for op in one.ops)
             hit = float(np.clip(1 - moved / gpu.l2, 0, 1))
-            took = max(one.seconds - gap * op.kernels, 0.1 * one.seconds)
+            took = max(one.seconds - gap * sum(op.kernels for op in one.ops), 0.1 * one.seconds)
             share = moved * (1 - hit * (1 - 1 / faster)) / (gpu.bandwidth * took)
-            shares.setdefault(_kind(one), []).append(share)
+            shares.setdefault(_kind(largest), []).append(share)
     usual = like["moving"]["elementwise"]
     elementwise = statistics.median(shares.get("elementwise", [usual]))
     moving = {"elementwise": elementwise}
     for name in Moving._fields[1:]:
-        lent = like["moving"].get(name) or usual * shared["moving"][name]
+        if name in Moving._field_defaults and name not in shares:
+            continue  # there is none to lend
+        lent = like["moving"].get(name) or usual * shared["moving"].get(name, 1.0)
         moving[name] = statistics.median(shares.get(name, [lent * elementwise / usual]))
     kept = Moving(**{name: _bounded(name, share) for name, share in moving.items()})
     products = [
         _fitted(name, found.kernels, gpu, elementwise) if peak else None
         for name, peak in zip(_PRODUCTS, (gpu.fp32, gpu.fp32, gpu.tf32, gpu.fp16, gpu.bf16))
     ]
-    traced, seconds = found.step
-    which, _ = traced.issued().T
-    issued = float(operation_times(traced, gpu._replace(rates=None)).on_cpu[which].sum())
+    dispatch, by_phase = _launches(found, gpu)
     linear, batched, tf32, fp16, bf16 = products
     assert linear is not None and batched is not None, "every GPU has fp32"
     without = Rates(
@@ -77,18 +80,37 @@ def rates_of(found: GpuTimes, gpu: GpuSpecs, date: str) -> Rates:
         fp16,
         bf16,
         attention=1.0,
-        dispatch=_bounded("dispatch", seconds / issued),
+        dispatch=dispatch,
         link=_bounded("link", found.link),
         date=date,
+        by_phase=by_phase,
     )
-    return without._replace(attention=_attention(found.kernels, gpu, without))
+    without = without._replace(unaligned=_unaligned(found.kernels, gpu, without))
+    return _attention(found.kernels, gpu, without)
 
 
 _PRODUCTS = ("linear", "batched", "tf32", "fp16", "bf16")
 
 
-def _kind(one: TimedKernel) -> str:
-    op = one.ops[0]
+def _launches(found: GpuTimes, gpu: GpuSpecs) -> tuple[float, tuple[float, float, float, float]]:
+    """`Rates.dispatch` and `Rates.by_phase`. What is recomputed is issued as a forward pass is."""
+    traced, seconds = found.step
+    which, phase = traced.issued().T
+    issued = operation_times(traced, gpu._replace(rates=None)).on_cpu[which]
+    dispatch = _bounded("dispatch", sum(seconds) / float(issued.sum()))
+    forward, backward, optimizer = (
+        _bounded("by_phase", took / planned / dispatch) if planned else 1.0
+        for took, planned in (
+            (took, float(issued[phase == number].sum()))
+            for number, took in zip((FORWARD, BACKWARD, OPTIMIZER), seconds)
+        )
+    )
+    return dispatch, (forward, backward, forward, optimizer)
+
+
+def _kind(op: Op) -> str:
+    if op.kind == "elementwise" and op.layout:
+        return op.layout
     return "wide_softmax" if op.kind == "softmax" and op.shape[1] > WIDE else op.kind
 
 
@@ -109,6 +131,7 @@ def _fitted(
         if (
             op.kind == "matmul"
             and own == arithmetic
+            and (arithmetic not in ("fp16", "bf16") or aligned(op))
             and (name not in _PRODUCTS[:2] or flat == (name == "linear"))
         ):
             some.append(one)
@@ -168,18 +191,40 @@ def _searched(loss, point: dict[str, float], free: Sequence[str]) -> dict[str, f
     return best
 
 
-def _attention(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> float:
-    """What makes fused attention take what was measured: the rates have it as fast as a product."""
-    known, slower = constants()["shared"], []
+def _unaligned(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> float:
+    """`Rates.unaligned`; 1 where no such product was measured."""
+    reached = [1.0]
     for one in kernels:
-        if any(op.kind == "attention" for op in one.ops):
+        op = one.ops[0]
+        if op.kind == "matmul" and op.arithmetic in ("fp16", "bf16") and not aligned(op):
+            planned = float(kernel_seconds([op], gpu._replace(rates=rates)).sum())
+            reached = [planned / one.seconds]
+    return _bounded("unaligned", reached[0])
+
+
+def _attention(kernels: Sequence[TimedKernel], gpu: GpuSpecs, rates: Rates) -> Rates:
+    """The rates with what makes fused attention take what was measured: its share of the speed of
+    products, which `rates` has as 1, and the keys for whose time a block of queries begins."""
+    known = constants()["shared"]
+    some = [one for one in kernels if any(op.kind == "attention" for op in one.ops)]
+    if not some:
+        return rates._replace(attention=_bounded("attention", known["attention"]))
+    best, least = rates, np.inf
+    for start in STARTS if len(some) > 1 else STARTS[:1]:
+        tried = rates._replace(attention_start=start)
+        slower = []
+        for one in some:
             fused = [op.kind == "attention" for op in one.ops]
-            planned = kernel_seconds(one.ops, gpu._replace(rates=rates))
+            planned = kernel_seconds(one.ops, gpu._replace(rates=tried, attention=()))
             gaps = known["gap"] * sum(op.kernels for op, is_it in zip(one.ops, fused) if is_it)
             attention = float(planned[fused].sum()) - gaps
             took = one.seconds - float(planned[np.logical_not(fused)].sum()) - gaps
             slower.append(attention / max(took, 0.1 * one.seconds))
-    return _bounded("attention", statistics.median(slower) if slower else known["attention"])
+        share = statistics.median(slower)
+        off = statistics.fmean(abs(np.log(one / share)) for one in slower)
+        if off < least - 1e-9:
+            best, least = tried._replace(attention=_bounded("attention", share)), off
+    return best
 
 
 def figures_of(gpu: GPU, found: GpuTimes, sms: int, l2: int) -> GpuSpecs:

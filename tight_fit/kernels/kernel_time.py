@@ -42,6 +42,10 @@ SIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8, "fp8": 1}
 # Softmax rows longer than this take another kernel (PyTorch, aten/src/ATen/native/cuda/SoftMax.cu).
 WIDE = 1024
 PRODUCTS = ("matmul", "convolution", "attention")
+EIGHT_BIT = "8bit_blockwise"  # ends the names of bitsandbytes' updates
+# Bytes an element that an update of fused AdamW in fp32 is described with, each way: weight,
+# gradient and two states.
+ADAM_BYTES = 2 * 4 * 4
 
 
 @lru_cache(maxsize=1)
@@ -199,14 +203,14 @@ def _rule(known: dict, gpu: GpuSpecs, arithmetic: str, batched: bool) -> dict:
 def _shares(known: dict, gpu: GpuSpecs) -> dict:
     """Shares of the bandwidth that kernels reach on a GPU, {kind: share}."""
     if gpu.rates is not None:
-        return gpu.rates.moving._asdict()
+        return {name: share for name, share in gpu.rates.moving._asdict().items() if share}
     return known["gpus"][gpu.like]["moving"]
 
 
 def _attention_rate(op: Op, known: dict, gpu: GpuSpecs, arithmetic: str) -> float:
     """FLOP/s of fused attention: a share of the peak where one is known of the GPU's generation,
     else of a large product's speed."""
-    if gpu.attention and gpu.rates is None and arithmetic in ("fp16", "bf16"):
+    if gpu.attention and arithmetic in ("fp16", "bf16"):
         return gpu.peak(arithmetic) * gpu.attention[op.shape[3] > 64]
     share = known["shared"]["attention"] if gpu.rates is None else gpu.rates.attention
     return gpu.held(arithmetic) * _rule(known, gpu, arithmetic, False)["efficiency"] * share
@@ -219,9 +223,19 @@ def launch_seconds(gpu: GpuSpecs) -> dict[str, float]:
     return {name: seconds * slower for name, seconds in constants()["shared"]["dispatch"].items()}
 
 
+def aligned(op: Op) -> bool:
+    """Whether every row of a product's operands and result begins at a multiple of 16 bytes, for
+    numbers of 16 bits; where one does not, cuBLAS has only kernels of older GPUs. Vocabularies are
+    often odd: GPT-2's has 50,257 words."""
+    _, m, n, k = op.shape
+    right, left = op.layout or "nn"
+    rows = n, n if right == "n" else k, k if left == "n" else m
+    return not any(row % 8 for row in rows if row > 1)
+
+
 def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
-    return tiled_seconds(
+    seconds = tiled_seconds(
         np.array([op.shape for op in ops]).T,
         SIZE[arithmetic],
         gpu.sms,
@@ -229,6 +243,10 @@ def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
         bandwidth,
         **_rule(known, gpu, arithmetic, flavour == "batched"),
     )
+    if gpu.rates is not None and SIZE[arithmetic] == 2:
+        slow = np.array([not aligned(op) for op in ops])
+        seconds = np.where(slow, seconds / gpu.rates.unaligned, seconds)
+    return seconds
 
 
 def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
@@ -280,24 +298,57 @@ def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
 
 
 def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
-    """Fused attention: its products never leave the chip."""
+    """Fused attention: its products never leave the chip. A block of queries begins and ends in the
+    time of some keys more than the mean query has."""
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
+    start = gpu.rates.attention_start if gpu.rates is not None else 0.0
+    keys = [op.shape[2] / (2 if op.layout == "causal" else 1) for op in ops]
     busy = [op.flops / _attention_rate(op, known, gpu, arithmetic) for op in ops]
-    return np.maximum(busy, moved / bandwidth)
+    return np.maximum(np.array(busy) * (1 + start / np.array(keys)), moved / bandwidth)
 
 
 def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     shares = _shares(known, gpu)
     name = f"{kind} {flavour}" if kind == "batch_norm" and flavour else kind
+    if kind == "elementwise" and flavour in shares:
+        kind = flavour
     share = (
         shares[kind]
-        if kind in shares
+        if kind in shares and kind != "batch_norm"
         else shares["elementwise"] * known["shared"]["moving"].get(name, 1.0)
     )
     return moving_seconds(moved, gpu.bandwidth, share, gpu.l2, known["shared"]["l2"])
 
 
+def _batch_norm(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """PyTorch leaves batch norms to cuDNN, but those in bf16 (aten/src/ATen/native/Normalization.cpp).
+    Its own give each channel to one block, which is slow for images whose channels come first."""
+    seconds = _moving(ops, moved, kind, arithmetic, flavour, gpu, known)
+    share = _shares(known, gpu).get("batch_norm")
+    if share is None or flavour != "nchw":
+        return seconds
+    own = np.array([op.arithmetic == "bf16" for op in ops])
+    return np.where(own, moved / (gpu.bandwidth * share), seconds)
+
+
+def _multi_tensor(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
+    """Optimizers. Where kernels of the GPU were measured: fused AdamW computes in fp32, and states
+    in bf16 take it as long an element as states in fp32; 8-bit states take arithmetic."""
+    if gpu.rates is None:
+        return _moving(ops, moved, kind, arithmetic, flavour, gpu, known)
+    elements = np.array([op.shape[0] if op.shape else 0 for op in ops], dtype=float)
+    adam = np.array([op.name.startswith("_fused_adam") for op in ops])
+    moved = np.where(adam, np.maximum(moved, ADAM_BYTES * elements), moved)
+    seconds = _moving(ops, moved, kind, arithmetic, flavour, gpu, known)
+    if gpu.rates.eight_bit:
+        eight = np.array([op.name.endswith(EIGHT_BIT) for op in ops])
+        seconds = np.where(eight, np.maximum(seconds, elements / gpu.rates.eight_bit), seconds)
+    return seconds
+
+
 _RULES = {
+    "batch_norm": _batch_norm,
+    "multi_tensor": _multi_tensor,
     "matmul": _matmul,
     "depthwise": _depthwise,
     "convolution": _convolution,

@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -53,6 +52,7 @@ BATCHED = (  # batch, m, n, k: scores and values of attention that is written ou
     (64, 1024, 1024, 128),
     (32, 2048, 64, 2048),
 )
+ODD = (4096, 4097, 1024)  # no row of 16-bit numbers begins at a multiple of 16 bytes
 ATTENTION = ((4, 12, 512, 64), (2, 16, 2048, 64), (1, 32, 2048, 128))  # batch, heads, tokens, width
 WIDTHS = {"softmax": 512, "wide_softmax": 4096, "norm": 1024}
 MOVED = (64 * MIB, 256 * MIB)  # bytes of a tensor
@@ -61,7 +61,8 @@ AT_ONCE = 0.02  # seconds of work between two events
 LONGEST = 0.5  # seconds that a single run may take by what was measured before
 LONG = 0.1  # seconds of a run that is timed once
 RUNS = (3, 100)  # least and most between two events
-LAUNCH = 25e-6  # seconds for which the GPU is kept busy for each run that waits behind
+SHORT = 0.002  # seconds of a run whose launch may take longer
+AHEAD = 0.05  # most seconds of work before what is timed
 STEPS = 20  # of the small model whose launches are timed
 
 
@@ -78,12 +79,12 @@ class GpuTimes(NamedTuple):
 
     kernels  operations with their seconds
     step     a training step of a model so small that the GPU waits for launches: what a plan sees
-             of it, and its seconds
+             of it, and the seconds of its forward pass, backward pass and optimizer
     link     bytes/s of copies between the host's memory and the GPU's, the mean of both ways
     """
 
     kernels: tuple[TimedKernel, ...]
-    step: tuple[TracedOps, float]
+    step: tuple[TracedOps, tuple[float, ...]]
     link: float
 
 
@@ -118,7 +119,8 @@ class Stopwatch:
         self.until = until
         self._rates: dict[str, float] = {}  # cost per second of the last work of each name
         self._square = torch.randn(2048, 2048, device="cuda")
-        self._busy = 0.0
+        self._busy = 0.0  # seconds of a product of the square
+        self._ahead = 1  # of them before what is timed
 
     def timed(self, name: str, work: tuple[float, bool, Callable[[], Work]]) -> list[TimedKernel]:
         """The work timed, [] where there is no time or no room for it.
@@ -133,6 +135,7 @@ class Stopwatch:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         try:
             run = make()
+            run()  # what a first run alone does, as an optimizer that makes its states, is not timed
             with TraceOps() as trace:
                 run()
             seconds = self.seconds(run)
@@ -147,25 +150,35 @@ class Stopwatch:
 
     def seconds(self, run: Work) -> float:
         """The median of three times of one run that has run before; one time where it is long."""
-        self._busy = self._busy or self._between(lambda: self._square @ self._square, 3)
+        if not self._busy:
+            self._between(lambda: self._square @ self._square, 1)  # loads its kernel
+            self._busy = self._between(lambda: self._square @ self._square, 3)
         once = self._between(run, 1)
         if once > LONG:
             return once
         count = min(max(RUNS[0], int(AT_ONCE / once)), RUNS[1])
-        ahead = ceil(count * LAUNCH / self._busy) if once < 10 * LAUNCH else 0
-        return statistics.median(self._between(run, count, ahead) for _ in range(3))
+        return statistics.median(self._between(run, count, once < SHORT) for _ in range(3))
 
-    def _between(self, run: Work, count: int, ahead: int = 0) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        for _ in range(ahead):
-            self._square @ self._square  # keeps the GPU busy
-        begin.record()
-        for _ in range(count):
-            run()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 1e3 / count
+    def _between(self, run: Work, count: int, behind: bool = False) -> float:
+        """Seconds of a run by events around `count` of them.
+
+        behind  keep the GPU busy until all are launched, or what is timed may be the launches: more
+                and more so, as long as the GPU comes to them too early
+        """
+        while True:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            for _ in range(self._ahead if behind else 0):
+                self._square @ self._square
+            begin.record()
+            for _ in range(count):
+                run()
+            early = behind and begin.query()
+            end.record()
+            torch.cuda.synchronize()
+            if not early or 2 * self._ahead * self._busy > AHEAD:
+                return begin.elapsed_time(end) / 1e3 / count
+            self._ahead *= 2
 
 
 def _works(
@@ -186,6 +199,10 @@ def _works(
         for m, n, k in SHAPES:
             work = 2.0 * m * n * k, tf32, partial(_product, (1, m, n, k), dtype)
             yield f"products in {arithmetic}", work
+        if arithmetic == ("bf16" if able["bf16"] else "fp16"):
+            m, n, k = ODD
+            work = 2.0 * m * n * k, False, partial(_product, (1, m, n, k), dtype)
+            yield f"unaligned products in {arithmetic}", work
         for b, m, n, k in BATCHED:
             work = 2.0 * b * m * n * k, tf32, partial(_product, (b, m, n, k), dtype)
             yield f"batched products in {arithmetic}", work
@@ -220,6 +237,15 @@ def _moving(size: int) -> Iterator[tuple[str, tuple[float, bool, Callable[[], Wo
         rows = made(count // 1024, 1024)
         return lambda: rows.sum(0)
 
+    def strided() -> Work:
+        rows = made(count // 128, 128)
+        scales = made(count // 128, 1)
+        return lambda: rows * scales
+
+    def cast() -> Work:
+        halves = made(count).half()
+        return lambda: halves.float()
+
     def transpose() -> Work:
         rows = made(count // 1024, 1024)
         return lambda: rows.t().contiguous()
@@ -231,6 +257,8 @@ def _moving(size: int) -> Iterator[tuple[str, tuple[float, bool, Callable[[], Wo
         return torch.optim.AdamW(weights, fused=True).step
 
     yield "elementwise", (size, False, elementwise)
+    yield "strided", (size, False, strided)
+    yield "cast", (size, False, cast)
     for name in WIDTHS:
         yield name, (size, False, partial(along, name))
     yield "reduction", (size, False, reduction)
@@ -261,27 +289,34 @@ def _attention(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     return run
 
 
-def _small_step() -> tuple[TracedOps, float]:
+def _small_step() -> tuple[TracedOps, tuple[float, ...]]:
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randn(1, 8, 64, device="cuda")
 
-    def step() -> None:
-        model(tokens).sum().backward()
+    def step() -> tuple[float, ...]:
+        marks = [_now()]
+        loss = model(tokens).sum()
+        marks.append(_now())
+        loss.backward()
+        marks.append(_now())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        marks.append(_now())
+        return tuple(end - begin for begin, end in zip(marks, marks[1:]))
 
     for _ in range(3):
         step()
     with TraceOps(automatic=True) as trace:
         step()
+    times = [step() for _ in range(STEPS)]
+    return trace.traced, tuple(map(statistics.median, zip(*times)))
+
+
+def _now() -> float:
     torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    torch.cuda.synchronize()
-    return trace.traced, (time.perf_counter() - begin) / STEPS
+    return time.perf_counter()
 
 
 def _link(size: int) -> float:

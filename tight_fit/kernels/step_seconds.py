@@ -17,7 +17,13 @@ import numpy as np
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import ARITHMETICS, GpuSpecs, find_gpu
 from tight_fit.kernels.host_memory import KINDS, ends_with_host
-from tight_fit.kernels.kernel_time import PRODUCTS, constants, kernel_seconds, launch_seconds
+from tight_fit.kernels.kernel_time import (
+    EIGHT_BIT,
+    PRODUCTS,
+    constants,
+    kernel_seconds,
+    launch_seconds,
+)
 from tight_fit.kernels.op import PHASES, Op
 from tight_fit.kernels.traced_ops import TracedOps
 
@@ -99,7 +105,7 @@ class Seconds:
             else ""
         )
         if self.gpu.rates is not None:
-            lent = f"; as tight-fit calibrate measured it on {self.gpu.rates.date}"
+            lent = f"; as it was measured on {self.gpu.rates.date}"
         elif self.measured:
             lent = ""
         else:
@@ -151,7 +157,21 @@ def operation_times(traced: TracedOps, gpu: GpuSpecs) -> OperationTimes:
     on_cpu = np.where(
         launches > 0, host["kernel"] + host["further"] * np.maximum(launches - 1, 0), host["view"]
     )
+    if gpu.rates is not None and gpu.rates.eight_bit_launch:
+        eight = [any(op.name.endswith(EIGHT_BIT) for op in ops) for ops in traced.ops]
+        on_cpu[eight], waits[eight] = gpu.rates.eight_bit_launch, True
     return OperationTimes(on_gpu, on_cpu, launches, waits, dict(zip(flat, each)))
+
+
+def issuing(
+    own: OperationTimes, which: np.ndarray, phase: np.ndarray, gpu: GpuSpecs
+) -> np.ndarray:
+    """Seconds that the CPU takes for each operation that it issues, float64 [operations].
+
+    which, phase  int64 [operations], as `TracedOps.issued` has them
+    """
+    on_cpu = own.on_cpu[which]
+    return on_cpu if gpu.rates is None else on_cpu * np.array(gpu.rates.by_phase)[phase]
 
 
 def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
@@ -163,7 +183,7 @@ def seconds(traced: TracedOps, gpu: str | GPU | GpuSpecs) -> Seconds:
     specs, flops = find_gpu(gpu), traced.flops
     own = operation_times(traced, specs)
     which, phase = traced.issued().T
-    clocks = own.on_cpu[which], own.on_gpu[which], own.waits[which]
+    clocks = issuing(own, which, phase, specs), own.on_gpu[which], own.waits[which]
     if any(op.kind in KINDS for ops in traced.ops for op in ops):
         ends = ends_with_host(traced.ops, which, *clocks, specs)
     else:

@@ -28,7 +28,7 @@ import numpy as np
 from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.kernel_time import launch_seconds
 from tight_fit.kernels.op import OPTIMIZER, PHASES, Op
-from tight_fit.kernels.step_seconds import operation_times
+from tight_fit.kernels.step_seconds import issuing, operation_times
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.schedules import Action, Schedule, consumer, needs
@@ -79,6 +79,7 @@ def events_of(traced: TracedOps, gpu: GpuSpecs) -> list[Event]:
     times = operation_times(traced, gpu)
     issue = launch_seconds(gpu)["kernel"]
     which, phase = np.array(traced.order, dtype=np.int64).reshape(-1, 2).T
+    issued = issuing(times, which, phase, gpu)
     begin, end, again = traced.again
     stops = {index: stop for index, ops in enumerate(traced.ops) if (stop := _stop(ops))}
     if not any(stop.message and stop.message.axis == RING for stop in stops.values()):
@@ -91,7 +92,7 @@ def events_of(traced: TracedOps, gpu: GpuSpecs) -> list[Event]:
 
     def between(first: int, last: int) -> list[Event]:
         events = [named[first]] if first in named else []
-        on_cpu, on_gpu = times.on_cpu[which[first:last]], times.on_gpu[which[first:last]]
+        on_cpu, on_gpu = issued[first:last].copy(), times.on_gpu[which[first:last]]
         stop = stops.get(int(which[last - 1])) if last > first else None
         if stop and stop.message:
             on_cpu[-1] = issue
