@@ -133,7 +133,7 @@ def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN)
     for name in dict.fromkeys(name for found in measured for name in found):
         for row, found in zip(rows, measured):
             row[f"{name}, measured"] = found.get(name, "")
-        caption += f" Measured: the same step, run on an {name}."
+        caption += f" Measured: the same step on a real {name}; a small one waits for its CPU."
     return Table(rows, caption)
 
 

@@ -101,7 +101,7 @@ def test_a_step_that_a_gpu_measured_stands_beside_its_plan():
     shown = plans({"bf16": bf16, "32 examples": replace(bf16, batch_size=32)}, gpus=["H200"])
     measured = [row["NVIDIA H200, measured"] for row in shown.frame.to_dict("records")]
     assert measured == [f"{size(seen['allocated'])}, {span(seen['seconds'])}", ""]
-    assert shown.caption.endswith("Measured: the same step, run on an NVIDIA H200.")
+    assert shown.caption.endswith("on a real NVIDIA H200; a small one waits for its CPU.")
     changed = plans({"changed": plan(bf16)}, gpus=["H200"])
     assert list(changed.frame) == ["planned", "peak", "H200"]
 
