@@ -127,6 +127,14 @@ def sentences() -> str:
     return told
 
 
+def short() -> str:
+    """The same in half a sentence, for README: all GPUs together, planned before they measured."""
+    table = read()
+    mean = statistics.mean(abs(off(row, "allocated", "planned before")) for row in table)
+    names = ", ".join(dict.fromkeys(row["GPU"] for row in table))
+    return f"on our {names} by {mean:.1%} ({len(table)} steps, planned before)"
+
+
 def _same(table: Iterable[dict[str, str]], planned: str) -> int:
     return sum(abs(int(r[f"allocated, {planned}"]) - int(r["allocated"])) <= SAME for r in table)
 
