@@ -174,7 +174,7 @@ def test_plans_take_the_file_for_its_gpu_alone(file, t4):
             assert find_gpu("T4") is SPECS["T4"]
     assert find_gpu("T4") is SPECS["T4"], "only inside"
     assert after.total == pytest.approx(0.6 * before.total, rel=0.01)
-    assert "calibrate" in str(after) and "calibrate" not in str(before)
+    assert "it was measured on" in str(after) and "measured on" not in str(before)
 
 
 def test_the_environment_and_the_usual_place_name_a_file(file, tmp_path, monkeypatch):

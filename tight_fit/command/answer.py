@@ -25,7 +25,7 @@ from tight_fit.command.report import option
 from tight_fit.command.wrapper import importing
 from tight_fit.gpus import GPU, GPUS
 from tight_fit.gpus.names import of_size
-from tight_fit.gpus.specs import no_speed, speed_of
+from tight_fit.gpus.specs import SPECS, no_speed, speed_of
 from tight_fit.memory.plan import Plan
 from tight_fit.models import config as hf_config
 from tight_fit.models.remembered import Remembered
@@ -325,6 +325,7 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
         mfu = took.mfu("fp32" if arithmetic == "tf32" and not took.gpu.tf32 else arithmetic)
     except ValueError as error:
         return {"seconds": None, "no_time": str(error)}
+    by_user = took.gpu.rates is not None and took.gpu != SPECS.get(took.gpu.name)
     rate = step.batch_size / took.total
     return {
         "seconds": took.total,
@@ -335,7 +336,7 @@ def time_of(step: ModelStep, plan: Plan, gpu: GPU) -> Facts:
         "tokens_per_second": rate * step.sequences * step.tokens if step.tokens else None,
         "mfu": mfu,
         "kernels_measured_on": took.gpu.name if took.gpu.rates else took.gpu.like,
-    } | ({"calibrated": took.gpu.rates.date} if took.gpu.rates else {})
+    } | ({"calibrated": took.gpu.rates.date} if by_user and took.gpu.rates else {})
 
 
 def _by_gpu(plan: Plan, gpu: GPU) -> Facts:

@@ -132,7 +132,8 @@ def calibrated(begin: float, limit: float, say: Callable[[str], object]) -> Fact
     say("fitting")
     today = date.today().isoformat()
     # What it holds under load was measured: what papers state of it does not count.
-    specs = figures._replace(rates=fit_gpu.rates_of(found, figures, today), attention=(), sustained=0.0)
+    figures = figures._replace(rates=None, attention=(), sustained=0.0)
+    specs = figures._replace(rates=fit_gpu.rates_of(found, figures, today))
     checked = _checked(gpu, specs, row, begin + limit, say)
     made = {
         "date": today,

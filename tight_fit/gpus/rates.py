@@ -97,12 +97,12 @@ BOUNDS = {
 } | dict.fromkeys(Moving._fields, (1e-7, 4.0))
 
 _TENSOR = {"small_tile": 14.72, "alone": 1.2, "start": 14.73}  # as constants.json has them
-# An NVIDIA H200 of 700 W with PyTorch 2.11 (results/). From results/calibrations: shares of softmax,
-# norms, transposes and optimizers, the link, and the efficiencies of products, by those that take
-# longer than a launch. From the kernels and times of Qwen3-0.6B's steps in results/models:
-# `strided`, `cast`, `reduction`, `attention_start`, `eight_bit` and its launch, `by_phase`. From one
-# step each there: `batch_norm` of ResNet-50's, `unaligned` of GPT-2 medium's. The rest of results/ is
-# held out (benchmarks/h200_times.py).
+# An NVIDIA H200 of 700 W with PyTorch 2.11 (results/). From results/calibrations: shares of
+# elementwise kernels, softmax, norms, transposes and optimizers, the link, and the efficiencies of
+# products, by those that take longer than a launch. From the kernels and times of Qwen3-0.6B's
+# steps in results/models: `strided`, `cast`, `reduction`, `attention_start`, `eight_bit` and its
+# launch, `by_phase`. From one step each there: `batch_norm` of ResNet-50's, `unaligned` of GPT-2
+# medium's. The rest of results/ is held out (benchmarks/gpu_seconds.py).
 H200 = Rates(
     Moving(
         elementwise=0.9, softmax=0.838, wide_softmax=0.533, norm=0.559, reduction=0.334,

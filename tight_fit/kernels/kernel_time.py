@@ -321,8 +321,9 @@ def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
 
 
 def _batch_norm(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
-    """PyTorch leaves batch norms to cuDNN, but those in bf16 (aten/src/ATen/native/Normalization.cpp).
-    Its own give each channel to one block, which is slow for images whose channels come first."""
+    """PyTorch leaves batch norms to cuDNN, but for those in bf16 (aten/src/ATen/native,
+    Normalization.cpp). Its own give each channel to one block, which is slow for images whose
+    channels come first."""
     seconds = _moving(ops, moved, kind, arithmetic, flavour, gpu, known)
     share = _shares(known, gpu).get("batch_norm")
     if share is None or flavour != "nchw":

@@ -135,7 +135,7 @@ class Stopwatch:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         try:
             run = make()
-            run()  # what a first run alone does, as an optimizer that makes its states, is not timed
+            run()  # the first alone makes an optimizer's states
             with TraceOps() as trace:
                 run()
             seconds = self.seconds(run)

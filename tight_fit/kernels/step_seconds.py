@@ -163,9 +163,7 @@ def operation_times(traced: TracedOps, gpu: GpuSpecs) -> OperationTimes:
     return OperationTimes(on_gpu, on_cpu, launches, waits, dict(zip(flat, each)))
 
 
-def issuing(
-    own: OperationTimes, which: np.ndarray, phase: np.ndarray, gpu: GpuSpecs
-) -> np.ndarray:
+def issuing(own: OperationTimes, which: np.ndarray, phase: np.ndarray, gpu: GpuSpecs) -> np.ndarray:
     """Seconds that the CPU takes for each operation that it issues, float64 [operations].
 
     which, phase  int64 [operations], as `TracedOps.issued` has them

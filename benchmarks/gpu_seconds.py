@@ -1,0 +1,128 @@
+"""Seconds of real steps on our own GPUs beside their plans: docs/data/gpu-seconds.csv.
+
+    python -m benchmarks.gpu_seconds [--write]
+
+The steps are those of results/models and results/steps, whose files also hold what was planned
+before any was measured. Compiled steps are left out, as others were being compiled beside them.
+`tight_fit/gpus/rates.py` says to which of them constants were fitted: their groups are named
+"fitted" here, and nothing was fitted to the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import statistics
+from collections.abc import Sequence
+
+from benchmarks import gpu_models_table
+from benchmarks.gpu_model_cases import CASES, step_of
+from helpers import record
+from helpers.plan import plan
+from helpers.recipe import Recipe
+from helpers.tables import Table
+from tight_fit import gpus
+from tight_fit.command.wrapper import run
+from tight_fit.gpus import calibration
+from tight_fit.plans.model import plan_model_step
+
+PAGE = record.RESULTS.parent / "docs" / "data" / "gpu-seconds.csv"
+QWEN, SINGLE = "Qwen3-0.6B, fitted", "GPT-2, ResNet-50: a constant fitted to each"
+OTHERS, RECIPES = "other models, held out", "the course's recipes, held out"
+GROUPS = (QWEN, SINGLE, OTHERS, RECIPES)
+
+
+def group_of(name: str) -> str:
+    """The group of a step of results/models."""
+    if name.startswith("Qwen3-0.6B"):
+        return QWEN
+    return SINGLE if name in ("GPT-2 medium", "ResNet-50") else OTHERS
+
+
+def rows(names: Sequence[str] | None = None) -> list[dict[str, str]]:
+    """A row per step: seconds measured, planned before and planned anew.
+
+    names  only these steps of results/models, and no recipe; None takes all
+    """
+    found = []
+    with calibration.chosen(calibration.NONE):
+        for kept in gpu_models_table.files():
+            gpu = gpus.find(kept["environment"]["name"].removeprefix("NVIDIA "))
+            for name, seen in kept["steps"].items():
+                if CASES[name].get("compile") or names is not None and name not in names:
+                    continue
+                planned = plan_model_step(step_of(name).on(gpu.capability)).seconds(gpu.name).total
+                before = seen["before"]["seconds"]
+                found.append(_row(gpu.name, group_of(name), name, seen["seconds"], before, planned))
+        for path in sorted((record.RESULTS / "steps").glob("*.json")) if names is None else ():
+            kept = json.loads(path.read_text(encoding="utf8"))
+            if kept["environment"]["device"] != "cuda":
+                continue
+            gpu = gpus.find(kept["environment"]["name"].removeprefix("NVIDIA "))
+            for step in kept["steps"]:
+                planned = plan(Recipe(**step["recipe"])).seconds(gpu.name).total
+                name = f"{step['model']}, {step['technique']}"
+                before = step["planned_seconds"]
+                found.append(_row(gpu.name, RECIPES, name, step["seconds"], before, planned))
+    return found
+
+
+def _row(
+    gpu: str, group: str, step: str, measured: float, before: float, planned: float
+) -> dict[str, str]:
+    return {
+        "GPU": gpu, "group": group, "step": step, "seconds": f"{measured:.5f}",
+        "planned before": f"{before:.5f}", "planned": f"{planned:.5f}",
+    }  # fmt: skip
+
+
+def read() -> list[dict[str, str]]:
+    """The kept rows."""
+    with PAGE.open(encoding="utf8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary(table: Sequence[dict[str, str]]) -> list[str]:
+    """The lines of docs/gpu-time.md's table: the errors of each group, before and now."""
+    lines = ["| mean, median, worst error | steps | before | now |", "|---|---|---|---|"]
+    for group in GROUPS:
+        some = [row for row in table if row["group"] == group]
+        before, now = (_errors(some, when) for when in ("planned before", "planned"))
+        lines.append(f"| {group} | {len(some)} | {before} | {now} |")
+    return lines
+
+
+def _errors(table: Sequence[dict[str, str]], when: str) -> str:
+    errors = [float(row[when]) / float(row["seconds"]) - 1 for row in table]
+    sizes = list(map(abs, errors))
+    worst = max(errors, key=abs)
+    return f"{statistics.mean(sizes):.1%}, {statistics.median(sizes):.1%}, {worst:+.1%}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the errors, and keep them where asked to; two minutes of CPU time."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_seconds")
+    parser.add_argument("--write", action="store_true", help="docs/data/gpu-seconds.csv anew")
+    asked = parser.parse_args(arguments)
+    table = rows()
+    if asked.write:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, table[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+        PAGE.write_text(text.getvalue(), encoding="utf8")
+    shown = [
+        {"step": row["step"], "seconds": row["seconds"],
+         **{when: f"{float(row[when]) / float(row['seconds']) - 1:+.1%}"
+            for when in ("planned before", "planned")}}
+        for row in table
+    ]  # fmt: skip
+    print(Table(shown))
+    print("\n".join(summary(table)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main, "python -m benchmarks.gpu_seconds"))
