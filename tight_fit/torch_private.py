@@ -333,7 +333,8 @@ def inductor(
     seen  is called with each graph of a forward pass before it is compiled
     run   makes what runs a graph in place of code: graphs are cut and rewritten as inductor does.
           Of a graph, and whether it is one of a backward pass, it makes a function of a list of
-          inputs, which it may clear; `one_by_one` also runs on tensors without values
+          inputs, which it may clear; `one_by_one` also runs on tensors without values. The graph's
+          meta["donated"] has the places of the inputs that its kernels may write over
     decomposed  what stands for further operations, beside those that inductor decomposes
     joint  may change, in place, the graph of both passes before it is cut
     stay   how many of a graph's first inputs stay in memory, as a module's weights do, and cost
@@ -342,9 +343,12 @@ def inductor(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.utils import get_donated_idxs
 
     def keep(graph, inputs, **options):
-        function: Any = run(graph, options.get("is_backward", False))  # type: ignore[misc]
+        backward = options.get("is_backward", False)
+        graph.meta["donated"] = (get_donated_idxs() or []) if backward else []
+        function: Any = run(graph, backward)  # type: ignore[misc]
 
         def boxed(arguments):
             return function(arguments)

@@ -12,6 +12,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
 from tight_fit.layouts.plan import plan_layout
@@ -20,6 +21,7 @@ from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import batch, plan_model_step
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import train_step
+from tight_fit.trace.graph_nodes import written_over
 from tight_fit.trace.repeated_layers import layers
 
 LAYERS = 6
@@ -218,3 +220,37 @@ def test_a_compiled_layer_recomputed_inside_keeps_what_is_said(float8):
 def test_layers_are_compiled_with_data_ranks_only():
     with pytest.raises(ValueError, match="compile=True is planned with data ranks only"):
         plan_layout(library.LlamaConfig(**LLAMA), "fsdp=2,tensor=2", batch_size=4, compile=True)
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_weights_in_8_bits_are_made_again(scaling):
+    """Weights are there anyway, so that keeping them costs the compiler nothing: of products in 8
+    bits a layer keeps the scales of their inputs beside what it keeps without, in blocks of 512."""
+
+    def kept(count: int, float8: str | None) -> int:
+        config = library.LlamaConfig(**LLAMA | {"num_hidden_layers": count})
+        fields = {"precision": "bf16", "compile": True, "float8": float8}
+        plan = plan_model_step(ModelStep(config, batch_size=1, length=16, **fields))
+        return plan.highest["activations"]
+
+    without, more = (kept(9, float8) - kept(8, float8) for float8 in (None, scaling))
+    weights = 4 * 64 * 64 - 2 * 64 * 32 + 3 * 64 * 128
+    assert more - without < 20 * 512 < weights / 2
+
+
+@pytest.mark.parametrize(
+    ("function", "over"),
+    [
+        (lambda x, y: [x.sin() * y], True),
+        (lambda x, y: [x.view(-1).sin().view(4, 4) + y], True),
+        (lambda x, y: [x.sin(), x.cos()], False),  # both read it
+        (lambda x, y: [x.t().sin() + y], False),  # it is read in another order
+        (lambda x, y: [x.double()], False),  # the result is larger
+    ],
+)
+def test_a_result_is_written_over_an_input_that_it_alone_reads_in_its_order(function, over):
+    graph = make_fx(lambda x, y: function(x, y))(torch.ones(4, 4), torch.ones(4, 4)).graph
+    first, second, *nodes, output = graph.nodes
+    reused = written_over(nodes, output.all_input_nodes, lambda node: node is second)
+    assert list(reused.values()) == [first] * over
+    assert not written_over(nodes, output.all_input_nodes, lambda node: True)

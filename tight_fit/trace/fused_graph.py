@@ -23,10 +23,10 @@ import torch
 from tight_fit.kernels import names
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.sizes import arithmetic, tensors, touched
-from tight_fit.torch_private import OpOverload, is_view, storage_key
+from tight_fit.torch_private import OpOverload, storage_key
+from tight_fit.trace.graph_nodes import Node, is_view_of, name_of, source_of, written_over
 from tight_fit.trace.tracker import Tracker
 
-Node = torch.fx.Node
 READS = 4
 ROWS = frozenset("sum mean amax amin var var_mean prod any all".split())
 FUSED = (
@@ -51,6 +51,7 @@ class KernelGroup:
     results  nodes that others read
     kernels  of a fused unit
     dead     nodes of the graph that nothing reads any more when the unit has run
+    reused   {a result that is written over an input: that input}
     """
 
     nodes: list[Node]
@@ -58,6 +59,7 @@ class KernelGroup:
     results: list[Node] = field(default_factory=list)
     kernels: tuple[Op, ...] = ()
     dead: list[Node] = field(default_factory=list)
+    reused: dict[Node, Node] = field(default_factory=dict)
 
 
 class FusedGraph:
@@ -84,6 +86,14 @@ class FusedGraph:
         for node, number in last.items():
             if self.output not in node.users:
                 self.units[number].dead.append(node)
+        donated = graph.meta.get("donated", ())
+        others = {node for place, node in enumerate(self.inputs) if place not in donated}
+        for number, unit in enumerate(self.units):
+
+            def stays(node: Node, number: int = number) -> bool:
+                return node in others or self.output in node.users or last.get(node, 0) > number
+
+            unit.reused = written_over(unit.nodes, unit.results, stays) if unit.fused else {}
 
     def __call__(self, arguments: list) -> Any:
         with self.tracker.paused():  # what is computed again is told by gradients that are on
@@ -112,10 +122,12 @@ class FusedGraph:
                 for node in unit.nodes:
                     values[node] = self._value(node, values)
             made = [tensor for node in unit.results for tensor in tensors(values[node])]
+            reused = [(values[old], values[new]) for new, old in unit.reused.items()]
             for node in set(unit.nodes) - set(unit.results):
                 del values[node]
             new = [one for one in made if storage_key(one.untyped_storage()) not in before]
-            self.tracker.fused(new, unit.kernels)
+            self.tracker.fused(new, unit.kernels, reused)
+            del reused
         for node in unit.dead:
             values.pop(node, None)
 
@@ -140,22 +152,13 @@ def _is_forward(unit: KernelGroup) -> bool:
     return all(node.meta.get("partitioner_tag") != "is_backward" for node in unit.nodes)
 
 
-def _name(node: Node) -> str:
-    return node.target.overloadpacket.__name__ if isinstance(node.target, OpOverload) else ""
-
-
-def _is_view(node: Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and (is_view(target) or _name(node) in names.VIEWS)
-
-
 def _fuses(node: Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return _fuses(node.all_input_nodes[0])
     if not isinstance(target, OpOverload):
         return False
-    return _is_view(node) or torch.Tag.pointwise in target.tags or _name(node) in FUSED
+    return is_view_of(node) or torch.Tag.pointwise in target.tags or name_of(node) in FUSED
 
 
 def _read(nodes: Iterable[Node]) -> list[Node]:
@@ -173,8 +176,8 @@ def _bytes_read(work: set[Node]) -> int:
     """Bytes of what a kernel reads, each tensor once, however many views of it there are."""
     sizes: dict[Node, int] = {}
     for node in work:
-        for given in () if _is_view(node) else node.all_input_nodes:
-            source = _made(given)
+        for given in () if is_view_of(node) else node.all_input_nodes:
+            source = source_of(given)
             if source not in work:
                 sizes[source] = max(sizes.get(source, 0), _bytes(given))
     return sum(sizes.values())
@@ -186,14 +189,16 @@ def _in_memory(graph: torch.fx.Graph) -> set[Node]:
     read: dict[Node, set[Node]] = {}
 
     def others_need(node: Node) -> bool:
-        return any(others_need(user) if _is_view(user) else not _fuses(user) for user in node.users)
+        return any(
+            others_need(user) if is_view_of(user) else not _fuses(user) for user in node.users
+        )
 
     for node in graph.nodes:
-        if _is_view(node):
+        if is_view_of(node):
             read[node] = read[node.all_input_nodes[0]]
             continue
         read[node] = set().union(*(read[given] for given in node.all_input_nodes))
-        once = node.target is operator.getitem or _name(node) in ONCE
+        once = node.target is operator.getitem or name_of(node) in ONCE
         again = _fuses(node) and not once and not others_need(node)
         if not again or (len(node.users) > 1 and len(read[node]) > READS):
             found.add(node)
@@ -288,7 +293,7 @@ def _reduces(node: Node, whole: bool = False) -> bool:
 
     Those that reduce each row do not.
     """
-    if _name(node) not in ROWS:
+    if name_of(node) not in ROWS:
         return False
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     last = node.args[0].meta["val"].dim() - 1  # type: ignore[union-attr]
@@ -321,12 +326,12 @@ def _kernels(unit: KernelGroup) -> list[Op]:
         return work
 
     sums = {one: any(map(_reduces, work_of([one]))) for one in unit.results}
-    written = {_made(one) for one in unit.results if not sums[one]} & inside
-    rows = {_made(one) for one in unit.results if sums[one]} - written
+    written = {source_of(one) for one in unit.results if not sums[one]} & inside
+    rows = {source_of(one) for one in unit.results if sums[one]} - written
     found = []
     for results, work in ((written, work_of(written)), (rows, work_of(rows, written))):
         if results:
-            reduces = any(_name(node) in ROWS for node in work)
+            reduces = any(name_of(node) in ROWS for node in work)
             found.append(
                 Op(
                     "fused",
@@ -340,10 +345,3 @@ def _kernels(unit: KernelGroup) -> list[Op]:
                 )
             )
     return found
-
-
-def _made(node: Node) -> Node:
-    """The node whose memory a view looks at."""
-    while _is_view(node):
-        node = node.all_input_nodes[0]
-    return node
