@@ -1,10 +1,10 @@
-"""Measured steps of other people's models beside their plans: docs/data/gpu-models.csv.
+"""Measured memory of other people's models beside their plans: docs/data/gpu-models.csv.
 
     python -m benchmarks.gpu_models_table [--write]
 
 `benchmarks.gpu_models` measured them; their files in results/models hold, beside each step, what
 the planner said of it before any was measured ("before"). Planned anew, they show what was mended
-since. Seconds of compiled steps are disturbed: others were being compiled beside them.
+since. Their seconds are in `benchmarks.gpu_seconds`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from helpers import record
 from helpers.tables import Table
 from tight_fit import gpus
 from tight_fit.command.wrapper import run
-from tight_fit.gpus import calibration
 from tight_fit.plans.model import plan_model_step
 from tight_fit.units import MIB
 
 FOLDER = record.RESULTS / "models"
 PAGE = record.RESULTS.parent / "docs" / "data" / "gpu-models.csv"
 SAME = 1.01 * MIB  # a plan that misses by less counts as equal: a process holds so much beside
-KINDS = ("allocated", "reserved", "seconds")
+KINDS = ("allocated", "reserved")
 
 SENTENCES = (
     "**Against other models on {gpu}.** {count} steps of {models} models of transformers, each "
@@ -50,7 +49,7 @@ def files() -> list[dict[str, Any]]:
 
 
 def rows(names: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """A row per measured step: bytes and seconds, measured, planned before, and planned anew.
+    """A row per measured step: bytes measured, planned before, and planned anew.
 
     names  only these steps; None takes all
     """
@@ -60,30 +59,16 @@ def rows(names: Sequence[str] | None = None) -> list[dict[str, str]]:
         for name, seen in kept["steps"].items():
             if names is not None and name not in names:
                 continue
-            with calibration.chosen(calibration.NONE):
-                plan = plan_model_step(step_of(name).on(gpu.capability))
-                peaks, seconds = plan.allocator_peaks(gpu), plan.seconds(gpu.name).total
-            now = {"allocated": peaks.allocated, "reserved": peaks.reserved, "seconds": seconds}
+            peaks = plan_model_step(step_of(name).on(gpu.capability)).allocator_peaks(gpu)
             row = {"GPU": gpu.name, "step": name, "model": CASES[name]["model"]}
             for kind in KINDS:
-                row[kind] = _number(seen[kind])
-                row[f"{kind}, planned before"] = _number(seen["before"][kind])
-                row[f"{kind}, planned"] = _number(now[kind])
-            busy = sum(seconds for _, seconds in seen["kernels"].values())
-            row["seconds of kernels"] = _number(busy)
-            row["measured"] = (
-                "beside others that compiled"
-                if CASES[name].get("compile")
-                else "after others, in one process"
-                if seen.get("together")
-                else "alone"
-            )
+                row[kind] = str(seen[kind])
+                row[f"{kind}, planned before"] = str(seen["before"][kind])
+                row[f"{kind}, planned"] = str(getattr(peaks, kind))
+            together = seen.get("together")
+            row["process"] = "shared with the steps above" if together else "of its own"
             found.append(row)
     return found
-
-
-def _number(value: float) -> str:
-    return f"{value:.5f}" if isinstance(value, float) else str(value)
 
 
 def read() -> list[dict[str, str]]:
@@ -127,6 +112,14 @@ def sentences() -> str:
     return told
 
 
+def short() -> str:
+    """The same in half a sentence, for README: all GPUs together, planned before they measured."""
+    table = read()
+    mean = statistics.mean(abs(off(row, "allocated", "planned before")) for row in table)
+    names = ", ".join(dict.fromkeys(row["GPU"] for row in table))
+    return f"on our {names} by {mean:.1%} ({len(table)} steps, planned before)"
+
+
 def _same(table: Iterable[dict[str, str]], planned: str) -> int:
     return sum(abs(int(r[f"allocated, {planned}"]) - int(r["allocated"])) <= SAME for r in table)
 
@@ -151,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     shown = [
         {
             "step": row["step"],
-            "measured": row["measured"],
+            "process": row["process"],
             **{f"{kind}, {when}": f"{off(row, kind, when):+.2%}"
                for kind in KINDS for when in ("planned before", "planned")},
         }

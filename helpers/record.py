@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from helpers import measure, record_fields
@@ -280,6 +281,28 @@ def read_all(
             found.append(run)
         except ValueError as error:
             say(f"Left out: {error}")
+    return found
+
+
+@cache
+def measured_steps(folder: Path | None = None) -> list[tuple[str, Recipe, int, float]]:
+    """(GPU, recipe, peak of allocated bytes, seconds) of the steps that GPUs have measured.
+
+    They are those of results/steps, which `make record` writes (`benchmarks.gpu_steps`).
+    Raises ValueError for a file there that holds something else.
+    """
+    found = []
+    for path in sorted((folder or RESULTS / "steps").glob("*.json")):
+        try:
+            kept = json.loads(small_text(path, LARGEST))
+            if kept["environment"]["device"] == "cuda":
+                name = kept["environment"]["name"]
+                found += [
+                    (name, Recipe.from_dict(one["recipe"]), one["allocated"], one["seconds"])
+                    for one in kept["steps"]
+                ]
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise ValueError(f"{path.name} is no file of measured steps: {error}") from error
     return found
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from helpers import kept_layouts
 from helpers.kept_layouts import contexts, in_words, large, owned
-from helpers.plan import plan
+from helpers.plan import plan, plan_key
 from helpers.recipe import Recipe
-from helpers.record import Run, read
+from helpers.record import Run, measured_steps, read
 from helpers.tables import SHOWN, Table, epochs, kept, one_change, settings, within
 from tight_fit.checks import each_of_type, of_type
 from tight_fit.gpus import GPU, as_gpu
@@ -114,9 +114,10 @@ def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN)
            of a model of transformers (`plan_model`) or of a step of one's own (`plan_custom_step`)}
     gpus   names of `gpus.GPUS`
 
-    Behind a time stands what multiple it is of the first row's that has one on that GPU. "does not
-    fit" says that the GPU has too little memory, "no bf16" that it lacks this arithmetic. Recipes
-    are planned as they are: a lesson on the models that readers come for gives `profile="full"`.
+    A step that a GPU has measured stands beside its plan (`record.measured_steps`). Behind a time
+    stands what multiple it is of the first row's that has one on that GPU. "does not fit" says that
+    the GPU has too little memory, "no bf16" that it lacks this arithmetic. Recipes are planned as
+    they are: a lesson on the models that readers come for gives `profile="full"`.
     Raises ValueError for no recipe, an unknown GPU, and a plan without seconds (for a CPU).
     """
     made, first = _planned(named), dict[str, float]()
@@ -127,7 +128,25 @@ def plans(named: Mapping[str, Recipe | Plan], gpus: Sequence[str | GPU] = SHOWN)
             row[gpu.name] = cell(planned, gpu, first)
         rows.append(row)
     used = settings(made.values())
-    return Table(rows, f"Planned, not run: a step's memory and time, {used}. {within()}")
+    caption = f"Planned, not run: a step's memory and time, {used}. {within()}"
+    measured = [measured_on(given) for given in named.values()]
+    for name in dict.fromkeys(name for found in measured for name in found):
+        for row, found in zip(rows, measured):
+            row[f"{name}, measured"] = found.get(name, "")
+        caption += f" Measured: the same step on a real {name}; a small one waits for its CPU."
+    return Table(rows, caption)
+
+
+def measured_on(recipe: Recipe | Plan) -> dict[str, str]:
+    """{GPU: peak and seconds of the step of a recipe} for those that have measured it."""
+    if not isinstance(recipe, Recipe):  # a plan may be of a model that was changed further
+        return {}
+    key = plan_key(recipe)
+    return {
+        name: f"{size(allocated)}, {span(seconds)}"
+        for name, kept, allocated, seconds in measured_steps()
+        if plan_key(kept) == key
+    }
 
 
 def phases(named: Mapping[str, Recipe | Plan], gpu: str | GPU) -> Table:

@@ -326,6 +326,7 @@ def inductor(
     run: Callable[[torch.fx.GraphModule, bool], Callable[[list], Any]] | None = None,
     decomposed: Mapping[Any, Callable] | None = None,
     joint: Callable[[torch.fx.Graph], object] | None = None,
+    stay: int = 0,
 ) -> Callable:
     """The backend of `torch.compile` that it takes by itself, which tells of each graph it gets.
 
@@ -335,6 +336,8 @@ def inductor(
           inputs, which it may clear; `one_by_one` also runs on tensors without values
     decomposed  what stands for further operations, beside those that inductor decomposes
     joint  may change, in place, the graph of both passes before it is cut
+    stay   how many of a graph's first inputs stay in memory, as a module's weights do, and cost
+           nothing to keep; for graphs that do not come from Dynamo, which says so itself
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
@@ -354,10 +357,23 @@ def inductor(
         if run is None:
             return compile_fx(graph, inputs)
         table = {**select_decomp_table(), **(decomposed or {})}
+        if stay:
+            _say_what_stays(graph, stay)
         with config.patch(joint_custom_pre_pass=joint):
             return compile_fx(graph, inputs, inner_compile=keep, decompositions=table)
 
     return backend
+
+
+def _say_what_stays(graph: torch.fx.GraphModule, count: int) -> None:
+    """Mark a graph's first inputs as Dynamo marks weights, in the words of
+    `_try_get_metadata_from_dynamo` (torch/_functorch/_aot_autograd/frontend_utils.py)."""
+    graph.meta["dynamo_compile_id"] = None
+    graph._param_name_to_source = {}
+    for place, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        node._dynamo_source = None
+        if place < count:
+            node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
 
 
 def call_with(module: torch.nn.Module, in_place: Callable[[], Callable]) -> None:

@@ -24,9 +24,8 @@ def test_the_page_holds_what_was_measured_and_what_was_planned_before():
     for row in KEPT:
         seen = kept["steps"][row["step"]]
         for kind in gpu_models_table.KINDS:
-            assert float(row[kind]) == pytest.approx(seen[kind], abs=1e-5)
-            before = float(row[f"{kind}, planned before"])
-            assert before == pytest.approx(seen["before"][kind], abs=1e-5)
+            assert row[kind] == str(seen[kind])
+            assert row[f"{kind}, planned before"] == str(seen["before"][kind])
 
 
 @pytest.mark.parametrize("name", few_by_day(NAMES, BY_DAY.__contains__))
@@ -34,7 +33,7 @@ def test_a_step_is_planned_as_the_page_says(name):
     """Releases of PyTorch and transformers differ by some tensors."""
     (now,) = gpu_models_table.rows([name])
     (kept,) = [row for row in KEPT if row["step"] == name]
-    for kind, near in (("allocated", 1e-3), ("reserved", 0.02), ("seconds", 0.02)):
+    for kind, near in (("allocated", 1e-3), ("reserved", 0.02)):
         assert float(now[f"{kind}, planned"]) == pytest.approx(
             float(kept[f"{kind}, planned"]), rel=near
         ), f"{name}: write docs/data/gpu-models.csv anew (python -m {gpu_models_table.__name__})"

@@ -21,6 +21,7 @@ from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ALSO, KINDS, OPTIMIZERS
 from tight_fit.plans.model import plan_model_step
 from tight_fit.search.remedies import Remedies
+from tight_fit.trace import cuda_kernels
 from tight_fit.units import size
 
 LLAMA = library.LlamaConfig(
@@ -146,11 +147,15 @@ def test_an_answer_says_why_a_mixture_in_four_bits_is_not_small(folder, tmp_path
 
 def test_a_gpu_without_the_kernel_takes_what_a_program_takes_there(folder, capsys):
     """Grouped queries before Ampere: written out, and the first line says so."""
-    arguments = (folder, "--batch", 2, "--weights", "fp32", "--quick")
+    fp32 = (folder, "--batch", 2, "--weights", "fp32", "--quick", "--precision", "fp32")
+    arguments = (*fp32[:-1], "fp16")
     text = said(capsys, *arguments, "--gpu", "T4")
     assert "sdpa attention, written out, as the T4 has no fused kernel for it" in text
+    full = said(capsys, *fp32, "--gpu", "A100")
+    written = "sdpa attention, written out, as the A100-40GB has no fused kernel" in full
+    assert written == (not cuda_kernels.GROUPED)
     older, newer = (json.loads(said(capsys, *arguments, "--gpu", gpu, "--json")) for gpu in CARDS)
-    scores = 2 * 4 * 512 * 512 * 4  # examples, heads, queries, keys, bytes
+    scores = 2 * 4 * 512 * 512 * 4  # examples, heads, queries, keys, bytes: computed in fp32
     more = older["at_peak"]["activations"] - newer["at_peak"]["activations"]
     assert more >= 2 * scores  # of each layer the probabilities, for the backward pass
     assert older["attention_fused"] is False and newer["attention_fused"] is True

@@ -1,18 +1,22 @@
 """One-call tables of lessons: they say what plans say, and where a GPU cannot."""
 
+import json
+
 import pytest
 
-from helpers import tables
+from helpers import record, show, tables
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from helpers.record import RESULTS
 from helpers.show import phases, plans
 from tight_fit.kernels.kernel_time import constants
-from tight_fit.units import size
+from tight_fit.units import size, span
 
 VIT = Recipe("vit", profile="full", batch_size=32)
 
 
-def test_a_cell_is_the_plans_own_time():
+def test_a_cell_is_the_plans_own_time(monkeypatch):
+    monkeypatch.setattr(show, "measured_steps", list)
     after = replace(VIT, checkpointing=True)
     table = plans({"plain": VIT, "again": after}, gpus=("T4", "RTX 3060", "A100-40GB"))
     first, second = table.frame.to_dict("records")
@@ -81,3 +85,28 @@ def test_what_cannot_be_shown_is_refused():
         phases({"half": replace(VIT, precision="bf16")}, "T4")
     with pytest.raises(ValueError, match="no seconds"):
         phases({"CPU": plan(Recipe(), "cpu")}, "T4")
+
+
+def test_a_step_that_a_gpu_measured_stands_beside_its_plan():
+    """From the file itself, not by the function that the table asks."""
+    kept = json.loads((RESULTS / "steps" / "nvidia-h200.json").read_text(encoding="utf8"))
+    (seen,) = [
+        step
+        for step in kept["steps"]
+        if (step["recipe"]["profile"], step["technique"]) == ("full", "mixed precision, bf16")
+        and "model" not in step["recipe"]
+    ]
+    fp32 = Recipe(profile="full", batch_size=16, length=256, steps=7, seed=3)
+    bf16 = replace(fp32, precision="bf16")
+    shown = plans({"bf16": bf16, "32 examples": replace(bf16, batch_size=32)}, gpus=["H200"])
+    measured = [row["NVIDIA H200, measured"] for row in shown.frame.to_dict("records")]
+    assert measured == [f"{size(seen['allocated'])}, {span(seen['seconds'])}", ""]
+    assert shown.caption.endswith("on a real NVIDIA H200; a small one waits for its CPU.")
+    changed = plans({"changed": plan(bf16)}, gpus=["H200"])
+    assert list(changed.frame) == ["planned", "peak", "H200"]
+
+
+def test_a_file_that_holds_no_steps_is_named(tmp_path):
+    (tmp_path / "any.json").write_text('{"environment": {"device": "cuda"}}')
+    with pytest.raises(ValueError, match=r"any\.json is no file of measured steps"):
+        record.measured_steps(tmp_path)

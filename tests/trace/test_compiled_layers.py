@@ -2,11 +2,13 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch
 import transformers as library
+from torch import nn
 from torch._inductor import config as inductor_config
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
@@ -44,6 +46,29 @@ def llama(**fields) -> ModelStep:
 def vit(**fields) -> ModelStep:
     config = library.ViTConfig(**SMALL, image_size=64, patch_size=4)
     return ModelStep(config, batch_size=4, **fields)
+
+
+@pytest.fixture(params=["checkpoints inside", "checkpoints around"])
+def where(request, monkeypatch):
+    """Where a layer checkpoints: in its `forward`, or in its `__call__`, which is not compiled, as
+    it did up to transformers 5.17."""
+    from transformers.modeling_layers import GradientCheckpointingLayer as Base
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer as Layer
+
+    by_call = "__call__" in vars(Base)
+    if request.param == "checkpoints inside":
+        if by_call:
+            pytest.skip("these layers of transformers checkpoint in __call__")
+    elif not by_call:
+
+        def call(self, *args, **kwargs):
+            run = partial(nn.Module.__call__, self, **kwargs)
+            if self.gradient_checkpointing and self.training:
+                return self._gradient_checkpointing_func(run, *args)
+            return run(*args)
+
+        monkeypatch.setattr(Layer, "forward", Layer.forward.__wrapped__)
+        monkeypatch.setattr(Layer, "__call__", call)
 
 
 def fused_bytes(plan, phase: str) -> float:
@@ -151,7 +176,7 @@ def test_a_scale_is_found_by_the_kernels_before_it_and_the_cast_waits_for_it():
 
 
 @pytest.mark.night
-def test_the_peak_is_that_of_a_layer_that_checkpoints_itself():
+def test_the_peak_is_that_of_a_layer_that_checkpoints_itself(where):
     most, _ = real_step(llama(precision="bf16", checkpointing=True))
     planned = beside_weights(llama(precision="bf16", checkpointing=True, compile=True))
     assert planned == pytest.approx(most, rel=0.01)
@@ -159,7 +184,7 @@ def test_the_peak_is_that_of_a_layer_that_checkpoints_itself():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_layers_that_repeat_stand_for_all(checkpointing):
+def test_layers_that_repeat_stand_for_all(checkpointing, where):
     step = llama(precision="bf16", compile=True, checkpointing=checkpointing)
     one, all_of_them = plan_model_step(step), plan_model_step(step, all_layers=True)
     assert one.peak == all_of_them.peak and one.highest == all_of_them.highest

@@ -149,7 +149,7 @@ class Answers:
             **own,
             **vars(plan.allocator_peaks(gpu)),
             "card": gpu.name,
-            "attention_fused": self._step.flash or not _written_out(self._step),
+            "attention_fused": not _written_out(self._step),
             "card_memory": gpu.memory,
             "terms": fit.terms,
             "need": fit.need,
@@ -219,9 +219,16 @@ def attention_of(step: ModelStep) -> str | None:
 
 
 def _written_out(step: ModelStep) -> bool:
-    """Whether a GPU without FlashAttention's kernel has none for the attention of a step."""
+    """Whether the GPU that `ModelStep.on` was told of has no fused kernel for a step's attention.
+
+    With grouped queries FlashAttention's kernel is the only one before PyTorch 2.14, and it
+    computes in 16 bits (`trace.cuda_kernels`).
+    """
     release = tuple(map(int, question.versions()["torch"].split(".")[:2]))
-    return release < GROUPED_SINCE or "bf16" in (step.precision, step.weights)
+    low = {"bf16", "fp16"} & {step.precision, step.weights}
+    if step.flash and low:
+        return False
+    return "bf16" in low or (step.grouped and release < GROUPED_SINCE)
 
 
 def trainer_optimizer() -> str:

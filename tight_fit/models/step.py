@@ -254,16 +254,20 @@ class ModelStep:
             )
         return self.weights
 
+    @property
+    def grouped(self) -> bool:
+        """Whether several heads of the queries share one of the keys and values."""
+        text = hf_config.text_config(self.config)
+        heads = getattr(text, "num_attention_heads", None)
+        return getattr(text, "num_key_value_heads", None) not in (None, heads)
+
     def on(self, capability: tuple[int, int]) -> ModelStep:
         """The step with the attention kernels of a GPU of that compute capability, (0, 0) for none.
 
         It differs from this one only where that changes something.
         """
-        text = hf_config.text_config(self.config)
-        heads = getattr(text, "num_attention_heads", None)
-        grouped = getattr(text, "num_key_value_heads", None) not in (None, heads)
         older = (0, 0) < capability < (8, 0)
-        flash = not (older and (grouped or "bf16" in (self.precision, self.weights)))
+        flash = not (older and (self.grouped or "bf16" in (self.precision, self.weights)))
         return self if flash == self.flash else replace(self, flash=flash)
 
     @classmethod

@@ -53,8 +53,8 @@ class ScriptCalls(GPUCalls):
             self.take(args[1] if len(args) > 1 else kwargs.get("device"))
         return super().__torch_function__(function, types, args, kwargs)
 
-    def _is_fused(self, query, kwargs):
-        fused = super()._is_fused(query, kwargs)
+    def _is_fused(self, query, *args, **kwargs):
+        fused = super()._is_fused(query, *args, **kwargs)
         if torch.is_grad_enabled():
             self.attention[str(computed_in(query)).removeprefix("torch.")] = fused
         return fused

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -146,11 +147,12 @@ class Compiler:
                 results.append(shape)
                 return made
 
-            with self.tracker.paused():
+            # Checkpointing around a layer counts what is saved, here only by what is compiled.
+            with self.tracker.paused(), saved_tensors_hooks(_itself, _itself):
                 try:
                     if self.refuses is not None and len(self.known) == SIZES:
                         _refuse()
-                    function = self._compile(run, tensors, inside.checkpoints)
+                    function = self._compile(run, tensors, len(own), inside.checkpoints)
                 except Exception as error:
                     raise ValueError(
                         f"What torch.compile makes of {type(inside.layer).__name__} cannot be "
@@ -161,8 +163,11 @@ class Compiler:
         function, shape = found[0]
         return function, tensors, shape
 
-    def _compile(self, run: Callable, tensors: list[torch.Tensor], checkpoints: bool) -> Callable:
-        """What runs a function of tensors as inductor would compile it."""
+    def _compile(
+        self, run: Callable, tensors: list[torch.Tensor], own: int, checkpoints: bool
+    ) -> Callable:
+        """What runs a function of tensors, of which the first `own` are a module's, as inductor
+        would compile it."""
         alike = [
             torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
             if one.is_floating_point()
@@ -179,10 +184,14 @@ class Compiler:
                 for owner, name in OWN_BACKWARD if self.refuses is not None else ():
                     refused.enter_context(patch.object(owner, name, _refuse))
                 graph = make_fx(run)(*alike)
-            return self._cut(graph, alike, checkpoints)
+            return self._cut(graph, alike, own, checkpoints)
 
     def _cut(
-        self, graph: torch.fx.GraphModule, alike: list[torch.Tensor], checkpoints: bool
+        self,
+        graph: torch.fx.GraphModule,
+        alike: list[torch.Tensor],
+        own: int,
+        checkpoints: bool,
     ) -> Callable:
         if self.keeps is not None:
             _tag(graph.graph, self.keeps())
@@ -194,7 +203,11 @@ class Compiler:
 
         with torch.autocast("cpu", enabled=False):
             tagged = _tagged_inside(graph.graph)
-            return inductor(lambda graph: None, runs, DECOMPOSED, tagged)(graph, alike)
+            return inductor(lambda graph: None, runs, DECOMPOSED, tagged, own)(graph, alike)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:

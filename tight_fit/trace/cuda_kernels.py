@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -53,11 +54,13 @@ AS_GIVEN = _named("avg_pool3d max_pool3d adaptive_avg_pool3d adaptive_max_pool3d
 # What autocast runs in 16 bits on CUDA, and in the dtype of its input on a CPU.
 LOW = _named("mv addmv addr prelu")
 REFUSED = _named("binary_cross_entropy")
-# PyTorch's fused attention kernels (ATen/native/transformers/cuda/sdp_utils.cpp). From Ampere on
-# FlashAttention or the memory-efficient kernel takes these dtypes.
-FUSED = (torch.float16, torch.bfloat16, torch.float32)
-# Before, there is only the memory-efficient one. It does not repeat keys and values for grouped
-# queries before PyTorch 2.14 (documentation of `scaled_dot_product_attention`, enable_gqa).
+# PyTorch's fused attention kernels (ATen/native/transformers/cuda/sdp_utils.cpp). FlashAttention,
+# from Ampere on, takes these dtypes, heads up to this width, and no mask.
+FLASH = (torch.float16, torch.bfloat16)
+FLASH_WIDTH = 256
+# The memory-efficient one takes the others as well, and bf16 only from Ampere on. It does not
+# repeat keys and values for grouped queries before PyTorch 2.14 (documentation of
+# `scaled_dot_product_attention`, enable_gqa).
 MEMORY_EFFICIENT = (torch.float16, torch.float32)
 GROUPED = parse(None) >= GROUPED_SINCE
 
@@ -70,12 +73,15 @@ class CudaKernels(TorchFunctionMode):
     computes it as separate operations. Under autocast the operations in `FP32` and `DTYPE_FP32`
     run in fp32. PyTorch switches such a mode off inside its own functions, such as `backward`, so a
     model that recomputes activations there has to enter it again
-    (`models.empty(recipe, recompute=...)`). Those in `OPENED` run with the mode on.
+    (`models.empty(recipe, recompute=...)`). Those in `OPENED` run with the mode on. Who asks
+    `torch.is_autocast_enabled()` and names no device, as peft's 4-bit layers do before they cast
+    their input, asks for CUDA's autocast and is told of the step's.
 
     settings  of the step: the precisions "bf16" and "fp16" mean autocast
     active    False changes nothing
-    flash     whether the GPU has FlashAttention's kernel: from Ampere on (`GPU.bf16`). Without it
-              bf16 has no fused kernel, and grouped queries have none before PyTorch 2.14
+    flash     whether the GPU has FlashAttention's kernel: from Ampere on (`GPU.bf16`). Where that
+              kernel cannot be used, as in fp32, grouped queries have no fused one before PyTorch
+              2.14; bf16 has none on a GPU without it
     Raises RuntimeError for binary_cross_entropy under autocast, as CUDA does.
     """
 
@@ -84,6 +90,23 @@ class CudaKernels(TorchFunctionMode):
         self.active = active
         self.mixed = settings.precision in ("bf16", "fp16")
         self.flash = flash
+        self._told: list[Any] = []  # the answers on autocast, one for each time it was entered
+
+    def __enter__(self):
+        enabled = torch.is_autocast_enabled
+        told = patch.object(
+            torch, "is_autocast_enabled", lambda device_type="cpu": enabled(device_type)
+        )
+        if self.active:
+            told.start()
+        self._told.append(told)
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        told = self._told.pop()
+        if self.active:
+            told.stop()
+        return super().__exit__(*exception)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -102,16 +125,44 @@ class CudaKernels(TorchFunctionMode):
             return _as_cuda_autocasts(function, args, kwargs)
         return function(*args, **kwargs)
 
-    def _is_fused(self, query: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-        """Whether the GPU has one kernel for this attention."""
-        fused = computed_in(query) in (FUSED if self.flash else MEMORY_EFFICIENT)
-        if kwargs.get("enable_gqa") and not self.flash:
-            fused &= GROUPED
-        return fused
+    def _is_fused(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> bool:
+        """Whether the GPU has one kernel for this attention.
 
-    def _attention(self, query, *args, **kwargs):
-        attention = _fused_attention if self._is_fused(query, kwargs) else _written_out
-        return attention(query, *args, **kwargs)
+        None has one where the last dimension of an operand or of the mask does not lie in one
+        piece, as that of T5's position bias in some releases of transformers.
+        """
+        dtype, inputs = computed_in(query), (query, key, value)
+        read = inputs if attn_mask is None else (*inputs, attn_mask)
+        if any(tensor.stride(-1) != 1 for tensor in read):
+            return False
+        if self.flash and attn_mask is None and dtype in FLASH and _flash_takes(*inputs, is_causal):
+            return True
+        if enable_gqa and key.shape[-3] != query.shape[-3] and not GROUPED:
+            return False
+        return dtype in (*FLASH, *MEMORY_EFFICIENT) if self.flash else dtype in MEMORY_EFFICIENT
+
+    def _attention(self, *args, **kwargs):
+        attention = _fused_attention if self._is_fused(*args, **kwargs) else _written_out
+        return attention(*args, **kwargs)
+
+
+def _flash_takes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+) -> bool:
+    """Whether FlashAttention's kernel has these shapes, [..., tokens, width]."""
+    widths = {tensor.shape[-1] for tensor in (query, key, value)}
+    square = query.shape[-2] == key.shape[-2]
+    return len(widths) == 1 and max(widths) <= FLASH_WIDTH and (square or not is_causal)
 
 
 def _shards(lists: tuple) -> tuple:

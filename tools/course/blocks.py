@@ -8,7 +8,7 @@ import shlex
 from dataclasses import replace as with_
 from pathlib import Path
 
-from benchmarks import layout_searches, published_times
+from benchmarks import gpu_models_table, layout_searches, published_times
 from benchmarks import techniques as planned
 from benchmarks.peaks import page
 from benchmarks.sweeps import results
@@ -149,7 +149,7 @@ def trust() -> str:
         "Against steps that others measured on GPUs, plans miss allocated memory by "
         f"{allocated.mean:.1%} in the mean ({allocated.count} steps, {allocated.worst:+.1%} at "
         f"worst), reserved memory by {reserved.mean:.1%} ({reserved.count}, "
-        f"{reserved.worst:+.1%}): "
+        f"{reserved.worst:+.1%}); {gpu_models_table.short()}: "
         f"[every comparison](docs/accuracy.md). They miss seconds by {mean:.0%} ({times} steps of "
         f"vision models on one GPU, {worst:+.0%} at worst): [by kind](docs/gpu-time.md)."
     )
