@@ -107,7 +107,12 @@ def test_the_rows_are_gpus_that_can_be():
         specs = SPECS[name]
         figures = {field: getattr(specs, field) for field in FIELDS}
         assert described(name, **figures, like=specs.like) == specs._replace(
-            source="described by its user", tensor_ops=0, sustained=0.0, watts=0, attention=()
+            source="described by its user",
+            tensor_ops=0,
+            sustained=0.0,
+            watts=0,
+            attention=(),
+            rates=None,
         )
         assert gpu.bf16 == (specs.bf16 > 0) == (specs.tf32 > 0), name
         assert specs.fp8 == (2 * specs.bf16 if gpu.fp8 else 0), name

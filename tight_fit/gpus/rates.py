@@ -102,7 +102,8 @@ _TENSOR = {"small_tile": 14.72, "alone": 1.2, "start": 14.73}  # as constants.js
 # products, by those that take longer than a launch. From the kernels and times of Qwen3-0.6B's
 # steps in results/models: `strided`, `cast`, `reduction`, `attention_start`, `eight_bit` and its
 # launch, `by_phase`. From one step each there: `batch_norm` of ResNet-50's, `unaligned` of GPT-2
-# medium's. The rest of results/ is held out (benchmarks/gpu_seconds.py).
+# medium's. Assumed: products in fp32 with a batch are as fast as others, `tf32`, and `attention`,
+# which counts in fp32 alone. The rest of results/ is held out (benchmarks/gpu_seconds.py).
 H200 = Rates(
     Moving(
         elementwise=0.9, softmax=0.838, wide_softmax=0.533, norm=0.559, reduction=0.334,

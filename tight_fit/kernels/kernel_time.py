@@ -228,8 +228,8 @@ def aligned(op: Op) -> bool:
     numbers of 16 bits; where one does not, cuBLAS has only kernels of older GPUs. Vocabularies are
     often odd: GPT-2's has 50,257 words."""
     _, m, n, k = op.shape
-    right, left = op.layout or "nn"
-    rows = n, n if right == "n" else k, k if left == "n" else m
+    layout = op.layout or "nn"  # the right operand's, then the left's
+    rows = n, n if layout[0] == "n" else k, k if layout[1] == "n" else m
     return not any(row % 8 for row in rows if row > 1)
 
 
