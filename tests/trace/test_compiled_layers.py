@@ -177,6 +177,18 @@ def test_a_scale_is_found_by_the_kernels_before_it_and_the_cast_waits_for_it():
     assert kinds["rowwise"]["casts"] < kinds["tensorwise"]["casts"]
 
 
+def test_casts_to_8_bits_that_turn_a_matrix_move_it_as_copies_between_layouts_do():
+    """In the backward pass, of each of seven products its gradient or input; in the forward pass
+    the operands lie as the product wants them."""
+    plan = plan_model_step(llama(precision="bf16", float8="tensorwise", compile=True))
+    turned = {"forward": 0, "backward": 0}
+    for (op, at), times in plan.operations.counted().items():
+        if op.name == "fused" and op.kind == "transpose":
+            turned[at] += times
+            assert op.arithmetic == "fp8"
+    assert turned["forward"] == 0 and turned["backward"] >= 7 * LAYERS
+
+
 @pytest.mark.night
 def test_the_peak_is_that_of_a_layer_that_checkpoints_itself(where):
     most, _ = real_step(llama(precision="bf16", checkpointing=True))

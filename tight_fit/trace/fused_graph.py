@@ -331,11 +331,13 @@ def _kernels(unit: KernelGroup) -> list[Op]:
     found = []
     for results, work in ((written, work_of(written)), (rows, work_of(rows, written))):
         if results:
-            reduces = any(name_of(node) in ROWS for node in work)
+            kind = "norm" if any(name_of(node) in ROWS for node in work) else "elementwise"
+            if any(map(_turns, work)):
+                kind = "transpose"
             found.append(
                 Op(
                     "fused",
-                    "reduction" if results is rows else "norm" if reduces else "elementwise",
+                    "reduction" if results is rows else kind,
                     arithmetic(tensors(next(iter(results)).meta["val"])[0]),
                     0,
                     _bytes_read(work),
@@ -345,3 +347,11 @@ def _kernels(unit: KernelGroup) -> list[Op]:
                 )
             )
     return found
+
+
+def _turns(node: Node) -> bool:
+    """Whether a node writes a matrix in 8 bits as rows that was computed in columns."""
+    if name_of(node) != "clone" or node.meta["val"].element_size() > 1:
+        return False
+    given = node.all_input_nodes[0].meta["val"]
+    return given.dim() == 2 and given.stride(-1) != 1 == node.meta["val"].stride(-1)
