@@ -157,7 +157,8 @@ class Stopwatch:
         if once > LONG:
             return once
         count = min(max(RUNS[0], int(AT_ONCE / once)), RUNS[1])
-        return statistics.median(self._between(run, count, once < SHORT) for _ in range(3))
+        behind = once < SHORT and self._busy < AHEAD
+        return statistics.median(self._between(run, count, behind) for _ in range(3))
 
     def _between(self, run: Work, count: int, behind: bool = False) -> float:
         """Seconds of a run by events around `count` of them.
