@@ -23,6 +23,7 @@ import torch
 from tight_fit.kernels import names
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.sizes import arithmetic, tensors, touched
+from tight_fit.techniques.eight_bits import PRODUCT
 from tight_fit.torch_private import OpOverload, storage_key
 from tight_fit.trace.graph_nodes import Node, is_view_of, name_of, source_of, written_over
 from tight_fit.trace.tracker import Tracker
@@ -86,6 +87,8 @@ class FusedGraph:
         for node, number in last.items():
             if self.output not in node.users:
                 self.units[number].dead.append(node)
+        # Not with casts to 8 bits: what inductor holds around them is more than is planned so.
+        in_8_bits = any(node.target is PRODUCT for node in nodes)
         donated = graph.meta.get("donated", ())
         others = {node for place, node in enumerate(self.inputs) if place not in donated}
         for number, unit in enumerate(self.units):
@@ -93,7 +96,8 @@ class FusedGraph:
             def stays(node: Node, number: int = number) -> bool:
                 return node in others or self.output in node.users or last.get(node, 0) > number
 
-            unit.reused = written_over(unit.nodes, unit.results, stays) if unit.fused else {}
+            if unit.fused and not in_8_bits:
+                unit.reused = written_over(unit.nodes, unit.results, stays)
 
     def __call__(self, arguments: list) -> Any:
         with self.tracker.paused():  # what is computed again is told by gradients that are on
