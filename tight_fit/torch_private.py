@@ -373,7 +373,7 @@ def _say_what_stays(graph: torch.fx.GraphModule, count: int) -> None:
     """Mark a graph's first inputs as Dynamo marks weights, in the words of
     `_try_get_metadata_from_dynamo` (torch/_functorch/_aot_autograd/frontend_utils.py)."""
     graph.meta["dynamo_compile_id"] = None
-    graph._param_name_to_source = {}
+    vars(graph)["_param_name_to_source"] = {}
     for place, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         node._dynamo_source = None
         if place < count:
