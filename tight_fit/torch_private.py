@@ -369,7 +369,7 @@ def inductor(
     return backend
 
 
-def _say_what_stays(graph: torch.fx.GraphModule, count: int) -> None:
+def _say_what_stays(graph: Any, count: int) -> None:
     """Mark a graph's first inputs as Dynamo marks weights, in the words of
     `_try_get_metadata_from_dynamo` (torch/_functorch/_aot_autograd/frontend_utils.py)."""
     graph.meta["dynamo_compile_id"] = None
