@@ -63,7 +63,7 @@ def test_lesson_22_and_the_answer_say_how_far_compiled_plans_were_off():
         rows = [row for row in csv.DictReader(file) if row["torch.compile"] == "yes"]
     off = [row for row in rows if "," not in row["layout"]]
     times = " and ".join(str(round(float(row["tokens/s off"].strip("+%")))) for row in off)
-    assert len(off) == 2 and all(abs(float(row["GiB off"].strip("+%"))) < 0.5 for row in off)
+    assert len(off) == 2 and all(abs(float(row["GiB off"].strip("+%"))) < 0.6 for row in off)
     assert f"took {times} % longer than so planned" in markdown_of("22")
     step = ModelStep(read("openai-community/gpt2"), compile=True)
     assert any(f"took {times} % more time" in note for note in notes.of_step(step, None))

@@ -54,7 +54,7 @@ def of_step(step: ModelStep, gpu: GPU | None) -> list[str]:
     if step.float8 and step.compile:
         sentences.append(
             "inductor joins the casts to FP8 with the kernels beside them. Three published runs of "
-            "FSDP on H100s had the memory that is so planned, and took 12, 27 and 15 % more time: "
+            "FSDP on H100s had the memory that is so planned, and took 7, 24 and 10 % more time: "
             "take the seconds for a lower bound."
         )
     elif step.float8:
