@@ -43,8 +43,7 @@ A nightly of 2.1 from before July 2023 counts as before 2.1, as its Adam is that
 
 ## What was measured here
 
-The plan of steps of the full models beside what a machine measured, by `make proof` and `make
-record`; `make readme` writes this part.
+By `make proof` and `make record`; `make readme` writes this part.
 
 <!-- steps -->
 <!-- /steps -->
@@ -56,13 +55,11 @@ out-of-memory error. It is the smallest whole percentage of the tensors' peak th
 enough for {suffices:.0%} of the reserved peaks measured with PyTorch 2.2 or later, or with a
 release that is not stated: {margin:.0%}. That was enough for {enough} of {count} of them, so the
 next step fits with a probability of {succession:.0%} if it is one like these (rule of succession);
-one percent less would have been enough for {less}. The largest shortfall of them is {most:.1%}. Of
-the {old_count} reserved peaks of older releases {margin:.0%} would have been enough for
-{old_enough}; their largest shortfall is {old_most:.1%}.
+one percent less would have been enough for {less}. The largest shortfall of them is {most:.1%}; of
+{old_count} reserved peaks of older releases, {old_most:.1%} ({old_enough} would have had enough).
 
-Every figure is a row of [data/accuracy.csv](data/accuracy.csv), with its source.
-[data/to-plan.csv](data/to-plan.csv) has {waiting} more that were published; their set-ups are not
-written yet, so they count nowhere here.
+Every figure is a row of [data/accuracy.csv](data/accuracy.csv), with its source. The set-ups of
+{waiting} more ([data/to-plan.csv](data/to-plan.csv)) are not written yet.
 
 {language}
 {layouts}

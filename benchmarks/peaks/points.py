@@ -46,15 +46,12 @@ POINTS: tuple[Point, ...] = (
 # Start of the names of points -> why their set-up is not what was measured.
 _REASONS = {
     "Pythia": "Pythia-410M (6 figures, seen from -7 % to -21 %): transformers of 2024 kept a "
-    "causal mask of 4 MiB in each layer of GPT-NeoX and computed its attention otherwise than the "
-    "installed transformers.",
-    "OPT": "OPT-350M (6 figures, seen from -0.02 % to -22 %): transformers of 2024 computed OPT's "
-    "softmax in fp32 where weights are fp16, and its attention otherwise than the installed "
-    "transformers.",
+    "causal mask of 4 MiB in each layer, and computed attention otherwise.",
+    "OPT": "OPT-350M (6 figures, seen from -0.02 % to -22 %): transformers of 2024 computed its "
+    "softmax in fp32 beside fp16 weights, and attention otherwise.",
     "ALBERT": "ALBERT-base (6 figures, seen from +16 % to +20 %): the page does not say which "
-    "checkpoint was measured. The set-up is the second version, the default of the script; its "
-    "GELU from single operations keeps much more than the first version's, which the page names "
-    "in its example.",
+    "checkpoint was measured. The second version, the default of its script, keeps much more than "
+    "the first, which its example names.",
 }
 LEFT_OUT: dict[str, str] = {
     point.name: reason

@@ -30,9 +30,11 @@ def test_the_page_holds_what_was_measured_and_what_was_planned_before():
 
 @pytest.mark.parametrize("name", few_by_day(NAMES, BY_DAY.__contains__))
 def test_a_step_is_planned_as_the_page_says(name):
-    """Releases of PyTorch and transformers differ by some tensors."""
-    (now,) = gpu_models_table.rows([name])
+    """By day steps that all releases plan alike; at night all, with the releases of the page."""
     (kept,) = [row for row in KEPT if row["step"] == name]
+    if name not in BY_DAY and kept["planned with"] != gpu_models_table.releases():
+        pytest.skip(f"it was planned with {kept['planned with']}")
+    (now,) = gpu_models_table.rows([name])
     for kind, near in (("allocated", 1e-3), ("reserved", 0.02)):
         assert float(now[f"{kind}, planned"]) == pytest.approx(
             float(kept[f"{kind}, planned"]), rel=near

@@ -70,8 +70,8 @@ def test_readme_says_the_same():
         page.Errors.of(page.counted(kind)) for kind in (page.ALLOCATED, page.RESERVED)
     )
     said = (
-        f"allocated memory by {allocated.mean:.1%} in the mean ({allocated.count} steps, "
-        f"{allocated.worst:+.1%} at worst), reserved memory by {reserved.mean:.1%} "
+        f"measured on GPUs by {allocated.mean:.1%} in the mean ({allocated.count} steps, "
+        f"{allocated.worst:+.1%} at worst), the reserved by {reserved.mean:.1%} "
         f"({reserved.count}, {reserved.worst:+.1%})"
     )
     assert said in readme.README.read_text(encoding="utf8"), "run `make readme`"

@@ -146,12 +146,12 @@ def trust() -> str:
     )
     times, mean, median, worst = published_times.missed()
     return (
-        "Against steps that others measured on GPUs, plans miss allocated memory by "
+        f"Plans miss the allocated memory of steps that others measured on GPUs by "
         f"{allocated.mean:.1%} in the mean ({allocated.count} steps, {allocated.worst:+.1%} at "
-        f"worst), reserved memory by {reserved.mean:.1%} ({reserved.count}, "
-        f"{reserved.worst:+.1%}); {gpu_models_table.short()}: "
-        f"[every comparison](docs/accuracy.md). They miss seconds by {mean:.0%} ({times} steps of "
-        f"vision models on one GPU, {worst:+.0%} at worst): [by kind](docs/gpu-time.md)."
+        f"worst), the reserved by {reserved.mean:.1%} ({reserved.count}, {reserved.worst:+.1%}); "
+        f"{gpu_models_table.short()}: [every comparison](docs/accuracy.md). They miss seconds by "
+        f"{mean:.0%} ({times} vision models, {worst:+.0%} at worst): "
+        f"[by kind](docs/gpu-time.md)."
     )
 
 

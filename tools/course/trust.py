@@ -17,10 +17,9 @@ from tight_fit.units import size
 FAR = 0.05  # a CPU's step that the plan misses by more than this is named
 
 STEPS = (
-    "**Against real steps of the full models, on {machine}.** {count} steps of {models}, every "
-    "technique, each in a process of its own (`make proof`, {date}, PyTorch {torch}). {result}"
-    "[results/steps](../results/steps) has every step, with what two estimators say that speak of "
-    "a GPU.\n\n"
+    "**Against real steps of the full models, on {machine}.** {count} steps of {models}, a "
+    "technique each ({date}, PyTorch {torch}). {result}"
+    "[results/steps](../results/steps) has every step.\n\n"
 )
 STEPS_ON_A_GPU = (
     "The plan misses the allocated peak by {misses.mean:.2%} in the mean and by "
@@ -30,9 +29,7 @@ STEPS_ON_A_CPU = (
     "In {exact} of them the plan is what PyTorch's allocator recorded, to the byte; it misses "
     "{far}the others by {near:.1%} at most, {near_bytes} "
     "([benchmarks/measure_step.py](../benchmarks/measure_step.py) says of what). In the mean it is "
-    "{misses.mean:.2%}. Linux saw the process gain {resident.mean:.1%} more or less than the "
-    "allocator's record in the mean, {resident.worst:+.1%} at most. These are plans for a "
-    "CPU, whose kernels keep other tensors than a GPU's: on a GPU the same steps take other bytes. "
+    "{misses.mean:.2%}. A CPU's kernels keep other tensors than a GPU's. "
 )
 FAR_STEP = "{model} with {technique} by {miss:+.1%}"
 BITSANDBYTES = (
@@ -44,10 +41,7 @@ RECORDS = (
     "allocated peak by {misses.mean:.1%} in the mean and by {misses.worst:+.1%} at worst "
     "({run}, {gpu}).\n\n{table}"
 )
-NO_RECORDS = (
-    "**Against our own GPUs.** `results/` holds no run from a GPU yet: what is said of GPUs on "
-    "this page was measured by others."
-)
+NO_RECORDS = "No lesson has been recorded on a GPU yet."
 
 
 class Misses(NamedTuple):
@@ -70,7 +64,7 @@ def of_steps(proof: measured.Proof) -> str:
     """The plan beside the real steps of one machine, every technique, from results/steps/."""
     on_cpu = proof.environment["device"] == "cpu"
     return STEPS.format(
-        machine="a CPU" if on_cpu else proof.environment["name"],
+        machine="a CPU" if on_cpu else f"an {proof.environment['name']}",
         count=len(proof.steps),
         models=", ".join(dict.fromkeys(_model(step) for step in proof.steps)),
         date=proof.date[:10],
@@ -86,14 +80,12 @@ def _on_a_gpu(steps: Sequence[measured.Step]) -> str:
 def _on_a_cpu(steps: Sequence[measured.Step]) -> str:
     far = [step for step in steps if abs(step.miss) > FAR]
     near = max((step for step in steps if step not in far), key=lambda step: abs(step.miss))
-    gained = [step.resident / step.allocated - 1 for step in steps if step.resident]
     return STEPS_ON_A_CPU.format(
         exact=sum(step.planned == step.allocated for step in steps),
         far=_named(far),
         near=abs(near.miss),
         near_bytes=size(abs(near.planned - near.allocated)),
         misses=Misses.of([step.miss for step in steps]),
-        resident=Misses.of(gained),
     )
 
 
