@@ -43,6 +43,7 @@ from tight_fit.command.wrapper import run
 from tight_fit.files import replace_all
 from tight_fit.models import made
 from tight_fit.models.step import ModelStep
+from tight_fit.packages import needs
 from tight_fit.plans.model import batch, plan_model_step
 from tight_fit.techniques import eight_bits, model_changes
 from tight_fit.techniques.four_bits import count_parameters
@@ -120,6 +121,7 @@ def on_the_gpu(step: ModelStep) -> made.FlatLogits:
 
 def multiply_as_torchao_does(model: nn.Module, recipe: str) -> None:
     """Convert the linear layers of the stacked layers, in place."""
+    needs("torchao")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     wanted = eight_bits.layers_of(model)

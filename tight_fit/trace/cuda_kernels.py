@@ -142,6 +142,8 @@ class CudaKernels(TorchFunctionMode):
         piece, as that of T5's position bias in some releases of transformers.
         """
         dtype, inputs = computed_in(query), (query, key, value)
+        if isinstance(query, DTensor):  # the ring of context ranks has only fused kernels
+            return dtype in (FLASH if self.flash else ()) or dtype in MEMORY_EFFICIENT
         read = inputs if attn_mask is None else (*inputs, attn_mask)
         if any(tensor.stride(-1) != 1 for tensor in read):
             return False
