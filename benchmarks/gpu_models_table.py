@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_models_table [--write]
 
 `benchmarks.gpu_models` measured them; their files in results/models hold, beside each step, what
-the planner said of it before any was measured ("before"). Planned anew, they show what was mended
-since. Their seconds are in `benchmarks.gpu_seconds`.
+the planner of that day said of it ("before"). Planned anew, they show what was mended since. Their
+seconds are in `benchmarks.gpu_seconds`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_model_cases import CASES, step_of
@@ -33,8 +34,8 @@ KINDS = ("allocated", "reserved")
 
 SENTENCES = (
     "**Against other models on {gpu}.** {count} steps of {models} models of transformers, from "
-    "LoRA to offloading ({date}, PyTorch {torch}). Before they were measured, the plan was within "
-    "1 MiB of the allocated peak in {same} of them, and missed {before}. Causes were found and "
+    "LoRA to offloading ({date}, PyTorch {torch}). The planner of that day was within 1 MiB of "
+    "the allocated peak in {same} of them, and missed {before}. Causes were found there and "
     "mended: planned with the releases that were measured ({releases}) it is within 1 MiB in "
     "{same_now}, and misses {now}. [data/gpu-models.csv](data/gpu-models.csv) has every step.\n\n"
 )
@@ -76,9 +77,9 @@ def releases() -> str:
     return " and ".join(f"{name} {version(name).split('+')[0]}" for name in names)
 
 
-def read() -> list[dict[str, str]]:
-    """The kept rows."""
-    with PAGE.open(encoding="utf8", newline="") as file:
+def read(page: Path = PAGE) -> list[dict[str, str]]:
+    """The kept rows of a page of data."""
+    with page.open(encoding="utf8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -104,7 +105,7 @@ def sentences() -> str:
         gpu = kept["environment"]["name"]
         mine = [row for row in table if row["GPU"] == gpu.removeprefix("NVIDIA ")]
         told += SENTENCES.format(
-            gpu=f"an {gpu}",
+            gpu=f"our {gpu}",
             count=len(mine),
             models=len({row["model"] for row in mine}),
             date=kept["date"][:10],

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_seconds [--write]
 
-The steps are those of results/models and results/steps, whose files also hold what was planned
-before any was measured. Compiled steps are left out, as others were being compiled beside them.
+The steps are those of results/models and results/steps, whose files also hold what the planner of
+that day said. Compiled steps are left out, as others were being compiled beside them.
 `tight_fit/gpus/rates.py` says to which of them constants were fitted: their groups are named
 "fitted" here, and nothing was fitted to the others.
 """
@@ -11,8 +11,6 @@ before any was measured. Compiled steps are left out, as others were being compi
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import statistics
 from collections.abc import Sequence
@@ -80,8 +78,7 @@ def _row(
 
 def read() -> list[dict[str, str]]:
     """The kept rows."""
-    with PAGE.open(encoding="utf8", newline="") as file:
-        return list(csv.DictReader(file))
+    return gpu_models_table.read(PAGE)
 
 
 def summary(table: Sequence[dict[str, str]]) -> list[str]:
@@ -108,11 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     table = rows()
     if asked.write:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, table[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-        PAGE.write_text(text.getvalue(), encoding="utf8")
+        PAGE.write_text(gpu_models_table.as_csv(table), encoding="utf8")
     shown = [
         {"step": row["step"], "seconds": row["seconds"],
          **{when: f"{float(row[when]) / float(row['seconds']) - 1:+.1%}"

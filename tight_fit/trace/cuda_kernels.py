@@ -142,8 +142,9 @@ class CudaKernels(TorchFunctionMode):
         piece, as that of T5's position bias in some releases of transformers.
         """
         dtype, inputs = computed_in(query), (query, key, value)
+        fused = dtype in MEMORY_EFFICIENT or (self.flash and dtype in FLASH)
         if isinstance(query, DTensor):  # the ring of context ranks has only fused kernels
-            return dtype in (FLASH if self.flash else ()) or dtype in MEMORY_EFFICIENT
+            return fused
         read = inputs if attn_mask is None else (*inputs, attn_mask)
         if any(tensor.stride(-1) != 1 for tensor in read):
             return False
@@ -151,7 +152,7 @@ class CudaKernels(TorchFunctionMode):
             return True
         if enable_gqa and key.shape[-3] != query.shape[-3] and not GROUPED:
             return False
-        return dtype in (*FLASH, *MEMORY_EFFICIENT) if self.flash else dtype in MEMORY_EFFICIENT
+        return fused
 
     def _attention(self, *args, **kwargs):
         attention = _fused_attention if self._is_fused(*args, **kwargs) else _written_out

@@ -146,7 +146,7 @@ def trust() -> str:
     )
     times, mean, median, worst = published_times.missed()
     return (
-        f"Plans miss the allocated memory of steps that others measured on GPUs by "
+        "Plans miss the allocated memory of steps that others measured on GPUs by "
         f"{allocated.mean:.1%} in the mean ({allocated.count} steps, {allocated.worst:+.1%} at "
         f"worst), the reserved by {reserved.mean:.1%} ({reserved.count}, {reserved.worst:+.1%}); "
         f"{gpu_models_table.short()}: [every comparison](docs/accuracy.md). They miss seconds by "

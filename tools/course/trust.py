@@ -64,7 +64,7 @@ def of_steps(proof: measured.Proof) -> str:
     """The plan beside the real steps of one machine, every technique, from results/steps/."""
     on_cpu = proof.environment["device"] == "cpu"
     return STEPS.format(
-        machine="a CPU" if on_cpu else f"an {proof.environment['name']}",
+        machine="a CPU" if on_cpu else f"our {proof.environment['name']}",
         count=len(proof.steps),
         models=", ".join(dict.fromkeys(_model(step) for step in proof.steps)),
         date=proof.date[:10],
