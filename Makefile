@@ -101,7 +101,7 @@ SHARED = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 quick: lint
 	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" $(SHARED) --durations=15
 
-NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
+NBVAL = --nbval-lax -p tests.warm_kernel --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
 AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- $(SHARED) $(NBVAL) --durations=15
 
 # The lessons are notebooks/*.ipynb; the labs lie in a folder of their own.
