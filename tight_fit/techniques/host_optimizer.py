@@ -69,8 +69,8 @@ class HostOptimizer(torch.optim.Optimizer):
         tell_of_wait(FROM_HOST)
 
     def in_host_memory(self) -> list[torch.Tensor]:
-        """The copies of the weights and the states."""
-        kept: list[Any] = [copy for _, copy in self.pairs]
+        """The copies of the weights and of their gradients, and the states."""
+        kept: list[Any] = [*(copy for _, copy in self.pairs), *self.landing.values()]
         kept += [value for state in self.inner.state.values() for value in state.values()]
         return [value for value in kept if isinstance(value, torch.Tensor)]
 
