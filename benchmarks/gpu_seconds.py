@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 from benchmarks import gpu_models_table
 from benchmarks.gpu_model_cases import CASES, step_of
+from benchmarks.gpu_models import planned
+from benchmarks.gpu_models_table import NO_PLAN, in_percent, off
 from helpers import record
 from helpers.plan import plan
 from helpers.recipe import Recipe
@@ -24,7 +26,6 @@ from helpers.tables import Table
 from tight_fit import gpus
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import calibration
-from tight_fit.plans.model import plan_model_step
 
 PAGE = record.RESULTS.parent / "docs" / "data" / "gpu-seconds.csv"
 QWEN, SINGLE = "Qwen3-0.6B, fitted", "GPT-2, ResNet-50: a constant fitted to each"
@@ -51,28 +52,29 @@ def rows(names: Sequence[str] | None = None) -> list[dict[str, str]]:
             for name, seen in kept["steps"].items():
                 if CASES[name].get("compile") or names is not None and name not in names:
                     continue
-                planned = plan_model_step(step_of(name).on(gpu.capability)).seconds(gpu.name).total
-                before = seen["before"]["seconds"]
-                found.append(_row(gpu.name, group_of(name), name, seen["seconds"], before, planned))
+                before = seen["before"].get("seconds")
+                now = planned(step_of(name), gpu).get("seconds")
+                found.append(_row(gpu.name, group_of(name), name, seen["seconds"], before, now))
         for path in sorted((record.RESULTS / "steps").glob("*.json")) if names is None else ():
             kept = json.loads(path.read_text(encoding="utf8"))
             if kept["environment"]["device"] != "cuda":
                 continue
             gpu = gpus.find(kept["environment"]["name"].removeprefix("NVIDIA "))
             for step in kept["steps"]:
-                planned = plan(Recipe(**step["recipe"])).seconds(gpu.name).total
+                now = plan(Recipe(**step["recipe"])).seconds(gpu.name).total
                 name = f"{step['model']}, {step['technique']}"
                 before = step["planned_seconds"]
-                found.append(_row(gpu.name, RECIPES, name, step["seconds"], before, planned))
+                found.append(_row(gpu.name, RECIPES, name, step["seconds"], before, now))
     return found
 
 
 def _row(
-    gpu: str, group: str, step: str, measured: float, before: float, planned: float
+    gpu: str, group: str, step: str, measured: float, before: float | None, now: float | None
 ) -> dict[str, str]:
+    told = [NO_PLAN if seconds is None else f"{seconds:.5f}" for seconds in (before, now)]
     return {
         "GPU": gpu, "group": group, "step": step, "seconds": f"{measured:.5f}",
-        "planned before": f"{before:.5f}", "planned": f"{planned:.5f}",
+        "planned before": told[0], "planned": told[1],
     }  # fmt: skip
 
 
@@ -92,7 +94,8 @@ def summary(table: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _errors(table: Sequence[dict[str, str]], when: str) -> str:
-    errors = [float(row[when]) / float(row["seconds"]) - 1 for row in table]
+    found = [off(row["seconds"], row[when]) for row in table]
+    errors = [error for error in found if error is not None]
     sizes = list(map(abs, errors))
     worst = max(errors, key=abs)
     return f"{statistics.mean(sizes):.1%}, {statistics.median(sizes):.1%}, {worst:+.1%}"
@@ -108,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         PAGE.write_text(gpu_models_table.as_csv(table), encoding="utf8")
     shown = [
         {"step": row["step"], "seconds": row["seconds"],
-         **{when: f"{float(row[when]) / float(row['seconds']) - 1:+.1%}"
+         **{when: in_percent(off(row["seconds"], row[when]), 1)
             for when in ("planned before", "planned")}}
         for row in table
     ]  # fmt: skip
