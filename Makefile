@@ -53,7 +53,7 @@ help:
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make plans       plan anew what notebooks 13 to 18 and 24 show and what tight-fit knows, and keep it with the package"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
-	@echo "make bench       the planner against real tensors and GPUs, beside other estimators; the loop beside others'"
+	@echo "make bench       published peaks and how long plans take, planned anew; the training loop beside others'"
 	@echo "make readme      write the tables and the picture of README.md anew"
 	@echo "make lesson      a new lesson with lab and exercises, as stubs that fail: make lesson N=28 TITLE=\"8 bits\""
 	@echo "make pretrain    make the small models again (minutes)"
@@ -101,7 +101,7 @@ SHARED = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 quick: lint
 	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" $(SHARED) --durations=15
 
-NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
+NBVAL = --nbval-lax -p tests.warm_kernel --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
 AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- $(SHARED) $(NBVAL) --durations=15
 
 # The lessons are notebooks/*.ipynb; the labs lie in a folder of their own.

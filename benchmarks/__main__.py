@@ -11,11 +11,11 @@ NAME = "python -m benchmarks"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print all tables."""
+    """Print both tables."""
     argparse.ArgumentParser(
         prog=NAME,
-        description="The planner against real tensors, real GPUs and other estimators, and the "
-        "training loop beside those of other frameworks. Takes many minutes.",
+        description="The planner's time beside that of a naive plan, and the training loop beside "
+        "those of other frameworks. Takes many minutes.",
     ).parse_args(arguments)
     from benchmarks import beside_others  # takes seconds
 

@@ -12,14 +12,17 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import psutil
 
 from helpers import record
 
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
 POLL = 0.5  # seconds between two looks at a step
 KILL_SECONDS = 30.0  # that a killed process may take to go; one in the driver cannot be hurried
 LOCKS = Path("/proc/locks")  # on Linux: who holds a file's lock, and who waits for one
@@ -31,6 +34,64 @@ class Hung(RuntimeError):
 
 class PutOff(Exception):
     """A step was ended because others come before it."""
+
+
+def side_by_side(
+    tasks: Sequence[Task],
+    jobs: int,
+    work: Callable[[Task], Answer],
+    name_of: Callable[[Task], str],
+    failed: dict[str, str],
+    keep: Callable[[Task, Answer], str],
+    save: Callable[[], object],
+) -> list[tuple[Task, Exception]]:
+    """Work on so many tasks at a time; each is kept and told of as soon as it is done or fails.
+
+    work    gives a task's answer, and raises as `run`
+    failed  {name of a task: why it failed}, of earlier calls too: one that is done now leaves it
+    keep    takes an answer, and gives what is printed of it
+    save    writes all that there is
+    Returns the tasks that raised TimeoutError or PutOff, and what they raised.
+    """
+    lock = threading.Lock()
+    undone: list[tuple[Task, Exception]] = []
+
+    def one(task: Task) -> None:
+        name = name_of(task)
+        try:
+            answer = work(task)
+        except (TimeoutError, PutOff) as error:
+            with lock:
+                undone.append((task, error))
+        except Exception as error:  # whatever it is, it may not cost the other tasks
+            with lock:
+                failed[name] = _sentence(error)
+                save()
+                print(f"    {name}: FAILED. {failed[name]}", flush=True)
+        else:
+            with lock:
+                failed.pop(name, None)
+                told = keep(task, answer)
+                save()
+                print(f"    {name}: {told}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, tasks))
+    return undone
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RuntimeError) else f"{type(error).__name__}: {text}"
+
+
+def threads(jobs: int) -> dict[str, str]:
+    """Variables of so many processes side by side: together they take half of the cores.
+
+    The other half is left to the process that measures. An OMP_NUM_THREADS that is set stays.
+    """
+    each = max(1, (os.cpu_count() or 1) // 2 // jobs)
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(each)}
 
 
 def run(

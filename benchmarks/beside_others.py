@@ -1,9 +1,7 @@
 """The planner and the training loop beside others, as `python -m benchmarks` prints them.
 
-It prints six tables: the plan against real tensors to the byte; the planner's time beside that of
-a naive plan; what other estimators say of the same steps; all of them against real GPUs; layouts of
-several GPUs against torchtitan's published tables; and the course's training loop beside those of
-other frameworks.
+It prints two tables: the planner's time beside that of a naive plan, and the course's training loop
+beside those of other frameworks.
 
 The naive plan is a step of the whole model, run twice (so that the optimizer has its states), under
 torch's own `MemTracker`. Planner and naive plan take turns in this process, each time on shapes not
@@ -22,9 +20,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks import other_estimators, published_peaks, torchtitan_steps
 from by_hand import frameworks
-from helpers import measure, models, train
+from helpers import models, train
 from helpers.data import Encoded
 from helpers.plan import fake_batch, plan
 from helpers.recipe import Recipe, replace
@@ -42,24 +39,6 @@ FULL = {
         profile="full", model="deberta-large", batch_size=16, length=256
     ),
 }
-MINI = {"mini DeBERTa, 16 × 64": Recipe(), "mini ViT, 16 images": Recipe(model="vit")}
-CHANGES: tuple[dict, ...] = (
-    {},
-    {"accumulation": 4},
-    {"precision": "bf16"},
-    {"checkpointing": True},
-    {"frozen": 2},
-    {"precision": "fp16"},
-    {"optimizer": "adamw8bit"},
-    {"optimizer": "adafactor"},
-    {"lora_rank": 8},
-    {
-        "accumulation": 2,
-        "precision": "bf16",
-        "checkpointing": True,
-        "optimizer": "adamw8bit_embed32",
-    },
-)
 ROUNDS = 3  # of planner and naive plan
 LOOPS = {
     "mini DeBERTa, 16 × 64": Recipe(steps=24),
@@ -95,32 +74,6 @@ def naive(recipe: Recipe) -> tuple[int, dict[str, int]]:
     (peak,) = tracker.get_tracker_snapshot("peak").values()  # of the only device
     parts = {str(kind).split(".")[-1]: size for kind, size in peak.items()}
     return parts.pop("Total"), parts
-
-
-def bytes_table() -> Table:
-    """Plan against real tensors of the mini models, a row per change of the recipe."""
-    rows = []
-    for name, recipe in MINI.items():
-        for change in CHANGES:
-            changed = replace(recipe, **change)
-            planned = plan(changed, "cpu")
-            real = measure.measure(changed, train.encoded(changed)["train"]).tracked
-            if len(planned.timeline) == len(real.timeline):
-                different = str((planned.timeline != real.timeline).any(axis=1).sum())
-            else:
-                different = "all"
-            rows.append(
-                {
-                    "model": name,
-                    "change": ", ".join(f"{key}={value}" for key, value in change.items())
-                    or "none",
-                    "planned peak": f"{planned.peak:,}",
-                    "real peak": f"{real.peak:,}",
-                    "events": f"{len(real.timeline):,}",
-                    "events that differ": different,
-                }
-            )
-    return Table(rows, "Plan against real tensors, bytes")
 
 
 def times_table() -> Table:
@@ -229,24 +182,7 @@ def keep_freed_memory() -> None:
             mallopt(which, value)
 
 
-def published_table() -> Table:
-    """Peaks that others measured on GPUs, and how far the plan and two estimators are off."""
-    table = published_peaks.table(published_peaks.planned())
-    table.caption = (
-        "Peaks that others measured on a T4 and an A10, and how far the plan and two estimators "
-        "are off"
-    )
-    return table
-
-
 def print_tables() -> None:
     """Print all tables."""
-    for table in (
-        bytes_table,
-        times_table,
-        other_estimators.table,
-        published_table,
-        torchtitan_steps.table,
-        loops_table,
-    ):
+    for table in (times_table, loops_table):
         print(table(), "\n", flush=True)

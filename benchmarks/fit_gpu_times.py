@@ -23,18 +23,12 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
+from benchmarks.time_rows import FITTED
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import MEASURED, SPECS
 from tight_fit.kernels import kernel_time
 from tight_fit.kernels.kernel_time import moving_seconds, tiled_seconds
 
-NAMES = {
-    "Tesla T4": "T4",
-    "Tesla P4": "P4",
-    "Tesla P100-PCIE-16GB": "P100",
-    "Tesla V100-PCIE-32GB": "V100-32GB",
-    "NVIDIA A100-PCIE-40GB": "A100-40GB",
-}
 PASSES = {
     "add": 3,
     "mul": 3,
@@ -60,7 +54,7 @@ ROWS = 4000  # of each class and GPU that are fitted: more changes nothing but t
 
 def rows(kernels: pd.DataFrame, kind: str, gpu: str) -> pd.DataFrame:
     """The rows of a class of the model on a GPU, with `moved` (bytes) and `seconds`."""
-    card = next(card for card, name in NAMES.items() if name == gpu)
+    card = next(card for card, name in FITTED.items() if name == gpu)
     some = kernels[kernels.card == card]
     if kind in ("linear", "batched"):
         return some[some.op == {"linear": "linear", "batched": "bmm"}[kind]].assign(

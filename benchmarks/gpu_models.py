@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -162,9 +160,8 @@ def kernels(once: Any) -> dict[str, list[float]]:
     return kept
 
 
-def planned(step: ModelStep) -> dict[str, Any]:
-    """{"allocated", "reserved": bytes, "seconds"} by plan for this GPU; "why" it has none."""
-    gpu = gpus.here()
+def planned(step: ModelStep, gpu: gpus.GPU) -> dict[str, Any]:
+    """{"allocated", "reserved": bytes, "seconds"} by plan for a GPU; "why" it has none."""
     try:
         plan = plan_model_step(step.on(gpu.capability))
         peaks = plan.allocator_peaks(gpu)
@@ -198,46 +195,30 @@ def measure_all(
     kept["steps"] = {}
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf8"))
-    lock = threading.Lock()
 
-    def work(name: str) -> None:
+    def work(name: str) -> dict[str, Any]:
         if until - time.monotonic() < SPARE:
-            return
+            raise TimeoutError
         asked = [sys.executable, "-m", "benchmarks.gpu_models", "--one", name]
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2 // jobs))}
-        try:
-            seen = apart.run(asked, until, LIMIT, threading.Event(), threads)
-        except TimeoutError:
-            return
-        except Exception as error:  # whatever it is, it may not cost the other steps
-            told = " ".join(f"{error}".split())
-            with lock:
-                kept["failed"][name] = told
-                _write(path, kept)
-            print(f"    {name}: FAILED. {told}", flush=True)
-            return
-        with lock:
-            kept["failed"].pop(name, None)
-            kept["steps"][name] = seen
-            _write(path, kept)
-        print(
-            f"    {name}: {seen['allocated']:,} bytes, {seen['reserved']:,} reserved; "
-            f"{seen['seconds']:.4f} s, first {seen['first']:.1f} s",
-            flush=True,
+        return apart.run(asked, until, LIMIT, threading.Event(), apart.threads(jobs))
+
+    def keep(name: str, seen: dict[str, Any]) -> str:
+        kept["steps"][name] = seen
+        return (
+            f"{seen['allocated']:,} bytes, {seen['reserved']:,} reserved; "
+            f"{seen['seconds']:.4f} s, first {seen['first']:.1f} s"
         )
+
+    def save() -> None:
+        replace_all(folder, {path.name: as_json(kept)})
 
     missing = [name for name in CASES if only in name and name not in kept["steps"]]
     missing.sort(key=lambda name: name in kept["failed"])
     for compiled in (False, True):
         side_by_side = min(jobs, COMPILING_JOBS) if compiled else jobs
-        with ThreadPoolExecutor(side_by_side) as pool:
-            chosen = [name for name in missing if bool(CASES[name].get("compile")) is compiled]
-            list(pool.map(work, chosen))
+        chosen = [name for name in missing if bool(CASES[name].get("compile")) is compiled]
+        apart.side_by_side(chosen, side_by_side, work, str, kept["failed"], keep, save)
     return kept
-
-
-def _write(path: Path, kept: dict[str, Any]) -> None:
-    replace_all(path.parent, {path.name: as_json(kept)})
 
 
 def as_json(kept: dict[str, Any]) -> str:
@@ -263,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.one:
         step = step_of(asked.one)
-        print(json.dumps({"before": planned(step), **measure(step)}), flush=True)
+        print(json.dumps({"before": planned(step, gpus.here()), **measure(step)}), flush=True)
         return 0
     command = f"python -m benchmarks.gpu_models --minutes {asked.minutes}"
     kept = measure_all(asked.out, command, begun + 60 * asked.minutes, asked.only, asked.jobs)

@@ -20,17 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_model_cases import CASES, step_of
+from benchmarks.gpu_models import planned
 from helpers import record
 from helpers.tables import Table
 from tight_fit import gpus
 from tight_fit.command.wrapper import run
-from tight_fit.plans.model import plan_model_step
 from tight_fit.units import MIB
 
 FOLDER = record.RESULTS / "models"
 PAGE = record.RESULTS.parent / "docs" / "data" / "gpu-models.csv"
 SAME = 1.01 * MIB  # a plan that misses by less counts as equal: a process holds so much beside
 KINDS = ("allocated", "reserved")
+NO_PLAN = ""  # in place of what was planned, of a step that the planner refused
 
 SENTENCES = (
     "**Against other models on {gpu}.** {count} steps of {models} models of transformers, from "
@@ -58,12 +59,12 @@ def rows(names: Sequence[str] | None = None) -> list[dict[str, str]]:
         for name, seen in kept["steps"].items():
             if names is not None and name not in names:
                 continue
-            peaks = plan_model_step(step_of(name).on(gpu.capability)).allocator_peaks(gpu)
+            before, now = seen["before"], planned(step_of(name), gpu)
             row = {"GPU": gpu.name, "step": name, "model": CASES[name]["model"]}
             for kind in KINDS:
                 row[kind] = str(seen[kind])
-                row[f"{kind}, planned before"] = str(seen["before"][kind])
-                row[f"{kind}, planned"] = str(getattr(peaks, kind))
+                row[f"{kind}, planned before"] = str(before.get(kind, NO_PLAN))
+                row[f"{kind}, planned"] = str(now.get(kind, NO_PLAN))
             together = seen.get("together")
             row["planned with"] = releases()
             row["process"] = "shared with the steps above" if together else "of its own"
@@ -92,9 +93,20 @@ def as_csv(table: Sequence[dict[str, str]]) -> str:
     return text.getvalue()
 
 
-def off(row: dict[str, str], kind: str, planned: str = "planned") -> float:
-    """Planned / measured - 1."""
-    return float(row[f"{kind}, {planned}"]) / float(row[kind]) - 1
+def off(measured: str, planned: str) -> float | None:
+    """Planned / measured - 1; None where there is no plan."""
+    return None if planned == NO_PLAN else float(planned) / float(measured) - 1
+
+
+def offs(table: Iterable[dict[str, str]], kind: str, when: str) -> dict[str, float]:
+    """{step: `off`} of the steps that have a plan; when is "planned" or "planned before"."""
+    found = {row["step"]: off(row[kind], row[f"{kind}, {when}"]) for row in table}
+    return {step: error for step, error in found.items() if error is not None}
+
+
+def in_percent(error: float | None, digits: int) -> str:
+    """An error in a table that is printed."""
+    return "no plan" if error is None else f"{error:+.{digits}%}"
 
 
 def sentences() -> str:
@@ -123,24 +135,25 @@ def short() -> str:
     """The same in half a sentence, for README: all GPUs together."""
     table = read()
     before, now = (
-        statistics.mean(abs(off(row, "allocated", planned)) for row in table)
-        for planned in ("planned before", "planned")
+        statistics.mean(map(abs, offs(table, "allocated", when).values()))
+        for when in ("planned before", "planned")
     )
     names = ", ".join(dict.fromkeys(row["GPU"] for row in table))
     return f"our {names}'s by {before:.1%}, now {now:.1%} ({len(table)})"
 
 
-def _same(table: Iterable[dict[str, str]], planned: str) -> int:
-    return sum(abs(int(r[f"allocated, {planned}"]) - int(r["allocated"])) <= SAME for r in table)
+def _same(table: Iterable[dict[str, str]], when: str) -> int:
+    planned = [(row["allocated"], row[f"allocated, {when}"]) for row in table]
+    return sum(p != NO_PLAN and abs(int(p) - int(measured)) <= SAME for measured, p in planned)
 
 
-def _misses(table: Sequence[dict[str, str]], planned: str) -> str:
-    worst = max(table, key=lambda row: abs(off(row, "allocated", planned)))
-    allocated, reserved = (
-        statistics.mean(abs(off(row, kind, planned)) for row in table)
-        for kind in ("allocated", "reserved")
-    )
-    return MISSES.format(allocated, off(worst, "allocated", planned), worst["step"], reserved)
+def _misses(table: Sequence[dict[str, str]], when: str) -> str:
+    allocated, reserved = (offs(table, kind, when) for kind in KINDS)
+    worst = max(allocated, key=lambda step: abs(allocated[step]))
+    means = [statistics.mean(map(abs, errors.values())) for errors in (allocated, reserved)]
+    told = MISSES.format(means[0], allocated[worst], worst, means[1])
+    refused = len(table) - len(allocated)
+    return f"{told} ({refused} had no plan)" if refused else told
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -155,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
         {
             "step": row["step"],
             "process": row["process"],
-            **{f"{kind}, {when}": f"{off(row, kind, when):+.2%}"
+            **{f"{kind}, {when}": in_percent(off(row[kind], row[f"{kind}, {when}"]), 2)
                for kind in KINDS for when in ("planned before", "planned")},
         }
         for row in table

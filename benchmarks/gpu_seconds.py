@@ -17,6 +17,9 @@ from collections.abc import Sequence
 
 from benchmarks import gpu_models_table
 from benchmarks.gpu_model_cases import CASES, step_of
+from benchmarks.gpu_models import planned
+from benchmarks.gpu_models_table import NO_PLAN, in_percent, off
+from benchmarks.pages import with_block
 from helpers import record
 from helpers.plan import plan
 from helpers.recipe import Recipe
@@ -24,9 +27,9 @@ from helpers.tables import Table
 from tight_fit import gpus
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import calibration
-from tight_fit.plans.model import plan_model_step
 
 PAGE = record.RESULTS.parent / "docs" / "data" / "gpu-seconds.csv"
+TOLD = PAGE.parents[1] / "gpu-time.md"
 QWEN, SINGLE = "Qwen3-0.6B, fitted", "GPT-2, ResNet-50: a constant fitted to each"
 OTHERS, RECIPES = "other models, held out", "the course's recipes, held out"
 GROUPS = (QWEN, SINGLE, OTHERS, RECIPES)
@@ -51,28 +54,29 @@ def rows(names: Sequence[str] | None = None) -> list[dict[str, str]]:
             for name, seen in kept["steps"].items():
                 if CASES[name].get("compile") or names is not None and name not in names:
                     continue
-                planned = plan_model_step(step_of(name).on(gpu.capability)).seconds(gpu.name).total
-                before = seen["before"]["seconds"]
-                found.append(_row(gpu.name, group_of(name), name, seen["seconds"], before, planned))
+                before = seen["before"].get("seconds")
+                now = planned(step_of(name), gpu).get("seconds")
+                found.append(_row(gpu.name, group_of(name), name, seen["seconds"], before, now))
         for path in sorted((record.RESULTS / "steps").glob("*.json")) if names is None else ():
             kept = json.loads(path.read_text(encoding="utf8"))
             if kept["environment"]["device"] != "cuda":
                 continue
             gpu = gpus.find(kept["environment"]["name"].removeprefix("NVIDIA "))
             for step in kept["steps"]:
-                planned = plan(Recipe(**step["recipe"])).seconds(gpu.name).total
+                now = plan(Recipe(**step["recipe"])).seconds(gpu.name).total
                 name = f"{step['model']}, {step['technique']}"
                 before = step["planned_seconds"]
-                found.append(_row(gpu.name, RECIPES, name, step["seconds"], before, planned))
+                found.append(_row(gpu.name, RECIPES, name, step["seconds"], before, now))
     return found
 
 
 def _row(
-    gpu: str, group: str, step: str, measured: float, before: float, planned: float
+    gpu: str, group: str, step: str, measured: float, before: float | None, now: float | None
 ) -> dict[str, str]:
+    told = [NO_PLAN if seconds is None else f"{seconds:.5f}" for seconds in (before, now)]
     return {
         "GPU": gpu, "group": group, "step": step, "seconds": f"{measured:.5f}",
-        "planned before": f"{before:.5f}", "planned": f"{planned:.5f}",
+        "planned before": told[0], "planned": told[1],
     }  # fmt: skip
 
 
@@ -92,7 +96,8 @@ def summary(table: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _errors(table: Sequence[dict[str, str]], when: str) -> str:
-    errors = [float(row[when]) / float(row["seconds"]) - 1 for row in table]
+    found = [off(row["seconds"], row[when]) for row in table]
+    errors = [error for error in found if error is not None]
     sizes = list(map(abs, errors))
     worst = max(errors, key=abs)
     return f"{statistics.mean(sizes):.1%}, {statistics.median(sizes):.1%}, {worst:+.1%}"
@@ -101,14 +106,16 @@ def _errors(table: Sequence[dict[str, str]], when: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Print the errors, and keep them where asked to; two minutes of CPU time."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_seconds")
-    parser.add_argument("--write", action="store_true", help="docs/data/gpu-seconds.csv anew")
+    parser.add_argument("--write", action="store_true", help="the data and the page's table anew")
     asked = parser.parse_args(arguments)
     table = rows()
     if asked.write:
         PAGE.write_text(gpu_models_table.as_csv(table), encoding="utf8")
+        text = with_block(TOLD.read_text(encoding="utf8"), "h200", "\n".join(summary(table)))
+        TOLD.write_text(text, encoding="utf8")
     shown = [
         {"step": row["step"], "seconds": row["seconds"],
-         **{when: f"{float(row[when]) / float(row['seconds']) - 1:+.1%}"
+         **{when: in_percent(off(row["seconds"], row[when]), 1)
             for when in ("planned before", "planned")}}
         for row in table
     ]  # fmt: skip

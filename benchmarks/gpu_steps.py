@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -167,40 +166,31 @@ def measure_all(
         missing = [case for case in missing if name_of(case) in wanted]
         missing.sort(key=lambda case: name_of(case) in proof.failed)
     jobs = jobs or max(1, min(JOBS, (os.cpu_count() or 1) // 2))
-    lock, hung = threading.Lock(), threading.Event()
+    hung = threading.Event()
 
-    def keep(said: str) -> None:
-        outcome.file = write(proof, folder, finished=False)
-        print(f"    {said}", flush=True)
-
-    def work(case: Case) -> None:
-        name = name_of(case)
+    def work(case: Case) -> Step | None:
         try:
-            step = _apart(case, until, hung if on_two(case) else threading.Event(), jobs)
-        except TimeoutError:
-            with lock:
-                outcome.left.extend([] if name in proof.failed else [name])
-        except apart.PutOff:
-            with lock:
-                outcome.put_off.append(case)
-        except Exception as error:  # whatever it is, it may not cost the other steps
-            if on_two(case) and isinstance(error, apart.Hung):
+            return _apart(case, until, hung if on_two(case) else threading.Event(), jobs)
+        except apart.Hung:
+            if on_two(case):
                 hung.set()
-            with lock:
-                proof.failed[name] = _sentence(error)
-                keep(f"{name}: FAILED. {proof.failed[name]}")
-        else:
-            with lock:
-                proof.failed.pop(name, None)
-                if step is None:
-                    proof.large.append(name)
-                    keep(f"{name}: too large for this GPU")
-                else:
-                    proof.steps.append(step)
-                    keep(f"{name}: {_told(step)}")
+            raise
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(work, missing))
+    def keep(case: Case, step: Step | None) -> str:
+        if step is None:
+            proof.large.append(name_of(case))
+            return "too large for this GPU"
+        proof.steps.append(step)
+        return _told(step)
+
+    def save() -> None:
+        outcome.file = write(proof, folder, finished=False)
+
+    for case, error in apart.side_by_side(missing, jobs, work, name_of, proof.failed, keep, save):
+        if isinstance(error, apart.PutOff):
+            outcome.put_off.append(case)
+        elif name_of(case) not in proof.failed:
+            outcome.left.append(name_of(case))
     order = {name_of(case): number for number, case in enumerate(everything)}
     proof.steps.sort(key=lambda step: order.get(name_of(step), len(order)))
     if proof.steps:
@@ -231,11 +221,6 @@ def _told(step: Step) -> str:
     return f"{step.off}; {step.seconds:.3f} s{planned}"
 
 
-def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, RuntimeError) else f"{type(error).__name__}: {text}"
-
-
 def _apart(case: Case, until: float, put_off: threading.Event, jobs: int) -> Step | None:
     """`one` in a process of its own, one of `jobs`. Raises as `apart.run`."""
     if put_off.is_set():
@@ -247,22 +232,13 @@ def _apart(case: Case, until: float, put_off: threading.Event, jobs: int) -> Ste
     asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
     command = [sys.executable, "-m", "benchmarks.gpu_steps", asked]
     limit = gpu_layouts.TIME_LIMIT if on_two(case) else LIMIT
-    answer = apart.run(command, until, limit, put_off, threads(jobs))
+    answer = apart.run(command, until, limit, put_off, apart.threads(jobs))
     if answer == TOO_LARGE:
         return None
     try:
         return Step.from_dict(answer)
     except (TypeError, KeyError, ValueError) as error:
         raise RuntimeError(f"Its answer is no measured step ({error}).") from error
-
-
-def threads(jobs: int) -> dict[str, str]:
-    """Variables of so many processes side by side: together they take half of the cores.
-
-    The other half is left to the process that measures. An OMP_NUM_THREADS that is set stays.
-    """
-    each = max(1, (os.cpu_count() or 1) // 2 // jobs)
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(each)}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,12 +24,12 @@ from datetime import UTC, datetime
 
 import psutil
 
-from benchmarks.apart import last_object
+from benchmarks import apart
 from benchmarks.measure_step import measure
 from benchmarks.proof import FOLDER, Proof, Step, table, write
 from benchmarks.room import MEMORY_FRACTION, has_room
 from benchmarks.techniques import MODELS, TECHNIQUES
-from helpers import ladder, models, record
+from helpers import ladder, models
 from helpers.plan import plan
 from helpers.profile import environment, usable_cuda
 from helpers.recipe import Recipe, replace
@@ -109,18 +107,8 @@ def other_estimates(recipe: Recipe, device: str, frozen: float) -> tuple[int | N
 def measure_apart(recipe: Recipe, device: str) -> dict[str, int | None]:
     """`measure` in a process of its own. Raises RuntimeError with the reason where it failed."""
     command = [sys.executable, "-m", "benchmarks.measured_steps", "--device", device]
-    process = subprocess.run(
-        [*command, "--one", json.dumps(recipe.to_dict())],
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-        cwd=record.RESULTS.parent,
-        env=os.environ | GLIBC,
-    )
-    if process.returncode:
-        last = (process.stderr.strip().splitlines() or ["it was killed"])[-1]
-        raise RuntimeError(f"A step could not be measured: {last}")
-    return last_object(process.stdout)
+    command += ["--one", json.dumps(recipe.to_dict())]
+    return apart.run(command, float("inf"), TIME_LIMIT, threading.Event(), GLIBC)
 
 
 class MemoryBudget:
@@ -173,7 +161,7 @@ def measure_steps(
         try:
             with budget.taken(plan_of_step.peak):
                 return measure_apart(recipe, device)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+        except RuntimeError as error:
             print(f"{model}, {technique}: FAILED. {error}", file=sys.stderr, flush=True)
             if failed is not None:
                 failed.append(f"{model}, {technique}")

@@ -1,10 +1,7 @@
-"""How long plans and the command take: `python -m benchmarks.plan_speed`.
+"""How long the command takes: `python -m benchmarks.plan_speed`.
 
-The first table has the CPU seconds of a plan with every layer traced and of one with repeated
-layers traced once, in turns in this process, each round with another batch size so that nothing is
-known from the round before; and whether the two traces were equal. The second has the command in
-processes of its own, imports and start of Python included, as wall and as CPU seconds. A busy
-machine stretches the first and leaves the second nearly alone.
+Each question is asked of the command in a process of its own, imports and start of Python included,
+in wall and in CPU seconds. A busy machine stretches the first and leaves the second nearly alone.
 """
 
 from __future__ import annotations
@@ -13,29 +10,18 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.tables import Table
 from tight_fit.command.wrapper import run
-from tight_fit.models.config import read
 from tight_fit.models.names import known
-from tight_fit.plans.model import ModelStep, trace_model_step
 
-ROUNDS = 3
 FEW = 4  # seconds
-PLANS: dict[str, tuple[str, dict]] = {
-    "DeBERTa-v3-base, 16 × 256": ("microsoft/deberta-v3-base", {"length": 256}),
-    "DeBERTa-v3-large, 16 × 256": ("microsoft/deberta-v3-large", {"length": 256}),
-    "ViT-B/16, 16 images": ("google/vit-base-patch16-224-in21k", {}),
-    "Llama-3.1-8B, 16 × 512": ("meta-llama/Llama-3.1-8B", {"precision": "bf16"}),
-}
 # Configurations of no known model: {its name here: (a known model, what is different)}.
 UNKNOWN: dict[str, tuple[str, dict[str, int]]] = {
     "base.json": ("FacebookAI/roberta-base", {"vocab_size": 50000}),
@@ -59,37 +45,6 @@ COMMANDS = {
     "eight GPUs": ("meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 4096", 30),
     "eight GPUs, an unknown 8 B model": ("8b.json --gpu H100 --gpus 8 --length 4096", 30),
 }
-
-
-def plans() -> Table:
-    """CPU seconds of plans, whole and with repeated layers traced once."""
-    rows = []
-    for label, (name, fields) in PLANS.items():
-        config, equal = read(name), True
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for number in range(ROUNDS + 1):
-            traces = []
-            for whole in (False, True):
-                # The two ways take batch sizes in turns: what one has met is new to the other.
-                step = ModelStep(config, batch_size=16 + 2 * number + whole, **fields)
-                begin = time.process_time()
-                traces.append(trace_model_step(step, all_layers=whole))
-                if number:  # the first round also imports
-                    seconds[whole].append(time.process_time() - begin)
-            step = ModelStep(config, batch_size=16 + 2 * number, **fields)
-            if number == ROUNDS:
-                equal = traces[0] == trace_model_step(step, all_layers=True)
-        once, all_of_them = map(statistics.median, seconds)
-        rows.append(
-            {
-                "step": label,
-                "all layers, s": f"{all_of_them:.2f}",
-                "once, s": f"{once:.2f}",
-                "ratio": f"{all_of_them / once:.1f}",
-                "equal": "yes" if equal else "NO",
-            }
-        )
-    return Table(rows, "CPU seconds of a plan, each layer traced and repeated layers once")
 
 
 def commands(beside: Path | None = None, few: bool = False, words: Sequence[str] = ()) -> Table:
@@ -147,10 +102,10 @@ def _asked(typed: str, folder: Path, cache: str) -> tuple[float, float, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print both tables."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plan_speed",
-        description="How long plans and the command take. Takes many minutes; --few, one or two.",
+        description="How long the command takes. Takes many minutes; --few, one or two.",
     )
     parser.add_argument(
         "--beside", metavar="FOLDER", type=Path, help="another version, asked the same in turn"
@@ -160,11 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--only", metavar="WORD", nargs="+", default=(), help="commands whose names hold a word"
     )
     asked = parser.parse_args(arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        print(commands(asked.beside, asked.few, asked.only), "\n", flush=True)
-        if not asked.few and not asked.only:
-            print(plans(), flush=True)
+    print(commands(asked.beside, asked.few, asked.only))
 
 
 if __name__ == "__main__":

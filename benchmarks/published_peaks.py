@@ -15,15 +15,13 @@ scenarios/training/config.py, .github/workflows/test_api_cuda.yaml). The batches
 peak lies in the optimizer's step. It tests weights, gradients, states and AdamW's temporaries, and
 hardly any activation.
 
-`python -m benchmarks.published_peaks` prints the table.
+`benchmarks.peaks` plans them with all other published peaks and writes docs/accuracy.md.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +43,6 @@ from helpers import models
 from helpers.plan import fake_batch
 from helpers.recipe import Recipe
 from helpers.tables import Table
-from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus import GPU, find
 from tight_fit.memory.allocator import AllocatorPeaks
 from tight_fit.plans.own_step import CustomStepPlan, plan_custom_step
@@ -321,25 +318,6 @@ def allocator_peaks(step: Published) -> tuple[CustomStepPlan, AllocatorPeaks]:
     return plan, plan.allocator_peaks(step.gpu)
 
 
-@lru_cache(maxsize=1)
-def planned() -> tuple[tuple[Published, CustomStepPlan, AllocatorPeaks], ...]:
-    """All steps, planned once in this process."""
-    return tuple((step, *allocator_peaks(step)) for step in STEPS)
-
-
 def off(estimate: float, truth: int | None) -> str:
     """By how much an estimate is off, as a percentage; "-" where the truth is not known."""
     return f"{estimate / truth - 1:+.2%}" if truth else "-"
-
-
-def main() -> None:
-    """Print the table."""
-    argparse.ArgumentParser(
-        prog="python -m benchmarks.published_peaks",
-        description="Peaks that others measured on GPUs, beside plan and two estimators.",
-    ).parse_args()
-    print(table(planned()))
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_command(main, "python -m benchmarks.published_peaks"))

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.time_rows import Row, by_flops, roofline
+from benchmarks.pages import with_block
+from benchmarks.time_rows import FITTED, Row, by_flops, roofline
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import SPECS
 from tight_fit.kernels.step_seconds import seconds
@@ -33,7 +34,6 @@ from tight_fit.kernels.traced_ops import TracedOps
 DATA = Path(__file__).parent / "data"
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-time.md"
 ERRORS = PAGE.parent / "data" / "gpu-time.csv"  # a row a group; the page shows those of SHOWN
-BEGIN, END = "<!-- errors -->", "<!-- end -->"  # what the table stands between
 LENT = "NeuSight by another GPU's constants"
 SHOWN = (
     "NeuSight, inference",
@@ -53,12 +53,7 @@ SHOWN = (
     "timm, held out, grouped convolutions",
 )
 SIMPLER = "timm, held out"  # the group of which the page says what simpler estimates miss
-NAMES = {
-    "Tesla T4": "T4",
-    "Tesla P4": "P4",
-    "Tesla P100-PCIE-16GB": "P100",
-    "Tesla V100-PCIE-32GB": "V100-32GB",
-    "NVIDIA A100-PCIE-40GB": "A100-40GB",
+NAMES = FITTED | {
     "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
     "NVIDIA GeForce RTX 3090": "RTX 3090",
 }
@@ -376,14 +371,7 @@ def main() -> None:
     print("\n".join(lines))
     if given.write:
         ERRORS.write_text("\n".join(lines) + "\n", "utf8")
-        PAGE.write_text(with_table(PAGE.read_text("utf8"), table(lines)), "utf8")
-
-
-def with_table(page: str, table: str) -> str:
-    """The text of docs/gpu-time.md with another table of errors."""
-    before, _, rest = page.partition(f"{BEGIN}\n")
-    _, _, after = rest.partition(f"{END}\n")
-    return f"{before}{BEGIN}\n{table}\n{END}\n{after}"
+        PAGE.write_text(with_block(PAGE.read_text("utf8"), "errors", table(lines)), "utf8")
 
 
 if __name__ == "__main__":

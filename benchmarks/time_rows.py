@@ -9,6 +9,15 @@ from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.kernel_time import SIZE
 from tight_fit.kernels.traced_ops import TracedOps
 
+# The GPUs whose kernels NeuSight published, as it names them.
+FITTED = {
+    "Tesla T4": "T4",
+    "Tesla P4": "P4",
+    "Tesla P100-PCIE-16GB": "P100",
+    "Tesla V100-PCIE-32GB": "V100-32GB",
+    "NVIDIA A100-PCIE-40GB": "A100-40GB",
+}
+
 
 class Row(NamedTuple):
     """One published time with what is planned for it; times in seconds. `part` is "backward",

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import with_block
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.files import replace_all
@@ -33,7 +34,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "versions"
 KEPT = ROOT / "docs" / "data" / "versions.json"
 PAGE = ROOT / "docs" / "reliability.md"
-BLOCK = re.compile(r"(<!-- versions -->\n).*?(<!-- /versions -->)", re.DOTALL)
 SETS = ("lowest", "newest", "colab")
 # What the checks need beside requirements.txt, of requirements-dev.txt.
 TESTING = (
@@ -260,7 +260,7 @@ def words(found: dict[str, Any] | None) -> str:
 
 def page(text: str, kept: dict[str, Any]) -> str:
     """The page's text with the table of what is kept."""
-    return BLOCK.sub(lambda found: f"{found[1]}{table(kept)}\n{found[2]}", text)
+    return with_block(text, "versions", table(kept))
 
 
 def read() -> dict[str, Any]:

@@ -21,7 +21,6 @@ import pytest
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reliability.md"
-BLOCK = re.compile(r"(<!-- attack -->\n).*?(<!-- /attack -->)", re.DOTALL)
 LONGEST = 600  # characters of a sentence that refuses something
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.attack import BLOCK, PAGE, collected, table
+from benchmarks.pages import with_block
+from tests.attack import PAGE, collected, table
 
 
 def main() -> int:
@@ -13,7 +14,7 @@ def main() -> int:
         print(error)
         return 1
     text = PAGE.read_text(encoding="utf8")
-    PAGE.write_text(BLOCK.sub(lambda found: f"{found[1]}{rows}\n{found[2]}", text), encoding="utf8")
+    PAGE.write_text(with_block(text, "attack", rows), encoding="utf8")
     print(rows)
     return 0
 

@@ -1,10 +1,11 @@
 """What a real GPU measured of other people's models, beside what is planned and written of it."""
 
+import copy
 import json
 
 import pytest
 
-from benchmarks import gpu_models, gpu_models_table
+from benchmarks import apart, gpu_models, gpu_models_table, gpu_seconds
 from benchmarks.gpu_model_cases import CASES, step_of
 from tests.night import few_by_day
 
@@ -46,3 +47,57 @@ def test_a_file_is_named_by_its_machine_and_reads_back():
     kept = json.loads(path.read_text(encoding="utf8"))
     assert path.name == gpu_models.file_of(kept["environment"])
     assert json.loads(gpu_models.as_json(kept)) == kept and not kept["failed"]
+
+
+def test_a_step_that_was_measured_but_never_planned_is_in_both_tables(monkeypatch):
+    (kept,) = copy.deepcopy(gpu_models_table.files())
+    refused, fine = "BERT-base", "GPT-2 medium"
+    kept["steps"] = {name: kept["steps"][name] for name in (refused, fine)}
+    kept["steps"][refused]["before"] = {"why": "It had no layers."}
+    monkeypatch.setattr(gpu_models_table, "files", lambda: [kept])
+    monkeypatch.setattr(gpu_seconds, "GROUPS", (gpu_seconds.OTHERS, gpu_seconds.SINGLE))
+    honest = gpu_models.plan_model_step
+
+    def plan_model_step(step):
+        if step.config.model_type == "bert":
+            raise ValueError("It has no layers.")
+        return honest(step)
+
+    monkeypatch.setattr(gpu_models, "plan_model_step", plan_model_step)
+    assert gpu_models.planned(step_of(refused), gpu_models.gpus.GPUS["H200"]) == {
+        "why": "It has no layers."
+    }
+    first, second = table = gpu_models_table.rows()
+    assert (first["allocated, planned before"], first["reserved, planned"]) == ("", "")
+    monkeypatch.setattr(gpu_models_table, "read", lambda: table)
+    told = gpu_models_table.sentences()
+    assert f"worst: {fine})" in told and told.count("(1 had no plan)") == 2
+    both = gpu_models_table.short()
+    monkeypatch.setattr(gpu_models_table, "read", lambda: [second])
+    assert gpu_models_table.short() == both.replace("(2)", "(1)")
+    seconds = gpu_seconds.rows([refused, fine])
+    assert [row["planned"] == "" for row in seconds] == [True, False]
+    assert gpu_models_table.main([]) == 0
+
+
+def test_what_fails_is_kept_and_tried_again_after_the_others(monkeypatch, tmp_path):
+    names = ["BERT-base", "Qwen3-0.6B, compile", "T5-base"]
+    here = {"device": "cuda", "name": "Tesla T4", "torch": "2.13.0"}
+    monkeypatch.setattr(gpu_models, "environment", lambda device: here)
+    monkeypatch.setattr(gpu_models, "CASES", {name: CASES[name] for name in names})
+    seen, asked = {"allocated": 1, "reserved": 2, "seconds": 0.1, "first": 1.0}, []
+
+    def first_fails(command, *_):
+        asked.append(command[-1])
+        if command[-1] == names[0]:
+            raise RuntimeError("out of\nmemory")
+        return seen
+
+    monkeypatch.setattr(apart, "run", first_fails)
+    kept = gpu_models.measure_all(tmp_path, "a test", jobs=1)
+    assert kept["failed"] == {names[0]: "out of memory"} and asked == [names[0], *names[:0:-1]]
+    assert json.loads((tmp_path / gpu_models.file_of(here)).read_text()) == kept
+    monkeypatch.setattr(apart, "run", lambda *_: seen)
+    again = gpu_models.measure_all(tmp_path, "a test", jobs=1)
+    assert not again["failed"] and set(again["steps"]) == set(names)
+    assert gpu_models.measure_all(tmp_path, "a test", until=0.0) == again

@@ -38,8 +38,9 @@ def a_proof(*steps: proof.Step) -> proof.Proof:
         replace(TEXT, accumulation=2, checkpointing=True),
         replace(IMAGE, precision="fp16"),
         replace(IMAGE, frozen=2, optimizer="sgd"),
+        Recipe("decoder", batch_size=4, length=40),
     ],
-    ids=["plain", "checkpointed", "fp16", "frozen"],
+    ids=["plain", "checkpointed", "fp16", "frozen", "decoder"],
 )
 def test_the_allocators_record_is_the_plan_to_the_byte(recipe, monkeypatch):
     if recipe.precision == "fp16":

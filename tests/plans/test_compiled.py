@@ -1,7 +1,5 @@
 """What a compiled step keeps, planned from its graph, beside what inductor's code really keeps."""
 
-import warnings
-
 import pytest
 import torch
 import transformers as library
@@ -12,17 +10,11 @@ from tight_fit.models.step import ModelStep
 from tight_fit.plans.compiled import kept_bytes, measure_compiled, plan_compiled
 from tight_fit.plans.model import measured
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {
     "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def step(**fields) -> ModelStep:

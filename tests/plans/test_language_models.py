@@ -1,7 +1,5 @@
 """Plans of fine-tunes of decoders on one GPU, by the fields that they have for it, byte by byte."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +10,7 @@ from tests.night import few_by_day
 from tight_fit.plans.model import ModelStep, measured, plan_model_step
 from tight_fit.techniques import four_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = {
     "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
@@ -58,13 +57,6 @@ NF4 = [
     ("bert", {"precision": "bf16"}),
     ("llama", {"frozen": 2, "attention": "eager"}),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def step(name: str, layers: int = 3, **fields) -> ModelStep:

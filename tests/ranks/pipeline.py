@@ -14,17 +14,11 @@ from by_hand.pipeline_stage import cut
 from by_hand.transport import PipelineTransport
 from helpers import models, train
 from helpers.recipe import Recipe
+from tests.small import without_dropout
 from tight_fit.layouts.schedules import gpipe, interleaved, one_f_one_b
 from tight_fit.techniques.step import loss_sum
 
 ROWS, MICRO = 8, 4
-
-
-def without_dropout(model):
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def apart(stages, truth):

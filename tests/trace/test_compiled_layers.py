@@ -1,6 +1,5 @@
 """A step with compiled layers, planned, beside the same step through inductor's own code."""
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -24,6 +23,7 @@ from tight_fit.techniques.step import train_step
 from tight_fit.trace.graph_nodes import written_over
 from tight_fit.trace.repeated_layers import layers
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 LAYERS = 6
 SMALL = {
     "hidden_size": 64,
@@ -32,13 +32,6 @@ SMALL = {
     "intermediate_size": 128,
 }
 LLAMA = SMALL | {"vocab_size": 211, "num_key_value_heads": 2, "max_position_embeddings": 256}
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def llama(**fields) -> ModelStep:

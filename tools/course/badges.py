@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 
+from benchmarks.pages import with_block
 from tight_fit.files import replace_all
 from tools.course import NOTEBOOKS, ROOT, opening
 from tools.course.notebooks import every_notebook
@@ -98,13 +99,6 @@ def citation(text: str, repository: str) -> str:
     text = CITED.sub("", text)
     line = f"repository-code: {repository}\n" if repository else ""
     return text.replace("license: ", f"{line}license: ", 1)
-
-
-def with_block(text: str, name: str, content: str) -> str:
-    """The text with `content` between `<!-- name -->` and `<!-- /name -->`, if it has these."""
-    block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
-    pattern = rf"<!-- {name} -->\n.*?<!-- /{name} -->"
-    return re.sub(pattern, lambda _: block, text, flags=re.DOTALL)
 
 
 def stale(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import techniques as planned
+from benchmarks.pages import with_block
 from benchmarks.programs import table
 from helpers import plots
 from helpers.plan import plan
@@ -18,7 +19,6 @@ from helpers.recipe import replace
 from tight_fit import gpus
 from tight_fit.memory.plan import Plan
 from tools.course import ROOT, blocks, trust
-from tools.course.badges import with_block
 
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "plan.png"

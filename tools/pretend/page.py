@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 
+from benchmarks.pages import with_block
 from helpers.tables import Table
 from tight_fit.files import replace_all
 from tools.pretend.cards import CARDS
 from tools.pretend.kept import FILE, Kept, Recorded, Rehearsed, read
 
 PAGE = FILE.with_suffix(".md")
-FOUND_BEGIN, FOUND_END = "<!-- found -->\n", "<!-- /found -->"
 MENDED = PAGE.parent / "data" / "mended.csv"
-BEGIN, END = "<!-- rehearsed -->\n", "<!-- /rehearsed -->"
-RECORD_BEGIN, RECORD_END = "<!-- recorded -->\n", "<!-- /recorded -->"
 
 
 def table(rows: list[Rehearsed]) -> str:
@@ -60,13 +58,6 @@ def found() -> str:
     )
 
 
-def _replaced(text: str, begin: str, end: str, content: str) -> str:
-    """The text with what stands between two marks made anew."""
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    return before + begin + content + end + after
-
-
 def _first(error: str) -> str:
     return error.splitlines()[0].replace("`", "'")
 
@@ -93,15 +84,9 @@ def records(rows: list[Recorded]) -> str:
 
 def written(text: str, kept: Kept) -> str:
     """The page with its tables made anew."""
-    contents = {
-        (FOUND_BEGIN, FOUND_END): f"{found()}\n",
-        (RECORD_BEGIN, RECORD_END): f"{records(kept.records)}\n",
-        (BEGIN, END): _notebooks(kept.notebooks),
-    }
-    for (begin, end), content in contents.items():
-        if begin in text:
-            text = _replaced(text, begin, end, content)
-    return text
+    text = with_block(text, "found", found())
+    text = with_block(text, "recorded", records(kept.records))
+    return with_block(text, "rehearsed", _notebooks(kept.notebooks).rstrip("\n"))
 
 
 def _notebooks(rows: list[Rehearsed]) -> str:
