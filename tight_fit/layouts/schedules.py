@@ -304,24 +304,24 @@ def simulate(
     schedule: Schedule,
     forward: float | Sequence[float] = 1.0,
     backward: float | Sequence[float] = 2.0,
-    weight_share: float = 0.5,
     transfer: float = 0.0,
 ) -> Timeline:
     """Play a schedule: an action starts when its rank is free and all that it `needs` has arrived.
 
     forward, backward  time of one micro-batch on a rank's whole part of the model, which its chunks
                        divide evenly; or a list, one time per stage
-    weight_share       the fraction of `backward` that is "W"; the rest is "I"
     transfer           time from the end of an action until another rank has its result
-    Any unit of time will do. Raises ValueError for a list of another length, and for a schedule in
-    which ranks wait for each other for ever.
+    Of a backward pass in two parts, "I" and "W", each takes half. Any unit of time will do. Raises
+    ValueError for a list of another length, and for a schedule in which ranks wait for each other
+    for ever.
     """
     backward_times = _per_stage("backward", backward, schedule)
+    halves = [time / 2 for time in backward_times]
     durations = {
         "F": _per_stage("forward", forward, schedule),
         "B": backward_times,
-        "I": [(1 - weight_share) * time for time in backward_times],
-        "W": [weight_share * time for time in backward_times],
+        "I": halves,
+        "W": halves,
     }
     ends: dict[Action, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.actions]

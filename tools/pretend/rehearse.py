@@ -41,7 +41,7 @@ EXCUSED: dict[str, dict[str, str]] = {
 }
 
 
-def environment(card: str, count: int, runs_folder: str = "") -> dict[str, str]:
+def environment(card: str, count: int) -> dict[str, str]:
     """Variables of a process that shall believe in `count` GPUs of a kind; builds what it needs.
 
     Raises build.CannotCompile where the pretended GPU cannot be had.
@@ -53,7 +53,7 @@ def environment(card: str, count: int, runs_folder: str = "") -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "TIGHT_FIT_MIRROR": str(mirror.folder()),
         "TIGHT_FIT_PROFILE": "",
-        "TIGHT_FIT_RUNS": runs_folder,
+        "TIGHT_FIT_RUNS": "",
         "TIGHT_FIT_COMMAND": f"a rehearsal on {count} pretended {card}",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",

@@ -14,38 +14,32 @@ def counted(group):
     return sum(int((labels != -100).sum()) for _, labels in group)
 
 
-def train_group(model, optimizer, micro_batches):
-    group = list(micro_batches)
-    tokens, mean = counted(group), 0.0
-    for inputs, labels in group:
-        loss = total_loss(model, inputs, labels) / tokens
+def stepped(model, optimizer, micro_batches, divisor):
+    """A step whose losses are each divided by what `divisor` gives of a micro-batch."""
+    mean = 0.0
+    for inputs, labels in micro_batches:
+        loss = total_loss(model, inputs, labels) / divisor([(inputs, labels)])
         loss.backward()
         mean += loss.item()
     optimizer.step()
     optimizer.zero_grad()
     return mean
+
+
+def train_group(model, optimizer, micro_batches):
+    group = list(micro_batches)
+    tokens = counted(group)
+    return stepped(model, optimizer, group, lambda one: tokens)
 
 
 def mean_of_means(model, optimizer, micro_batches):
-    group, mean = list(micro_batches), 0.0
-    for inputs, labels in group:
-        loss = total_loss(model, inputs, labels) / max(1, counted([(inputs, labels)])) / len(group)
-        loss.backward()
-        mean += loss.item()
-    optimizer.step()
-    optimizer.zero_grad()
-    return mean
+    group = list(micro_batches)
+    return stepped(model, optimizer, group, lambda one: max(1, counted(one)) * len(group))
 
 
 def reads_a_generator_twice(model, optimizer, micro_batches):
-    tokens, mean = counted(micro_batches), 0.0
-    for inputs, labels in micro_batches:
-        loss = total_loss(model, inputs, labels) / tokens
-        loss.backward()
-        mean += loss.item()
-    optimizer.step()
-    optimizer.zero_grad()
-    return mean
+    tokens = counted(micro_batches)
+    return stepped(model, optimizer, micro_batches, lambda one: tokens)
 
 
 def all_at_once(model, optimizer, micro_batches):

@@ -16,44 +16,27 @@ def same_piece_left_out(length, itemsize, ranks, rank):
     return itemsize * 2 * (length - pieces(length, ranks)[(rank + 1) % ranks])
 
 
-def scatter_reduce(transport, tensor):
-    rank, ranks = transport.rank, transport.ranks
-    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
-    for step in range(ranks - 1):
-        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
-        transport.send(parts[give], (rank - 1) % ranks)
-        parts[take] += transport.receive(parts[take], (rank + 1) % ranks)
-    return parts[rank]
-
-
-def in_place(transport, tensor):
+def scatter_reduce(transport, tensor, side=1, missing=0, copied=True):
     rank, ranks = transport.rank, transport.ranks
     parts = tensor.flatten().tensor_split(ranks)
-    for step in range(ranks - 1):
-        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
-        transport.send(parts[give], (rank - 1) % ranks)
-        parts[take].add_(transport.receive(parts[take], (rank + 1) % ranks))
+    parts = [part.clone() if copied else part for part in parts]
+    for step in range(ranks - 1 - missing):
+        give, take = (rank + side * (1 + step)) % ranks, (rank + side * (2 + step)) % ranks
+        transport.send(parts[give], (rank - side) % ranks)
+        parts[take] += transport.receive(parts[take], (rank + side) % ranks)
     return parts[rank].clone()
 
 
+def in_place(transport, tensor):
+    return scatter_reduce(transport, tensor, copied=False)
+
+
 def to_the_right(transport, tensor):
-    rank, ranks = transport.rank, transport.ranks
-    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
-    for step in range(ranks - 1):
-        give, take = (rank - 1 - step) % ranks, (rank - 2 - step) % ranks
-        transport.send(parts[give], (rank + 1) % ranks)
-        parts[take] += transport.receive(parts[take], (rank - 1) % ranks)
-    return parts[rank]
+    return scatter_reduce(transport, tensor, side=-1)
 
 
 def one_step_short(transport, tensor):
-    rank, ranks = transport.rank, transport.ranks
-    parts = [part.clone() for part in tensor.flatten().tensor_split(ranks)]
-    for step in range(ranks - 2):
-        give, take = (rank + 1 + step) % ranks, (rank + 2 + step) % ranks
-        transport.send(parts[give], (rank - 1) % ranks)
-        parts[take] += transport.receive(parts[take], (rank + 1) % ranks)
-    return parts[rank]
+    return scatter_reduce(transport, tensor, missing=1)
 
 
 def whole_tensors(transport, tensor):
