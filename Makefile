@@ -38,9 +38,9 @@ help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
 	@echo "make lint        check style, format and types (seconds)"
 	@echo "make quick       lint and the fast tests (minutes)"
-	@echo "make test        lint, the tests, and the lessons through nbval: before every push"
-	@echo "make test-all    the labs as well, tests on a pretended GPU, soaks, and kept plans planned anew: nightly"
-	@echo "make durations   time every test and lesson; choose anew what make quick leaves out and what begins first"
+	@echo "make test        lint, most tests, and the lessons through nbval: before every push"
+	@echo "make test-all    the labs as well, the longest tests, soaks, and kept plans planned anew: nightly"
+	@echo "make durations   time every test and lesson; choose anew what waits for which of these, and what begins first"
 	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
 	@echo "make mutants     whether the tests notice 150 small errors in the engine, with a table of how many (hours)"
 	@echo "make versions    the lowest releases, the newest and Colab's, each in an environment of its own (an hour or more, 6 GB each)"
@@ -101,7 +101,7 @@ SHARED = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 quick: lint
 	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" $(SHARED) --durations=15
 
-NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
+NBVAL = --nbval-lax -p tests.warm_kernel --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
 AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- $(SHARED) $(NBVAL) --durations=15
 
 # The lessons are notebooks/*.ipynb; the labs lie in a folder of their own.

@@ -18,15 +18,18 @@ os.environ.pop("PYTEST_ADDOPTS", None)  # heeded by now; a pytest that a test st
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marker
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests that took longest when all were timed (tests/slow.tsv).
+    """Mark the tests that took longest when all were timed (tests/slow.tsv), but to time them.
 
     Where processes share the tests, the longest files begin first, or one would be left at the end:
     notebooks that were not timed, then by seconds.
     """
-    slow, files = durations.read()
-    for item in items:
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.slow)
+    slow, night, files = durations.read()
+    if not config.pluginmanager.has_plugin("tests.durations"):  # which `-p` has registered
+        for item in items:
+            if item.nodeid in slow:
+                item.add_marker(pytest.mark.slow)
+            if item.nodeid in night:
+                item.add_marker(pytest.mark.night)
     if hasattr(config, "workerinput"):
         for item in items:
             files.setdefault(

@@ -1,10 +1,11 @@
-"""How long tests take, and what follows: what `make quick` leaves out, and which file begins first.
+"""How long tests take, and what follows: what waits, and which file begins first.
 
 `make durations` times every test and lesson and writes slow.tsv, in seconds of CPU time: a line per
-test that `make quick` leaves out, and one per file that takes long. In `make quick` of each test
-function the quickest parameters stay, up to an allowance, so that none is left out altogether
-because it has many. The allowance is the largest with which all that stays takes `QUICK` seconds. A
-test that the file does not know counts as quick.
+test that `make quick` leaves out, with "night" where `make test` leaves it to `make test-all` as
+well, and one per file that takes long. Of each test function the quickest parameters stay, up to an
+allowance, so that none is left out altogether because it has many. The allowance is the largest
+with which all that stays takes `QUICK` or `DAY` seconds. A test that the file does not know counts
+as quick, and one that was the first to notice a mutant (tools/mutants) never waits for the night.
 """
 
 from __future__ import annotations
@@ -12,43 +13,91 @@ from __future__ import annotations
 import csv
 import os
 from collections import defaultdict
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from tools.mutants import table
 
 SLOW = Path(__file__).with_name("slow.tsv")
 FILES = 100  # that are listed at the end
 QUICK = 100.0  # seconds of all tests of `make quick`, beside those of starting and of `make lint`
+DAY = 400.0  # seconds of all tests of `make test`, beside those and the lessons
 LONG = 5.0  # seconds from which on a file has a line
 
 
-def slow_tests(seconds: dict[str, float], quick: float = QUICK) -> dict[str, float]:
-    """{test: seconds} of the tests that are slow; `seconds` holds all, by pytest's node ids."""
+def left_out(
+    seconds: dict[str, float], allowed: float, kept: Set[str] = frozenset()
+) -> dict[str, float]:
+    """{test: seconds} of those that wait; `seconds` holds all, by pytest's node ids.
+
+    What is `kept` stays whatever it takes, beside what is allowed.
+    """
     functions = defaultdict(list)
     for test, taken in seconds.items():
-        functions[test.partition("[")[0]].append((taken, test))
+        if test not in kept:
+            functions[test.partition("[")[0]].append((taken, test))
     needed: list[tuple[float, float, str]] = []  # the allowance with which a test stays
     for tests in functions.values():
         used = 0.0
         for taken, test in sorted(tests):
             used += taken
             needed.append((used, taken, test))
-    slow, total = {}, 0.0
+    waiting, total = {}, 0.0
     for _, taken, test in sorted(needed):
         total += taken
-        if total > quick:
-            slow[test] = taken
-    return slow
+        if total > allowed:
+            waiting[test] = taken
+    return waiting
 
 
-def read(path: Path = SLOW) -> tuple[dict[str, float], dict[str, float]]:
-    """{test: seconds} and {file: seconds} of what is slow, as last timed."""
+def shares(seconds: dict[str, float], alone: dict[str, float]) -> dict[str, float]:
+    """{test: seconds}, where what a file's tests share is divided among them.
+
+    `seconds` counts it for the first of them, and `alone` for each.
+    """
+    files, sums = by_file(seconds), by_file(alone)
+    return {
+        test: taken * files[file_of(test)] / (sums[file_of(test)] or 1.0)
+        for test, taken in alone.items()
+    }
+
+
+class Timed(NamedTuple):
+    """What slow.tsv holds: {test: seconds}, those of them that wait for the night, and files."""
+
+    slow: dict[str, float]
+    night: set[str]
+    files: dict[str, float]
+
+
+def read(path: Path = SLOW) -> Timed:
+    """What is slow, as last timed."""
+    timed = Timed({}, set(), {})
     with path.open(encoding="utf8", newline="") as file:
-        rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        all_taken = {name: float(taken) for name, taken in rows}
-    tests = {name: taken for name, taken in all_taken.items() if "::" in name}
-    return tests, {name: taken for name, taken in all_taken.items() if name not in tests}
+        for name, taken, tier in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
+            (timed.files if tier == "file" else timed.slow)[name] = float(taken)
+            if tier == "night":
+                timed.night.add(name)
+    return timed
+
+
+def write(seconds: dict[str, float], alone: dict[str, float], path: Path = SLOW) -> None:
+    """Choose what waits, and keep it."""
+    tests = {test: taken for test, taken in alone.items() if ".py::" in test}
+    night = left_out(shares(seconds, tests), DAY, killers())
+    slow = left_out(tests, QUICK)
+    rows = [(test, taken, "night" if test in night else "slow") for test, taken in slow.items()]
+    rows += [(file, taken, "file") for file, taken in by_file(seconds).items() if taken >= LONG]
+    path.write_text("".join(f"{a}\t{b:.2f}\t{c}\n" for a, b, c in sorted(rows)), "utf8")
+
+
+def killers() -> set[str]:
+    """The tests that were the first to notice a mutant."""
+    return {row["by"] for row in table.rows() if row["killed"]}
 
 
 def file_of(test: str) -> str:
@@ -82,8 +131,9 @@ class Durations:
     """Adds up what setting up, calling and tearing down took, and writes slow.tsv at the end.
 
     Taken are seconds of CPU time, as other work on the machine changes the clock's. What tests
-    share (fixtures of a module or of all) counts for the first of them in the sum of its file, and
-    for each in the choice of the slow ones: without the first, the next one would take as long.
+    share (fixtures of a module or of all) counts for the first of them in the sum of its file, for
+    each in the choice of what is quick (without the first, the next one would take as long), and
+    in parts in the choice of what runs by day.
     """
 
     def __init__(self):
@@ -130,10 +180,7 @@ class Durations:
             return  # a worker, whose reports reach the process that started it, or a few files
         if not any(self.seconds.values()):
             return  # workers that do not have this plugin time nothing
-        tests = {test: taken for test, taken in self.alone.items() if ".py::" in test}
-        files = {file: taken for file, taken in by_file(self.seconds).items() if taken >= LONG}
-        rows = sorted({**slow_tests(tests), **files}.items())
-        SLOW.write_text("".join(f"{name}\t{taken:.2f}\n" for name, taken in rows), "utf8")
+        write(self.seconds, self.alone)
 
     def pytest_terminal_summary(self, terminalreporter):
         files = by_file(self.seconds)

@@ -220,7 +220,7 @@ def _tests_in(path: Path) -> set[str]:
 
 
 def test_what_is_said_to_be_slow_is_mostly_there():
-    slow = {test.partition("[")[0] for test in durations.read()[0]}
+    slow = {test.partition("[")[0] for test in durations.read().slow}
     there = {
         f"{path.relative_to(ROOT).as_posix()}::{name}"
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -232,7 +232,7 @@ def test_what_is_said_to_be_slow_is_mostly_there():
 @pytest.mark.parametrize("folder", sorted(TESTED))
 def test_every_package_has_fast_tests(folder):
     """`make quick` leaves out what is marked slow, and must not leave out a package."""
-    slow = {test.partition("[")[0] for test in durations.read()[0]}
+    slow = {test.partition("[")[0] for test in durations.read().slow}
     fast = [
         name
         for path in (ROOT / "tests" / folder).glob("test_*.py")
@@ -244,8 +244,21 @@ def test_every_package_has_fast_tests(folder):
 
 def test_of_each_test_the_quickest_parameters_are_quick():
     taken = {"a.py::t[1]": 0.6, "a.py::t[2]": 0.3, "a.py::t[3]": 0.2, "a.py::u": 1.2, "b.py::t": 1}
-    assert durations.slow_tests(taken, 1.6) == {"a.py::t[1]": 0.6, "a.py::u": 1.2}
+    assert durations.left_out(taken, 1.6) == {"a.py::t[1]": 0.6, "a.py::u": 1.2}
+    assert durations.left_out(taken, 1.6, {"a.py::u"}) == {"a.py::t[1]": 0.6}
     assert durations.by_file(taken) == {"a.py": 2.3, "b.py": 1}
+
+
+def test_what_tests_share_is_divided_among_them():
+    seconds = {"a.py::t": 4.5, "a.py::u": 0.5, "b.py::t": 1.0}  # a fixture takes 4 of them
+    alone = {"a.py::t": 4.5, "a.py::u": 4.5, "b.py::t": 1.0}
+    assert durations.shares(seconds, alone) == {"a.py::t": 2.5, "a.py::u": 2.5, "b.py::t": 1.0}
+
+
+def test_what_notices_a_mutant_does_not_wait_for_the_night():
+    timed = durations.read()
+    assert timed.night <= set(timed.slow)
+    assert not timed.night & durations.killers()
 
 
 def test_kept_answers_are_asked_anew_after_any_change_of_what_plans_them():

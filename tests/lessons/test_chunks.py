@@ -1,4 +1,4 @@
-"""Lesson 20: the loss in chunks that it gives to paste, beside PyTorch's and in memory."""
+"""Lessons 20 and 24: the loss in chunks that they give to paste, beside PyTorch's and in memory."""
 
 import pytest
 import torch
@@ -9,10 +9,10 @@ from tests.lessons.cells import the_cell
 from tight_fit.plans.own_step import plan_custom_step
 
 
-@pytest.fixture(scope="module")
-def lesson():
+@pytest.fixture(scope="module", params=["20", "24"])
+def lesson(request):
     names = {"torch": torch, "F": F}
-    exec(the_cell("20", "def in_chunks"), names)
+    exec(the_cell(request.param, "def in_chunks"), names)
     return names
 
 

@@ -53,15 +53,16 @@ def test_the_pasted_stage_keeps_what_the_planned_one_keeps(index):
     assert pasted == pytest.approx(planned, rel=0.01)
 
 
-def test_its_steps_are_those_of_the_whole_model_tied_or_not_and_clipped():
-    """On two ranks: norms and weights after three steps."""
+def test_its_steps_are_those_of_the_whole_model_tied_or_not_and_clipped(tmp_path):
+    """On two ranks: norms and weights after three steps, and what is saved of them."""
     loss_fn = the_cell("15", "def loss_fn(").partition("store = ")[0]
-    text = own_code("15", ("class Stage(", "def clip(")) + loss_fn
-    for told in results(forked("tests/ranks/clipped_stages.py", text, ranks=2)):
+    text = own_code("15", ("class Stage(", "def clip(", "def save(")) + loss_fn
+    for told in results(forked("tests/ranks/clipped_stages.py", text, tmp_path, ranks=2)):
         for case in told.values():
             assert all(right > 0.5 for _, right in case["norms"])  # each step is clipped
             assert all(norm == pytest.approx(right, rel=1e-5) for norm, right in case["norms"])
             assert case["apart"] < 1e-5 and case["weights"] >= 10
+            assert case["read"] < 1e-5  # by from_pretrained, under the model's own names
 
 
 def saved(module, given):

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def told():
-    return results(forked("tests/ranks/sharded.py", the_cell("14", "def shard("), ranks=2))[0]
+    cells = [the_cell("14", words) for words in ("def shard(", "set_requires_gradient_sync(")]
+    return results(forked("tests/ranks/sharded.py", *cells, ranks=2))[0]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -23,6 +24,11 @@ def test_it_gathers_in_bf16_and_adds_up_in_fp32(told, tied):
     for stage, gathers in ((2, 1), (3, 2)):
         assert told[f"{tied} {stage}"]["sent"] == pytest.approx(gathers * 2 + 4, rel=1e-3)
         assert told[f"{tied} {stage}"]["kept"] == ["torch.float32"]  # shards and gradients
+
+
+def test_its_loop_accumulates_and_clips_as_on_one_rank(told):
+    assert told["loop"]["norm"] > 0.5  # it is clipped, at 0.1
+    assert told["loop"]["apart"] < 1e-5
 
 
 def test_tied_embeddings_cannot_be_a_group_of_their_own(told):

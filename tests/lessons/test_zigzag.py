@@ -19,6 +19,7 @@ from tight_fit.models.step import ModelStep
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+IN_FP32 = ("torch.bfloat16)", "torch.bfloat16, enabled=False)")
 MODELS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
@@ -76,7 +77,7 @@ def test_its_step_is_that_of_the_whole_text():
     config, kind = MODELS["llama"]
     ids = torch.randint(32, (1, 17), generator=torch.Generator().manual_seed(1))
     weights, names = [], {"torch": torch}
-    exec(the_cell("24", "def split_step("), names)
+    exec(own_code("24", ("def in_chunks(", "def split_step("), IN_FP32), names)
     names["context_parallel"] = lambda *given, **more: nullcontext()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -100,7 +101,6 @@ def test_its_program_trains_as_on_whole_texts_on_two_ranks(tmp_path):
     torch.manual_seed(0)
     config, kind = MODELS["llama"]
     kind(config(**SIZES | {"vocab_size": 96}, **HEADS)).save_pretrained(tmp_path)
-    autocast = "    model.forward = torch.autocast(device, torch.bfloat16)(model.forward)\n"
-    text = own_code("24", ("def split_step(", "def train("), (autocast, ""))
+    text = own_code("24", ("def in_chunks(", "def split_step(", "def train("), IN_FP32)
     for told in results(forked("tests/ranks/split_texts.py", text, tmp_path, ranks=2)):
         assert told["apart"] < 1e-3 * told["moved"] and told["moved"] > 0

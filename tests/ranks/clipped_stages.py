@@ -1,4 +1,6 @@
-"""Run by test_pipelines.py: steps of lesson 15's pasted stages beside those of the whole model."""
+"""Run by test_pipelines.py: steps of lesson 15's pasted stages beside those of the whole model,
+and what its `save` leaves for `from_pretrained`.
+"""
 
 import copy
 import json
@@ -42,6 +44,13 @@ for tied in (True, False):
     own, right = {id(weight) for weight in mine.parameters()}, dict(whole.named_parameters())
     pairs = [(one, right[name]) for name, one in model.named_parameters() if id(one) in own]
     apart = max(float((one - other).detach().abs().max()) for one, other in pairs)
-    told[str(tied)] = {"norms": norms, "apart": apart, "weights": len(pairs)}
+    folder = f"{sys.argv[2]}/{tied}"
+    lesson["save"](model, mine, folder)
+    dist.barrier()  # rank 0 has written the configuration
+    again = LlamaForCausalLM.from_pretrained(folder).state_dict()
+    found = whole.state_dict()
+    assert again.keys() == found.keys()
+    read = max(float((again[name] - found[name]).abs().max()) for name in found)
+    told[str(tied)] = {"norms": norms, "apart": apart, "weights": len(pairs), "read": read}
 print("RESULT", json.dumps(told))
 dist.destroy_process_group()

@@ -1,4 +1,6 @@
-"""Run by test_sharding.py: what lesson 14's `shard` sends and keeps, for a tiny Qwen3."""
+"""Run by test_sharding.py: what lesson 14's `shard` sends and keeps, for a tiny Qwen3, and its loop
+that accumulates and clips beside a whole model.
+"""
 
 import json
 import sys
@@ -6,7 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tight_fit.layouts.messages import CommMeter
@@ -39,6 +41,24 @@ for tied in (True, False):
         kept |= {str(p.grad.dtype) for p in model.parameters()}
         sent = sum(message.bytes for message in meter.sent) / each
         told[f"{tied} {stage}"] = {"sent": sent, "kept": sorted(kept)}
+model, whole = made(tied=True), made(tied=True)
+lesson["shard"](model, mesh=mesh, mp_policy=MixedPrecisionPolicy())  # fp32: no rounding
+optimizers = [torch.optim.SGD(one.parameters(), lr=1.0) for one in (model, whole)]
+texts = torch.randint(64, (4 * ranks, 1, 20), generator=torch.Generator().manual_seed(0))
+lesson |= {"model": model, "optimizer": optimizers[0]}
+loop = sys.argv[2]
+for old, new in (("torch.arange(100, 180).view(4, 1, 20)", "mine"), ("(), 1.0)", "(), 0.1)")):
+    assert loop.count(old) == 1
+    loop = loop.replace(old, new)
+exec(loop, lesson | {"mine": texts.chunk(ranks)[dist.get_rank()]})
+for ids in texts:
+    (whole(input_ids=ids, labels=ids).loss / len(texts)).backward()
+norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+optimizers[1].step()
+right = dict(whole.named_parameters())
+pairs = [(one.full_tensor(), right[name]) for name, one in model.named_parameters()]
+apart = max(float((one - other).detach().abs().max()) for one, other in pairs)
+told["loop"] = {"norm": norm.item(), "apart": apart}
 model = made(tied=True)
 try:  # embeddings that are tied to the head, in a group of their own
     fully_shard(model.model.embed_tokens, mesh=mesh)

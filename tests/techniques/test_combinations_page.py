@@ -171,5 +171,7 @@ def test_todays_names_hold(tmp_path):
         load(tmp_path / "model", load_in_4bit=True)
     with pytest.warns(FutureWarning, match="activation_checkpointing_enable"):
         made().gradient_checkpointing_enable()
+    with pytest.warns(FutureWarning, match="Use `activation_checkpointing` instead"):
+        TrainingArguments(str(tmp_path), use_cpu=True, gradient_checkpointing=True)
     with pytest.warns(FutureWarning, match=r"torch.amp.GradScaler\('cuda'"):
         torch.cuda.amp.GradScaler()

@@ -205,6 +205,15 @@ def test_what_is_on_the_host_is_not_on_the_gpu():
     assert activations.host > plain.highest["activations"] / 3
 
 
+def test_a_plan_copies_each_gradient_to_the_host_and_each_weight_back():
+    planned = plan(replace(SMALL["vit"], offload="optimizer"))
+    moved = Counter()
+    for index, _ in planned.operations.order:
+        for op in planned.operations.ops[index]:
+            moved[op.kind] += op.written
+    assert moved["to host"] == moved["from host"] == 4 * planned.parameters
+
+
 def test_paged_states_are_the_drivers_and_small_ones_the_gpus():
     recipe = Recipe(batch_size=4, length=16)
     eight, paged = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ from tight_fit.gpus import GPU, NCCL, cublas_workspace, find
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.layouts import seconds as step_time
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.fake_rank import fake_rank, fake_ranks, refuse_a_rank
+from tight_fit.layouts.fake_rank import refuse_a_rank
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.messages import SentMessage
+from tight_fit.layouts.open_ranks import OpenRanks
 from tight_fit.layouts.plan_pipeline import trace_stage
-from tight_fit.layouts.rank import ModelRank, grid_of, local_step
+from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.seconds import Link
 from tight_fit.layouts.trace import streams_of, trace_model_rank
 from tight_fit.layouts.wrapping import layers, prefetch
@@ -40,9 +41,8 @@ from tight_fit.models.made import FlatLogits
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import as_cannot_plan, batch
 from tight_fit.techniques.model_changes import as_if_real
-from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
-from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
+from tight_fit.trace.fake_tensors import FakeValues
 from tight_fit.trace.repeated_layers import RepeatedLayers
 from tight_fit.trace.splice import NotAlike
 from tight_fit.trace.storage_trace import StorageTrace
@@ -204,11 +204,13 @@ def plan_step(
     reduce: str = "fp32",
     all_layers: bool = False,
     rank: int | None = None,
+    ranks: OpenRanks | None = None,
 ) -> LayoutPlan:
     """The same for a `ModelStep`.
 
-    rank  the one to plan, by its number in the grid (`grid_of`), of a layout without a pipeline;
-          None plans one that needs most
+    rank   the one to plan, by its number in the grid (`grid_of`), of a layout without a pipeline;
+           None plans one that needs most
+    ranks  those of plans before, which this one takes and keeps open
     With DDP, whose buckets hold gradients of several layers, and with ZeRO-1 and several
     micro-batches all layers are traced.
     """
@@ -217,16 +219,19 @@ def plan_step(
     true_or_false("selective", selective)
     true_or_false("all_layers", all_layers)
     local_step(model_step, layout)  # or its error
-    refuse_a_rank()  # before what an architecture cannot do is told
+    if not ranks:
+        refuse_a_rank()  # before what an architecture cannot do is told
     asked = Asked(model_step, layout, device, selective, reduce)
-    with as_if_real(), as_cannot_plan(model_step):
+    opened = OpenRanks() if ranks is None else nullcontext(ranks)
+    with as_if_real(), as_cannot_plan(model_step), opened as there:
         if layout.pipeline > 1:
+            there.close()  # each stage is another rank
             return _planned_stages(asked)
         whole = model_step.accumulation > 1 and layout.strategy == "zero1"
         repeats = layout.strategy != "ddp" and not (all_layers or whole)
         fullest = [number * layout.tensor for number in fullest_context_ranks(layout.context)]
         numbers = fullest if rank is None else [rank]
-        plans = [_planned(asked, number, repeats) for number in numbers]
+        plans = [_planned(asked, there, number, repeats) for number in numbers]
         return max(plans, key=lambda plan: plan.peak)
 
 
@@ -239,41 +244,43 @@ def fullest_context_ranks(ranks: int) -> tuple[int, ...]:
     return (0,) if ranks == 1 else (0, 1) if ranks == 2 else (1,)
 
 
-def _planned(asked: Asked, rank: int, repeats: bool) -> LayoutPlan:
+def _planned(asked: Asked, ranks: OpenRanks, rank: int, repeats: bool) -> LayoutPlan:
     """The plan of one rank, of a trace of a few layers where that is proven equal."""
     if repeats:
         with suppress(NotAlike):
-            return _traced(asked, rank, True)
-    return _traced(asked, rank, False)
+            return _traced(asked, ranks, rank, True)
+    return _traced(asked, ranks, rank, False)
 
 
-def _traced(asked: Asked, rank_number: int, repeats: bool) -> LayoutPlan:
+def _traced(asked: Asked, ranks: OpenRanks, rank_number: int, repeats: bool) -> LayoutPlan:
     model_step, layout, device, selective, reduce = asked
 
     def kernels() -> CudaKernels:
         return CudaKernels(model_step, active=device == "cuda")
 
     recorder = Recorder()
-    with fake_ranks(layout.ranks, rank_number):
-        mesh = grid_of(layout)  # its tensors have values: before FakeTensorMode
-        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), kernels():
-            rank, shape, parameters = fake_rank(
-                ModelRank, model_step, layout, mesh, kernels, selective, reduce
-            )
-            rank.scaler = NeverSkipScaler("cpu", enabled=model_step.precision == "fp16")
-            repeated = RepeatedLayers(rank.module, after=2) if repeats else None
-            if repeated is not None and not repeated.stacks:
-                repeated = None
-            if repeated is not None:
-                prefetch(running(rank.module, repeated), layout.prefetch)
-            make_batch = partial(batch, shape, rank.undivided)
-            traced, sent = trace_model_rank(
-                rank, make_batch, recorder, repeated, device == "cuda", selective
-            )
-            del rank  # its tensors belong to the process group that ends here
+    ranks.over(layout.ranks, rank_number)
+    taken = ranks.take(model_step, layout, kernels, selective, reduce, not repeats)
+    rank = taken.rank
+    with ranks.mode, FakeValues(), kernels():
+        repeated = RepeatedLayers(rank.module, after=2) if repeats else None
+        if repeated is not None and not repeated.stacks:
+            repeated = None
+        if repeated is not None:
+            prefetch(running(rank.module, repeated), layout.prefetch)
+        traced, sent = trace_model_rank(
+            rank,
+            partial(batch, taken.shape, rank.undivided),
+            recorder,
+            repeated,
+            device == "cuda",
+            selective,
+            taken.settled,
+        )
+    ranks.keep(taken, reduce, not repeats)
     if layout.context > 1:
         _check_ring(model_step, sent)
-    return _plan_of(asked, (traced, parameters, sent))
+    return _plan_of(asked, (traced, taken.parameters, sent))
 
 
 def _check_ring(model_step: ModelStep, sent: tuple[SentMessage, ...]) -> None:

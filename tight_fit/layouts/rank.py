@@ -94,12 +94,10 @@ class ModelRank:
         mesh: dict[str, DeviceMesh],
         reduce: str = "fp32",
     ):
-        self.model_step, self.layout, self.mesh = model_step, layout, mesh
-        self.local = local_step(model_step, layout)
-        self.module = model
+        self.mesh, self.module = mesh, model
+        self.take(model_step, layout)
         self.ddp: DistributedDataParallel | None = None
         self.buckets: Buckets | None = None
-        self.undivided = replace(self.local, length=model_step.length)
         self.context_rank = mesh["context"].get_local_rank()
         self.causal = layout.context > 1 and is_causal(model.model)
         if layout.context > 1:
@@ -127,6 +125,13 @@ class ModelRank:
         self.optimizer = make_optimizer(model, model_step)
         if layout.expert > 1:
             self._update_experts_apart()
+
+    def take(self, model_step: ModelStep, layout: Layout) -> None:
+        """Let this rank's steps be those of another `ModelStep`, which differs in micro-batches and
+        recomputation; the latter is the model's. Raises ValueError as `local_step`."""
+        self.model_step, self.layout = model_step, layout
+        self.local = local_step(model_step, layout)
+        self.undivided = replace(self.local, length=model_step.length)
 
     @property
     def divided(self) -> int:

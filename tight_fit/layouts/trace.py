@@ -41,6 +41,7 @@ def trace_model_rank(
     repeated: RepeatedLayers | None = None,
     on_gpu: bool = False,
     selective: bool = False,
+    settled: bool = False,
 ) -> tuple[StorageTrace, tuple[SentMessage, ...]]:
     """(trace of one optimizer step of a rank, the messages it sends), with real or fake tensors.
 
@@ -49,14 +50,16 @@ def trace_model_rank(
     repeated    layers of which only a few run; the trace is that of all. None runs all
     on_gpu      as for `Tracker`; the trace keeps its operations only then
     selective   with layers that are compiled: what they keep is `kept_when_compiled`
+    settled     whether the rank has taken steps already
     Of more than two micro-batches two are run: the others repeat the second, or with DDP and ZeRO-1
     the first. Raises NotAlike where `repeated` cannot stand for all of its layers.
     """
     accumulation = rank.local.accumulation
     count = min(accumulation, 2)
     sends_once = rank.ddp is not None or rank.layout.strategy == "zero1"
-    with repeated.shortened() if repeated else nullcontext():
-        settle(rank, make_batch, count if sends_once else 1)
+    if not settled:
+        with repeated.shortened() if repeated else nullcontext():
+            settle(rank, make_batch, count if sends_once else 1)
     tracker = Tracker(recorder, on_gpu)
     order = recorder.traced.order
     sent_at: list[int] = []  # the place in `order` of each message

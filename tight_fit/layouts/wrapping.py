@@ -84,6 +84,19 @@ def apply_fsdp2(
         sum_gradients(model)
 
 
+def set_resharding(model: nn.Module, layout: Layout) -> None:
+    """Let FSDP2's groups that `apply_fsdp2` made keep or drop gathered weights as in a layout, which
+    differs from theirs in nothing else."""
+    wrapped = layers(model)
+    parts = _embeddings_and_head(model) if layout.wrap == "layers+embeddings" else []
+    groups: list[Any] = [*wrapped, *parts]
+    for group in groups:
+        reshards = layout.reshards and group is not wrapped[-1]
+        group.set_reshard_after_forward(reshards, recurse=False)
+    root: Any = model
+    root.set_reshard_after_forward(layout.reshards and layout.reshard_root, recurse=False)
+
+
 def prefetch(wrapped: list[Any], ahead: int) -> None:
     """Let each of these FSDP2 groups gather the next `ahead` ones in the forward pass as well."""
     for index, layer in enumerate(wrapped):

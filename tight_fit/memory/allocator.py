@@ -72,6 +72,11 @@ class AllocationTrace:
         )
 
     @cached_property
+    def unlimited(self) -> AllocatorPeaks:
+        """The peaks with cuBLAS's usual workspaces and without a limit."""
+        return replay(self, WORKSPACE)
+
+    @cached_property
     def least(self) -> int:
         """Bytes that an allocator must be able to reserve for the step to run.
 
@@ -79,7 +84,7 @@ class AllocationTrace:
         each). Without a limit the allocator reserves more; at the limit it first gives back the
         segments that it keeps unused.
         """
-        unlimited = replay(self, WORKSPACE)
+        unlimited = self.unlimited
         low, high = unlimited.allocated, unlimited.reserved
         while high - low > max(ROUND, unlimited.allocated >> 10):
             middle = (low + high) // 2
@@ -305,7 +310,7 @@ class CachingAllocator:
             pool[:] = kept
 
 
-@dataclass
+@dataclass(slots=True)
 class _Block:
     size: int  # bytes
     small: bool

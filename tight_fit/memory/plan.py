@@ -109,8 +109,10 @@ class Plan:
         """
         if self.device != "cuda":
             raise ValueError('A CPU has no caching allocator: plan for device="cuda".')
-        gpu = as_gpu(gpu)
-        return replay(self.allocation_trace, cublas_workspace(gpu) // 2, capacity)
+        workspace = cublas_workspace(as_gpu(gpu)) // 2
+        if capacity is None and workspace == WORKSPACE:
+            return self.allocation_trace.unlimited
+        return replay(self.allocation_trace, workspace, capacity)
 
     @property
     def overhead(self) -> int:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
+from typing import Any
 
 from tight_fit.checks import of_type, one_of
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
 from tight_fit.layouts.layout import Layout
+from tight_fit.layouts.open_ranks import OpenRanks
 from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.tensor import check_decoder
@@ -162,10 +165,11 @@ def search_layouts(
         one_of("recompute", kind, RECOMPUTED)
     find_gpu(cluster.gpu).peak(job.precision)  # or its error
     work = _Work(Searched(job, cluster), reduce, tell, bounds)
-    work.fill(recompute, accumulation)
-    if bounds:
-        work.plan_references(recompute)
-    work.until_decided()
+    with work.ranks:
+        work.fill(recompute, accumulation)
+        if bounds:
+            work.plan_references(recompute)
+        work.until_decided()
     found = work.found
     if not (found.planned or found.too_large or found.slower):
         *_, why = found.left_out.values() or ["nothing is left to try."]
@@ -193,6 +197,7 @@ class _Work:
         self.open: dict[Family, list[Trial]] = {}
         self.references: dict[str, Reference] = {}
         self.experts = NO_EXPERTS
+        self.ranks = OpenRanks()
         self.made = 0
 
     def fill(self, recompute: Iterable[str], accumulation: int | None) -> None:
@@ -229,9 +234,13 @@ class _Work:
                     self.open.setdefault(family_of(trial), []).append(trial)
 
     def _check_tensor(self, layout: Layout) -> None:
+        check_decoder(self._model, layout.tensor, self.job.tokens or 1)
+
+    @cached_property
+    def _model(self) -> Any:
+        """The job's model without values, which is only looked at."""
         with FakeTensorMode(allow_non_fake_inputs=True):
-            model = empty(self.job).model
-        check_decoder(model, layout.tensor, self.job.tokens or 1)
+            return empty(self.job).model
 
     def plan_references(self, recompute: Iterable[str]) -> None:
         """Plan what bounds are taken from. A model that FSDP2 does not take has none; nor has one
@@ -327,7 +336,9 @@ class _Work:
         self.made += 1
         self.tell(f"planning {trial}, number {self.made}")
         step, selective = trial.step(self.job), trial.recompute == "selective"
-        return plan_step(step, trial.layout, selective=selective, reduce=self.reduce)
+        return plan_step(
+            step, trial.layout, selective=selective, reduce=self.reduce, ranks=self.ranks
+        )
 
     def _take(self, family: Family, planned: LayoutPlan) -> None:
         """Note the plan of the first trial of a family."""

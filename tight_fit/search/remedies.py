@@ -11,7 +11,6 @@ from typing import Any
 
 from tight_fit.gpus import GPU, WORKSPACE, as_gpu, device_of
 from tight_fit.gpus.specs import check_fp8, has_arithmetic, speed_of
-from tight_fit.memory.allocator import replay
 from tight_fit.memory.plan import Plan, fit_on_gpu
 from tight_fit.models.config import LANGUAGE_MODELS
 from tight_fit.models.step import ModelStep
@@ -169,7 +168,7 @@ class Remedies:
             return over if over > 0 else planned.fits(self.gpu).over
         key = self._key(change)
         if key not in self._reserved:
-            self._reserved[key] = replay(planned.allocation_trace, WORKSPACE).reserved
+            self._reserved[key] = planned.allocation_trace.unlimited.reserved
         overhead = self._reserved[key] - planned.peak - 2 * WORKSPACE
         at_most = fit_on_gpu(self.gpu, planned.peak, overhead).over
         return at_most if at_most <= 0 else planned.fits(self.gpu).over
