@@ -131,6 +131,7 @@ def seconds_on_a_gpu(step: Callable[[], object]) -> float:
 
 
 def memory_on_a_gpu(step: Callable[[], object]) -> dict[str, int | float | None]:
+    """The most bytes of tensors, and of the caching allocator, in some steps after some others."""
     for _ in range(WARM_UP):
         step()
     torch.cuda.synchronize()
@@ -194,7 +195,7 @@ def real_batch(model: torch.nn.Module, recipe: Recipe, device: str) -> Batch:
     Of the model only its configuration counts.
     """
     batch = fake_batch(model, recipe)
-    if recipe.task == "text":
+    if recipe.tokens is not None:
         first_word = 5  # the tokens before it have a meaning of their own
         batch["input_ids"].random_(first_word, model.config.vocab_size)
     else:

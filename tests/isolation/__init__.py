@@ -1,7 +1,10 @@
-"""Which processes there are."""
+"""Which processes there are, and that none outlives the one that made it."""
 
 import signal
+import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -21,3 +24,14 @@ def with_mark(mark: str) -> list[psutil.Process]:
 def heeding(how: int) -> Callable[[], object] | None:
     """A `preexec_fn` by which a process ends at this signal, also where nohup started the tests."""
     return None if how == signal.SIGKILL else lambda: signal.signal(how, signal.SIG_DFL)
+
+
+def ends_with_all(process: subprocess.Popen, how: int, mark: str, *made: Path) -> None:
+    """End a process by a signal: within a minute no other that bears the mark is left, and nothing
+    of what it made."""
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    until = time.monotonic() + 60
+    while (with_mark(mark) or any(path.exists() for path in made)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not with_mark(mark) and not any(path.exists() for path in made)

@@ -7,12 +7,11 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.isolation import heeding, with_mark
+from tests.isolation import ends_with_all, heeding
 from tests.isolation.homes import BEFORE, USERS, each_by_one_user, end_of, started
 from tests.isolation.test_isolation import DEEDS, digest
 from tight_fit.isolation import landlock, limits, mirror
@@ -164,12 +163,7 @@ def test_nothing_outlives_the_process_that_made_it(how, user, home):
     assert process.stdout is not None
     where = Path(process.stdout.readline().strip())
     assert where.is_dir() and "planned-" in str(where), process.communicate()
-    process.send_signal(how)
-    process.communicate(timeout=60)
-    until = time.monotonic() + 60
-    while (with_mark(mark) or where.exists()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not with_mark(mark) and not where.exists()
+    ends_with_all(process, how, mark, where)
 
 
 def test_deep_and_closed_folders_are_removed(home):

@@ -9,12 +9,11 @@ import signal
 import socket
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.isolation import heeding, with_mark
+from tests.isolation import ends_with_all, heeding, with_mark
 from tests.isolation.homes import BEFORE, USERS, each_by_one_user, end_of, started
 from tight_fit import isolation
 
@@ -146,12 +145,7 @@ def test_nothing_outlives_the_process_that_made_it(how, user, home):
     assert process.stdout is not None
     assert process.stdout.readline() == "began\n", process.communicate()
     assert len(with_mark(mark)) >= 4
-    process.send_signal(how)
-    process.communicate(timeout=60)
-    until = time.monotonic() + 60
-    while with_mark(mark) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not with_mark(mark)
+    ends_with_all(process, how, mark)
 
 
 @pytest.mark.parametrize("user", USERS)

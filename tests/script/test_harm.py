@@ -6,12 +6,11 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.isolation import heeding, with_mark
+from tests.isolation import ends_with_all, heeding, with_mark
 from tests.night import few_by_day
 from tests.script import HEAD, LOOP, STEP, run
 from tight_fit import isolation
@@ -181,12 +180,7 @@ def test_nothing_stays_where_the_command_is_ended(how, program, tmp_path):
     process = subprocess.Popen([*command, "--output", "--", mark], **options)
     assert process.stdout is not None and process.stdout.readline() == b"began\n"
     assert len(with_mark(mark)) >= 3
-    process.send_signal(how)
-    process.communicate(timeout=60)
-    until = time.monotonic() + 60
-    while with_mark(mark) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not with_mark(mark)
+    ends_with_all(process, how, mark)
 
 
 def test_in_a_locked_container_nothing_runs_without_trust(program, tmp_path):

@@ -157,7 +157,7 @@ def test_tokenizer_is_reproducible(tmp_path):
 @pytest.mark.night
 def test_first_deberta_steps_are_the_cards():
     facts = card("deberta")
-    rooms = pretrain_deberta.encode(room(), trained_tokenizer())
+    rooms = corpus.encode(room(), trained_tokenizer())
     _, log = pretrain_deberta.train(
         pretrain_deberta.TextPretraining(**facts["plan"]), rooms, stop=3
     )
@@ -168,7 +168,7 @@ def test_first_deberta_steps_are_the_cards():
 @pytest.mark.night
 def test_first_decoder_steps_are_the_cards():
     facts = card("decoder")
-    rooms = pretrain_decoder.encode(room(), chat_tokenizer())
+    rooms = corpus.encode(room(), chat_tokenizer())
     _, log = pretrain_decoder.train(
         pretrain_decoder.DecoderPretraining(**facts["plan"]), rooms, stop=3
     )

@@ -18,6 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+import numpy as np
+
 from helpers.sets import read_tab
 
 REUTERS = (("reuters-r8-train", "Category", "Text"), ("reuters-r52-train", "Category", "Text"))
@@ -108,6 +110,13 @@ def _sorted_out() -> dict[str, tuple[list[str], list[str]]]:
         )
         corpora[name] = kept, lost
     return corpora
+
+
+def encode(texts: Mapping[str, list[str]], tokenizer) -> list[list[np.ndarray]]:
+    """Token ids of every chunk of at least 8 tokens, without special ones: [reuters, others]."""
+    plain = {"add_special_tokens": False, "verbose": False}
+    parts = (tokenizer(texts[name], **plain)["input_ids"] for name in ("reuters", "others"))
+    return [[np.array(ids) for ids in part if len(ids) >= 8] for part in parts]
 
 
 def described(counts: Mapping[str, int], share: float) -> str:

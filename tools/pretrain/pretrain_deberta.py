@@ -27,7 +27,7 @@ from transformers import DebertaV2Config, get_linear_schedule_with_warmup
 
 from helpers.models import MINI
 from tight_fit.command.wrapper import run as run_command
-from tools.pretrain import card, corpus, lsa, objectives, score, tokenizer
+from tools.pretrain import card, corpus, loop, lsa, objectives, score, tokenizer
 
 FOLDER = MINI / "deberta"
 COMPARED = ("mlm", "rtd", "contrastive", "mlm+contrastive")
@@ -107,13 +107,6 @@ def batches(corpora: list[list[np.ndarray]], plan: TextPretraining) -> Iterator[
         yield torch.from_numpy(np.stack(rows))
 
 
-def encode(texts: dict[str, list[str]], tok) -> list[list[np.ndarray]]:
-    """Token ids of every chunk of at least 8 tokens: [reuters, others]."""
-    plain = {"add_special_tokens": False, "verbose": False}
-    parts = (tok(texts[name], **plain)["input_ids"] for name in ("reuters", "others"))
-    return [[np.array(ids) for ids in part if len(ids) >= 8] for part in parts]
-
-
 def train(
     plan: TextPretraining, corpora: list[list[np.ndarray]], stop: int | None = None
 ) -> tuple[objectives.Pretrainer, list[dict]]:
@@ -135,20 +128,8 @@ def train(
         optimizer, round(plan.warmup * plan.steps), plan.steps
     )
     generator = torch.Generator().manual_seed(plan.seed)
-    log, begin = [], time.perf_counter()
-    for step, rows in zip(range(stop or plan.steps), batches(corpora, plan)):
-        losses = learner(rows, generator)
-        sum(losses.values()).backward()
-        torch.nn.utils.clip_grad_norm_(learner.parameters(), plan.max_grad_norm)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        log.append({name: round(loss.item(), 5) for name, loss in losses.items()})
-        if step % 100 == 99:
-            print(
-                f"step {step + 1:5d}  {time.perf_counter() - begin:6.0f} s  {log[-1]}", flush=True
-            )
-    return learner, log
+    losses = (learner(rows, generator) for rows in batches(corpora, plan))
+    return learner, loop.optimize(learner, optimizer, schedule, losses, plan, stop)
 
 
 def store(model, tok, folder: Path, half: bool = True) -> None:
@@ -250,7 +231,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     text = corpus.load()
     tok = tokenizer.train(text["reuters"] + text["others"])
-    corpora = encode(text, tok)
+    corpora = corpus.encode(text, tok)
     if args.compare:
         compare(corpora, tok, args.out)
     elif args.out.resolve() != FOLDER:

@@ -24,7 +24,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with
 
 from helpers.models import MINI
 from tight_fit.command.wrapper import run as run_command
-from tools.pretrain import card, corpus, lsa, score_chat, tokenizer
+from tools.pretrain import card, corpus, loop, lsa, score_chat, tokenizer
 
 FOLDER = MINI / "decoder"
 END, _, STOP, _ = range(4)  # tokens: end of a document, end of a turn
@@ -90,12 +90,6 @@ def batches(corpora: list[list[np.ndarray]], plan: DecoderPretraining) -> Iterat
         stream = joined[size:]
 
 
-def encode(texts: dict[str, list[str]], tok) -> list[list[np.ndarray]]:
-    """Token ids of every chunk of at least 8 tokens: [reuters, others]."""
-    parts = (tok(texts[name], verbose=False)["input_ids"] for name in ("reuters", "others"))
-    return [[np.array(ids) for ids in part if len(ids) >= 8] for part in parts]
-
-
 def train(
     plan: DecoderPretraining, corpora: list[list[np.ndarray]], stop: int | None = None
 ) -> tuple[Qwen3ForCausalLM, list[float]]:
@@ -124,19 +118,12 @@ def train(
     schedule = get_cosine_schedule_with_warmup(
         optimizer, round(plan.warmup * plan.steps), plan.steps
     )
-    log, begin = [], time.perf_counter()
-    for step, rows in zip(range(stop or plan.steps), batches(corpora, plan)):
-        loss = model(input_ids=rows, labels=rows, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), plan.max_grad_norm)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        log.append(round(loss.item(), 5))
-        if step % 100 == 99:
-            mean, seconds = float(np.mean(log[-100:])), time.perf_counter() - begin
-            print(f"step {step + 1:5d}  {seconds:6.0f} s  {mean:.3f}", flush=True)
-    return model, log
+    losses = (
+        {"loss": model(input_ids=rows, labels=rows, use_cache=False).loss}
+        for rows in batches(corpora, plan)
+    )
+    log = loop.optimize(model, optimizer, schedule, losses, plan, stop)
+    return model, [step["loss"] for step in log]
 
 
 def store(model: Qwen3ForCausalLM, tok, folder: Path, half: bool = True) -> None:
@@ -200,7 +187,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     text = corpus.load()
     tok = tokenizer.train_chat(text["reuters"] + text["others"])
-    model, log = train(plan, encode(text, tok))
+    model, log = train(plan, corpus.encode(text, tok))
     seconds = round(time.process_time())
     content = {"cpu_seconds": seconds, **score_and_store(model, tok, plan, log, args.out)}
     content["corpus"] = {name: len(part) for name, part in text.items()}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from helpers.models import MINI
 from tight_fit.command.wrapper import run as run_command
-from tools.pretrain import card, fonts, score
+from tools.pretrain import card, fonts, loop, score
 
 FOLDER = MINI / "vit"
 
@@ -87,23 +88,16 @@ def train(plan: ImagePretraining, stop: int | None = None) -> tuple[ViTModel, li
     schedule = get_linear_schedule_with_warmup(
         optimizer, round(plan.warmup * plan.steps), plan.steps
     )
-    log, begin = [], time.perf_counter()
-    for step in range(stop or plan.steps):
-        numbers = torch.randint(len(images), (plan.batch,))
-        pixels = (images[numbers, None].float() / 127.5 - 1).expand(-1, 3, -1, -1)
-        loss = torch.nn.functional.cross_entropy(model(pixels).logits, digits[numbers])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), plan.max_grad_norm)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        log.append(round(loss.item(), 5))
-        if step % 200 == 199:
-            print(
-                f"step {step + 1:5d}  {time.perf_counter() - begin:6.0f} s  loss {log[-1]:.4f}",
-                flush=True,
-            )
-    return model.vit, log
+
+    def losses() -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            numbers = torch.randint(len(images), (plan.batch,))
+            pixels = (images[numbers, None].float() / 127.5 - 1).expand(-1, 3, -1, -1)
+            logits = model(pixels).logits
+            yield {"loss": torch.nn.functional.cross_entropy(logits, digits[numbers])}
+
+    log = loop.optimize(model, optimizer, schedule, losses(), plan, stop)
+    return model.vit, [step["loss"] for step in log]
 
 
 def store(backbone: ViTModel, folder: Path, half: bool = True) -> None:
