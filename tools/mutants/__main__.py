@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.wrapper import run as run_command
 from tools.mutants import table
-from tools.mutants.run import verify, work
+from tools.mutants.run import again, verify, work
 from tools.mutants.sample import ROOT
+
+
+def share_out(work_on: Callable[[tuple[int, int]], None], jobs: int) -> None:
+    """Run a function in some processes, each with its share."""
+    workers = []
+    for share in range(jobs):
+        if not (worker := os.fork()):
+            work_on((share, jobs))
+            os._exit(0)
+        workers.append(worker)
+    for worker in workers:
+        os.waitpid(worker, 0)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,18 +35,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes that share the mutants")
     parser.add_argument("--tiers", type=int, nargs="*", default=[1, 2], choices=[1, 2])
     parser.add_argument("--most", type=float, default=300.0, help="seconds of tests per mutant")
+    parser.add_argument(
+        "--again",
+        metavar="DATE",
+        help="give what was killed to its killers once more, in today's sources (minutes)",
+    )
     asked = parser.parse_args(arguments)
+    folder, jobs = asked.folder.resolve(), asked.jobs or 1
+    if asked.again:
+        share_out(partial(again, table.RESULTS, folder, date=asked.again), jobs)
+        print(table.write())
+        return
     for tier in asked.tiers:
-        workers = []
-        for share in range(asked.jobs or 1):
-            if not (worker := os.fork()):
-                part = (share, asked.jobs or 1)
-                work(table.RESULTS, asked.folder.resolve(), tier, part, asked.most)
-                os._exit(0)
-            workers.append(worker)
-        for worker in workers:
-            os.waitpid(worker, 0)
-    for test in sorted(verify(table.RESULTS, asked.folder.resolve())):
+        share_out(partial(work, table.RESULTS, folder, tier, most=asked.most), jobs)
+    for test in sorted(verify(table.RESULTS, folder)):
         print(f"{test} failed without a mutant as well: what it killed runs again next time.")
     print(table.write())
 

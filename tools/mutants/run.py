@@ -20,7 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.mutants.operators import Mutant
+from tools.mutants import table
+from tools.mutants.operators import Mutant, mutants
 from tools.mutants.sample import ROOT, draw
 
 WARM = (
@@ -69,9 +70,7 @@ class Reached:
         groups = defaultdict(list)
         for test in sorted(tests, key=lambda test: self.seconds[test]):
             groups[test.partition("::")[0]].append(test)
-        own = "/".join(
-            ["tests", *file.split("/")[1:-1]] if file.count("/") > 1 else ["tests", "core"]
-        )
+        own = own_package(file)
 
         def cost(name: str) -> float:
             return COLLECT + sum(self.seconds[test] for test in groups[name])
@@ -125,8 +124,9 @@ class Chosen:
         self.events = events
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if item.nodeid in self.place]
-        items.sort(key=lambda item: self.place[item.nodeid])
+        if any("::" in test for test in self.place):  # else they are files or folders
+            items[:] = [item for item in items if item.nodeid in self.place]
+            items.sort(key=lambda item: self.place[item.nodeid])
 
     def pytest_runtest_logstart(self, nodeid):
         self._write("began", nodeid)
@@ -181,7 +181,7 @@ def _test(tree: Path, tests: list[str], events: Path) -> None:
     import pytest
 
     files = sorted({test.partition("::")[0] for test in tests})
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-m", "not night"]
     status = pytest.main([*options, *files], plugins=[Chosen(tests, events)])
     os._exit(int(status))
 
@@ -224,6 +224,47 @@ def verify(results: Path, folder: Path) -> set[str]:
             row |= {"killed": False, "how": "fails without it too", "tier": 0}
             _append(results, row)
     return unsound
+
+
+def again(results: Path, folder: Path, share: tuple[int, int], date: str) -> None:
+    """Give what was killed, and is still in the source, to its killer once more.
+
+    Where that test is no more, the mutant's own package is run. One that lives has no result any
+    more, so that `work` takes it; what has been run on `date` already is left out.
+    """
+    for name in WARM:
+        __import__(name)
+    here = {
+        table.name(dataclasses.asdict(mutant)): mutant
+        for file in sorted({row["file"] for row in table.rows(results)})
+        if (ROOT / file).is_file()
+        for mutant in mutants(file, (ROOT / file).read_bytes())
+    }
+    tree = Tree(folder / f"tree{share[0]}")
+    for number, row in enumerate(table.rows(results)):
+        mutant = here.get(table.name(row))
+        due = row["killed"] and row.get("again") != date
+        if number % share[1] != share[0] or mutant is None or not due:
+            continue
+        killer = row["by"] if _is_there(row["by"]) else own_package(mutant.file)
+        began = time.monotonic()
+        tree.put(mutant)
+        how, test = run(tree.folder, [killer], 60.0)
+        tree.restore()
+        row |= {**dataclasses.asdict(mutant), "again": date, "how": how, "by": test or row["by"]}
+        row |= {"killed": how != "passed", "seconds": round(time.monotonic() - began, 1)}
+        _append(results, row if row["killed"] else row | {"tier": 0})
+        print(f"{number} {mutant.file}:{mutant.line} {mutant.operator}: {how} {test}", flush=True)
+
+
+def _is_there(test: str) -> bool:
+    file, _, name = test.partition("[")[0].partition("::")
+    return (ROOT / file).is_file() and f"def {name}(" in (ROOT / file).read_text(encoding="utf8")
+
+
+def own_package(file: str) -> str:
+    """The folder of the tests of a source file."""
+    return "/".join(["tests", *file.split("/")[1:-1]] if file.count("/") > 1 else ["tests", "core"])
 
 
 def key(row: dict) -> tuple:

@@ -55,6 +55,14 @@ def write() -> str:
     ]
     if early:
         text += f"\n\nOf those that are left, {len(early)} have met the fast tests alone so far."
+    if dates := sorted({row["again"] for row in found if "again" in row}):
+        once_more = [row for row in found if row.get("again") == dates[-1]]
+        killed = sum(row["killed"] for row in once_more)
+        text += (
+            f"\n\nOf those that were killed, {len(once_more)} were still in the source on "
+            f"{dates[-1]}. The tests that had killed them, or those of their package where such a "
+            f"test is no more, killed {killed} of them again, without those of the night."
+        )
     page = PAGE.read_text(encoding="utf8")
     page = BLOCK.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
     PAGE.write_text(page, encoding="utf8")
