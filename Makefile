@@ -163,6 +163,7 @@ notebooks: $(NEEDS)
 plans: $(NEEDS)
 	@$(PY) -m tools.course.kept_plans
 	@$(PY) -m tight_fit.command.ship
+	@$(PY) -m tight_fit.command.ship_traces
 
 badges: $(NEEDS)
 	@$(COURSE) badges

@@ -3,6 +3,9 @@
 A trace is what takes the time of a plan; memory, seconds on any GPU, and what would make a step fit
 follow from it in milliseconds, without PyTorch. It is kept for one configuration, the versions of
 the libraries, and this package's code; after a change of any of them it is not found.
+
+Of well-known models lines through traces come with the package (`plans.trace_line`), which give
+the trace at any batch size and at most lengths: `command.ship_traces` makes them.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import lzma
 import shutil
 import zlib
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +26,12 @@ from tight_fit.command.kept import folder
 from tight_fit.files import replace_all
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.traced_ops import TracedOps
+from tight_fit.models.step import ModelStep
 from tight_fit.plans.batch_line import Traced
+from tight_fit.plans.trace_line import TraceLine
 from tight_fit.trace.storage_trace import StorageTrace
 
+SHIPPED = Path(__file__).parent / "known" / "traces"
 MOST = 40  # models of which traces are kept, and
 OF_MODEL = 400  # traces of each, of some ten kilobytes; the oldest go first
 
@@ -40,6 +48,8 @@ class KeptTraces:
 
     def fact(self, name: str, make: Callable[[], Any]) -> Any:
         """What JSON holds of something that takes long to make; made where it is not kept."""
+        if name in self._shipped.facts:
+            return self._shipped.facts[name]
         kept = self._read(name)
         if not isinstance(kept, list) or len(kept) != 1:
             kept = [make()]
@@ -52,6 +62,16 @@ class KeptTraces:
         with contextlib.suppress(KeyError, TypeError, ValueError, IndexError):
             return _unpacked(kept)
         return None
+
+    def computed(self, general: tuple, step: ModelStep) -> Traced | None:
+        """The trace of a step from the line that comes with the package, if there is one."""
+        line = self._shipped.line(question.digest(general))
+        place = step.micro_batch, step.tokens
+        return line.at(place, step.accumulation) if line else None
+
+    @cached_property
+    def _shipped(self) -> ShippedLines:
+        return ShippedLines.of(self.values)
 
     def keep(self, key: tuple, traced: Traced) -> None:
         """Keep it. A folder that cannot be written keeps nothing, and that is no error."""
@@ -72,6 +92,58 @@ class KeptTraces:
                 file.unlink(missing_ok=True)
             for model in _oldest(self.folder.parent, MOST):
                 shutil.rmtree(model, ignore_errors=True)
+
+
+class ShippedLines:
+    """What comes with the package of one model: `facts`, and lines through traces of its steps.
+
+    head   {"model", "versions", "facts"}
+    lines  {digest of what steps have in common: a line, as JSON}
+    """
+
+    def __init__(self, head: dict[str, Any], lines: dict[str, str]):
+        self.facts: dict[str, Any] = head.get("facts", {})
+        self.lines = lines
+        self._read: dict[str, TraceLine] = {}
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> ShippedLines:
+        """Those of a model, none where they are not there or of other versions of the libraries."""
+        with contextlib.suppress(OSError, ValueError, lzma.LZMAError):
+            text = lzma.decompress(place_of(values).read_bytes()).decode("ascii")
+            first, *rest = text.splitlines()
+            head = json.loads(first)
+            if _releases(head["versions"]) == _releases(question.versions()):
+                return cls(head, dict(line.split(" ", 1) for line in rest))
+        return cls({}, {})
+
+    def line(self, key: str) -> TraceLine | None:
+        """The line of steps that have the same `plans.batch_line.general`."""
+        if key in self.lines and key not in self._read:
+            self._read[key] = TraceLine(json.loads(self.lines[key]))
+        return self._read.get(key)
+
+    @staticmethod
+    def write(values: dict[str, Any], head: dict[str, Any], lines: dict[str, TraceLine]) -> None:
+        """Keep them with the package, whole or not at all."""
+        text = [json.dumps(head)]
+        for key, line in lines.items():
+            text.append(f"{key} {json.dumps(line.packed, separators=(',', ':'))}")
+        place = place_of(values)
+        place.parent.mkdir(exist_ok=True)
+        unfinished = place.with_suffix(".unfinished")
+        unfinished.write_bytes(lzma.compress("\n".join(text).encode("ascii"), preset=9))
+        unfinished.replace(place)
+
+
+def place_of(values: dict[str, Any]) -> Path:
+    """Where lines of the model of a config.json are, if they come with the package."""
+    return SHIPPED / f"{question.digest(values)[:16]}.xz"
+
+
+def _releases(versions: dict[str, str]) -> dict[str, str]:
+    """Versions without what PyTorch was built for: plans are the same."""
+    return {name: version.split("+")[0] for name, version in versions.items()}
 
 
 def _oldest(place: Path, most: int) -> list[Path]:

@@ -85,7 +85,7 @@ def apply_fsdp2(
 
 
 def set_resharding(model: nn.Module, layout: Layout) -> None:
-    """Let FSDP2's groups that `apply_fsdp2` made keep or drop gathered weights as in a layout, which
+    """Let the groups that `apply_fsdp2` made keep or drop gathered weights as in a layout, which
     differs from theirs in nothing else."""
     wrapped = layers(model)
     parts = _embeddings_and_head(model) if layout.wrap == "layers+embeddings" else []

@@ -26,6 +26,10 @@ class TraceStore(Protocol):
     def find(self, key: tuple) -> Traced | None:
         """The trace of a step, by numbers and texts that tell it from all others of the model."""
 
+    def computed(self, general: tuple, step: ModelStep) -> Traced | None:
+        """The trace of a step from those of others that differ in batch size and length, if these
+        are known by what `general` tells."""
+
     def keep(self, key: tuple, traced: Traced) -> None:
         """Keep a trace."""
 
@@ -92,7 +96,10 @@ class BatchLines:
         return self.device, step.accumulation, step.micro_batch, *_family(step)
 
     def _kept(self, step: ModelStep) -> Traced | None:
-        return self.kept.find(self._key(step)) if self.kept else None
+        if not self.kept:
+            return None
+        found = self.kept.find(self._key(step))
+        return found or self.kept.computed(general(step, self.device), step)
 
     def _anew(self, step: ModelStep) -> Traced:
         """Trace a step, and keep what was found."""
@@ -105,6 +112,11 @@ class BatchLines:
         if self.kept:
             self.kept.keep(self._key(step), traced)
         return traced
+
+
+def general(step: ModelStep, device: str) -> tuple:
+    """What steps have in common that differ in their batch size and length."""
+    return device, *_family(replace(step, length=None))
 
 
 def _family(step: ModelStep) -> tuple:

@@ -1,0 +1,173 @@
+"""Lines through traces that come with the package: what they give is what is traced anew."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from transformers import LlamaConfig
+
+from tests.command.test_kept_traces import ALONE
+from tests.small import configured
+from tight_fit import gpus
+from tight_fit.command import kept_traces, question
+from tight_fit.command.answer import answers, step_of
+from tight_fit.command.kept_traces import SHIPPED, KeptTraces, ShippedLines
+from tight_fit.command.question import Question
+from tight_fit.command.ship import asked_of
+from tight_fit.command.ship_traces import CHANGES, at, line_of, ship, steps_of
+from tight_fit.models import names as model_names
+from tight_fit.models.step import ModelStep
+from tight_fit.plans import model as plans_model
+from tight_fit.plans.batch_line import general
+from tight_fit.plans.model import trace_model_step
+from tight_fit.plans.trace_line import equal, fitted, grid
+
+SMALL = configured(LlamaConfig, 32, 6, 4, 48, 640, num_key_value_heads=2)
+STEP = ModelStep(SMALL, batch_size=2, precision="bf16")
+ALL = {
+    name: lines
+    for name, values in model_names.known().items()
+    if (lines := ShippedLines.of(values)).lines
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@cache
+def traced(*place):
+    return trace_model_step(at(STEP, place))
+
+
+@cache
+def line():
+    return fitted({place: traced(*place) for place in [*grid(512), (5, 200)]}, 512)
+
+
+@pytest.fixture
+def of_these_versions():
+    if not ALL:
+        pytest.skip("traced with other versions of the libraries")
+
+
+@pytest.mark.parametrize("place", [(2, 128), (7, 136), (16, 512), (4, 177)])
+def test_a_line_gives_the_trace_at_every_place(place):
+    assert equal(line().at(place), traced(*place))
+    sizes = traced(*place)[0].bytes
+    sizes[-1] += 1
+    try:
+        assert not equal(line().at(place), traced(*place))
+    finally:
+        sizes[-1] -= 1
+
+
+def test_micro_batches_beyond_two_are_computed():
+    two, five = (replace(STEP, batch_size=10, accumulation=number) for number in (2, 5))
+    line = fitted({place: trace_model_step(at(two, place)) for place in grid(512)}, 512, 2)
+    assert equal(line.at((4, 144), 5), trace_model_step(at(five, (4, 144))))
+
+
+def test_a_line_ends_where_it_was_not_proven():
+    assert line().at((1, 128)) is None, "one example takes other operations"
+    assert line().at((2, 120)) is None and line().at((2, 520)) is None
+    assert line().at((2, None)) is None
+
+
+def test_traces_that_are_on_no_line_make_none():
+    traces = {place: traced(*place) for place in [*grid(512), (5, 200)]}
+    trace, parameters = traces[5, 200]
+    other = replace(trace, bytes=[*trace.bytes[:-1], trace.bytes[-1] + 4])
+    assert fitted(traces | {(5, 200): (other, parameters)}, 512) is None
+    assert fitted(traces | {(5, 201): (other, parameters)}, 512).packed["multiple"] == 8
+    longer = replace(trace, bytes=[*trace.bytes, 4])
+    assert fitted(traces | {(2, 128): (longer, parameters)}, 512) is None
+    assert line_of(replace(STEP, loss="chunked"), trace_model_step) is None
+
+
+def test_a_sample_of_the_lines_is_what_is_traced_today(of_these_versions):
+    """The planner's code draws them: where they differ, `python -m tight_fit.command.ship_traces`
+    traces all anew."""
+    draw = random.Random(question.code())
+    for name in draw.sample(sorted(ALL), 2):
+        step = step_of(asked_of(name))
+        there = [
+            step
+            for step in steps_of(step, CHANGES)
+            if question.digest(general(step, "cuda")) in ALL[name].lines
+        ]
+        assert {question.digest(general(step, "cuda")) for step in there} == set(ALL[name].lines)
+        step = draw.choice(there)
+        length = draw.randrange(16, 65) * 8 if step.tokens else None
+        asked = at(step, (draw.randrange(2, 40), length))
+        found = KeptTraces(asked_of(name).values).computed(general(asked, "cuda"), asked)
+        assert found is not None
+        assert equal(found, trace_model_step(asked)), f"{name}: trace and ship it anew"
+
+
+@pytest.mark.parametrize(
+    "fields, gpu",
+    [
+        ({"batch_size": 6, "length": 333}, "T4"),
+        ({"batch_size": 30, "accumulation": 3}, "RTX 4090"),
+        ({"batch_size": 12, "precision": "fp16", "length": 200}, "8GB"),
+    ],
+)
+def test_an_answer_by_a_line_is_that_of_a_plan_made_anew(
+    fields, gpu, monkeypatch, of_these_versions
+):
+    name = "FacebookAI/roberta-base"
+    asked = Question(name, name, model_names.known()[name], fields, gpus.find(gpu))
+    *_, anew = answers(replace(asked, quick=True), fresh=True)
+    monkeypatch.setattr(plans_model, "trace_model_step", lambda *rest: pytest.fail("traced"))
+    *_, found = answers(replace(asked, quick=True))
+    assert json.dumps(found, sort_keys=True) == json.dumps(anew, sort_keys=True)
+    *_, advised = answers(asked)
+    assert advised["would_fit"] == [] and advised["largest_batch"] >= fields["batch_size"]
+
+
+def test_a_first_question_needs_no_pytorch(of_these_versions):
+    typed = ["distilbert", "--gpu", "RTX 4090", "--batch", "9", "--length", "177"]
+    command = [sys.executable, "-c", ALONE, *typed]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "") and "YES" in ended.stdout
+
+
+def test_other_versions_and_damaged_files_have_no_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_traces, "SHIPPED", tmp_path / "traces")
+    values = model_names.known()["openai-community/gpt2"]
+    key = question.digest(general(STEP, "cuda"))
+    head = {"model": "m", "versions": question.versions(), "facts": {"trainer": "x"}}
+    ShippedLines.write(values, head, {key: line()})
+    assert KeptTraces(values).fact("trainer", lambda: pytest.fail("made")) == "x"
+    found = KeptTraces(values).computed(general(STEP, "cuda"), at(STEP, (3, 200)))
+    assert equal(found, traced(3, 200))
+    assert (
+        KeptTraces(values).computed(general(replace(STEP, checkpointing=True), "cuda"), STEP)
+        is None
+    )
+    with monkeypatch.context() as changed:
+        other = question.versions() | {"torch": "9.9"}
+        changed.setattr(question, "versions", lambda: other)
+        assert not ShippedLines.of(values).lines
+    file = kept_traces.place_of(values)
+    file.write_bytes(file.read_bytes()[:-9])
+    assert not ShippedLines.of(values).lines and ShippedLines.of({}).line(key) is None
+
+
+def test_lines_are_small():
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 1_500_000
+
+
+def test_shipping_writes_what_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_traces, "SHIPPED", tmp_path / "traces")
+    values = json.loads(SMALL.to_json_string(use_diff=False)) | {"architectures": None}
+    monkeypatch.setattr(model_names, "known", lambda: {"a/b": values})
+    ship(["a/b"], few=True)
+    (key,) = ShippedLines.of(values).lines
+    assert key == question.digest(general(step_of(asked_of("a/b")), "cuda"))

@@ -1,0 +1,219 @@
+"""The trace of a step at every batch size and length, from the traces of a few of them.
+
+The sizes of storages and kernels are lines over the examples of a micro-batch and parabolas over
+the tokens of an example, as attention has one number for each two of them. Six traces give both,
+and further ones check them: where one is not as expected, there is no line. Nothing here imports
+PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tight_fit.kernels.op import Op
+from tight_fit.kernels.traced_ops import TracedOps
+from tight_fit.plans.batch_line import Traced
+from tight_fit.trace.storage_trace import StorageTrace
+
+MULTIPLE = 8  # of which all lengths are taken: cuBLAS copies some operands of others
+STEP = 128  # tokens between two traces
+Place = tuple[int, int | None]  # examples per micro-batch, tokens per example
+FIRST = (2, 128)  # the least place of a line
+NUMBERS = ("flops", "read", "written")  # of an `Op`, beside its shape
+
+
+class TraceLine:
+    """The trace of one step at every place. `packed` is what `fitted` has made."""
+
+    def __init__(self, packed: Mapping[str, Any]):
+        self.packed = packed
+
+    def at(self, place: Place, accumulation: int = 1) -> Traced | None:
+        """The trace at a place; None where the line does not reach, or gives no whole number."""
+        examples, tokens = place
+        line, longest = self.packed, self.packed["longest"]
+        batch, length = FIRST
+        if examples < batch or (tokens is None) != (longest is None):
+            return None
+        if tokens is not None and not (
+            length <= tokens <= longest and tokens % line["multiple"] == 0
+        ):
+            return None
+        values = _evaluated(
+            line["numbers"], examples - batch, None if tokens is None else tokens - length
+        )
+        if values is None:
+            return None
+        count = len(line["made_by"])
+        sizes, rest = values[:count], iter(values[count:])
+        traced_batches = min(accumulation, 2)
+        flops = {name: next(rest) * accumulation // traced_batches for name in line["flops"]}
+        kinds = [tuple(_op(kernel, rest) for kernel in kernels) for kernels in line["ops"]]
+        begin, end, _ = line["again"]
+        ops, order = _first_come(kinds, line["order"])
+        operations = TracedOps(
+            ops,
+            order,
+            (begin, end, accumulation - traced_batches),
+            line["tf32"],
+            line["unknown"],
+        )
+        names = line["names"]
+        trace = StorageTrace(
+            sizes,
+            [names[number] for number in line["made_by"]],
+            list(zip(*line["events"])),
+            line["begin"],
+            frozenset(line["reached"]),
+            flops,
+            operations,
+        )
+        return trace, line["parameters"]
+
+
+def grid(longest: int | None) -> list[Place]:
+    """The places whose traces make a line; without tokens (None) two of them."""
+    batch, length = FIRST
+    lengths = [None] if longest is None else [length + STEP * number for number in range(3)]
+    return [(examples, tokens) for examples in (batch, batch + 1) for tokens in lengths]
+
+
+def fitted(
+    traces: Mapping[Place, Traced], longest: int | None, accumulation: int = 1
+) -> TraceLine | None:
+    """The line through the traces at the places of `grid`, None where there is none.
+
+    traces   also of other places, which it has to meet; those of odd lengths it need not, and is
+             then taken at multiples of `MULTIPLE` alone
+    longest  tokens per example up to which it is taken
+    """
+    places = grid(longest)
+    kept = [traces[place] for place in places]
+    alike = _alike(kept)
+    if alike is None:
+        return None
+    trace, parameters = kept[0]
+    distinct: dict[tuple, int] = {}  # the kernels of an operation at all places -> its number
+    order = []
+    traced = [one.operations for one, _ in kept if one.operations is not None]
+    for issued in zip(*(operations.order for operations in traced)):
+        kernels = tuple(operations.ops[index] for operations, (index, _) in zip(traced, issued))
+        order.append((distinct.setdefault(kernels, len(distinct)), issued[0][1]))
+    ops, columns = [], [[*one.bytes, *one.flops.values()] for one, _ in kept]
+    for kernels in distinct:
+        kinds = [[_kind(op) for op in some] for some in kernels]
+        if any(kind != kinds[0] for kind in kinds):
+            return None
+        ops.append(kinds[0])
+        for column, some in zip(columns, kernels):
+            column += [number for op in some for number in _numbers(op)]
+    names = list(dict.fromkeys(trace.made_by))
+    assert trace.operations is not None, "looked at in `_alike`"
+    line = TraceLine(
+        {
+            "longest": longest,
+            "multiple": 1,
+            "parameters": parameters,
+            "names": names,
+            "made_by": [names.index(name) for name in trace.made_by],
+            "events": [list(column) for column in zip(*trace.events)],
+            "begin": trace.begin,
+            "reached": sorted(trace.reached),
+            "flops": list(trace.flops),
+            "ops": ops,
+            "order": order,
+            "again": trace.operations.again,
+            "tf32": trace.operations.tf32,
+            "unknown": trace.operations.unknown,
+            "numbers": _differences(columns, longest),
+        }
+    )
+    missed = {
+        place for place, traced in traces.items() if not equal(line.at(place, accumulation), traced)
+    }
+    if not missed:
+        return line
+    if any((tokens or 0) % MULTIPLE == 0 for _, tokens in missed):
+        return None
+    return TraceLine({**line.packed, "multiple": MULTIPLE})
+
+
+def equal(one: Traced | None, other: Traced) -> bool:
+    """Whether two traces have the same events, sizes and kernels, in the same order."""
+    if one is None or one[0] != other[0] or one[1] != other[1]:
+        return False
+    return one[0].reached == other[0].reached and _issued(one[0]) == _issued(other[0])
+
+
+def _issued(trace: StorageTrace) -> tuple | None:
+    traced = trace.operations
+    if traced is None:
+        return None
+    kernels = [(traced.ops[index], phase) for index, phase in traced.order]
+    return kernels, traced.again, traced.tf32, traced.unknown, traced.passes
+
+
+def _alike(kept: list[Traced]) -> bool | None:
+    """True where traces differ in numbers alone and have operations, else None."""
+    plain = []
+    for trace, parameters in kept:
+        traced = trace.operations
+        if traced is None or traced.passes:
+            return None
+        without = replace(trace, bytes=[], flops=dict.fromkeys(trace.flops, 0), operations=None)
+        phases = [phase for _, phase in traced.order]
+        about = (traced.again, traced.tf32, traced.unknown, trace.reached, len(trace.bytes))
+        plain.append((without, parameters, phases, about))
+    return True if all(one == plain[0] for one in plain) else None
+
+
+def _kind(op: Op) -> list[Any]:
+    """What of a kernel is the same at all places."""
+    return [op.name, op.kind, op.arithmetic, op.layout, op.kernels, len(op.shape)]
+
+
+def _numbers(op: Op) -> list[int]:
+    return [*(getattr(op, name) for name in NUMBERS), *op.shape]
+
+
+def _op(kind: list[Any], numbers: Any) -> Op:
+    name, sort, arithmetic, layout, kernels, dimensions = kind
+    flops, read, written = (next(numbers) for _ in NUMBERS)
+    shape = tuple(next(numbers) for _ in range(dimensions))
+    return Op(name, sort, arithmetic, flops, read, written, shape, layout, kernels)
+
+
+def _first_come(
+    kinds: list[tuple[Op, ...]], order: list[list[int]]
+) -> tuple[list[tuple[Op, ...]], list[tuple[int, int]]]:
+    """Distinct operations in the order in which they are first issued, as a recorder has them."""
+    known: dict[tuple[Op, ...], int] = {}
+    issued = [(known.setdefault(kinds[index], len(known)), phase) for index, phase in order]
+    return list(known), issued
+
+
+def _differences(columns: list[list[int]], longest: int | None) -> list[list[int]]:
+    """[coefficients, numbers]: of each number its first value and its differences (Newton)."""
+    lengths = 1 if longest is None else 3
+    table = np.array(columns, dtype=object).reshape(2, lengths, -1)
+    table[1] -= table[0]
+    for last in range(1, lengths):
+        table[:, last:] = table[:, last:] - table[:, last - 1 : -1]
+    return [list(row) for row in table.reshape(-1, table.shape[-1])]
+
+
+def _evaluated(numbers: list[list[int]], more: int, further: int | None) -> list[int] | None:
+    """Each number, `more` examples and `further` tokens from the first place, in whole numbers;
+    None where one of them is none."""
+    table = np.array(numbers, dtype=object).reshape(2, 1 if further is None else 3, -1)
+    along = table[0] + table[1] * more
+    if further is None:
+        return list(along[0])
+    unit = 2 * STEP * STEP
+    total = along[0] * unit + along[1] * (2 * STEP * further)
+    total += along[2] * (further * (further - STEP))
+    return None if (total % unit).any() else list(total // unit)
