@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu_layouts import LARGE, SMALL, step_of
-from benchmarks.measure_step import alone_on_the_gpu
-from helpers.measure import MEASURED, WARM_UP, release
+from benchmarks.measure_step import alone_on_the_gpu, memory_on_a_gpu
+from helpers.measure import release
 from helpers.recipe import Recipe, replace
 from tight_fit.layouts.fake_rank import BatchShape
 from tight_fit.layouts.layout import Layout, parse
@@ -53,7 +53,7 @@ def meet() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def measure(step: ModelStep, layout: Layout) -> dict[str, float]:
+def measure(step: ModelStep, layout: Layout) -> dict[str, float | None]:
     """See `benchmarks.gpu_layouts.measure`."""
     model = prepare(make(step), step)
     shape = BatchShape(model)
@@ -63,8 +63,10 @@ def measure(step: ModelStep, layout: Layout) -> dict[str, float]:
         rank = kind(step, layout, model.to("cuda"), grid_of(layout, "cuda"))
         del model  # a stage of a pipeline needs no more of it than its own layers
         release()
-        found = _of_steps(_step_of(rank, shape))
+        step_of_rank = _step_of(rank, shape)
+        found = memory_on_a_gpu(step_of_rank) | {"seconds": median_seconds(step_of_rank)}
         found |= {"large": all_reduce_seconds(LARGE), "small": all_reduce_seconds(SMALL)}
+        del step_of_rank
         del rank
         release()  # the GPUs' memory, before the next step has its turn
         meet()
@@ -82,22 +84,6 @@ def _step_of(rank: ModelRank | PipelineRank, shape: BatchShape) -> Callable[[], 
         return lambda: rank.step(whole)
     micro_batches = [rank.part(made(rank.undivided)) for _ in range(rank.local.accumulation)]
     return lambda: rank.step(micro_batches)
-
-
-def _of_steps(step: Callable[[], object]) -> dict[str, float]:
-    """Bytes and seconds of this rank's steps."""
-    for _ in range(WARM_UP):
-        step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(MEASURED):
-        step()
-    torch.cuda.synchronize()
-    return {
-        "allocated": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.max_memory_reserved(),
-        "seconds": median_seconds(step),
-    }
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from benchmarks import proof
+from benchmarks import gpu_layouts, proof
 from benchmarks.gpu_steps import every_case
 from helpers import record
 from helpers.recipe import Recipe, difference
@@ -284,15 +284,19 @@ def test_no_record_is_of_a_rehearsal():
 @pytest.mark.night
 @needs_the_library
 @pytest.mark.parametrize(
-    "technique, gpus",
-    [("mixed precision, fp16", 1), ("pipeline (1F1B, 4 micro-batches) on 2 GPUs", 2)],
+    "model, technique, gpus",
+    [
+        ("ViT-B/16, 32 images", "mixed precision, fp16", 1),
+        (gpu_layouts.MODEL, "pipeline (1F1B, 4 micro-batches) on 2 GPUs", 2),
+    ],
 )
-def test_a_step_of_make_record_is_what_its_plan_says(technique, gpus):
+def test_a_step_of_make_record_is_what_its_plan_says(model, technique, gpus):
     """The processes that GPUs will run: the plan, PyTorch's own code for GPUs, CUDA's figures."""
-    step = proof.Step.from_dict(answer_of_a_step("ViT-B/16, 32 images", technique, gpus))
+    step = proof.Step.from_dict(answer_of_a_step(model, technique, gpus))
     assert abs(step.miss) < 0.02  # the CPU's attention keeps other rows than CUDA's
-    assert abs(step.planned_reserved - step.reserved) <= 2 * MIB  # a small segment
-    assert step.allocated < 64 * MIB  # of a narrow model
+    # A small segment; of a narrow decoder's stages half a large one.
+    assert abs(step.planned_reserved - step.reserved) <= (2 if gpus == 1 else 10) * MIB
+    assert step.allocated < 72 * MIB  # of a narrow model
     assert step.seconds > 0 and step.planned_seconds > 0 and bool(step.link) == (gpus == 2)
 
 

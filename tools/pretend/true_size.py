@@ -48,10 +48,9 @@ def with_true_peak(function: Callable) -> Callable:
 
     @wraps(function)
     def has_room(planned: Any, memory: int) -> bool:
-        from tight_fit.memory.plan import Plan
-
-        if isinstance(planned, Plan) and planned.recipe.profile == "full":
-            planned = SimpleNamespace(peak=need(planned.recipe)[0])
+        recipe = planned.recipe
+        if isinstance(recipe, Recipe) and recipe.profile == "full":
+            planned = SimpleNamespace(peak=need(recipe)[0])
         return function(planned, memory)
 
     return has_room
