@@ -30,8 +30,6 @@ class HostOptimizer(torch.optim.Optimizer):
     ):
         self.pairs = [(parameter, _copy(parameter)) for parameter in trained]
         self.versions = [parameter._version for parameter, _ in self.pairs]
-        # Of the gradients, from the first step on: to pin memory takes longer than to fill it.
-        self.landing: dict[int, torch.Tensor] = {}
         self.inner = make([copy for _, copy in self.pairs])
         super().__init__([parameter for parameter, _ in self.pairs], dict(self.inner.defaults))
 
@@ -53,9 +51,9 @@ class HostOptimizer(torch.optim.Optimizer):
             if there and there is not self.inner.state.get(copy):  # somebody has loaded states
                 self.inner.state[copy] = {name: _on_cpu(value) for name, value in there.items()}
             with on_host():
-                if place not in self.landing:
-                    self.landing[place] = torch.empty_like(copy, pin_memory=gradient.is_cuda)
-                copy.grad = self.landing[place].copy_(gradient, non_blocking=True)
+                # PyTorch keeps memory that was pinned, and gives it out again in the next step.
+                pinned = torch.empty_like(copy, pin_memory=gradient.is_cuda)
+                copy.grad = pinned.copy_(gradient, non_blocking=True)
         tell_of_wait(TO_HOST)
         for device in {gradient.device for *_, gradient in given if gradient.is_cuda}:
             torch.cuda.current_stream(device).synchronize()  # the CPU reads what has arrived
@@ -69,8 +67,8 @@ class HostOptimizer(torch.optim.Optimizer):
         tell_of_wait(FROM_HOST)
 
     def in_host_memory(self) -> list[torch.Tensor]:
-        """The copies of the weights and of their gradients, and the states."""
-        kept: list[Any] = [*(copy for _, copy in self.pairs), *self.landing.values()]
+        """The copies of the weights and the states."""
+        kept: list[Any] = [copy for _, copy in self.pairs]
         kept += [value for state in self.inner.state.values() for value in state.values()]
         return [value for value in kept if isinstance(value, torch.Tensor)]
 
