@@ -23,7 +23,7 @@ FOUR = Cluster("H100", 4, inside="NVLink 4")
 STEPS = [(1, "none"), (2, "full"), (1, "selective"), (1, "full"), (4, "none")]
 
 
-def planned(model, layout, number, recompute, ranks=None, **fields):
+def planned(model, layout, number, recompute, ranks=None, all_layers=False, **fields):
     step = ModelStep(
         MODELS[model],
         batch_size=16,
@@ -32,7 +32,8 @@ def planned(model, layout, number, recompute, ranks=None, **fields):
         checkpointing=recompute != "none",
         **{"weights": "fp32", "precision": "bf16"} | fields,
     )
-    return plan_step(step, parse(layout), selective=recompute == "selective", ranks=ranks)
+    selective = recompute == "selective"
+    return plan_step(step, parse(layout), selective=selective, all_layers=all_layers, ranks=ranks)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,16 @@ def test_plans_on_open_ranks_are_those_of_new_ranks(model, layouts, fields):
         with pytest.raises(RuntimeError, match="is a rank already"):
             planned(model, *asked[0], **fields)
     assert not ranks and not dist.is_initialized()
+
+
+@pytest.mark.parametrize("layout", ["hsdp=2x2", "fsdp=2,tensor=2"])
+def test_ranks_on_one_grid_send_over_the_same_axes(layout):
+    with OpenRanks() as ranks:
+        few, every = (
+            planned("llama", layout, 1, "full", ranks, all_layers) for all_layers in (False, True)
+        )
+    assert {message.axis for message in every.sent} <= {"data", "replicate", "tensor"}
+    assert same(few, every)
 
 
 def test_a_rank_is_made_once_for_steps_that_only_vary(monkeypatch):

@@ -9,9 +9,12 @@ from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from tight_fit.layouts.fake_rank import fake_rank, fake_ranks
 from tight_fit.layouts.layout import Layout
-from tight_fit.layouts.rank import ModelRank, grid_of
+from tight_fit.layouts.rank import AXES, ModelRank, grid_of
+from tight_fit.layouts.torch_private_ranks import forget_process_groups
 from tight_fit.layouts.wrapping import enable_recomputation, set_resharding
 from tight_fit.models.step import ModelStep
 from tight_fit.torch_private import FakeTensorMode
@@ -40,6 +43,8 @@ class OpenRanks:
         self._open = ExitStack()
         self._over: tuple[int, int] | None = None
         self._ranks: dict[tuple, OpenRank] = {}
+        self._grids: dict[tuple, dict[str, DeviceMesh]] = {}  # by the layout's numbers of ranks
+        self._latest: dict[str, DeviceMesh] = {}  # that of the rank that was taken last
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)  # that of all their tensors
 
     def __enter__(self) -> OpenRanks:
@@ -60,7 +65,8 @@ class OpenRanks:
     def close(self) -> None:
         """Give up the ranks and their process group."""
         self._ranks.clear()
-        self._over = None
+        self._grids.clear()
+        self._over, self._latest = None, {}
         self._open.close()
 
     def over(self, ranks: int, number: int) -> None:
@@ -85,11 +91,12 @@ class OpenRanks:
         """
         found = self._ranks.pop(_key(model_step, layout, reduce, whole), None)
         if found is None:
-            mesh = grid_of(layout)  # its tensors have values: before FakeTensorMode
+            mesh = self._grid(layout)
             with self.mode, FakeValues(), kernels():
                 made = fake_rank(ModelRank, model_step, layout, mesh, kernels, selective, reduce)
             made[0].scaler = NeverSkipScaler("cpu", enabled=model_step.precision == "fp16")
             return OpenRank(*made)
+        self._use(found.rank.mesh)
         model: Any = found.rank.module.model
         if found.rank.layout != layout:
             set_resharding(model, layout)
@@ -99,6 +106,20 @@ class OpenRanks:
         else:
             model.gradient_checkpointing_disable()
         return found
+
+    def _grid(self, layout: Layout) -> dict[str, DeviceMesh]:
+        """The grid of a layout, one for all ranks that have the same."""
+        sizes = *(getattr(layout, name) for name in AXES), layout.expert
+        if sizes not in self._grids:  # its tensors have values: not in FakeTensorMode
+            self._grids[sizes] = grid_of(layout)
+        self._use(self._grids[sizes])
+        return self._grids[sizes]
+
+    def _use(self, grid: dict[str, DeviceMesh]) -> None:
+        """DTensor's caches hold process groups, and take those of another grid for this one's."""
+        if grid is not self._latest:
+            forget_process_groups()
+            self._latest = grid
 
     def keep(self, taken: OpenRank, reduce: str, whole: bool) -> None:
         """Take a rank back whose step has been traced, if another step can have it."""
