@@ -101,7 +101,8 @@ SHARED = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 quick: lint
 	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" $(SHARED) --durations=15
 
-NBVAL = --nbval-lax -p tests.warm_kernel --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
+COMPARED = --nbval-lax --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
+NBVAL = $(COMPARED) -p tests.warm_kernel
 AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- $(SHARED) $(NBVAL) --durations=15
 
 # The lessons are notebooks/*.ipynb; the labs lie in a folder of their own.
@@ -115,8 +116,10 @@ test-all: T ?= tests notebooks
 test-all: lint
 	@$(AGAIN)
 
+# With kernels of their own, as the CPU time of forked ones is not that of the process that measures.
 durations: $(NEEDS)
-	@TQDM_DISABLE=1 $(PY) -m pytest tests $(LESSONS) -p tests.durations -m "not night" $(SHARED) $(NBVAL)
+	@TQDM_DISABLE=1 $(PY) -m pytest tests $(LESSONS) -p tests.durations -m "not night" $(SHARED) $(COMPARED) \
+		--nbval-current-env
 
 attack: $(NEEDS)
 	@TQDM_DISABLE=1 $(PY) -m pytest tests/attack -q -n $(JOBS) --dist loadfile

@@ -4,9 +4,9 @@ Importing them takes 8 of the 9 seconds of CPU time of a lesson's first cell. No
 is imported before, so a lesson still imports whatever it uses. `make run` starts kernels in the
 usual way.
 
-`pytest -p tests.warm_kernel` starts the process. For each notebook Jupyter runs this file with the
-name of a file of connections, as kernels/warm/kernel.json says: it asks for a kernel, and they end
-together.
+`pytest -p tests.warm_kernel` starts the process. For each notebook Jupyter runs this file, as
+jupyter/kernels/warm/kernel.json says, with the name of a connection file: it asks for a kernel, and
+they end together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def start(folder: Path) -> subprocess.Popen:
     from helpers.setup import QUIET
 
     os.environ[ADDRESS] = str(folder / "kernels.sock")
-    paths = [str(ROOT / "tests"), os.environ.get("JUPYTER_PATH", "")]
+    paths = [str(ROOT / "tests" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(os.environ[ADDRESS])

@@ -93,8 +93,7 @@ def fitted(
     """
     places = grid(longest)
     kept = [traces[place] for place in places]
-    alike = _alike(kept)
-    if alike is None:
+    if not _alike(kept):
         return None
     trace, parameters = kept[0]
     distinct: dict[tuple, int] = {}  # the kernels of an operation at all places -> its number
@@ -157,18 +156,18 @@ def _issued(trace: StorageTrace) -> tuple | None:
     return kernels, traced.again, traced.tf32, traced.unknown, traced.passes
 
 
-def _alike(kept: list[Traced]) -> bool | None:
-    """True where traces differ in numbers alone and have operations, else None."""
+def _alike(kept: list[Traced]) -> bool:
+    """Whether traces differ in numbers alone and have operations."""
     plain = []
     for trace, parameters in kept:
         traced = trace.operations
         if traced is None or traced.passes:
-            return None
+            return False
         without = replace(trace, bytes=[], flops=dict.fromkeys(trace.flops, 0), operations=None)
         phases = [phase for _, phase in traced.order]
         about = (traced.again, traced.tf32, traced.unknown, trace.reached, len(trace.bytes))
         plain.append((without, parameters, phases, about))
-    return True if all(one == plain[0] for one in plain) else None
+    return all(one == plain[0] for one in plain)
 
 
 def _kind(op: Op) -> list[Any]:
