@@ -1,5 +1,5 @@
-"""Run by test_sharding.py: what transformers loads on each rank, sharded or cut by itself, as lessons
-14 and 16 name it, beside the whole model.
+"""Run by test_sharding.py: what transformers loads on each rank, sharded or cut by itself, beside
+the whole model, as lessons 14 and 16 name it.
 """
 
 import json
