@@ -26,7 +26,7 @@ from tools.mutants.operators import Mutant
 from tools.mutants.sample import ROOT, draw
 
 WARM = (
-    *("numpy", "pytest", "hypothesis", "pandas", "matplotlib.pyplot"),
+    *("numpy", "pytest", "nbval.plugin", "hypothesis", "pandas", "matplotlib.pyplot"),
     *("torch", "torch.distributed.tensor", "transformers", "peft", "datasets"),
 )
 COLLECT = 1.0  # seconds that one more file costs, about
