@@ -173,6 +173,15 @@ def test_other_errors_pass_through(monkeypatch):
         train.fit(SHORT, device="cpu", progress=False)
 
 
+@pytest.mark.parametrize(
+    "asked, disabled, shown", [(True, "0", True), (True, "1", False), (False, "0", False)]
+)
+def test_a_bar_is_there_where_it_is_asked_for(asked, disabled, shown, monkeypatch, capsys):
+    monkeypatch.setenv("TQDM_DISABLE", disabled)
+    assert list(train._progress_bar(SHORT, 2, asked)) == [2, 3, 4]
+    assert bool(capsys.readouterr().err) is shown
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     rows=st.integers(1, 200),

@@ -1,9 +1,12 @@
 """What waits on the host comes back as it was, and each thing moves once."""
 
 from collections import Counter
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import models, train
 from helpers.plan import plan
@@ -106,6 +109,31 @@ def test_the_next_two_are_under_way_while_one_is_waited_for(monkeypatch):
     y.backward()
     moved, waits = len(offloaded.order), list(dict.fromkeys(offloaded.copies.seen))
     assert moved == 6 and waits == [3, 4, 5, 6]  # then nothing is left to begin
+
+
+class Blocking(TorchDispatchMode):
+    """The copies that the program waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.copies = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            _, _, lets_go_on = (*args, *(kwargs or {}).values(), False)[:3]
+            self.copies.append(not lets_go_on)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_copy_on_a_stream_of_its_own_is_not_waited_for(monkeypatch):
+    """PyTorch waits for the end of each copy that is not told otherwise, and nothing overlaps."""
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    copies, there = activation_offload._Copies(torch.device("cpu")), torch.randn(9)
+    copies.streams = MagicMock(), MagicMock()
+    with Blocking() as waited:
+        back, _ = copies.from_host(there)
+    assert waited.copies == [False] and torch.equal(back, there)
 
 
 def test_views_of_one_storage_come_back_as_views_of_one():
