@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, fields
 from functools import cache, lru_cache
 
-from helpers.tables import KEPT_TABLES, Table, kept
+from helpers.tables import KEPT_TABLES
 from tight_fit.command.answer import attention_of
 from tight_fit.command.question import digest
 from tight_fit.layouts.cluster import Cluster
@@ -74,36 +74,6 @@ def _planned(config: str, job: ModelStep, layout: Layout) -> LayoutPlan:
 @cache
 def _kept() -> dict[str, Facts]:
     return json.loads(FILE.read_text(encoding="utf8")) if FILE.exists() else {}
-
-
-def contexts(gpus: int = 8) -> Table:
-    """A row per length of a text and layout: bytes per GPU, and the step's time.
-
-    gpus  8 for Llama 3.1 8B on H100s, with what was published; 2 for Llama 3.2 1B on two RTX 4090
-    Nothing is planned here: the table is kept with the package. Raises KeyError for another number
-    of GPUs.
-    """
-    return Table(**kept(f"contexts {gpus}"))
-
-
-def large(name: str, most: int = 4) -> Table:
-    """The best layouts of a step that was searched, the best first, and the published one.
-
-    name  a step of `benchmarks.layout_searches`, such as "8B on 8"
-    The last column marks what torchtitan published, with its tokens per second and GPU, if it did.
-    Nothing is planned here: the table is kept with the package. Raises KeyError for another name.
-    """
-    table = kept(name)
-    best, others = table["rows"][:most], table["rows"][most:]
-    return Table(best + [row for row in others if row.get("published")], table["caption"])
-
-
-def owned() -> Table:
-    """A row per step on GPUs that many readers have: what a search takes, and one GPU beside it.
-
-    Nothing is planned here: the table is kept with the package.
-    """
-    return Table(**kept("owned"))
 
 
 def in_words(job: ModelStep) -> str:

