@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
-from functools import cache, lru_cache
+from functools import cache
 
 from helpers.tables import KEPT_TABLES
 from tight_fit.command.answer import attention_of
@@ -17,13 +17,11 @@ from tight_fit.command.question import digest
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
 from tight_fit.layouts.layout import Layout
-from tight_fit.layouts.plan import LayoutPlan, plan_step
+from tight_fit.layouts.plan import plan_step
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
 
 FILE = KEPT_TABLES.with_name("layouts.json")
-KEPT = ("need", "fits", "card_memory", "sent", "seconds")
-DIGITS = 6
 COMPUTED = {
     "fp32": "computed in fp32 without TF32",
     "tf32": "computed in fp32 with TF32",
@@ -33,7 +31,7 @@ COMPUTED = {
 
 
 def facts(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
-    """The facts `KEPT` of `tight_fit.layouts.facts.facts_of`, kept or planned now.
+    """What `tight_fit.layouts.facts.facts_of` gives, planned now, or what is kept of it.
 
     job  its batch size is that of all GPUs
     Raises what `plan_step` raises.
@@ -54,21 +52,8 @@ def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:
 
 
 def plan_one(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
-    """What is kept of one question, planned now."""
-    of_plan = facts_of(_planned(repr(job.config), job, layout), cluster)
-    return {
-        name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-        # Tables of long texts show activations as well.
-        for name in (*KEPT, *["at_peak"] * (job.loss == "chunked"))
-        for value in [of_plan.get(name)]
-    }
-
-
-@lru_cache(maxsize=64)
-def _planned(config: str, job: ModelStep, layout: Layout) -> LayoutPlan:
-    """A plan depends on no GPU and on no link. The configuration does not count when two steps are
-    compared, and so its text is a key of its own."""
-    return plan_step(job, layout)
+    """The facts of one question, planned now."""
+    return facts_of(plan_step(job, layout), cluster)
 
 
 @cache

@@ -19,8 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from helpers import PLACES, keeper, refuse
 from tight_fit import gpus
 from tight_fit.checks import of_type, real, shown, whole
@@ -56,7 +54,7 @@ class RankFailed(RuntimeError):
         if exitcode == -signal.SIGABRT and traceback.startswith("Traceback"):
             how = "failed"  # by the error of the traceback; gloo's threads may abort afterwards
         elif exitcode is not None and exitcode < 0:
-            how = f"was killed by signal {-exitcode} ({_signal_name(-exitcode)})"
+            how = f"was killed by signal {-exitcode} ({signal.Signals(-exitcode).name})"
         else:
             how = f"failed with exit code {exitcode}"
         written = traceback.strip() or "It wrote no error."
@@ -202,28 +200,11 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
 def _stop(process: subprocess.Popen) -> None:
     """End torchrun and every process that it started: by SIGTERM, and after `GRACE` by force.
 
-    The keeper does it. Should it hang, it and what is still below it are killed here.
+    The keeper does it, in a limited time.
     """
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(GRACE + 2 * keeper.KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        for member in psutil.Process(process.pid).children(recursive=True):
-            try:
-                member.kill()
-            except psutil.NoSuchProcess:
-                pass
-        process.kill()
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
         process.wait()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
 
 
 class Failure(NamedTuple):

@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 
 from helpers.record import Run
 from tight_fit.checks import each_of_type, series, whole
-from tight_fit.command.alt_text import DescribedFigure, closed, described
+from tight_fit.command.alt_text import DescribedFigure, closed
+from tight_fit.command.alt_text import described as described
 from tight_fit.command.told_apart import COLOURS, EDGE, HATCHES
 from tight_fit.gpus import as_gpu
 from tight_fit.memory.plan import Plan
@@ -32,17 +33,6 @@ from tight_fit.trace.storage_trace import CATEGORIES, PHASES
 from tight_fit.units import GIB, MIB
 from tight_fit.units import size as size_of
 
-__all__ = [
-    "COLOURS",
-    "LINES",
-    "bars",
-    "categories",
-    "described",
-    "drawing",
-    "losses",
-    "style",
-    "timeline",
-]
 AnyPlan = Plan | CustomStepPlan
 DRAWINGS = Path(__file__).parents[1] / "notebooks" / "drawings"
 WORDS = ("title", "desc")  # of an SVG file, for those who cannot see it

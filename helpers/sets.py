@@ -18,6 +18,7 @@ import json
 import lzma
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -164,24 +165,35 @@ def newsgroups() -> DatasetDict:
 
 
 def build(
-    labels: Iterable[str | int], texts: Iterable[str], names: Sequence[str], split: str, origin: str
+    labels: Iterable[Any],
+    inputs: Iterable[Any],
+    names: Sequence[str],
+    split: str,
+    origin: str,
+    column: str = "text",
 ) -> Dataset:
     """One split with the course's columns.
 
-    labels  of the texts, by name or as indices into `names`
+    labels  of the inputs, by name or as indices into `names`
     names   the classes
     split   "train" or "test"
     origin  what the split was read from: `data.source` gives it
+    column  of the inputs: "text", or "image" for those of Pillow
 
     Raises ValueError for a label that is none of `names`.
     """
-    features = Features(text=Value("string"), label=ClassLabel(names=list(names)))
+    features = _features(names, column)
     return Dataset.from_dict(
-        {"text": list(texts), "label": list(labels)},
+        {column: list(inputs), "label": list(labels)},
         features=features,
         split=Split(split),
         info=DatasetInfo(description=origin, features=features),
     )
+
+
+def _features(names: Sequence[str], column: str) -> Features:
+    kind = Value("string") if column == "text" else Image()
+    return Features({column: kind, "label": ClassLabel(names=list(names))})
 
 
 def _origin(copy: LocalCopy) -> str:
@@ -238,12 +250,10 @@ def digits() -> DatasetDict:
     images = [pil.fromarray(square).convert("RGB") for square in pixels]
     order = proportional_order(raw.target, seed=0)
     kept = {"train": np.sort(order[DIGITS_TEST:]), "test": np.sort(order[:DIGITS_TEST])}
-    features = _features(DIGITS)
-    info = DatasetInfo(description="Digits, from scikit-learn", features=features)
     splits = {}
     for split, indices in kept.items():
-        columns = {"image": [images[i] for i in indices], "label": raw.target[indices].tolist()}
-        splits[split] = Dataset.from_dict(columns, features, info, Split(split))
+        pictures, origin = [images[i] for i in indices], "Digits, from scikit-learn"
+        splits[split] = build(raw.target[indices], pictures, DIGITS, split, origin, "image")
     return DatasetDict(splits)
 
 
@@ -259,7 +269,7 @@ def cifar10() -> DatasetDict:
 
     copy = hub.find("dataset", CIFAR10_REPO)
     origin = f"CIFAR-10, {_origin(copy)}"
-    features = _features(CIFAR10)
+    features = _features(CIFAR10, "image")
     splits = {}
     for split in ("train", "test"):
         table = pa.concat_tables(map(pyarrow.parquet.read_table, copy.files(f"{split}*.parquet")))
@@ -280,10 +290,6 @@ def cifar10() -> DatasetDict:
         info = DatasetInfo(description=origin, features=features)
         splits[split] = Dataset(table.replace_schema_metadata(None), info=info, split=Split(split))
     return DatasetDict(splits)
-
-
-def _features(names: tuple[str, ...]) -> Features:
-    return Features(image=Image(), label=ClassLabel(names=list(names)))
 
 
 def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:

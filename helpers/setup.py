@@ -43,7 +43,7 @@ PROBE = "packaging"  # a small package that every index has
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # which Colab and Kaggle set themselves
 # No notebook runs without these.
-ESSENTIAL = {"torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"}
+ESSENTIAL = set("torch transformers datasets numpy pandas matplotlib ipywidgets".split())
 # Turns off the progress bars and the advice of other libraries, which would fill a notebook.
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -23,7 +23,8 @@ from helpers.kept_layouts import in_words
 from helpers.plan import plan, plan_key
 from helpers.recipe import Recipe
 from helpers.record import Run, measured_steps, read
-from helpers.tables import SHOWN, Table, epochs, kept, one_change, settings, within
+from helpers.tables import SHOWN, Table, kept, one_change, settings, within
+from helpers.tables import epochs as epochs
 from tight_fit.checks import each_of_type, of_type
 from tight_fit.gpus import GPU, as_gpu
 from tight_fit.kernels.step_seconds import lacks
@@ -33,21 +34,6 @@ from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.own_step import CustomStepPlan
 from tight_fit.units import duration, size, span
-
-__all__ = [
-    "before_and_after",
-    "contexts",
-    "epochs",
-    "large",
-    "layouts",
-    "moved",
-    "owned",
-    "phases",
-    "plans",
-    "rungs",
-    "savings",
-    "techniques",
-]
 
 
 def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None) -> Table:

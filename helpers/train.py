@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,15 +67,14 @@ def fit(
     train       the encoded training split, or something of your own with its length, `lengths`
                 and `batch`; None loads the recipe's own
     device      None takes the GPU if there is one
-    checkpoint  a folder, which no other run may use meanwhile: the state is saved there every
-                `save_every` steps and at the end, and a call that finds a state there goes on from
-                it, to the same weights as without a stop
+    checkpoint  a folder: the state is saved there every `save_every` steps and at the end, and a
+                call that finds a state there goes on from it, to the same weights as without a stop
     optimizer   makes the optimizer from the model and the recipe, for one that no recipe names;
                 not with a checkpoint, as nobody knows what such an optimizer keeps, and where
     Raises Diverged (the loss or a weight is NaN or infinite), torch.OutOfMemoryError (`record.run`
     says what would fit), ValueError (a checkpoint of another run or a damaged one, a device that is
-    not here), OSError (a folder that cannot be written to), RuntimeError (another run uses it),
-    TypeError (an optimizer or data that a checkpoint cannot hold), hub.HubUnavailable.
+    not here), OSError (a folder that cannot be written to), TypeError (an optimizer or data that a
+    checkpoint cannot hold), hub.HubUnavailable.
     """
     of_type("recipe", recipe, Recipe)
     whole("save_every", save_every, 1)
@@ -87,12 +85,12 @@ def fit(
             "A checkpoint holds the states of the optimizers that a recipe names: leave checkpoint "
             "out, or save the states of your own optimizer yourself."
         )
-    with nullcontext() if checkpoint is None else checkpoints.held(checkpoint) as folder:
-        train = encoded(recipe)["train"] if train is None else batches_of("train", train)
-        if isinstance(train, Encoded):
-            train.check_suits(recipe)
-        with tensor_cores(recipe):
-            return _fit(recipe, train, place, folder, save_every, progress, optimizer)
+    folder = None if checkpoint is None else checkpoints.made(checkpoint)
+    train = encoded(recipe)["train"] if train is None else batches_of("train", train)
+    if isinstance(train, Encoded):
+        train.check_suits(recipe)
+    with tensor_cores(recipe):
+        return _fit(recipe, train, place, folder, save_every, progress, optimizer)
 
 
 def _fit(

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from benchmarks import markdown
 from helpers import record, tables
 from tests.attack import refused
 from tests.small import a_run
@@ -195,7 +196,7 @@ def test_a_notebook_shows_no_tag_of_a_record(name, results):
 @pytest.mark.parametrize("name", ["Tesla T4", NASTY])
 def test_one_bad_file_costs_the_page_of_accuracy_one_line(name, results, capsys):
     (results / FILE).write_text(on_gpu(name))
-    recorded = tables.Table([{"recorded": blocks.recorded("98_bad")}]).to_markdown()
+    recorded = markdown.of(tables.Table([{"recorded": blocks.recorded("98_bad")}]))
     (results / "98_bad.after.json").write_text("{")
     text = trust.of_records() + recorded
     (said,) = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Files of states: what the digest sees, and what a folder's lock leaves."""
+"""Files of states: what the digest sees."""
 
 import pytest
 import torch
@@ -34,9 +34,3 @@ def test_the_digest_is_that_of_the_content_alone():
     turned["weights"] = TENSORS["weights"].T.contiguous().T  # the same values, laid out otherwise
     assert checkpoint.digest("note", turned) == checkpoint.digest("note", TENSORS)
     assert checkpoint.digest("other", TENSORS) != checkpoint.digest("note", TENSORS)
-
-
-def test_a_held_folder_is_made_and_left_clean(tmp_path):
-    with checkpoint.held(tmp_path / "new" / "runs") as place:
-        assert place == tmp_path / "new" / "runs"
-    assert [path.name for path in place.iterdir()] in ([], [checkpoint.LOCK])

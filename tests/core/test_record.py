@@ -5,6 +5,7 @@ from dataclasses import replace as with_
 import pytest
 import torch
 
+from benchmarks import markdown
 from helpers import plots, profile, record, tables
 from helpers.plan import OutOfMemory, plan
 from helpers.recipe import Recipe, replace
@@ -101,7 +102,7 @@ def test_accuracies_of_random_weights_are_labelled(before):
 def test_tables_are_text_html_and_markdown():
     table = tables.plans({"one": plan(RECIPE), "four": plan(replace(RECIPE, accumulation=4))})
     assert "<table" in table._repr_html_() and str(table).count("\n") == 2
-    assert table.to_markdown().splitlines()[1].count("---") == len(table.frame.columns)
+    assert markdown.of(table).splitlines()[1].count("---") == len(table.frame.columns)
 
 
 def test_figures_stay_closed_and_show_what_they_say(before, after):

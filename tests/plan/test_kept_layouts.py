@@ -33,7 +33,7 @@ def test_all_that_lessons_ask_is_kept_and_nothing_else():
     ids=lambda asked: f"{asked[0].config.model_type}, {asked[1]}, {asked[1].schedule}, {asked[2]}",
 )
 def test_what_is_kept_is_planned_alike_today(asked):
-    assert kept_layouts.facts(*asked) == kept_layouts.plan_one(*asked)
+    assert kept_layouts.facts(*asked) == kept_plans.plan_one(*asked)
 
 
 @pytest.mark.parametrize("number, tables", [("13", 3), ("15", 3), ("16", 3), ("24", 1)])

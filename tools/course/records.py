@@ -19,7 +19,7 @@ from helpers import record
 from helpers.recipe import Recipe
 from helpers.record import NAME, UNNAMED, VERSION, Run
 from tight_fit import gpus
-from tight_fit.checks import of_type, one_of, real, shown, whole
+from tight_fit.checks import clipped, of_type, one_of, real, shown, whole
 from tight_fit.files import small_text
 
 SESSION = "session.json"  # beside runs: what `make record` has done so far; it is no run
@@ -73,18 +73,36 @@ def read_all(folder: Path | None = None) -> list[Run]:
 def of_text(text: str) -> Run:
     """The run in the text of a record. Raises ValueError, in one sentence, for what is none."""
     try:
-        run = Run.from_json(text)
-        json.loads(text, object_pairs_hook=_once)
-        check({item.name: getattr(run, item.name) for item in fields(Run)}, run.recipe)
+        values = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            "This is not a run's record: its JSON breaks off or is malformed "
+            f"({type(error).__name__})."
+        ) from error
+    if not isinstance(values, dict):
+        raise ValueError("This is not a run's record: it holds no JSON object.")
+    if wrong := sorted({item.name for item in fields(Run)} ^ set(values)):
+        raise ValueError(
+            f"This is not a complete record of version {VERSION}: "
+            f"wrong or missing {clipped(', '.join(wrong))}."
+        )
+    if values["version"] != VERSION or isinstance(values["version"], bool):
+        raise ValueError(
+            f"This record has version {shown(values['version'])}; this code reads version "
+            f"{VERSION}."
+        )
+    try:
+        recipe = Recipe.from_dict(values["recipe"])
+        check(values, recipe)
     except TypeError as error:
         raise ValueError(str(error)) from error
-    return run
+    return Run.from_json(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. Raises ValueError where it says something twice."""
     if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name stands twice in it.")
+        raise ValueError("a name stands twice")
     return dict(pairs)
 
 
@@ -94,7 +112,6 @@ def check(values: Mapping[str, Any], recipe: Recipe) -> None:
     values  the fields of a `Run` by name, as JSON holds them
     recipe  that of the run
     """
-    whole("version", values["version"], VERSION, VERSION)
     name = of_type("name", values["name"], str)
     if name != UNNAMED and not NAME.fullmatch(name):
         raise ValueError(f"{shown(name)} is no name for a run: use '<notebook>/<label>'.")

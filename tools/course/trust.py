@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks import gpu_models_table
+from benchmarks import gpu_models_table, markdown
 from benchmarks import proof as measured
 from helpers.record import Run
-from helpers.tables import Table, markdown
+from helpers.tables import Table
 from tight_fit.units import size
 from tools.course import records
 
@@ -116,8 +116,8 @@ def of_records() -> str:
         count=len(runs),
         misses=Misses.of([run.miss for run in runs]),
         run=runs[0].name,
-        gpu=markdown(runs[0].environment["name"]),
-        table=Table([_row(run) for run in runs]).to_markdown(),
+        gpu=markdown.cell(runs[0].environment["name"]),
+        table=markdown.of(Table([_row(run) for run in runs])),
     )
 
 
