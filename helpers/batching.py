@@ -104,7 +104,8 @@ def generator(seed: int, epoch: int) -> torch.Generator:
 
     Raises ValueError or TypeError for a seed or an epoch that is no whole number from 0 on.
     """
-    number = seed_in_range(seed) * 1_000_003 + whole("epoch", epoch, 0)
+    # Of a seed above it torch's CPU generator would drop some bits.
+    number = whole("seed", seed, 0, MOST_SEED) * 1_000_003 + whole("epoch", epoch, 0)
     return torch.Generator().manual_seed(number)
 
 
@@ -116,11 +117,6 @@ def permutation(size: int, generator: torch.Generator) -> list[int]:
 def cut(items: Sequence, size: int) -> list[list]:
     """Slices of `size` items; the last one is smaller where `size` does not divide their number."""
     return [list(items[start : start + size]) for start in range(0, len(items), size)]
-
-
-def seed_in_range(seed: int) -> int:
-    """The seed. Raises ValueError for one of which torch's CPU generator would drop some bits."""
-    return whole("seed", seed, 0, MOST_SEED)
 
 
 def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:

@@ -23,7 +23,7 @@ from torch import nn
 
 from helpers.data import Encoded
 from helpers.recipe import Recipe
-from tight_fit.checks import shown
+from tight_fit.checks import of_type, shown
 from tight_fit.command.arguments import no_place
 
 FILE = "state.safetensors"
@@ -49,15 +49,9 @@ def made(folder: str | Path) -> Path:
 
 def owner(recipe: Recipe, train: Encoded, device: torch.device) -> dict[str, Any]:
     """What a state belongs to: recipe, training data (a digest of every token, pixel and label, and
-    of how batches are made of them) and kind of device.
-
-    Raises TypeError for data of your own, of which nobody knows what it holds.
+    of how batches are made of them) and kind of device. Raises TypeError for data of your own.
     """
-    if not isinstance(train, Encoded):
-        raise TypeError(
-            f"A checkpoint cannot tell data of type {type(train).__name__} from others: give an "
-            "Encoded split, or leave checkpoint out."
-        )
+    of_type("train with a checkpoint", train, Encoded)
     data = digest(repr((train.pixels, train.trim)), train.columns | {"": train.lengths})
     return {"recipe": recipe.to_dict(), "training data": data, "device": device.type}
 

@@ -297,8 +297,6 @@ def check_words(examples: Encoded, model: PreTrainedModel) -> None:
 
 def batches_of(name: str, value: Encoded) -> Encoded:
     """The split, or what does for one. Raises TypeError for anything else."""
-    if isinstance(value, Encoded):
-        return value
     if not (hasattr(value, "__len__") and callable(getattr(value, "batch", None))):
         raise TypeError(
             f"{name} must be of type Encoded, or have a length and a `batch` as it has, and is "

@@ -37,7 +37,7 @@ def facts(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
     Raises what `plan_step` raises.
     """
     found = _kept().get(key(job, layout, cluster))
-    return found or plan_one(job, layout, cluster)
+    return found or facts_of(plan_step(job, layout), cluster)
 
 
 def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:
@@ -49,11 +49,6 @@ def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:
     named = [one for one in fields(job) if one.name != "config"]
     step = {one.name: value for one in named if (value := getattr(job, one.name)) != one.default}
     return digest([config, step, asdict(layout), str(cluster)])
-
-
-def plan_one(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
-    """The facts of one question, planned now."""
-    return facts_of(plan_step(job, layout), cluster)
 
 
 @cache

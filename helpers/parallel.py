@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers import PLACES, keeper, refuse
+from helpers import keeper
 from tight_fit import gpus
 from tight_fit.checks import of_type, real, shown, whole
 
@@ -286,9 +286,3 @@ def first_failure(report: str) -> Failure | None:
         r"time\s*:\s*(\S+)\s.*?rank\s*:\s*(\d+)\s.*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL
     )
     return Failure(match[1], int(match[2]), int(match[3])) if match else None
-
-
-def __getattr__(name: str):
-    if f"{__name__}.{name}" in PLACES:
-        refuse(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

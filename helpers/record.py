@@ -126,7 +126,6 @@ def run(
     recipe: Recipe,
     name: str | None = None,
     device: str | None = None,
-    checkpoint: str | Path | None = None,
     keep_model: bool = False,
 ) -> Run | tuple[Run, TrainResult]:
     """Fine-tune, evaluate, measure memory in a pass of its own, and plan: all about one recipe.
@@ -134,7 +133,6 @@ def run(
     name        "<notebook>/<label>"; with it, and TIGHT_FIT_RUNS set, the run is also written to
                 that folder
     device      "cuda" or "cpu"; None takes the GPU if there is one
-    checkpoint  as for `train.fit`
     keep_model  also return the TrainResult, which holds the model (and its memory)
     Raises ValueError for a name that is none, what `train.fit` raises, and
     plan.out_of_memory.OutOfMemory, which says what would fit.
@@ -145,11 +143,7 @@ def run(
         check_name(name)
     data = encoded(recipe)
     measured = or_explain(recipe, lambda: measure.measure(recipe, data["train"], device))
-    trained = or_explain(recipe, lambda: fit(recipe, data["train"], device, checkpoint))
-    if len(trained.seconds) != recipe.steps:
-        raise ValueError(
-            "A resumed fine-tune has not timed its first steps: it is no record; start it anew."
-        )
+    trained = or_explain(recipe, lambda: fit(recipe, data["train"], device))
     finished = Run(
         name=name or UNNAMED,
         recipe=recipe,

