@@ -102,7 +102,7 @@ quick: lint
 	@TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not night" $(SHARED) --durations=15
 
 COMPARED = --nbval-lax --nbval-cell-timeout=1500 --nbval-sanitize-with tests/sanitize.cfg
-NBVAL = $(COMPARED) -p tests.warm_kernel
+NBVAL = $(COMPARED) -p tests.warm_python
 AGAIN = TQDM_DISABLE=1 $(PY) -m tests.again $(T) -- $(SHARED) $(NBVAL) --durations=15
 
 # The lessons are notebooks/*.ipynb; the labs lie in a folder of their own.

@@ -93,7 +93,7 @@ def _(answer):
             same(gradient, wanted, rel=1e-5, atol=1e-7, what=f"a gradient of {case}")
         kept = depth - (depth - 1) // segment * segment
         assert all(count == 1 for count in calls[-kept:]), (
-            f"with {case} the last {kept} should run once, and run again in the backward pass"
+            f"with {case} the last {kept} should run once, and not again in the backward pass"
         )
         assert all(count == 2 for count in calls[:-kept]), (
             f"with {case} all but the last {kept} should run twice: "

@@ -1,22 +1,16 @@
-"""Exercises of notebook 08: fast tokenizers."""
+"""Exercises of notebook 08: feeding the GPU."""
 
 from __future__ import annotations
 
 import random
-from functools import lru_cache
 
 from exercises.check import exercise
 from exercises.comparisons import agree, close, whole_number
-from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe
 
 LETTERS, LONGEST = 20, 16  # of exercise 4
 SPEED = 400e12  # FLOPs per second, of exercise 1
-WORDS = (
-    "the oil price rose dlrs bundesbank intervened foreign exchange crude "
-    "shr cts net opec refineries whirlpool"
-).split()
 
 
 @exercise(
@@ -51,27 +45,33 @@ def _(answer):
     "08.3",
     hints=[
         (
-            "Keep a position in the text and move it by each piece's length: "
-            "▁ stands for the one space before a word."
+            "In turns the GPU waits for make / (make + step) of the time. "
+            "With n workers a batch is ready every make / n seconds: how long does a step take?"
         ),
         (
-            "The first ▁ is in no text, it was put there: begin at -1, "
-            "and cut the first start off at 0."
+            "A step takes longest = max(step, make / n), and the GPU waits for 1 - step / longest "
+            "of it. Try 0, then 1, 2, ... until that is at most share."
         ),
     ],
-    why=(
-        "It works as long as normalising changed no length: "
-        "after a ligature the positions would be wrong, and the fast tokenizer's are right."
-    ),
+    why="Each worker costs memory and a core, so decide first how much waiting you mind",
 )
 def _(answer):
-    assert callable(answer), "your answer should be a function of text and pieces"
     agree(
-        lambda text, pieces: [tuple(span) for span in answer(text, pieces)],
-        lambda text, pieces: [tuple(span) for span in _encoding(text).offsets[1:-1]],
-        [_with_pieces(text) for text in ("oil", "the oil price", "bundesbank intervened")],
-        lambda rng: _with_pieces(" ".join(rng.choices(WORDS, k=rng.randint(2, 9)))),
+        answer,
+        _workers,
+        [(2, 3, 0.05), (6, 3, 0.05), (7, 1, 0.0), (0.1, 10, 0.05), (7, 3, 0.5), (3, 3, 0.6)],
+        lambda rng: (rng.uniform(0.01, 2), rng.uniform(0.05, 0.5), rng.uniform(0.01, 0.4)),
+        times=12,
     )
+
+
+def _workers(make: float, step: float, share: float) -> int:
+    if make / (make + step) <= share:
+        return 0
+    count = 1
+    while 1 - step / max(step, make / count) > share:
+        count += 1
+    return count
 
 
 @exercise(
@@ -124,19 +124,6 @@ def _(answer):
         ],
         _some_words,
     )
-
-
-@lru_cache(maxsize=1)
-def _tokenizer():
-    return models.processor(Recipe("deberta")).backend_tokenizer
-
-
-def _encoding(text: str):
-    return _tokenizer().encode(text)
-
-
-def _with_pieces(text: str) -> tuple[str, list[str]]:
-    return text, _encoding(text).tokens[1:-1]
 
 
 def _align(word_ids: list[int | None], labels: list[int]) -> list[int]:

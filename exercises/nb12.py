@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from by_hand import frameworks
@@ -15,29 +16,26 @@ RECIPE = Recipe("vit", batch_size=16, accumulation=4)
 @exercise(
     "12.1",
     hints=[
+        "How many optimizer steps has an epoch, when its last group may be smaller?",
         (
-            "Stage 1 divides the 12 bytes by the ranks, stage 2 also the gradient's 2, "
-            "stage 3 also the weight's 2."
-        ),
-        (
-            "For 7.5 billion parameters on 64 ranks it should give 120, 31.4, "
-            "16.6 and 1.9 GB in stages 0 to 3."
+            "An epoch has math.ceil(batches / accumulation) steps. "
+            "Divide the steps by that with a rest; each step of the rest is a full group."
         ),
     ],
-    why=(
-        "In mixed precision optimizer states are three quarters of the bytes: "
-        "stage 1 alone does most of it"
-    ),
+    why="Counted in micro-batches, a partial group moves every later epoch's place",
 )
 def _(answer):
     agree(
         answer,
-        lambda stage, ranks: (
-            2 / _over(stage, 3, ranks) + 2 / _over(stage, 2, ranks) + 12 / _over(stage, 1, ranks)
-        ),
-        [(0, 64), (1, 64), (2, 64), (3, 64), (2, 1)],
-        lambda rng: (rng.randint(0, 3), rng.choice([2, 4, 8, 16, 48])),
+        _place,
+        [(4, 2, 16), (8, 2, 16), (3, 4, 10), (4, 4, 10), (0, 4, 10), (5, 1, 3), (7, 8, 3)],
+        lambda rng: (rng.randint(0, 40), rng.randint(1, 8), rng.randint(1, 30)),
     )
+
+
+def _place(steps: int, accumulation: int, batches: int) -> tuple[int, int]:
+    epoch, done = divmod(steps, math.ceil(batches / accumulation))
+    return epoch, done * accumulation
 
 
 @exercise(

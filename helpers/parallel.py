@@ -152,7 +152,9 @@ def _meeting(machines: int) -> list[str]:
 def _torchrun(options: list[str], report: Path, variables: dict[str, str]) -> subprocess.Popen:
     """One torchrun under a keeper, which writes its report to a file."""
     command = [sys.executable, keeper.__file__, str(GRACE)]
-    command += [sys.executable, "-m", "torch.distributed.run", *options]
+    # torchrun starts ranks by the Python of this variable, where it is set; so is torchrun here.
+    command += [os.environ.get("PYTHON_EXEC", sys.executable)]
+    command += ["-m", "torch.distributed.run", *options]
     with report.open("w") as file:
         return subprocess.Popen(
             command,
@@ -259,8 +261,9 @@ class RankOutput:
         text = "".join(self._read(rank, "stderr")[-1:])
         # torch puts the rank before each line.
         text = re.sub(rf"^\[rank{rank}\]:? ?", "", text, flags=re.MULTILINE)
-        begin = text.rfind("Traceback (most recent call last)")
-        return text[max(begin, 0) :]
+        _, traceback, after = text.rpartition("Traceback (most recent call last)")
+        # gloo's threads may abort after an error, and write one of their own.
+        return traceback + after.partition("\nterminate called")[0] if traceback else text
 
     def failure(self) -> tuple[int | None, int | None, str]:
         """(rank, exit code, what it wrote) of the failure that caused the others.

@@ -282,7 +282,7 @@ def test_trainer_holds_the_images_of_all_micro_batches(tmp_path):
         recipe,
         ("def scaled(", "import math\n\ndef scaled("),
         ("torch.optim.AdamW(net.", "() and torch.optim.AdamW(net."),
-        ("schedule = get_linear_schedule_with_warmup(optimizer, steps // 5, steps)\n", ""),
+        ("schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)\n", ""),
         ("for _ in range(steps):", "for _ in ():"),
         (
             "ViTForImageClassification(config)",

@@ -1,4 +1,5 @@
-"""Lesson 14: what its `shard` of a language model sends and keeps, on two ranks."""
+"""Lesson 14: what its `shard` of a language model sends and keeps, on two ranks. It and lesson 16:
+what transformers loads in shards and in cuts by itself."""
 
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.forked import forked, results
-from tests.lessons.cells import the_cell
+from tests.lessons.cells import markdown_of, the_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,3 +50,20 @@ def test_the_script_does_not_move_the_whole_model_to_the_gpu():
     text = (ROOT / "scripts" / "fsdp.py").read_text()
     made = text.index("from_pretrained(")
     assert ".to(device)" not in text[made : text.index("fully_shard(model")]
+
+
+def test_transformers_loads_shards_and_cuts_as_the_lessons_say(tmp_path):
+    """The same weights, a part of them on each rank; gradients of the cuts are right, and torch's
+    clipping refuses them."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).save_pretrained(tmp_path)
+    assert "DistributedConfig(fsdp_size=4, fsdp_mixed_precision=True)" in markdown_of("14")
+    assert 'DistributedConfig(tp_plan="auto")' in markdown_of("16")
+    for told in results(forked("tests/ranks/loaded_in_shards.py", tmp_path, ranks=2)):
+        sharded, cut = told["sharded"], told["cut"]
+        assert sharded["same"] and sharded["held"] == pytest.approx(0.5, abs=0.01)
+        assert sharded["kinds"] == ["torch.bfloat16", "torch.float32"]
+        assert cut["apart"] < 1e-4 and cut["held"] < 0.6
+        assert "mixed torch.Tensor and DTensor" in cut["error"]

@@ -222,6 +222,16 @@ def test_the_rank_that_only_lost_its_neighbour_is_not_the_cause(first, tmp_path)
     assert (rank, exitcode) == (first, 1) and wrote.endswith("ValueError: my own\n")
 
 
+def test_what_threads_write_after_the_traceback_is_not_its_error(tmp_path):
+    trace = "Traceback (most recent call last):\nRuntimeError: the cause\n"
+    after = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  []\n"
+    written(tmp_path, 0, 0, f"before\n{trace}{after}", "stderr")
+    written(tmp_path, 0, 1, after, "stderr")
+    output = RankOutput([tmp_path], 2, show=False)
+    assert output.errors(0).rstrip("\n") == trace.rstrip("\n")
+    assert output.errors(1) == after
+
+
 @pytest.mark.parametrize(
     "given, shares",
     [

@@ -1,35 +1,27 @@
 """Answers to the exercises of notebook 08, right and wrong."""
 
+import math
+
 from helpers.plan import plan
 from helpers.recipe import Recipe
 
 
-def offsets(text, pieces):
-    found, place = [], -1
-    for piece in pieces:
-        found.append((max(place, 0), place + len(piece)))
-        place += len(piece)
-    return found
+def workers(make, step, share):
+    if make <= share * (make + step):
+        return 0
+    return max(1, math.ceil((1 - share) * make / step))
 
 
-def from_zero(text, pieces):
-    found, place = [], 0
-    for piece in pieces:
-        found.append((place, place + len(piece)))
-        place += len(piece)
-    return found
+def never_none(make, step, share):
+    return max(1, math.ceil((1 - share) * make / step))
 
 
-def without_spaces(text, pieces):
-    return [
-        (start + (piece[0] == "▁" and start > 0), end)
-        for (start, end), piece in zip(offsets(text, pieces), pieces)
-    ]
+def at_no_share(make, step, share):
+    return 0 if make <= share * (make + step) else math.ceil(make / step)
 
 
-def negative(text, pieces):
-    found = offsets(text, pieces)
-    return [(-1, found[0][1]), *found[1:]]
+def rounded_down(make, step, share):
+    return 0 if make <= share * (make + step) else max(1, int((1 - share) * make / step))
 
 
 def align(word_ids, labels):
@@ -61,10 +53,10 @@ STEP = (
     sum(plan(Recipe("deberta", profile="full", batch_size=16, length=256)).flops.values()) / 400e12
 )
 
-RIGHT = {"08.4": 200, "08.3": offsets, "08.1": 16 * 256 / STEP, "08.2": align}
+RIGHT = {"08.4": 200, "08.3": workers, "08.1": 16 * 256 / STEP, "08.2": align}
 WRONG = {
     "08.4": [2**19, 320, 210, 185, 200.5, True],
-    "08.3": [from_zero, without_spaces, negative, 7],
+    "08.3": [never_none, at_no_share, rounded_down, 7],
     "08.1": [16 * 256 / STEP * 3, STEP, 16 / STEP, -1.0, "fast"],
     "08.2": [every_piece, drops_special, zero_for_special, in_order, [0]],
 }

@@ -1,16 +1,17 @@
 """Answers to the exercises of notebook 12, right and wrong."""
 
 
-def mixed(stage, ranks):
-    shared = [12, 14, 16]
-    whole = 16 - (shared[stage - 1] if stage else 0)
-    return whole + (16 - whole) / ranks
+def place(steps, accumulation, batches):
+    per_epoch = -(-batches // accumulation)
+    return steps // per_epoch, steps % per_epoch * accumulation
 
 
-def fp32(stage, ranks):
-    return sum(
-        count / (ranks if stage >= since else 1) for count, since in ((4, 3), (4, 2), (8, 1))
-    )
+def only_full_groups(steps, accumulation, batches):
+    return divmod(steps * accumulation, batches)
+
+
+def rest_in_steps(steps, accumulation, batches):
+    return divmod(steps, -(-batches // accumulation))
 
 
 def handed(loss_sum, rows, steps, ranks):
@@ -62,9 +63,12 @@ def diagnosis(kind, counted, started):
     return "alone" if counted < started else "fine"
 
 
-RIGHT = {"12.1": mixed, "12.2": handed, "12.3": on_the_gpu, "12.4": diagnosis}
+RIGHT = {"12.1": place, "12.2": handed, "12.3": on_the_gpu, "12.4": diagnosis}
 WRONG = {
-    "12.1": [fp32, lambda stage, ranks: 16 / ranks, lambda stage, ranks: 16, 16],
+    "12.1": [
+        only_full_groups, rest_in_steps,
+        lambda steps, accumulation, batches: (0, steps * accumulation), (1, 4),
+    ],
     "12.2": [
         lambda loss_sum, rows, steps, ranks: loss_sum / rows,
         lambda loss_sum, rows, steps, ranks: loss_sum / rows * steps,

@@ -39,9 +39,9 @@ def operations(function, inputs):
     return len(nodes)
 
 
-RIGHT = {"22.1": 2, "22.2": 1200, "22.3": graphs_of}
+RIGHT = {"22.1": 3, "22.2": 2527, "22.3": graphs_of}
 WRONG = {
-    "22.1": [6, 4, 1, 0, 2.5, "2"],
-    "22.2": [48, 229, 282, 1000, "1200"],
+    "22.1": [6, 5, 2, 1, 2.5, "3"],
+    "22.2": [48, 1200, 1333, 12_000, "2526"],
     "22.3": [by_default, one_per_length, operations, 3],
 }
