@@ -292,11 +292,13 @@ def test_states_survive_a_checkpoint_bit_for_bit(name, tmp_path):
     net = models.build(wanted)
     optimizer = make_optimizer(net, wanted)
     go(net, optimizer, range(3))
-    checkpoint.save(tmp_path, wanted, 3, net, optimizer, [1.0] * 3)
+    owner = checkpoint.owner(wanted, data, torch.device("cpu"))
+    scaler = make_scaler(wanted, torch.device("cpu"))
+    checkpoint.save(tmp_path, owner, 3, net, optimizer, scaler, [1.0] * 3, [])
     go(net, optimizer, range(3, 6))
     again = models.build(wanted)
     resumed = make_optimizer(again, wanted)
-    assert checkpoint.load(tmp_path, wanted, again, resumed)[0] == 3
+    assert checkpoint.load(tmp_path, owner, again, resumed, scaler)[0] == 3
     go(again, resumed, range(3, 6))
     for one, other in zip(net.parameters(), again.parameters()):
         assert torch.equal(one, other)
