@@ -66,8 +66,8 @@ def test_its_seconds_are_those_of_a_plan_of_that_step(monkeypatch):
     step, turing = ModelStep(config, batch_size=8, length=128), find("T4")
     half = {"precision": "fp16", "accumulation": 4}
     need = Remedies(step, turing).plan(half).fits(turing).need
-    found = fastest(Remedies(step, gpus.GPU("T4", int(need) + 1, turing.capability)))
-    alone = plan_model_step(replace(step, **half))
+    remedies = Remedies(step, gpus.GPU("T4", int(need) + 1, turing.capability))
+    found, alone = fastest(remedies), plan_model_step(replace(remedies.step, **half))
     assert (found.change, found.seconds) == (half, alone.seconds(turing).total)
 
 

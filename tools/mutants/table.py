@@ -49,15 +49,11 @@ def write() -> str:
     text = table(found := rows(), equivalent)
     if len(found) < (wanted := sum(wanted for wanted, _ in PARTS.values())):
         text += f"\n\n{len(found)} of the {wanted} mutants of the sample have run so far."
-    early = [
-        row
-        for row in found
-        if not row["killed"] and row["tier"] == 1 and name(row) not in equivalent
-    ]
-    if early:
-        text += f"\n\nOf those that are left, {len(early)} have met the fast tests alone so far."
-    dates = sorted({row.get("date", "an earlier day") for row in found})
-    text += f"\n\nEach ran on the sources of its day: {', '.join(dates)}."
+    left = [row for row in found if not row["killed"] and name(row) not in equivalent]
+    if few := sum(row["tier"] < 2 for row in left):
+        text += f"\n\nOf those that are left, {few} have not met every test that reaches their line."
+    dates = sorted({row.get("date", "an earlier day") for row in found if row["killed"]})
+    text += f"\n\nWhat is killed was killed in the sources of {', '.join(dates)}."
     page = PAGE.read_text(encoding="utf8")
     page = BLOCK.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
     PAGE.write_text(page, encoding="utf8")
