@@ -28,12 +28,10 @@ from tight_fit.command.alt_text import described as described
 from tight_fit.command.told_apart import COLOURS, EDGE, HATCHES
 from tight_fit.gpus import as_gpu
 from tight_fit.memory.plan import Plan
-from tight_fit.plans.own_step import CustomStepPlan
 from tight_fit.trace.storage_trace import CATEGORIES, PHASES
 from tight_fit.units import GIB, MIB
 from tight_fit.units import size as size_of
 
-AnyPlan = Plan | CustomStepPlan
 DRAWINGS = Path(__file__).parents[1] / "notebooks" / "drawings"
 WORDS = ("title", "desc")  # of an SVG file, for those who cannot see it
 SVG = "{http://www.w3.org/2000/svg}"
@@ -159,7 +157,7 @@ def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> F
     )
 
 
-def _said(named: Mapping[str, AnyPlan]) -> str:
+def _said(named: Mapping[str, Plan]) -> str:
     """The peak of each plan and what is in it, in words."""
     sentences = []
     for label, plan in named.items():
@@ -197,14 +195,14 @@ def _mark_phases(axis: Axes, plan: Plan, starts: Sequence[int]) -> None:
             )
 
 
-def categories(plans: Mapping[str, AnyPlan], gpu: str | None = None) -> Figure:
+def categories(plans: Mapping[str, Plan], gpu: str | None = None) -> Figure:
     """One horizontal bar per plan: the bytes at its peak, by category.
 
     gpu  name of a GPU, whose memory is drawn as a line. The bar then ends with what the GPU needs
          beside tensors (CUDA context, workspace, allocator, margin), so that a bar that crosses
          the line does not fit. Raises ValueError for an unknown one
     """
-    each_of_type("plans", plans, (Plan, CustomStepPlan))
+    each_of_type("plans", plans, Plan)
     limit = as_gpu(gpu).memory if gpu is not None else 0
     beside = [plan.fits(gpu).need - plan.peak if gpu else 0 for plan in plans.values()]
     needs = [plan.peak + more for plan, more in zip(plans.values(), beside)]
