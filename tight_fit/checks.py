@@ -98,7 +98,7 @@ SHOWN = 60  # characters of a value in a message
 
 def shown(value: object) -> str:
     """A value as Python writes it, cut where it is too long for a message."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**SHOWN:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10 ** (SHOWN - 1):
         return f"a number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
     return clipped(repr(value))
 
