@@ -96,7 +96,7 @@ def test_the_first_word_chooses_the_command(monkeypatch):
     for words in (["roberta-base"], ["script", "train.py", "--gpu", "T4"], []):
         monkeypatch.setattr(sys, "argv", ["tight-fit", *words])
         tight_fit.entry()
-    script = "tight-fit script", ["train.py", "--gpu", "T4"]
+    script = ["train.py", "--gpu", "T4"], "tight-fit script"
     assert called == ["model", script, "model"]
 
 

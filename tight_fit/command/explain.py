@@ -5,12 +5,11 @@ Exit status: 0 where it was explained, 2 where the file is no memory snapshot (o
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from tight_fit.command.arguments import OneLineParser
-from tight_fit.command.wrapper import run, sentence
+from tight_fit.command.wrapper import sentence
 from tight_fit.script.snapshot import Block, InUse, moment, read
 from tight_fit.units import size
 
@@ -103,9 +102,3 @@ def _remedies(by_category: Counter[str], missing: int) -> list[str]:
         f"  {size(freed):>12}  {words}" + ("" if freed >= missing else " (not enough alone)")
         for freed, words in sorted(options, reverse=True)
     ] or ["  nothing that is known of: the snapshot does not say what the memory was for"]
-
-
-def entry(prog: str = NAME, arguments: Sequence[str] | None = None) -> int:
-    """What `tight-fit explain` runs, with everything that may end it told in one line."""
-    given = sys.argv[2:] if arguments is None else arguments
-    return run(lambda: main(given, prog), prog)
