@@ -157,11 +157,16 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         talk.sendall(b"ready")
         talk.close()
     except BaseException as error:
-        try:
-            said = error.strerror if isinstance(error, OSError) else None
-            talk.sendall((said or str(error)).encode())
-        finally:
-            os._exit(1)
+        fail(talk, error)
+
+
+def fail(talk: socket.socket, error: BaseException) -> NoReturn:
+    """Tell the process that asked for a copy why there is none, and end."""
+    try:
+        said = error.strerror if isinstance(error, OSError) else None
+        talk.sendall((said or str(error)).encode())
+    finally:
+        os._exit(1)
 
 
 def _wait_for(child: int) -> NoReturn:
