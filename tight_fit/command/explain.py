@@ -60,7 +60,9 @@ def lines(found: InUse) -> list[str]:
         f"In use: {size(found.allocated)}, in {len(found.blocks):,} tensors; the allocator held "
         f"{size(found.reserved)} at the end."
     )
-    by_category = _sums(found.blocks, "category")
+    by_category: Counter[str] = Counter()
+    for block in found.blocks:
+        by_category[block.category] += block.bytes
     text += ["", "by what was running when it was allocated"]
     text += [f"  {name:34} {size(count):>12}" for name, count in by_category.most_common()]
     text += ["", "the lines that allocated most"]
@@ -69,13 +71,6 @@ def lines(found: InUse) -> list[str]:
         text += ["", f"What would have freed the {size(missing)} that were missing, about:"]
         text += _remedies(by_category, missing)
     return text
-
-
-def _sums(blocks: Sequence[Block], name: str) -> Counter[str]:
-    sums: Counter[str] = Counter()
-    for block in blocks:
-        sums[getattr(block, name)] += block.bytes
-    return sums
 
 
 def _by_line(blocks: Sequence[Block]) -> list[str]:
