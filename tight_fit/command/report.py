@@ -95,7 +95,7 @@ def advice(facts: Facts) -> list[str]:
         )
         lines += [
             f"  {' '.join(option(*pair) for pair in change.items())}{_with_it(terms)}"
-            for change, terms in zip(changes, facts["would_take"] or [{}] * len(changes))
+            for change, terms in zip(changes, facts["would_take"])
         ]
         lines += _recipe(facts)
     elif not facts["fits"]:
@@ -115,8 +115,6 @@ def advice(facts: Facts) -> list[str]:
 
 def _with_it(terms: Facts) -> str:
     """What a step needs and takes with a change."""
-    if not terms:  # an answer that came with the package may not say it
-        return ""
     words = f"   (needs {size(terms['need'])}"
     return words + (f", {duration(terms['seconds'])} a step)" if terms["seconds"] else ")")
 
