@@ -8,12 +8,12 @@ from typing import Any
 
 from tight_fit.gpus import GPU
 from tight_fit.packages import missing
+from tight_fit.script.changes import ADAMS
 from tight_fit.script.program import ProgramFailed, Refused
 
 Facts = dict[str, Any]
 Change = dict[str, Any]
 Plan = Callable[[Change], Facts]
-ADAMS = {"AdamW", "Adam"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _others(facts: Facts, gpu: GPU) -> list[Change]:
         changes.append({"evaluation": 1})
     if not found["autocast"]:
         changes.append({"precision": "bf16" if gpu.bf16 else "fp16"})
-    if set(facts["optimizers"]) & ADAMS and not missing("bitsandbytes"):
+    if set(facts["optimizers"]) & set(ADAMS) and not missing("bitsandbytes"):
         changes.append({"optimizer": "adamw8bit"})
     if not found["checkpoints"]:
         changes.append({"checkpointing": True})
