@@ -251,7 +251,9 @@ def test_a_mirror_is_looked_at_first(program, tmp_path, monkeypatch):
     text = (
         "import torch\n"
         "from transformers import AutoModel\n"
-        "model = AutoModel.from_pretrained('nobody/tiny').cuda()\n"
+        "model, told = AutoModel.from_pretrained('nobody/tiny', output_loading_info=True)\n"
+        "assert not told['missing_keys'] and not told['error_msgs']\n"
+        "model = model.cuda()\n"
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n"
         "    model(torch.ones(2, 8, dtype=torch.long).cuda())[0].mean().backward()\n"
