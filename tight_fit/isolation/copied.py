@@ -166,7 +166,7 @@ def _second(talk: socket.socket, keep: Collection[int], mirror: Mirror, open_to:
         if os.getppid() != second:
             os._exit(1)
         os.setsid()
-        files = inherited.Files.of_this_process(kept)
+        files = inherited.open_files(kept)
         inherited.unshare_memory()
         limits.leave_no_core()
         resource.setrlimit(resource.RLIMIT_DATA, (whole, whole))
@@ -178,8 +178,7 @@ def _second(talk: socket.socket, keep: Collection[int], mirror: Mirror, open_to:
         landlock.refuse_calls()
         for file in (*watch.files, folder):
             os.close(file)
-        files.files = [replace(file, path=mirror.own(file.path)) for file in files.files]
-        files.reopen()
+        inherited.reopen([replace(file, path=mirror.own(file.path)) for file in files])
         _move_into(mirror)
         signal.pthread_sigmask(signal.SIG_SETMASK, open_to)
         talk.sendall(b"ready")

@@ -137,7 +137,7 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
             _wait_for(child)
         system.die_with_parent(signal.SIGKILL)
         kept = {*keep, talk.fileno(), *watch.files}
-        files = inherited.Files.of_this_process(kept)
+        files = inherited.open_files(kept)
         inherited.unshare_memory()
         places.lay_out()
         system.loopback_up()
@@ -153,7 +153,7 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         limits.go_last()
         for file in watch.files:
             os.close(file)
-        files.reopen()
+        inherited.reopen(files)
         talk.sendall(b"ready")
         talk.close()
     except BaseException as error:
