@@ -19,7 +19,7 @@ def lines(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
     text.append(f"peak of the tensors, in the {facts['peak_phase']} phase: {size(facts['peak'])}")
     text += [size_line(name, count) for name, count in facts["at_peak"].items()]
     text += ["", "the largest tensors at that moment, and the lines that made them"]
-    text += [_tensor(row, facts) for row in facts["largest"][:LINES]]
+    text += [_tensor(row) for row in facts["largest"][:LINES]]
     text += ["", f"on {a_gpu(facts['card'])}"]
     text += [size_line(term, count) for term, count in facts["terms"].items()]
     text += [size_line("needed", facts["need"]), size_line("the GPU has", facts["card_memory"])]
@@ -206,7 +206,7 @@ def notes(facts: Facts) -> list[str]:
     return text
 
 
-def _tensor(row: dict[str, Any], facts: Facts) -> str:
+def _tensor(row: dict[str, Any]) -> str:
     shape = _shape(row["shape"]) if row["shape"] else "a number"
     kind = SHORT.get(row["dtype"], row["dtype"])
     times = f"{row['count']} × " if row["count"] > 1 else ""
