@@ -40,7 +40,7 @@ def find(facts: Facts, gpu: GPU, plan: Plan) -> list[Remedy]:
     single = []
     if not missing("bitsandbytes"):
         import bitsandbytes  # noqa: F401  # its layers have to be known before a program runs
-    smallest = _smallest_accumulation(facts, plan, {})
+    smallest = _smallest_accumulation(facts, plan)
     if smallest is not None:
         single.append(smallest)
     for change in _others(facts, gpu):
@@ -77,7 +77,7 @@ def _tried(facts: Facts, plan: Plan, change: Change) -> Remedy | None:
     return Remedy(change, worded(facts, change), changed["need"], changed["fits"])
 
 
-def _smallest_accumulation(facts: Facts, plan: Plan, others: Change) -> Remedy | None:
+def _smallest_accumulation(facts: Facts, plan: Plan) -> Remedy | None:
     """The fewest micro-batches that fit, or the most that there are; None where there are none."""
     size = facts["found"]["settings"].get("per_device_train_batch_size") or facts["batch_size"]
     if not isinstance(size, int):
@@ -86,9 +86,9 @@ def _smallest_accumulation(facts: Facts, plan: Plan, others: Change) -> Remedy |
     activations = facts["at_peak"]["activations"]
     for parts in (parts for parts in (2, 4, 8, 16, 32, 64) if size % parts == 0):
         least = facts["peak"] - activations + activations // parts
-        if least > facts["card_memory"] and size % (2 * parts) == 0 and not others:
+        if least > facts["card_memory"] and size % (2 * parts) == 0:
             continue
-        remedy = _tried(facts, plan, {**others, "accumulation": parts})
+        remedy = _tried(facts, plan, {"accumulation": parts})
         if remedy is None:
             return last
         last = remedy
