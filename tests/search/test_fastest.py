@@ -12,7 +12,7 @@ from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
 from tests.small import configured
 from tight_fit import gpus
-from tight_fit.command.options import main
+from tight_fit.command.main import main
 from tight_fit.gpus import find
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model_step
