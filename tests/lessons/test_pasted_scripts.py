@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import textwrap
 
 import pytest
-from transformers import Qwen3Config
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from helpers import models
-from tests.lessons.cells import own_code, the_cell
+from tests.lessons.cells import markdown_of, own_code, the_cell
 from tests.script import run
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
@@ -20,6 +22,8 @@ from tools.course import NOTEBOOKS
 
 SCRIPTS = NOTEBOOKS.parent / "scripts"
 SCRIPT = SCRIPTS / "finetune_llm.py"
+SHORT = {"num_hidden_layers": 4, "layer_types": None}
+FOUR_TEXTS = "torch.arange(100, 180).view(4, 1, 20)"  # of lesson 14's loop
 TEXT = "wheat exports fell " * 1500  # more than 2,048 tokens
 
 
@@ -73,6 +77,48 @@ def test_a_script_of_images_takes_what_its_layout_is_planned_to(
     _as_planned(facts, plan_step(job, parse(layout)))
 
 
+@pytest.mark.parametrize(
+    "layout, more",
+    [
+        ("zero2=4", ", reshard_after_forward=False"),
+        pytest.param("fsdp=4", "", marks=pytest.mark.night),
+    ],
+)
+def test_the_sharded_decoder_of_lesson_14_takes_what_its_table_says(layout, more, tmp_path):
+    """Its `shard` and its loop, with a model that is on the host until it is sharded, of four
+    layers: all layers are alike. The plan of stage 3 keeps gathered what the backward pass needs
+    first; `shard` gathers it again, as the lesson says."""
+    config = Qwen3Config(**read("Qwen/Qwen3-0.6B").to_dict() | SHORT)
+    text = "import json\nimport torch\nfrom torch import distributed\n"
+    text += "from torch.distributed.device_mesh import init_device_mesh\n"
+    text += "from transformers import Qwen3Config, Qwen3ForCausalLM\n"
+    text += the_cell("14", "def shard(")
+    text += f"""
+distributed.init_process_group("nccl")
+FULL = json.loads({json.dumps(config.to_dict())!r})
+model = Qwen3ForCausalLM(Qwen3Config(**FULL)).train()
+model.gradient_checkpointing_enable()
+shard(model, mesh=init_device_mesh("cuda", (4,)){more})
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for step in range(5):
+"""
+    own = "torch.ones(1, 1, 512, dtype=torch.int64, device='cuda')"
+    loop = the_cell("14", "set_requires_gradient_sync(")
+    assert loop.count(FOUR_TEXTS) == 1
+    text += textwrap.indent(loop.replace(FOUR_TEXTS, own), "    ")
+    path = tmp_path / "train.py"
+    path.write_text(text, encoding="utf8")
+    facts = run(str(path), gpu="RTX 3060", seconds=300, rank=ProgramRank(1, 4))
+    job = ModelStep(config, 4, 512, weights="fp32", precision="bf16", checkpointing=True)
+    again = 0
+    if layout == "fsdp=4":
+        assert "`shard` below gathers them again" in markdown_of("14")
+        model = empty_decoder(config)
+        kept = (model.model.layers[-1], model.lm_head)  # one matrix with the embeddings
+        again = sum(p.numel() for part in kept for p in part.parameters()) * 2 * 3 // 4  # in bf16
+    _as_planned(facts, plan_step(job, parse(layout)), again)
+
+
 @pytest.mark.night
 def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
     """Lesson 13: the pasted step in fp16, with accumulation, on one of two GPUs."""
@@ -102,8 +148,14 @@ def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
     _as_planned(facts, plan_step(job, parse("ddp=2")))
 
 
-def _as_planned(facts, planned):
-    """A program's rank takes and sends what the plan of its layout says."""
+def empty_decoder(config):
+    with torch.device("meta"):
+        return Qwen3ForCausalLM(config)
+
+
+def _as_planned(facts, planned, again=0):
+    """A program's rank takes and sends what the plan of its layout says, and so many bytes more."""
     assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
     sent = sum(count for _, count in facts["rank"]["sent"].values())
-    assert sent == pytest.approx(sum(message.bytes for message in planned.sent), rel=0.01)
+    wanted = sum(message.bytes for message in planned.sent) + again
+    assert sent == pytest.approx(wanted, rel=0.01)
