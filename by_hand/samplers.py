@@ -18,9 +18,8 @@ from helpers.batching import (
     generator,
     padded_length,
     permutation,
-    seed_in_range,
 )
-from tight_fit.checks import whole
+from tight_fit.checks import MOST_SEED, whole
 
 
 class _BatchSampler(Sampler):
@@ -38,7 +37,7 @@ class _BatchSampler(Sampler):
     ):
         self.lengths = checked_lengths(lengths)
         self.window = whole("window", window, 1)
-        self.seed = seed_in_range(seed)
+        self.seed = whole("seed", seed, 0, MOST_SEED)
         self.drop_last = bool(drop_last)
         self.rank, self.ranks = whole("rank", rank, 0), whole("ranks", ranks, 1)
         if self.rank >= self.ranks:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import random
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -49,52 +50,62 @@ def _(answer):
     "11.3",
     hints=[
         (
-            "The mean over all examples has the gradient (sum of all ranks' sums) / rows_all; "
-            "DDP gives (sum of all ranks' gradients) / ranks."
+            "Set up first; then fabric.load(path, state, weights_only=True) puts the contents "
+            "into the objects of state, a dictionary with the three names."
         ),
         (
-            "Each rank's sum must be divided by rows_all, not by rows_here, "
-            "and multiplied by what DDP divides by."
+            "After loading, state['step'] is the number of batches to skip: "
+            "for x, y in list(loader)[state['step']:]."
         ),
     ],
-    why="The mean of the ranks' means is right only when all have equally many examples.",
+    why="Without the optimizer's state a resumed training goes on, and to other weights",
 )
 def _(answer):
     assert callable(answer), "your answer should be a function"
-    rng = random.Random(11)
-    for ranks in (4, 1, 2, 3):
-        even = [4] * ranks if ranks == 4 else [rng.randint(1, 6) for _ in range(ranks)]
-        for counts in (even, [count + rank for rank, count in enumerate(even)]):
-            _check_average(answer, counts)
+    for name, done in (("32-true", 2), ("bf16-mixed", 3)):
+        fabric = _fabric(name)
+        model, optimizer, batches = _set_up(fabric)
+        truth = _losses(fabric, model, optimizer, batches)[done:]
+        case = f"in {name} after {done} batches"
+        losses, weight = observe(_resumed, answer, name, done)
+        assert isinstance(losses, list) and len(losses) == len(truth), (
+            f"your function should give back a list of {len(truth)} losses {case}"
+        )
+        given = [float(loss) for loss in losses]
+        same(given, truth, rel=1e-4, what=f"the list of losses {case}")
+        wanted = model.module.weight.detach()
+        same(weight, wanted, rel=1e-4, atol=1e-6, what=f"the weight at the end {case}")
 
 
-def _check_average(answer, counts: list[int]) -> None:
-    """Compare what DDP would make of the function's losses with the gradient over all examples."""
-    inputs, total = torch.randn(sum(counts), 3), sum(counts)
-    weight = torch.randn(3, requires_grad=True)
-    (truth,) = torch.autograd.grad((inputs @ weight).square().sum() / total, weight)
-    gradients = []
-    for part in inputs.split(counts):
-        gradient = observe(_gradient, answer, part, weight.detach(), total, len(counts))
-        assert gradient is not None, "your function should give back a loss to go backward from"
-        gradients.append(gradient)
-    same(
-        torch.stack(gradients).mean(dim=0),
-        truth,
-        rel=1e-5,
-        atol=1e-6,
-        what=f"the averaged gradient of {len(counts)} ranks with "
-        f"{', '.join(map(str, counts))} examples",
-    )
+def _resumed(answer, precision: str, done: int) -> tuple:
+    """What the answer gives after `done` batches and a checkpoint, and the weight at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "last.ckpt"
+        fabric = _fabric(precision)
+        model, optimizer, batches = _set_up(fabric)
+        _losses(fabric, model, optimizer, batches[:done])
+        fabric.save(path, {"model": model, "optimizer": optimizer, "step": done})
+        net, optimizer, loader = _task(momentum=0.9)
+        nn.init.ones_(net.weight)
+        losses = answer(_fabric(precision), net, optimizer, loader, path)
+    return losses, net.weight.detach()
 
 
-def _gradient(answer, part, weight, total: int, ranks: int):
-    """The gradient of what the answer makes of a rank's summed loss; None where it has none."""
-    weight = weight.clone().requires_grad_()
-    given = answer((part @ weight).square().sum(), len(part), total, ranks)
-    if not (isinstance(given, torch.Tensor) and given.requires_grad):
-        return None
-    return torch.autograd.grad(given, weight)[0]
+def _set_up(fabric) -> tuple:
+    """Model, optimizer and the batches of an epoch, set up by `fabric`."""
+    net, optimizer, loader = _task(momentum=0.9)
+    return *fabric.setup(net, optimizer), list(fabric.setup_dataloaders(loader))
+
+
+def _losses(fabric, model, optimizer, batches: list) -> list[float]:
+    losses = []
+    for x, y in batches:
+        loss = F.mse_loss(model(x), y)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 @exercise(
@@ -191,13 +202,15 @@ def _fabric(precision: str):
     return Spy(accelerator="cpu", devices=1, plugins=[plugin])
 
 
-def _task() -> tuple[nn.Linear, torch.optim.Optimizer, torch.utils.data.DataLoader]:
+def _task(
+    momentum: float = 0.0,
+) -> tuple[nn.Linear, torch.optim.Optimizer, torch.utils.data.DataLoader]:
     torch.manual_seed(4)
     net = nn.Linear(6, 3)
     data = torch.utils.data.TensorDataset(3 * torch.randn(20, 6), torch.randn(20, 3))
     return (
         net,
-        torch.optim.SGD(net.parameters(), lr=0.1),
+        torch.optim.SGD(net.parameters(), lr=0.1, momentum=momentum),
         torch.utils.data.DataLoader(data, batch_size=4),
     )
 

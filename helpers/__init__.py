@@ -14,9 +14,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import NoReturn
 
-import tight_fit
-
-__version__ = tight_fit.__version__
 # What was a module, and what was a name in one that is still there, each with its place today.
 TABLE = Path(__file__).with_name("moved.tsv")
 PLACES = dict(line.split("\t") for line in TABLE.read_text(encoding="utf8").splitlines()[1:])
@@ -69,8 +66,3 @@ def __getattr__(name: str):
     if f"{__name__}.{name}" in PLACES:
         refuse(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def load_ipython_extension(shell) -> None:
-    """`%load_ext helpers` was the magic's name. Raises ImportError, in one sentence."""
-    raise ImportError("The magic %%plan is loaded by %load_ext tight_fit today.")

@@ -8,7 +8,6 @@ reading the batches before it.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -105,7 +104,8 @@ def generator(seed: int, epoch: int) -> torch.Generator:
 
     Raises ValueError or TypeError for a seed or an epoch that is no whole number from 0 on.
     """
-    number = seed_in_range(seed) * 1_000_003 + whole("epoch", epoch, 0)
+    # Of a seed above it torch's CPU generator would drop some bits.
+    number = whole("seed", seed, 0, MOST_SEED) * 1_000_003 + whole("epoch", epoch, 0)
     return torch.Generator().manual_seed(number)
 
 
@@ -119,37 +119,25 @@ def cut(items: Sequence, size: int) -> list[list]:
     return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
-def seed_in_range(seed: int) -> int:
-    """The seed. Raises ValueError for one of which torch's CPU generator would drop some bits."""
-    return whole("seed", seed, 0, MOST_SEED)
-
-
 def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
     """The lengths, in tokens, as a list of ints.
 
     Raises ValueError for no examples or a length below 1, TypeError for a length that is no whole
     number.
     """
-    # A set has no order, and holds equal lengths once.
-    ordered = hasattr(lengths, "__len__") and hasattr(lengths, "__getitem__")
-    if isinstance(lengths, (str, bytes, bytearray, dict)) or not ordered:
-        raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
-    values = lengths.tolist() if isinstance(lengths, Tensor | np.ndarray) else list(lengths)
-    if not isinstance(values, list):  # an array without dimensions
-        raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
-    if not values:
+    ordered = isinstance(lengths, Sequence | Tensor | np.ndarray)  # a set holds equal lengths once
+    values = np.asarray(lengths if ordered else None)
+    if ordered and not values.size:
         raise ValueError("There are no examples to make batches of.")
-    for example, value in enumerate(values):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(
-                f"Example {example} has length {value!r}: lengths are whole numbers of tokens."
-            )
-        if value < 1:
-            raise ValueError(
-                f"Example {example} has length {value}: an empty document cannot be batched, drop "
-                "it."
-            )
-    return [operator.index(value) for value in values]
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise TypeError(f"lengths={shown(lengths)} must be a list of whole numbers of tokens.")
+    if values.min() < 1:
+        example = int((values < 1).argmax())
+        raise ValueError(
+            f"Example {example} has length {values[example]}: an empty document cannot be batched, "
+            "drop it."
+        )
+    return values.tolist()
 
 
 def _check_sizes(batch_size: int, micro_batch: int) -> None:

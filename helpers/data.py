@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from helpers.chat import encode_conversations
-from helpers.sets import load, source
+from helpers.sets import load as load
+from helpers.sets import source as source
 from tight_fit.checks import IGNORE, READS, shown
 
 if TYPE_CHECKING:
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 
     from helpers.recipe import Recipe
 
-
-__all__ = [
-    "Encoded",
-    "Pixels",
-    "batches_of",
-    "check_words",
-    "encode",
-    "load",
-    "normalise",
-    "source",
-]
 
 # What SentencePiece's own normaliser ("nmt_nfkc") does beside NFKC: it turns other white space into
 # spaces and drops control characters.
@@ -62,37 +52,13 @@ class Pixels:
     resample: int = 2
 
     @classmethod
-    def of(cls, processor) -> Pixels:
-        """The settings of an image processor.
-
-        processor  a transformers image processor, its settings as a dict, or a folder that holds
-                   its preprocessor_config.json
-
-        Raises ValueError for settings that this encoder cannot follow: an input that is no square,
-        or another filter.
-        """
-        if isinstance(processor, cls):
-            return processor
-        if isinstance(processor, (str, Path)):
-            processor = json.loads(
-                (Path(processor) / "preprocessor_config.json").read_text(encoding="utf8")
-            )
-        if not isinstance(processor, Mapping):
-            processor = processor.to_dict()
-        size, resample = processor["size"], int(processor.get("resample", 2))
-        height, width = (
-            (size["height"], size["width"]) if isinstance(size, Mapping) else (size, size)
-        )
-        if height != width:
-            raise ValueError(
-                f"The image processor asks for {height} x {width} pixels: only squares will do."
-            )
-        if resample not in RESAMPLE:
-            raise ValueError(
-                f"The image processor asks for resampling filter {resample}: use 2 (bilinear) "
-                "or 3 (bicubic)."
-            )
-        return cls(height, tuple(processor["image_mean"]), tuple(processor["image_std"]), resample)
+    def of(cls, folder: Path) -> Pixels:
+        """The settings in the preprocessor_config.json of a model's folder."""
+        given = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf8"))
+        size = given["size"]
+        side = size["height"] if isinstance(size, dict) else size
+        mean, std = tuple(given["image_mean"]), tuple(given["image_std"])
+        return cls(side, mean, std, int(given.get("resample", 2)))
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 (images, channels, height, width) to fp32 (images, channels, side, side)."""
@@ -245,7 +211,7 @@ def encode(split: Dataset, recipe: Recipe, processor) -> Encoded:
 
     processor  for text: a tokenizer. Texts are normalised (see `normalise`), then cut and padded to
                recipe.tokens; a language model gets conversations about them (`chat`). For images:
-               an image processor, its settings, its folder, or Pixels.
+               Pixels, or the folder of a model that has them.
 
     Raises ValueError, in one sentence, for columns of the other task, an empty text, a label out of
     range, and a training split that is smaller than one batch of the recipe.
@@ -283,7 +249,7 @@ def encode(split: Dataset, recipe: Recipe, processor) -> Encoded:
             )
             return Encoded(columns, lengths, trim=recipe.padding != "fixed")
         return _encode_text(texts, labels, recipe, processor)
-    pixels = Pixels.of(processor)
+    pixels = processor if isinstance(processor, Pixels) else Pixels.of(processor)
     columns = {"pixel_values": _stack(split["image"], pixels), "labels": labels}
     return Encoded(columns, torch.ones(len(labels), dtype=torch.int64), pixels)
 
@@ -331,8 +297,6 @@ def check_words(examples: Encoded, model: PreTrainedModel) -> None:
 
 def batches_of(name: str, value: Encoded) -> Encoded:
     """The split, or what does for one. Raises TypeError for anything else."""
-    if isinstance(value, Encoded):
-        return value
     if not (hasattr(value, "__len__") and callable(getattr(value, "batch", None))):
         raise TypeError(
             f"{name} must be of type Encoded, or have a length and a `batch` as it has, and is "

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
-from functools import cache, lru_cache
+from functools import cache
 
-from helpers.tables import KEPT_TABLES, Table, kept
+from helpers.tables import KEPT_TABLES
 from tight_fit.command.answer import attention_of
 from tight_fit.command.question import digest
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.facts import Facts, facts_of
 from tight_fit.layouts.layout import Layout
-from tight_fit.layouts.plan import LayoutPlan, plan_step
+from tight_fit.layouts.plan import plan_step
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
 
 FILE = KEPT_TABLES.with_name("layouts.json")
-KEPT = ("need", "fits", "card_memory", "sent", "seconds")
-DIGITS = 6
 COMPUTED = {
     "fp32": "computed in fp32 without TF32",
     "tf32": "computed in fp32 with TF32",
@@ -33,13 +31,13 @@ COMPUTED = {
 
 
 def facts(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
-    """The facts `KEPT` of `tight_fit.layouts.facts.facts_of`, kept or planned now.
+    """What `tight_fit.layouts.facts.facts_of` gives, planned now, or what is kept of it.
 
     job  its batch size is that of all GPUs
     Raises what `plan_step` raises.
     """
     found = _kept().get(key(job, layout, cluster))
-    return found or plan_one(job, layout, cluster)
+    return found or facts_of(plan_step(job, layout), cluster)
 
 
 def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:
@@ -53,57 +51,9 @@ def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:
     return digest([config, step, asdict(layout), str(cluster)])
 
 
-def plan_one(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
-    """What is kept of one question, planned now."""
-    of_plan = facts_of(_planned(repr(job.config), job, layout), cluster)
-    return {
-        name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-        # Tables of long texts show activations as well.
-        for name in (*KEPT, *["at_peak"] * (job.loss == "chunked"))
-        for value in [of_plan.get(name)]
-    }
-
-
-@lru_cache(maxsize=64)
-def _planned(config: str, job: ModelStep, layout: Layout) -> LayoutPlan:
-    """A plan depends on no GPU and on no link. The configuration does not count when two steps are
-    compared, and so its text is a key of its own."""
-    return plan_step(job, layout)
-
-
 @cache
 def _kept() -> dict[str, Facts]:
     return json.loads(FILE.read_text(encoding="utf8")) if FILE.exists() else {}
-
-
-def contexts(gpus: int = 8) -> Table:
-    """A row per length of a text and layout: bytes per GPU, and the step's time.
-
-    gpus  8 for Llama 3.1 8B on H100s, with what was published; 2 for Llama 3.2 1B on two RTX 4090
-    Nothing is planned here: the table is kept with the package. Raises KeyError for another number
-    of GPUs.
-    """
-    return Table(**kept(f"contexts {gpus}"))
-
-
-def large(name: str, most: int = 4) -> Table:
-    """The best layouts of a step that was searched, the best first, and the published one.
-
-    name  a step of `benchmarks.layout_searches`, such as "8B on 8"
-    The last column marks what torchtitan published, with its tokens per second and GPU, if it did.
-    Nothing is planned here: the table is kept with the package. Raises KeyError for another name.
-    """
-    table = kept(name)
-    best, others = table["rows"][:most], table["rows"][most:]
-    return Table(best + [row for row in others if row.get("published")], table["caption"])
-
-
-def owned() -> Table:
-    """A row per step on GPUs that many readers have: what a search takes, and one GPU beside it.
-
-    Nothing is planned here: the table is kept with the package.
-    """
-    return Table(**kept("owned"))
 
 
 def in_words(job: ModelStep) -> str:

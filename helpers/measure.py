@@ -128,13 +128,8 @@ def release() -> None:
 
 def _forget_outputs(shell) -> None:
     """Drop what an IPython shell keeps of earlier cells: values, results, tracebacks."""
-    for names in (shell.user_ns, shell.user_ns_hidden):  # the second keeps copies for %who
-        for name in [name for name in names if name.startswith("_") and name.strip("_").isdigit()]:
-            del names[name]
-        names.update(dict.fromkeys(("_", "__", "___"), ""))
-    for name in ("_", "__", "___"):
-        setattr(shell.displayhook, name, "")
-    shell.user_ns.get("Out", {}).clear()
+    shell.displayhook.flush()
+    shell.user_ns_hidden.update(dict.fromkeys(("_", "__", "___"), ""))  # copies for %who
     last_result = getattr(shell, "last_execution_result", None)
     if last_result is not None:
         last_result.result = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from tight_fit.packages import needs
 from tight_fit.techniques import base_weights, eight_bits, model_changes
 from tight_fit.techniques.chunked_loss import put_in_chunks
 from tight_fit.techniques.compiled import compiled
-from tight_fit.techniques.model_changes import Recompute, as_if_real, quiet
+from tight_fit.techniques.model_changes import as_if_real, quiet
 from tight_fit.techniques.targets import targets_of
 
 if TYPE_CHECKING:
@@ -117,30 +116,26 @@ def _pretrained(recipe: Recipe) -> PreTrainedModel:
     return model
 
 
-def empty(recipe: Recipe, recompute: Recompute = nullcontext) -> PreTrainedModel:
+def empty(recipe: Recipe) -> PreTrainedModel:
     """The same model with shapes but no values, for FakeTensorMode, which must be active.
 
     Takes no memory and no network.
-
-    recompute  makes the context in which a checkpointed layer runs for the second time
     """
     with no_init_weights():
         model = CLASSES[recipe.task](config(recipe))
         model.tie_weights()
     with as_if_real():
-        return prepare(model, recipe, recompute)
+        return prepare(model, recipe)
 
 
-def prepare(
-    model: PreTrainedModel, recipe: Recipe, recompute: Recompute = nullcontext
-) -> PreTrainedModel:
+def prepare(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
     """What the recipe does to a model, in place; in training mode."""
     # The forward pass of DeBERTa, as of most classifiers, accepts num_items_in_batch but ignores
     # it. Unless it is declared so, Trainer multiplies the gradients by the number of accumulation
     # steps (huggingface/transformers#47688; by_hand.trainer_factors measures it).
     model.accepts_loss_kwargs = False  # type: ignore[assignment]  # transformers declares no type
     if recipe.checkpointing:
-        model_changes.enable_checkpointing(model, recompute)
+        model_changes.enable_checkpointing(model)
     if recipe.loss == "chunked":
         put_in_chunks(model)
     if recipe.float8 is not None:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ipywidgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -31,12 +32,6 @@ from matplotlib.transforms import Bbox
 from tight_fit.command.alt_text import numbers
 from tight_fit.command.told_apart import told_apart
 
-try:
-    import ipywidgets
-except ImportError:
-    ipywidgets = None  # panels are pictures then
-
-__all__ = ["panel", "Panel"]
 PAD = 0.1  # inches around a figure
 WAIT = 0.05  # seconds in which a later move of a control replaces an earlier one
 MOST = 200  # pictures that a panel keeps
@@ -85,11 +80,11 @@ def panel(draw: Callable[..., Any], **controls: Any) -> Panel:
 class Panel:
     """See `panel`, which makes one.
 
-    controls  {name: widget}, empty without ipywidgets
+    controls  {name: widget}
     view      what is shown now
     first     what readers without a kernel see: the picture of the first settings
     line      the line below that picture
-    widget    the whole panel as one widget, None without ipywidgets
+    widget    the whole panel as one widget
     """
 
     def __init__(self, draw: Callable[..., Any], controls: dict[str, Any]):
@@ -110,17 +105,6 @@ class Panel:
         self.line = f"Run the notebook to move the sliders: {_written(self._start)}"
         self.first = self._render(self._start, caption=self.line)
         self.view = self.first
-        self.controls: dict[str, Any] = {}
-        self.widget = None
-        if ipywidgets is not None:
-            self._build(controls)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """{name: the present value of its control}."""
-        return {name: control.value for name, control in self.controls.items()} or dict(self._start)
-
-    def _build(self, controls: dict[str, Any]) -> None:
         self.controls = {
             name: _widget(name, given, self._start[name]) for name, given in controls.items()
         }
@@ -134,6 +118,11 @@ class Panel:
         self._show()
         shown = [ipywidgets.HTML(LOST), self._state, self._image, self._html]
         self.widget = ipywidgets.VBox([*self.controls.values(), *shown])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """{name: the present value of its control}."""
+        return {name: control.value for name, control in self.controls.items()}
 
     def _moved(self, change: dict[str, Any]) -> None:
         """A control has another value: show it at once, or say that it is being planned.
@@ -230,12 +219,11 @@ class Panel:
             bundle["image/png"] = base64.b64encode(self.first.png).decode()
         else:
             bundle["text/html"] = f"<div>{self.first.html}<p>{html.escape(self.line)}</p></div>"
-        if self.widget is not None:
-            bundle["application/vnd.jupyter.widget-view+json"] = {
-                "version_major": 2,
-                "version_minor": 0,
-                "model_id": self.widget.model_id,
-            }
+        bundle["application/vnd.jupyter.widget-view+json"] = {
+            "version_major": 2,
+            "version_minor": 0,
+            "model_id": self.widget.model_id,
+        }
         return bundle, {"image/png": {"alt": alt}} if self.first.png is not None else {}
 
     def __repr__(self) -> str:

@@ -19,9 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
-from helpers import PLACES, keeper, refuse
+from helpers import keeper
 from tight_fit import gpus
 from tight_fit.checks import of_type, real, shown, whole
 
@@ -56,7 +54,7 @@ class RankFailed(RuntimeError):
         if exitcode == -signal.SIGABRT and traceback.startswith("Traceback"):
             how = "failed"  # by the error of the traceback; gloo's threads may abort afterwards
         elif exitcode is not None and exitcode < 0:
-            how = f"was killed by signal {-exitcode} ({_signal_name(-exitcode)})"
+            how = f"was killed by signal {-exitcode} ({signal.Signals(-exitcode).name})"
         else:
             how = f"failed with exit code {exitcode}"
         written = traceback.strip() or "It wrote no error."
@@ -204,28 +202,11 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
 def _stop(process: subprocess.Popen) -> None:
     """End torchrun and every process that it started: by SIGTERM, and after `GRACE` by force.
 
-    The keeper does it. Should it hang, it and what is still below it are killed here.
+    The keeper does it, in a limited time.
     """
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(GRACE + 2 * keeper.KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        for member in psutil.Process(process.pid).children(recursive=True):
-            try:
-                member.kill()
-            except psutil.NoSuchProcess:
-                pass
-        process.kill()
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
         process.wait()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
 
 
 class Failure(NamedTuple):
@@ -308,9 +289,3 @@ def first_failure(report: str) -> Failure | None:
         r"time\s*:\s*(\S+)\s.*?rank\s*:\s*(\d+)\s.*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL
     )
     return Failure(match[1], int(match[2]), int(match[3])) if match else None
-
-
-def __getattr__(name: str):
-    if f"{__name__}.{name}" in PLACES:
-        refuse(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

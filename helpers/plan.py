@@ -222,30 +222,22 @@ class PlanInterpolation:
         traces = [trace_recipe(_resized(recipe, *point), device)[0] for point in points]
         examples, length = CHECK[self.single]
         check = (examples, length if text else None)
-        self.storage_trace, self.parameters = trace_recipe(_resized(recipe, *check), device)
-        if any(trace.events != self.storage_trace.events for trace in traces):
+        self.trace, self.parameters = trace_recipe(_resized(recipe, *check), device)
+        if any(trace.events != self.trace.events for trace in traces):
             raise RuntimeError(
                 "This model takes other operations at other shapes: plan each shape by itself."
             )
         basis = np.array([self._basis(*point) for point in points])
-        sizes = np.array([trace.bytes for trace in traces], dtype=float)
-        flops = np.array([list(trace.flops.values()) for trace in traces], dtype=float)
-        self.sizes = np.linalg.solve(basis, sizes)
-        self.flops = np.linalg.solve(basis, flops)
-        if not (
-            np.array_equal(self._evaluate(self.sizes, *check), self.storage_trace.bytes)
-            and np.array_equal(
-                self._evaluate(self.flops, *check), list(self.storage_trace.flops.values())
-            )
-        ):
+        self.coefficients = np.linalg.solve(basis, np.array([*map(_numbers, traces)], dtype=float))
+        if not np.array_equal(self._evaluate(*check), _numbers(self.trace)):
             raise RuntimeError(
                 "This model's sizes are no polynomial of examples and length: "
                 "plan each shape by itself."
             )
 
-    def _evaluate(self, coefficients: np.ndarray, examples: int, length: int | None) -> np.ndarray:
-        """int64 [columns of the coefficients], the polynomials' values at a shape."""
-        values = np.array(self._basis(examples, length)) @ coefficients
+    def _evaluate(self, examples: int, length: int | None) -> np.ndarray:
+        """int64 [storages and phases], their bytes and FLOPs at a shape."""
+        values = np.array(self._basis(examples, length)) @ self.coefficients
         return np.rint(values).astype(np.int64)
 
     def _basis(self, examples: int, length: int | None) -> list[float]:
@@ -264,16 +256,17 @@ class PlanInterpolation:
                 "This interpolation was made for a recipe that differs in more than batch size and "
                 "length, or has one example per micro-batch where the other has several."
             )
-        shape = recipe.micro_batch, recipe.tokens
-        plan = to_plan(
-            (self.storage_trace, self.parameters),
-            recipe,
-            self.device,
-            self._evaluate(self.sizes, *shape),
-        )
+        numbers = self._evaluate(recipe.micro_batch, recipe.tokens)
+        sizes, flops = np.split(numbers, [len(self.trace.bytes)])
+        plan = to_plan((self.trace, self.parameters), recipe, self.device, sizes)
         repeats = recipe.accumulation / min(recipe.accumulation, 2)  # two micro-batches are traced
-        flops = (int(value * repeats) for value in self._evaluate(self.flops, *shape))
-        return replace(plan, flops=dict(zip(self.storage_trace.flops, flops)))
+        counts = (int(count * repeats) for count in flops)
+        return replace(plan, flops=dict(zip(self.trace.flops, counts)))
+
+
+def _numbers(trace: StorageTrace) -> list[int]:
+    """Bytes of each storage, and FLOPs of each phase."""
+    return [*trace.bytes, *trace.flops.values()]
 
 
 def interpolation(recipe: Recipe, device: str = "cuda") -> PlanInterpolation:

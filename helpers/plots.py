@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
@@ -23,25 +23,15 @@ from matplotlib.figure import Figure
 
 from helpers.record import Run
 from tight_fit.checks import each_of_type, series, whole
-from tight_fit.command.alt_text import DescribedFigure, closed, described
+from tight_fit.command.alt_text import DescribedFigure, closed
+from tight_fit.command.alt_text import described as described
 from tight_fit.command.told_apart import COLOURS, EDGE, HATCHES
-from tight_fit.gpus import GPU, as_gpu
-from tight_fit.memory.plan import Fit, Plan
+from tight_fit.gpus import as_gpu
+from tight_fit.memory.plan import Plan
 from tight_fit.trace.storage_trace import CATEGORIES, PHASES
 from tight_fit.units import GIB, MIB
 from tight_fit.units import size as size_of
 
-__all__ = [
-    "COLOURS",
-    "LINES",
-    "bars",
-    "categories",
-    "described",
-    "drawing",
-    "losses",
-    "style",
-    "timeline",
-]
 DRAWINGS = Path(__file__).parents[1] / "notebooks" / "drawings"
 WORDS = ("title", "desc")  # of an SVG file, for those who cannot see it
 SVG = "{http://www.w3.org/2000/svg}"
@@ -167,7 +157,7 @@ def timeline(plans: Plan | Mapping[str, Plan], capacity: int | None = None) -> F
     )
 
 
-def _said(named: Mapping[str, PlanAtPeak]) -> str:
+def _said(named: Mapping[str, Plan]) -> str:
     """The peak of each plan and what is in it, in words."""
     sentences = []
     for label, plan in named.items():
@@ -205,30 +195,14 @@ def _mark_phases(axis: Axes, plan: Plan, starts: Sequence[int]) -> None:
             )
 
 
-@runtime_checkable
-class PlanAtPeak(Protocol):
-    """What `categories` draws of a plan: a `Plan`, or a kept one that has no timeline."""
-
-    @property
-    def at_peak(self) -> dict[str, int]: ...
-
-    @property
-    def peak(self) -> int: ...
-
-    def fits(self, gpu: str | GPU) -> Fit: ...
-
-
-def categories(plans: Mapping[str, PlanAtPeak], gpu: str | None = None) -> Figure:
+def categories(plans: Mapping[str, Plan], gpu: str | None = None) -> Figure:
     """One horizontal bar per plan: the bytes at its peak, by category.
 
     gpu  name of a GPU, whose memory is drawn as a line. The bar then ends with what the GPU needs
          beside tensors (CUDA context, workspace, allocator, margin), so that a bar that crosses
          the line does not fit. Raises ValueError for an unknown one
     """
-    if not isinstance(plans, Mapping) or not plans:
-        each_of_type("plans", plans, Plan)
-    others = {name: plan for name, plan in plans.items() if not isinstance(plan, PlanAtPeak)}
-    each_of_type("plans", others, Plan, least=0)
+    each_of_type("plans", plans, Plan)
     limit = as_gpu(gpu).memory if gpu is not None else 0
     beside = [plan.fits(gpu).need - plan.peak if gpu else 0 for plan in plans.values()]
     needs = [plan.peak + more for plan, more in zip(plans.values(), beside)]
@@ -290,15 +264,9 @@ class Drawing:
 def drawing(name: str) -> Drawing:
     """The drawing `name`, as the last line of a cell: drawing("02_micro_batches").
 
-    Raises ValueError for a name that no file in notebooks/drawings has, and for a file without a
-    title or a description.
+    Raises FileNotFoundError for a name that no file in notebooks/drawings has.
     """
-    names = sorted(path.stem for path in DRAWINGS.glob("*.svg"))
-    if name not in names:
-        raise ValueError(f"There is no drawing {name!r}: use one of {', '.join(names)}.")
     svg = (DRAWINGS / f"{name}.svg").read_text(encoding="utf8")
     picture = ElementTree.fromstring(svg)
     title, alt = (" ".join(picture.findtext(f"{SVG}{part}", "").split()) for part in WORDS)
-    if not (title and alt):
-        raise ValueError(f"{name}.svg needs a <title> and a <desc>: say what is to be seen.")
     return Drawing(svg, title, alt)

@@ -26,6 +26,7 @@ VARIABLE = "TIGHT_FIT_PROFILE"
 # Bytes of a GPU below which the mini models run: by plan a step of DeBERTa-v3-base with 16 examples
 # of 256 tokens in fp32, with which most lessons begin, needs 9.6 GiB.
 ENOUGH = 10 * GIB
+DRIVER = Path("/proc/driver/nvidia/version")
 # By task: data that the course has itself, for full architectures where theirs cannot be had.
 OFFLINE = {"text": "r8", "image": "digits", "chat": "r8"}
 
@@ -122,7 +123,7 @@ def environment(device: str | torch.device) -> dict[str, str | int | None]:
     return ({"rehearsal": pretended} if pretended else {}) | {
         "device": device.type,
         "name": torch.cuda.get_device_name(device) if cuda else processor,
-        "driver": _driver() if cuda else None,
+        "driver": driver_version() if cuda else None,
         "cuda": torch.version.cuda if cuda else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -132,16 +133,11 @@ def environment(device: str | torch.device) -> dict[str, str | int | None]:
     }
 
 
-def _driver() -> str | None:
-    """The version of NVIDIA's driver as Linux shows it, or None."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf8")
-    except OSError:
-        return None
-    return driver_version(text)
+def driver_version(file: Path = DRIVER) -> str | None:
+    """The version of NVIDIA's driver as Linux shows it, None without one.
 
-
-def driver_version(text: str) -> str | None:
-    """The version in the driver's own text: its first line names the kernel module, then it."""
+    The first line of its own text names the kernel module, then the version.
+    """
+    text = file.read_text(encoding="utf8") if file.exists() else ""
     match = re.search(r"Kernel Module.*?\s(\d+\.\d+(\.\d+)?)\b", text)
     return match[1] if match else None

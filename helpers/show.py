@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from helpers import kept_layouts
-from helpers.kept_layouts import contexts, in_words, large, owned
+from helpers.kept_layouts import in_words
 from helpers.plan import plan, plan_key
 from helpers.recipe import Recipe
 from helpers.record import Run, measured_steps, read
-from helpers.tables import SHOWN, Table, epochs, kept, one_change, settings, within
+from helpers.tables import SHOWN, Table, kept, one_change, settings, within
+from helpers.tables import epochs as epochs
 from tight_fit.checks import each_of_type, of_type
 from tight_fit.gpus import GPU, as_gpu
 from tight_fit.kernels.step_seconds import lacks
@@ -33,21 +34,6 @@ from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.own_step import CustomStepPlan
 from tight_fit.units import duration, size, span
-
-__all__ = [
-    "before_and_after",
-    "contexts",
-    "epochs",
-    "large",
-    "layouts",
-    "moved",
-    "owned",
-    "phases",
-    "plans",
-    "rungs",
-    "savings",
-    "techniques",
-]
 
 
 def before_and_after(before: Run, after: Run, more: dict[str, Run] | None = None) -> Table:
@@ -226,6 +212,36 @@ def _row_of_step(label: str, job: ModelStep, layout: Layout, cluster: Cluster) -
         "time per step": span(facts["seconds"]),
         f"{things} per second": f"{count / facts['seconds']:,.0f}",
     }
+
+
+def contexts(gpus: int = 8) -> Table:
+    """A row per length of a text and layout: bytes per GPU, and the step's time.
+
+    gpus  8 for Llama 3.1 8B on H100s, with what was published; 2 for Llama 3.2 1B on two RTX 4090
+    Nothing is planned here: the table is kept with the package. Raises KeyError for another number
+    of GPUs.
+    """
+    return Table(**kept(f"contexts {gpus}"))
+
+
+def large(name: str, most: int = 4) -> Table:
+    """The best layouts of a step that was searched, the best first, and the published one.
+
+    name  a step of `benchmarks.layout_searches`, such as "8B on 8"
+    The last column marks what torchtitan published, with its tokens per second and GPU, if it did.
+    Nothing is planned here: the table is kept with the package. Raises KeyError for another name.
+    """
+    table = kept(name)
+    best, others = table["rows"][:most], table["rows"][most:]
+    return Table(best + [row for row in others if row.get("published")], table["caption"])
+
+
+def owned() -> Table:
+    """A row per step on GPUs that many readers have: what a search takes, and one GPU beside it.
+
+    Nothing is planned here: the table is kept with the package.
+    """
+    return Table(**kept("owned"))
 
 
 def rungs() -> Table:

@@ -27,18 +27,8 @@ KEPT = Path(__file__).parent / "kept" / "sweeps.json"
 
 
 @cache
-def _read() -> dict[str, dict[str, Any]]:
+def _kept() -> dict[str, dict[str, Any]]:
     return json.loads(KEPT.read_text(encoding="utf8"))
-
-
-def _kept(name: str) -> dict[str, Any]:
-    """What is shown of a sweep. Raises FileNotFoundError for one that is not kept."""
-    if name not in _read():
-        raise FileNotFoundError(
-            f"No finished sweep {name!r} is kept: there are {', '.join(_read())}; `make sweeps` "
-            "runs the others."
-        )
-    return _read()[name]
 
 
 def table(name: str) -> Table:
@@ -49,9 +39,9 @@ def table(name: str) -> Table:
     steps" is the change of accuracy after twice as many steps: near zero on a plateau.
 
     name  such as "03_freezing"
-    Raises FileNotFoundError for a sweep that is not kept.
+    Raises KeyError for a sweep that is not kept.
     """
-    return Table(**_kept(name)["table"])
+    return Table(**_kept()[name]["table"])
 
 
 def short(name: str) -> Table:
@@ -60,7 +50,7 @@ def short(name: str) -> Table:
     "sure" means that the 95 % interval of the difference, seed by seed, leaves zero out. Raises
     what `table` raises.
     """
-    return Table(**_kept(name)["short"])
+    return Table(**_kept()[name]["short"])
 
 
 def figure(name: str) -> DescribedFigure:
@@ -69,7 +59,7 @@ def figure(name: str) -> DescribedFigure:
     A large marker is the learning rate that the validation examples chose. Points far below the
     best ones are cut off. Raises what `table` raises.
     """
-    kept = _kept(name)
+    kept = _kept()[name]
     picture = plt.figure(figsize=(8.5, 3.8), FigureClass=SweepFigure)
     assert isinstance(picture, SweepFigure)
     axis = picture.add_subplot()

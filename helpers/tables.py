@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,12 +68,6 @@ class Table:
             return caption
         return caption + self.frame.to_html(index=False, border=0, justify="right")
 
-    def to_markdown(self) -> str:
-        """The lines, without the caption, as a table of GitHub's Markdown."""
-        rows = [self.frame.columns, ["---"] * len(self.frame.columns)]
-        rows += self.frame.itertuples(index=False)
-        return "\n".join("| " + " | ".join(map(markdown, row)) + " |" for row in rows)
-
 
 def kept(name: str) -> dict[str, Any]:
     """{"rows", "caption"} of a table that `make plans` keeps. Raises KeyError for another name."""
@@ -84,12 +77,6 @@ def kept(name: str) -> dict[str, Any]:
 @cache
 def _kept() -> dict[str, dict[str, Any]]:
     return json.loads(KEPT_TABLES.read_text(encoding="utf8"))
-
-
-def markdown(value: object) -> str:
-    """A value as the text of a cell in Markdown: no tag, no end of the cell or of the line."""
-    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(str(value).split()))
-    return re.sub(r"(?<!\\)\|", r"\|", text)
 
 
 def runs(named: Mapping[str, Run]) -> Table:

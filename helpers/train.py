@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from helpers import checkpoint as checkpoints
-from helpers import data, models, state_file
+from helpers import data, models
 from helpers.batching import WINDOW, length_sorted, rows_of_step
 from helpers.chat import right_answers
 from helpers.checkpoint import Diverged
@@ -68,26 +67,30 @@ def fit(
     train       the encoded training split, or something of your own with its length, `lengths`
                 and `batch`; None loads the recipe's own
     device      None takes the GPU if there is one
-    checkpoint  a folder, which no other run may use meanwhile: the state is saved there every
-                `save_every` steps and at the end, and a call that finds a state there goes on from
-                it, to the same weights as without a stop
-    optimizer   makes the optimizer from the model and the recipe, for one that no recipe names
+    checkpoint  a folder: the state is saved there every `save_every` steps and at the end, and a
+                call that finds a state there goes on from it, to the same weights as without a stop
+    optimizer   makes the optimizer from the model and the recipe, for one that no recipe names;
+                not with a checkpoint, as nobody knows what such an optimizer keeps, and where
     Raises Diverged (the loss or a weight is NaN or infinite), torch.OutOfMemoryError (`record.run`
     says what would fit), ValueError (a checkpoint of another run or a damaged one, a device that is
-    not here), OSError (a folder that cannot be written to), RuntimeError (another run uses it),
-    TypeError (an optimizer or data that a checkpoint cannot hold), hub.HubUnavailable.
+    not here), OSError (a folder that cannot be written to), TypeError (an optimizer or data of your
+    own with a checkpoint), hub.HubUnavailable.
     """
     of_type("recipe", recipe, Recipe)
     whole("save_every", save_every, 1)
     function("optimizer", optimizer)
     place = gpus.device(device)
-    folder = None if checkpoint is None else state_file.named(checkpoint)
-    with state_file.held(folder) if folder else nullcontext():
-        train = encoded(recipe)["train"] if train is None else batches_of("train", train)
-        if isinstance(train, Encoded):
-            train.check_suits(recipe)
-        with tensor_cores(recipe):
-            return _fit(recipe, train, place, folder, save_every, progress, optimizer)
+    if checkpoint is not None and optimizer is not make_optimizer:
+        raise TypeError(
+            "A checkpoint holds the states of the optimizers that a recipe names: leave checkpoint "
+            "out, or save the states of your own optimizer yourself."
+        )
+    folder = None if checkpoint is None else checkpoints.made(checkpoint)
+    train = encoded(recipe)["train"] if train is None else batches_of("train", train)
+    if isinstance(train, Encoded):
+        train.check_suits(recipe)
+    with tensor_cores(recipe):
+        return _fit(recipe, train, place, folder, save_every, progress, optimizer)
 
 
 def _fit(
@@ -105,14 +108,10 @@ def _fit(
     scaler = make_scaler(recipe, device)
     torch.manual_seed(recipe.seed)  # dropout does not depend on how many numbers the new head took
     state: tuple[int, list[float], list[int]] = 0, [], []
-    belongs = checkpoints.fingerprint(train) if folder else ""
     if folder:
-        state = checkpoints.load(folder, recipe, model, optimizer, scaler, belongs)
-        if state[0] < recipe.steps:
-            size = sum(value.nbytes for value in model.state_dict().values())
-            state_file.check_room(folder, size)
+        belongs = checkpoints.owner(recipe, train, device)
+        state = checkpoints.load(folder, belongs, model, optimizer, scaler)
     start, losses, skipped = state
-    counted = checkpoints.counters(optimizer)
     lengths = train.lengths.tolist() if recipe.padding == "uniform" else None
     starts, ends = [], []
     rows: list[int] = []
@@ -128,8 +127,6 @@ def _fit(
         scale = scaler.get_scale()
         labels = sum(map(getattr(train, "counted", len), parts))
         unread.append(train_step(model, optimizer, batches, labels, recipe, scaler=scaler))
-        if folder and step == start:
-            checkpoints.check_savable(model, optimizer, counted)
         # In fp16 this waits for the GPU in each step; in other precisions both scales are 1.
         if scaler.get_scale() < scale:
             skipped.append(step)
@@ -142,9 +139,7 @@ def _fit(
             unread.clear()
             bar.set_postfix(loss=f"{losses[-1]:.3f}")
         if folder and saving:
-            checkpoints.save(
-                folder, recipe, done, model, optimizer, losses, scaler, skipped, belongs
-            )
+            checkpoints.save(folder, belongs, done, model, optimizer, scaler, losses, skipped)
     return TrainResult(recipe, model, losses, _seconds_between(starts, ends), rows, skipped)
 
 

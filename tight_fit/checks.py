@@ -98,7 +98,7 @@ SHOWN = 60  # characters of a value in a message
 
 def shown(value: object) -> str:
     """A value as Python writes it, cut where it is too long for a message."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**SHOWN:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10 ** (SHOWN - 1):
         return f"a number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
     return clipped(repr(value))
 
@@ -145,13 +145,13 @@ def of_type(name: str, value: T, kind: type) -> T:
     return value
 
 
-def each_of_type(name: str, value: Any, kind: type | tuple[type, ...], least: int = 1) -> None:
+def each_of_type(name: str, value: Any, kind: type | tuple[type, ...]) -> None:
     """Raises TypeError where `value` is no dict from labels to such things, ValueError for none."""
     kinds = " or a ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a dict, {{label: {kinds}}}, and is {shown(value)}.")
-    if len(value) < least:
-        raise ValueError(f"{name} is empty: give at least {least}, {{label: {kinds}}}.")
+    if not value:
+        raise ValueError(f"{name} is empty: give at least 1, {{label: {kinds}}}.")
     for label, one in value.items():
         if not isinstance(one, kind):
             raise TypeError(f"{name}[{shown(label)}] must be a {kinds}, and is {shown(one)}.")

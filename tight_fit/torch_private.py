@@ -1,8 +1,8 @@
 """The private names of PyTorch that the course uses, in one place.
 
 Those for many ranks are in `tight_fit.layouts.torch_private_ranks`. PyTorch may move or rename
-these modules and attributes in any release. No other module of `helpers` imports a name of torch
-that begins with an underscore; tests/test_torch_private.py says which names a new release has
+these modules and attributes in any release. No other module imports a name of torch that
+begins with an underscore; tests/test_torch_private.py says which names a new release has
 broken.
 """
 
@@ -30,45 +30,19 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+# What comes from torch as it is; the others are made below.
 __all__ = [
-    "OpOverload",
-    "CHECKPOINT_CHECKS",
-    "DEVICE_OF",
-    "FUSED_ADAM",
-    "WRAPPERS",
-    "adds_in_place",
-    "call_with",
-    "device_for_torch",
     "AsyncCollectiveTensor",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
-    "FakeTensorMode",
-    "PlainDispatchMode",
+    "OpOverload",
     "TorchDispatchMode",
-    "clear_cublas_workspaces",
-    "count_holders",
-    "disable_current_modes",
-    "fake_store",
-    "foreach_mul_",
-    "foreach_norm",
-    "in_backward",
-    "inductor",
-    "inside",
-    "is_dense",
-    "is_view",
-    "load_cuda_kernel",
-    "no_work",
-    "one_by_one",
-    "parse_to",
-    "scaled_mm",
-    "storage_key",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
     "unset_fake_temporarily",
-    "written_arguments",
 ]
 
 disable_current_modes = _disable_current_modes
@@ -294,7 +268,7 @@ def clear_cublas_workspaces() -> None:
 
 
 def load_cuda_kernel(image: bytes, name: str) -> Callable:
-    """A function of compiled CUDA code, loaded on the current GPU. PyTorch has this from 2.8 on.
+    """A function of compiled CUDA code, loaded on the current GPU.
 
     image  machine code ("cubin") or PTX
     name   of an `extern "C" __global__` function in it

@@ -32,6 +32,18 @@ def _figures(count: float) -> str:
     return f"{count:.3g}" if abs(count) < 999.5 else f"{count:.0f}"
 
 
+def size_line(name: str, count: float | None, width: int = 20) -> str:
+    """A line of a table of sizes: a name, and bytes."""
+    return f"  {name:{width}} {size(count):>12}"
+
+
+def a_gpu(name: str) -> str:
+    """A GPU's name with its article, as letters are spoken: a T4, an A100, a GPU of 8GB."""
+    if name[0].isdigit():
+        return f"a GPU of {name}"
+    return f"{'an' if name[0] in 'AHLMR' else 'a'} {name}"
+
+
 def several(count: int, word: str) -> str:
     """A count and a regular noun: "1 example", "16 examples"."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import torchtitan_steps
+from benchmarks import markdown, torchtitan_steps
 from benchmarks.peaks import qwen_plans
 from benchmarks.peaks.kept import ALLOCATED, RESERVED, Miss, misses, read
 from benchmarks.peaks.points import LEFT_OUT
@@ -205,7 +205,7 @@ def text() -> str:
     return TEXT.format(
         steps=len({miss.point.name for miss in every if not miss.why}),
         sentences="\n\n".join(sentences()),
-        summary=summary().to_markdown(),
+        summary=markdown.of(summary()),
         margin=margin(),
         count=len(short),
         suffices=SUFFICES,

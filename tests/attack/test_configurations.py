@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, LlamaConfig, T5Config
 
-from helpers import record
 from tests.attack import one_sentence, refused
 from tests.attack.test_options import KINDS
 from tight_fit.models import names
 from tight_fit.models.config import read
+from tools.course import records
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_a_pipe_and_a_device_are_no_configurations_and_no_records(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     refused(ValueError, "ordinary file", lambda: names.values_of(tmp_path))
     os.mkfifo(tmp_path / "02.run.json")
-    refused(ValueError, "ordinary file", lambda: record.read_file(tmp_path / "02.run.json"))
+    refused(ValueError, "ordinary file", lambda: records.read_file(tmp_path / "02.run.json"))
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").symlink_to("/dev/zero")
     refused(ValueError, "ordinary file", lambda: names.values_of(tmp_path))

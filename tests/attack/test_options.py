@@ -81,7 +81,7 @@ def test_any_options_ask_a_question_or_are_refused_in_one_sentence(model, option
         )
         patch.setattr("tight_fit.command.options._answer", answered)
         try:
-            command.command.main(words, layouts=layouts)
+            command.command.main(words, "tight-fit", layouts)
         except SystemExit as ended:
             assert ended.code == 2 and not asked
             one_sentence(re.sub(r" \([^()]* --help shows examples\.\)", "", heard[-1]))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from helpers.recipe import Recipe, replace
 from tests.attack import one_sentence, refused
 from tests.attack.wrong import DRAWN, HUGE, KNOWN, SHORT, WRONG
 from tests.combinations import VALUES
-from tight_fit.checks import DATASETS, MODELS, PADDINGS, PROFILES
+from tight_fit.checks import DATASETS, MODELS, PADDINGS, PROFILES, shown
 from tight_fit.checks import WEIGHTS as INITIAL
 from tight_fit.layouts.layout import parse
 from tight_fit.models.config import TASKS, WEIGHTS
@@ -66,6 +67,16 @@ def made(kind, fields, names):
         said = one_sentence(str(error))
         assert len(said) < SHORT and any(name in said for name in names), said
         return None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("digits", [58, 59, 60, 61, 5000])
+def test_a_whole_number_is_shown_whole_or_by_its_digits(digits, sign):
+    """Where it was cut, it would be another number."""
+    for number in (10 ** (digits - 1), 10**digits - 1):
+        text = shown(sign * number)
+        about = re.fullmatch(r"a number of about (\d+) digits", text)
+        assert abs(int(about[1]) - digits) <= 1 if about else text == str(sign * number)
 
 
 # Each was once taken, or refused without its name.

@@ -11,7 +11,8 @@ from helpers.recipe import Recipe
 from tests.night import few_by_day
 from tight_fit import gpus
 from tight_fit.command.answer import step_of, trainer_optimizer
-from tight_fit.command.options import main, parser
+from tight_fit.command.main import main
+from tight_fit.command.options import parser
 from tight_fit.command.question import Question
 from tight_fit.gpus import find
 from tight_fit.gpus.specs import has_arithmetic

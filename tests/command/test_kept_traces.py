@@ -12,7 +12,8 @@ from tight_fit import gpus
 from tight_fit.command import kept, kept_traces, question
 from tight_fit.command.answer import answers, attention_of, step_of
 from tight_fit.command.kept_traces import KeptTraces
-from tight_fit.command.options import main, parser
+from tight_fit.command.main import main
+from tight_fit.command.options import parser
 from tight_fit.command.question import Question
 from tight_fit.models import config as hf_config
 from tight_fit.models import names as model_names

@@ -15,7 +15,8 @@ import torch
 from tight_fit import gpus
 from tight_fit.command import kept, question, ship
 from tight_fit.command.answer import Answers
-from tight_fit.command.options import main, parser
+from tight_fit.command.main import main
+from tight_fit.command.options import parser
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
 from tight_fit.command.ship import SIZES, asked_of

@@ -14,7 +14,8 @@ from tests.small import python
 from tight_fit import gpus
 from tight_fit.command import question
 from tight_fit.command.answer import step_of
-from tight_fit.command.options import main, parser
+from tight_fit.command.main import main
+from tight_fit.command.options import parser
 from tight_fit.plans.model import ModelStep, plan_model, plan_model_step
 from tight_fit.search.largest import LIMIT, largest_that_fits
 from tight_fit.search.remedies import Remedies
@@ -296,7 +297,7 @@ def test_every_option_of_the_step_is_a_field_of_it(folder):
 def test_what_needs_no_plan_is_answered_without_pytorch(arguments, status):
     code = f"""
 import sys
-from tight_fit.command.options import main
+from tight_fit.command.main import main
 try:
     status = main({arguments.split()})
 except SystemExit as ended:
@@ -308,15 +309,6 @@ print(status, sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
 
 
 def test_without_pytorch_a_new_plan_says_what_to_install():
-    code = "import sys\nsys.modules['torch'] = None\nfrom tight_fit.command.options import main\n"
+    code = "import sys\nsys.modules['torch'] = None\nfrom tight_fit.command.main import main\n"
     done = python("-c", code + "main(['gpt2', '--length', '77', '--fresh'])")
     assert done.returncode == 2 and "a new plan needs torch: pip install -r" in done.stderr
-
-
-# tests/attack/test_options.py has what is refused by all of tight-fit.
-@pytest.mark.parametrize("words", ["script train.py", "explain snapshot.json", "gpt2 --gpus 8"])
-def test_what_only_tight_fit_answers_is_said(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words.split())
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert ended.value.code == 2 and "answered by tight-fit" in line

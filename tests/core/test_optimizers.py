@@ -5,17 +5,20 @@ import math
 import sys
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from helpers import checkpoint, models, train
+from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
 from tight_fit import packages as here
 from tight_fit.optimizer_kinds import ADAMW, KINDS, OPTIMIZERS
 from tight_fit.techniques.optimizers import make_optimizer, make_scaler, states
 from tight_fit.techniques.step import loss_sum, train_step
+from tight_fit.trace.storage_trace import PHASES, TEMPORARIES
 
 SMALL = 4096  # elements under which bitsandbytes keeps fp32 states
 BLOCK = 256
@@ -105,6 +108,14 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
         rest = everything - sum(matrices)
         expected[name] = {fp32: 4 * everything + 4 * rest + 4 * (len(counts) - len(matrices))}
     assert by_dtype(optimizer) == expected[name]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_an_update_by_one_fused_kernel_makes_no_tensors(name):
+    """PyTorch's other kernels hold as much as a parameter for a moment, or as all of them."""
+    planned = plan(recipe(optimizer=name, weight_decay=0.1, max_grad_norm=None), "cuda")
+    update = planned.timeline[planned.phases == PHASES.index("optimizer")]
+    assert np.ptp(update[:, TEMPORARIES]) == 0
 
 
 # -- 32-bit embeddings -----------------------------------------------------------------------------
@@ -281,11 +292,13 @@ def test_states_survive_a_checkpoint_bit_for_bit(name, tmp_path):
     net = models.build(wanted)
     optimizer = make_optimizer(net, wanted)
     go(net, optimizer, range(3))
-    checkpoint.save(tmp_path, wanted, 3, net, optimizer, [1.0] * 3)
+    owner = checkpoint.owner(wanted, data, torch.device("cpu"))
+    scaler = make_scaler(wanted, torch.device("cpu"))
+    checkpoint.save(tmp_path, owner, 3, net, optimizer, scaler, [1.0] * 3, [])
     go(net, optimizer, range(3, 6))
     again = models.build(wanted)
     resumed = make_optimizer(again, wanted)
-    assert checkpoint.load(tmp_path, wanted, again, resumed)[0] == 3
+    assert checkpoint.load(tmp_path, owner, again, resumed, scaler)[0] == 3
     go(again, resumed, range(3, 6))
     for one, other in zip(net.parameters(), again.parameters()):
         assert torch.equal(one, other)

@@ -143,14 +143,6 @@ def test_what_cannot_draw_is_refused():
         panel("figure", x=[1, 2])
 
 
-def test_without_ipywidgets_there_is_the_picture(monkeypatch):
-    monkeypatch.setattr(panels, "ipywidgets", None)
-    subject = two()
-    bundle, _ = subject._repr_mimebundle_()
-    assert set(bundle) == {"image/png", "text/plain"} and bundle["text/plain"] == LINE
-    assert subject.values == {"batch_size": 16, "length": 256} and subject.widget is None
-
-
 def test_what_was_drawn_comes_back_without_drawing():
     drawn = []
 

@@ -5,6 +5,7 @@ from dataclasses import replace as with_
 import pytest
 import torch
 
+from benchmarks import markdown
 from helpers import plots, profile, record, tables
 from helpers.plan import OutOfMemory, plan
 from helpers.recipe import Recipe, replace
@@ -42,7 +43,7 @@ def test_a_measurement_that_does_not_fit_says_what_would(monkeypatch):
         record.run(RECIPE, device="cpu")
 
 
-def test_the_drivers_version_is_read_from_its_own_words():
+def test_the_drivers_version_is_read_from_its_own_words(tmp_path):
     old = (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
         "GCC version: gcc 12.2.0"
@@ -51,11 +52,11 @@ def test_the_drivers_version_is_read_from_its_own_words():
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
         "GCC version: gcc 12.2.0"
     )
-    assert [profile.driver_version(text) for text in (old, new, "no driver")] == [
-        "535.183.01",
-        "580.159.04",
-        None,
-    ]
+    file = tmp_path / "version"
+    assert profile.driver_version(file) is None
+    for text, version in {old: "535.183.01", new: "580.159.04", "no driver": None}.items():
+        file.write_text(text)
+        assert profile.driver_version(file) == version
 
 
 def test_the_newest_record_of_each_label_is_read(before, after, tmp_path):
@@ -101,7 +102,7 @@ def test_accuracies_of_random_weights_are_labelled(before):
 def test_tables_are_text_html_and_markdown():
     table = tables.plans({"one": plan(RECIPE), "four": plan(replace(RECIPE, accumulation=4))})
     assert "<table" in table._repr_html_() and str(table).count("\n") == 2
-    assert table.to_markdown().splitlines()[1].count("---") == len(table.frame.columns)
+    assert markdown.of(table).splitlines()[1].count("---") == len(table.frame.columns)
 
 
 def test_figures_stay_closed_and_show_what_they_say(before, after):

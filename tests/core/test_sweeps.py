@@ -178,7 +178,7 @@ def test_a_best_rate_at_the_edge_is_not_shown():
         results.shown(made({0.5: 0.6, 1.0: 0.8, 2.0: 0.7}, seeds=2))
     assert results.shown(inside)["table"]["rows"][0]["accuracy"] == "80.0% ± 0.0"
     for show in (sweeps.table, sweeps.short, sweeps.figure):
-        with pytest.raises(FileNotFoundError, match="No finished sweep '99_made' is kept"):
+        with pytest.raises(KeyError, match="99_made"):
             show("99_made")
 
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import models, state_file, train
+from helpers import checkpoint, models, train
 from helpers.plan import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
@@ -100,7 +100,7 @@ def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
         cwd=Path(__file__).parents[2],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
     )
-    while child.poll() is None and not (tmp_path / state_file.FILE).exists():
+    while child.poll() is None and not (tmp_path / checkpoint.FILE).exists():
         time.sleep(0.005)
     child.kill()
     assert child.wait() == -signal.SIGKILL, "the child ended before it could be killed"
@@ -171,6 +171,15 @@ def test_other_errors_pass_through(monkeypatch):
     monkeypatch.setattr(train, "train_step", step)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train.fit(SHORT, device="cpu", progress=False)
+
+
+@pytest.mark.parametrize(
+    "asked, disabled, shown", [(True, "0", True), (True, "1", False), (False, "0", False)]
+)
+def test_a_bar_is_there_where_it_is_asked_for(asked, disabled, shown, monkeypatch, capsys):
+    monkeypatch.setenv("TQDM_DISABLE", disabled)
+    assert list(train._progress_bar(SHORT, 2, asked)) == [2, 3, 4]
+    assert bool(capsys.readouterr().err) is shown
 
 
 @settings(max_examples=80, deadline=None)

@@ -8,6 +8,7 @@ from tests.layouts.few_layers import few_and_every
 from tests.layouts.on_ranks import on_ranks
 from tests.night import few_by_day
 from tests.small import configured
+from tight_fit import gpus
 from tight_fit.gpus import find
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.clocks import events_of
@@ -15,10 +16,12 @@ from tight_fit.layouts.context import cut, places
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.plan import fullest_context_ranks, plan_layout, plan_step
 from tight_fit.layouts.seconds import Link
+from tight_fit.layouts.trace import STREAMS
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
 from tight_fit.trace import cuda_kernels
+from tight_fit.units import MIB
 
 BF16 = {"batch_size": 8, "length": 12, "weights": "fp32", "precision": "bf16"}
 FP32 = BF16 | {"precision": "fp32"}
@@ -327,6 +330,13 @@ def test_streams_of_their_own_reserve_by_themselves():
     parts = [alone.only(planned.streams == stream) for stream in range(3)]
     assert sum(len(part.moves) for part in parts) == len(alone.moves)
     assert all(len(part.moves) for part in parts)
+    scattered = alone.sizes[planned.streams == STREAMS.index("reduce_scatter")]
+    assert scattered.sum() == 4 * planned.parameters / 4, "each rank's part of the fp32 gradients"
+    nothing_of_cublas = gpus.GPU("none", 2**40, (0, 0))
+    workspaces = [
+        planned.allocator_peaks(gpu).reserved for gpu in ("H100", "A100-40GB", nothing_of_cublas)
+    ]
+    assert workspaces[0] - workspaces[2] == 2 * 32 * MIB, "of the forward and backward pass, once"
 
 
 @pytest.mark.parametrize(

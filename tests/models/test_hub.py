@@ -182,7 +182,7 @@ def test_models_load_from_a_mirror_and_tokens_are_those_of_sentencepiece(tmp_pat
         "\ufb01ve \u2581oil",
         "the\ufeff bank \u061cof",
     ]
-    split = sets.build(rows, [0] * len(rows), ["x"], "test", "")
+    split = sets.build([0] * len(rows), rows, ["x"], "test", "")
     recipe = SimpleNamespace(task="text", model="deberta", batch_size=4, tokens=40, padding="fixed")
     encoded = data.encode(split, recipe, AutoTokenizer.from_pretrained(language.path))
     for row, length in enumerate(encoded.lengths.tolist()):

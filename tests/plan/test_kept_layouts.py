@@ -33,14 +33,14 @@ def test_all_that_lessons_ask_is_kept_and_nothing_else():
     ids=lambda asked: f"{asked[0].config.model_type}, {asked[1]}, {asked[1].schedule}, {asked[2]}",
 )
 def test_what_is_kept_is_planned_alike_today(asked):
-    assert kept_layouts.facts(*asked) == kept_layouts.plan_one(*asked)
+    assert kept_layouts.facts(*asked) == kept_plans.plan_one(*asked)
 
 
 @pytest.mark.parametrize("number, tables", [("13", 3), ("15", 3), ("16", 3), ("24", 1)])
 def test_what_a_lesson_shows_is_kept(number, tables, monkeypatch):
     """What its cells give to `show.layouts`: a reader would wait minutes for other plans."""
     planned = Mock(side_effect=AssertionError("not kept: add it to kept_plans.questions"))
-    monkeypatch.setattr(kept_layouts, "plan_one", planned)
+    monkeypatch.setattr(kept_layouts, "plan_step", planned)
     names = {"Cluster": Cluster, "ModelStep": ModelStep, "SCHEDULES": SCHEDULES, "parse": parse}
     names |= {"read": read, "replace": replace, "show": SimpleNamespace(layouts=layouts)}
     names |= {"Qwen3MoeConfig": Qwen3MoeConfig, "display": print}

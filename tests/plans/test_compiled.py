@@ -66,3 +66,21 @@ def test_the_compiled_side_is_that_of_inductors_code_to_the_byte(precision):
     asked = step(precision=precision)
     planned, real = plan_compiled(asked), measure_compiled(asked)
     assert planned == real
+
+
+MADE_ON_IMPORT = torch.ones(())  # as constants of a model's module are
+
+
+class Scaled(Chain):
+    def forward(self, x):
+        return Logits(super().forward(x).logits * MADE_ON_IMPORT)
+
+
+def test_a_model_may_read_a_tensor_that_was_there_before(monkeypatch):
+    monkeypatch.setattr("tight_fit.models.made.empty", lambda step: Scaled())
+    monkeypatch.setattr(
+        "tight_fit.plans.compiled.batch",
+        lambda model, step: {"x": torch.randn(8, 64), "labels": torch.zeros(8, dtype=torch.long)},
+    )
+    planned = plan_compiled(step())
+    assert planned.graphs == 1 and planned.compiled < planned.eager

@@ -96,7 +96,7 @@ def test_the_first_word_chooses_the_command(monkeypatch):
     for words in (["roberta-base"], ["script", "train.py", "--gpu", "T4"], []):
         monkeypatch.setattr(sys, "argv", ["tight-fit", *words])
         tight_fit.entry()
-    script = "tight-fit script", ["train.py", "--gpu", "T4"]
+    script = ["train.py", "--gpu", "T4"], "tight-fit script"
     assert called == ["model", script, "model"]
 
 
@@ -251,7 +251,9 @@ def test_a_mirror_is_looked_at_first(program, tmp_path, monkeypatch):
     text = (
         "import torch\n"
         "from transformers import AutoModel\n"
-        "model = AutoModel.from_pretrained('nobody/tiny').cuda()\n"
+        "model, told = AutoModel.from_pretrained('nobody/tiny', output_loading_info=True)\n"
+        "assert not told['missing_keys'] and not told['error_msgs']\n"
+        "model = model.cuda()\n"
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n"
         "    model(torch.ones(2, 8, dtype=torch.long).cuda())[0].mean().backward()\n"

@@ -12,9 +12,10 @@ from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
 from tests.small import configured
 from tight_fit import gpus
-from tight_fit.command.options import main
+from tight_fit.command.main import main
 from tight_fit.gpus import find
 from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import plan_model_step
 from tight_fit.search import fastest as module
 from tight_fit.search.fastest import TIE, fastest
 from tight_fit.search.remedies import Remedies
@@ -56,6 +57,18 @@ def test_it_is_as_fast_as_the_fastest_of_all_combinations(room):
     ]
     assert remedies_of(MINI, gpu).fits(found.change)
     assert set(found.reasons) == set(found.change)
+
+
+def test_its_seconds_are_those_of_a_plan_of_that_step(monkeypatch):
+    """Four micro-batches, whose memory is told by two and by one, are traced for their seconds."""
+    monkeypatch.setattr(module, "SAVERS", ({},))
+    config = configured(library.LlamaConfig, 64, 1, 4, 128, 512, num_key_value_heads=2)
+    step, turing = ModelStep(config, batch_size=8, length=128), find("T4")
+    half = {"precision": "fp16", "accumulation": 4}
+    need = Remedies(step, turing).plan(half).fits(turing).need
+    remedies = Remedies(step, gpus.GPU("T4", int(need) + 1, turing.capability))
+    found, alone = fastest(remedies), plan_model_step(replace(remedies.step, **half))
+    assert (found.change, found.seconds) == (half, alone.seconds(turing).total)
 
 
 def test_what_is_not_needed_is_not_changed():

@@ -1,7 +1,7 @@
 """What would fit a GPU: what bounds tell without a plan changes no answer."""
 
 import pytest
-from transformers import LlamaConfig
+from transformers import BertConfig, LlamaConfig
 
 from tests.night import few_by_day
 from tests.small import configured
@@ -30,6 +30,19 @@ def test_what_bounds_leave_out_changes_no_answer(mebibytes, fields, monkeypatch)
     monkeypatch.setattr(whole, "_surely_too_much", lambda change: False)
     assert (whole.changes(), whole.largest_batch()) == found
     assert bounded.planned < whole.planned
+
+
+def test_several_changes_at_once_are_no_more_than_are_needed():
+    """No field of them can be left out, and fewer micro-batches do not fit."""
+    step = ModelStep(configured(BertConfig, 256, 2, 4, 512, 2000), batch_size=8, length=128)
+    large = gpus.GPU("Tiny", 2**34, (7, 5))
+    fit = Remedies(step, large).plan({"optimizer": "adamw8bit", "accumulation": 4}).fits(large)
+    remedies = Remedies(step, gpus.GPU("Tiny", int(fit.need) + 1, large.capability))
+    (change,) = remedies.changes()
+    assert len(change) > 1 and 2 < change["accumulation"] < 8, "a GPU of another size shows it"
+    assert remedies.fits(change) and not remedies.fits(change | {"accumulation": 2})
+    for name in change:
+        assert not remedies.fits({one: value for one, value in change.items() if one != name}), name
 
 
 def test_a_change_that_the_model_refuses_is_left_out_of_several(monkeypatch):

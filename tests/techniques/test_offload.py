@@ -1,9 +1,12 @@
 """What waits on the host comes back as it was, and each thing moves once."""
 
 from collections import Counter
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import models, train
 from helpers.plan import plan
@@ -11,7 +14,6 @@ from helpers.recipe import Recipe, replace
 from tight_fit.techniques import activation_offload
 from tight_fit.techniques.activation_offload import OffloadedActivations
 from tight_fit.techniques.host import on_host
-from tight_fit.techniques.host_optimizer import HostOptimizer
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import loss_sum, train_step
 
@@ -108,6 +110,31 @@ def test_the_next_two_are_under_way_while_one_is_waited_for(monkeypatch):
     assert moved == 6 and waits == [3, 4, 5, 6]  # then nothing is left to begin
 
 
+class Blocking(TorchDispatchMode):
+    """The copies that the program waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.copies = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            _, _, lets_go_on = (*args, *(kwargs or {}).values(), False)[:3]
+            self.copies.append(not lets_go_on)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_copy_on_a_stream_of_its_own_is_not_waited_for(monkeypatch):
+    """PyTorch waits for the end of each copy that is not told otherwise, and nothing overlaps."""
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    copies, there = activation_offload._Copies(torch.device("cpu")), torch.randn(9)
+    copies.streams = MagicMock(), MagicMock()
+    with Blocking() as waited:
+        back, _ = copies.from_host(there)
+    assert waited.copies == [False] and torch.equal(back, there)
+
+
 def test_views_of_one_storage_come_back_as_views_of_one():
     x = torch.randn(64, 256, requires_grad=True)
     y = torch.randn(64, 256)
@@ -149,32 +176,25 @@ def test_an_optimizer_on_the_host_gives_the_same_weights_bit_for_bit(fields):
     assert all(torch.equal(plain[name], moved[name]) for name in plain)
 
 
-def test_weights_and_states_that_are_loaded_are_taken_over(tmp_path):
+def test_weights_and_states_that_are_loaded_are_taken_over(tmp_path, monkeypatch):
     recipe = replace(SMALL["vit"], steps=4, train_size=64, offload="optimizer")
     whole = fitted(recipe)
 
     class Stop(Exception):
         """Ends a run."""
 
-    class Two(HostOptimizer):
-        """Stops after two steps."""
+    real, taken = train.train_step, []
 
-        taken = 0
+    def two(*arguments, **keywords):
+        if len(taken) == 2:
+            raise Stop
+        taken.append(1)
+        return real(*arguments, **keywords)
 
-        def step(self, closure=None):
-            if Two.taken == 2:
-                raise Stop
-            Two.taken += 1
-            super().step(closure)
-
-    def two(model, recipe):
-        optimizer = make_optimizer(model, recipe)
-        optimizer.__class__ = Two
-        return optimizer
-
-    Two.__qualname__ = "HostOptimizer"  # a state belongs to the class that saved it
-    with pytest.raises(Stop):
-        train.fit(recipe, checkpoint=tmp_path, save_every=1, progress=False, optimizer=two)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_step", two)
+        with pytest.raises(Stop):
+            train.fit(recipe, checkpoint=tmp_path, save_every=1, progress=False)
     resumed = fitted(recipe, checkpoint=tmp_path)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 

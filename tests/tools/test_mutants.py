@@ -2,11 +2,12 @@
 
 import ast
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tools.mutants import operators, reach, run, table
+from tools.mutants import operators, reach, run, sample, table
 
 SOURCE = '''"""ä: columns of ast count bytes."""
 from dataclasses import dataclass
@@ -129,10 +130,35 @@ def tree(folder, right):
 )
 def test_what_becomes_of_a_mutant(tmp_path, monkeypatch, right, became):
     monkeypatch.setattr(run, "SLOWEST", (10.0, 1.0))
+    monkeypatch.setitem(sys.modules, "double", SimpleNamespace(double=lambda x: 4))  # without it
     folder, tests = tree(tmp_path, right)
     if "time" in right:
         (folder / "double.py").write_text("import time\n" + (folder / "double.py").read_text())
     assert run.run(folder, tests, 0.0) == became
+
+
+def test_a_test_that_is_gone_kills_nothing(tmp_path):
+    folder, _ = tree(tmp_path, "1")
+    assert run.run(folder, ["tests/test_double.py::test_of_long_ago"], 0.0) == ("not there", "")
+
+
+def test_the_sample_keeps_what_is_still_there_and_draws_what_is_missing(tmp_path, monkeypatch):
+    """And it is the same sample whenever it is drawn."""
+    monkeypatch.setattr(sample, "PARTS", {"a": (4, ("a.py",)), "b": (1, ("b.py",))})
+    (tmp_path / "a.py").write_text(SOURCE)
+    (tmp_path / "b.py").write_text("def one():\n    return 1\n")
+    first = sample.draw(root=tmp_path)
+    rows = [{"part": part} | vars(mutant) for part, mutant in first]
+    (tmp_path / "a.py").write_text(f"# moved\n{SOURCE}".replace("2 if twice", "7 if twice"))
+    (tmp_path / "b.py").unlink()
+    second = sample.draw(rows, root=tmp_path)
+    assert second == sample.draw(rows, root=tmp_path)
+    there = {one.name for one in operators.mutants("a.py", (tmp_path / "a.py").read_bytes())}
+    names = [mutant.name for _, mutant in second]
+    assert {one.name for _, one in first} & there <= set(names) <= there
+    assert len(set(names)) == len(names) == 4
+    for _, mutant in second:
+        assert operators.compiles(mutant.apply((tmp_path / "a.py").read_bytes()))
 
 
 def test_the_table_counts_each_mutant_once():

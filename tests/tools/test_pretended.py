@@ -24,7 +24,7 @@ from tests.script.test_magic import said_after_a_plan
 from tests.small import notebook, python
 from tight_fit.gpus import REHEARSAL, VISIBLE
 from tight_fit.units import MIB
-from tools.course import ROOT, session
+from tools.course import ROOT, records, session
 from tools.course.notebooks import chosen
 from tools.pretend import build, cards, kept, page, rehearse
 
@@ -257,8 +257,8 @@ def test_what_it_writes_is_marked_and_refused_everywhere(tmp_path, capsys):
     done = python("-c", RUN, env=variables("A100") | {record.RUNS: str(tmp_path)})
     assert done.stdout.splitlines()[-1] == "A100:1", done.stderr
     (path,) = tmp_path.glob("*.json")
-    assert record.read_file(path).environment["name"] == "NVIDIA A100-SXM4-40GB"
-    assert record.read_all(tmp_path) == []  # what notebooks show
+    assert records.read_file(path).environment["name"] == "NVIDIA A100-SXM4-40GB"
+    assert records.read_all(tmp_path) == []  # what notebooks show
     assert "of a rehearsal on a pretended GPU" in capsys.readouterr().err
     with pytest.raises(ValueError, match="of a rehearsal on a pretended GPU"):
         session.keep(tmp_path, tmp_path / "results")

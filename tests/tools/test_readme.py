@@ -8,7 +8,7 @@ from PIL import Image
 
 from helpers import record, show, sweeps, tables
 from tests.small import a_run
-from tight_fit.command import options as command
+from tight_fit.command import main as command
 from tools.course import blocks, readme, trust
 
 TEXT = readme.README.read_text(encoding="utf8")

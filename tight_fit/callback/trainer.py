@@ -97,9 +97,9 @@ class _TrainerStep(CopiedStep):
             model.gradient_checkpointing_enable()
         if (plain := vars(model).pop("_original_forward", None)) is not None:
             model.forward = plain
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(_precision(self.args))
-        if dtype is None:
+        if not (self.args.fp16 or self.args.bf16):
             return
+        dtype = torch.float16 if self.args.fp16 else torch.bfloat16
         plain = model.forward
 
         def forward(*args, **kwargs):
@@ -107,10 +107,6 @@ class _TrainerStep(CopiedStep):
                 return plain(*args, **kwargs)
 
         model.forward = convert_outputs_to_fp32(forward)
-
-
-def _precision(args: TrainingArguments) -> str:
-    return "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32"
 
 
 def _check(args: TrainingArguments, model: nn.Module) -> None:

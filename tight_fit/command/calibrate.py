@@ -15,7 +15,6 @@ import platform
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tight_fit.command.arguments import OneLineParser, new_file, whole_number
 from tight_fit.command.progress import Progress
-from tight_fit.command.wrapper import importing, run, sentence
+from tight_fit.command.wrapper import importing, sentence
 from tight_fit.files import replace_all
 from tight_fit.gpus import GPU, REHEARSAL, calibration
 from tight_fit.gpus.names import matches
@@ -306,9 +305,3 @@ def lines(facts: Facts, path: Path) -> list[str]:
         else f"Plans for the {name} take it with --calibration {path}."
     )
     return text
-
-
-def entry(prog: str = NAME, arguments: Sequence[str] | None = None) -> int:
-    """What `tight-fit calibrate` runs, with everything that may end it told in one line."""
-    given = sys.argv[2:] if arguments is None else arguments
-    return run(lambda: main(given, prog), prog)

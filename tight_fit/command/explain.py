@@ -5,12 +5,11 @@ Exit status: 0 where it was explained, 2 where the file is no memory snapshot (o
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from tight_fit.command.arguments import OneLineParser
-from tight_fit.command.wrapper import run, sentence
+from tight_fit.command.wrapper import sentence
 from tight_fit.script.snapshot import Block, InUse, moment, read
 from tight_fit.units import size
 
@@ -61,7 +60,9 @@ def lines(found: InUse) -> list[str]:
         f"In use: {size(found.allocated)}, in {len(found.blocks):,} tensors; the allocator held "
         f"{size(found.reserved)} at the end."
     )
-    by_category = _sums(found.blocks, "category")
+    by_category: Counter[str] = Counter()
+    for block in found.blocks:
+        by_category[block.category] += block.bytes
     text += ["", "by what was running when it was allocated"]
     text += [f"  {name:34} {size(count):>12}" for name, count in by_category.most_common()]
     text += ["", "the lines that allocated most"]
@@ -70,13 +71,6 @@ def lines(found: InUse) -> list[str]:
         text += ["", f"What would have freed the {size(missing)} that were missing, about:"]
         text += _remedies(by_category, missing)
     return text
-
-
-def _sums(blocks: Sequence[Block], name: str) -> Counter[str]:
-    sums: Counter[str] = Counter()
-    for block in blocks:
-        sums[getattr(block, name)] += block.bytes
-    return sums
 
 
 def _by_line(blocks: Sequence[Block]) -> list[str]:
@@ -103,9 +97,3 @@ def _remedies(by_category: Counter[str], missing: int) -> list[str]:
         f"  {size(freed):>12}  {words}" + ("" if freed >= missing else " (not enough alone)")
         for freed, words in sorted(options, reverse=True)
     ] or ["  nothing that is known of: the snapshot does not say what the memory was for"]
-
-
-def entry(prog: str = NAME, arguments: Sequence[str] | None = None) -> int:
-    """What `tight-fit explain` runs, with everything that may end it told in one line."""
-    given = sys.argv[2:] if arguments is None else arguments
-    return run(lambda: main(given, prog), prog)

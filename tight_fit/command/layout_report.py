@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tight_fit.command.report import AUTOCAST, three_figures, weights_in_words
-from tight_fit.units import duration, number, several, size
+from tight_fit.units import duration, number, several, size, size_line
 
+WIDE = 26  # characters of a name: those of messages are long
 BALANCED = (
     "Routing is taken to be balanced: each rank gets as many tokens for its experts as it sends to "
     "those of others. A rank that gets more needs more."
@@ -34,15 +35,15 @@ def lines_of(facts: Mapping[str, Any], model: str) -> list[str]:
         "",
         f"peak of the tensors per GPU, in the {facts['peak_phase']} phase: {size(facts['peak'])}",
     ]
-    lines += [_line(category, count) for category, count in facts["at_peak"].items()]
+    lines += [size_line(category, count, WIDE) for category, count in facts["at_peak"].items()]
     if facts["needs"]:
         lines += ["", "needed per GPU by the rank along the pipeline"]
-        lines += [_line(f"{stage}", need) for stage, need in enumerate(facts["needs"])]
+        lines += [size_line(f"{stage}", need, WIDE) for stage, need in enumerate(facts["needs"])]
     lines += ["", "needed per GPU"]
-    lines += [_line(term, count) for term, count in facts["terms"].items()]
+    lines += [size_line(term, count, WIDE) for term, count in facts["terms"].items()]
     lines += ["", "sent per GPU and optimizer step"]
     sent = [
-        _line(f"{axis}, {kind}", count)
+        size_line(f"{axis}, {kind}", count, WIDE)
         for axis, kinds in facts["sent"].items()
         for kind, count in kinds.items()
     ]
@@ -106,7 +107,3 @@ def _settings(facts: Mapping[str, Any]) -> str:
             "their scales stay whole on each GPU."
         )
     return line
-
-
-def _line(name: str, count: int) -> str:
-    return f"  {name:26} {size(count):>12}"

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tight_fit.layouts.cluster import Cluster
 
 PROGRAMS = {  # first words that are no model
-    "script": script.entry,
-    "explain": explain.entry,
-    "calibrate": calibrate.entry,
+    "script": script.main,
+    "explain": explain.main,
+    "calibrate": calibrate.main,
 }
 
 # The links that machines with such GPUs have, where nothing is said: inside and between machines,
@@ -45,7 +45,7 @@ OTHERS = ("PCIe 4 x16", "Ethernet 100 Gbit", False)
 
 def main(arguments: Sequence[str] | None = None, prog: str = command.NAME) -> int:
     """Run the command and return the exit status; argparse itself exits with 2."""
-    return command.main(arguments, prog, layouts=answer)
+    return command.main(arguments, prog, answer)
 
 
 def answer(asked: Question, options: argparse.Namespace) -> int:
@@ -201,9 +201,6 @@ def entry(prog: str = command.NAME) -> int:
     """What `tight-fit` runs: the command, with everything that may end it told in one line."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word in PROGRAMS:
-        return PROGRAMS[word](f"{prog} {word}", sys.argv[2:])
+        named = f"{prog} {word}"
+        return run(lambda: PROGRAMS[word](sys.argv[2:], named), named)
     return run(lambda: main(prog=prog), prog)
-
-
-if __name__ == "__main__":
-    raise SystemExit(entry("python -m tight_fit.command.main"))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from tight_fit.checks import PRECISIONS
@@ -23,7 +22,7 @@ from tight_fit.command.arguments import OneLineParser, integer, price, whole_num
 from tight_fit.command.layout_options import MOST, OF_LAYOUTS, add_layout
 from tight_fit.command.progress import Progress
 from tight_fit.command.question import Question
-from tight_fit.command.wrapper import run, sentence
+from tight_fit.command.wrapper import sentence
 from tight_fit.gpus import KNOWN, calibration
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.gpus.table import SPECS
@@ -59,7 +58,6 @@ def parser(prog: str = NAME) -> argparse.ArgumentParser:
         "go, and how long it takes. Reads no weights and needs no GPU.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = options.add_argument
     add("name", nargs="?", metavar="MODEL", help="a name on the hub, a folder, or a config.json")
@@ -239,19 +237,16 @@ def _add_adapters(add: Callable[..., object]) -> None:
 
 
 def main(
-    arguments: Sequence[str] | None = None,
-    prog: str = NAME,
-    layouts: Callable[[Question, argparse.Namespace], int] | None = None,
+    arguments: Sequence[str] | None,
+    prog: str,
+    layouts: Callable[[Question, argparse.Namespace], int],
 ) -> int:
     """Run the command and return the exit status; argparse itself exits with 2.
 
-    layouts  answers a question with --layout or --gpus (`tight_fit.command.main`); None refuses
+    layouts  answers a question with --layout or --gpus (`tight_fit.command.main`)
     """
     options = parser(prog)
-    words = sys.argv[1:] if arguments is None else arguments
-    if layouts is None and words and words[0] in ("script", "explain", "calibrate"):
-        options.error(f"{words[0]} is answered by tight-fit, or python -m tight_fit.command.main.")
-    asked = options.parse_args(words)
+    asked = options.parse_args(arguments)
     if asked.list_gpus:
         if asked.name or asked.model:
             options.error("--list-gpus lists the GPUs and plans no model: ask for one of the two.")
@@ -269,16 +264,11 @@ def main(
         options.error("--examples asks for hours, which depend on the GPU: name one with --gpu.")
     if asked.price is not None and asked.examples is None:
         options.error("--price asks for the price of an epoch: say with --examples how long it is.")
-    several = bool(asked.layout or asked.gpus or asked.machines)
-    if layouts is None and several:
-        options.error(
-            "--layout and --gpus are answered by tight-fit, or python -m tight_fit.command.main."
-        )
     _check_layout(asked, options)
     try:
         with calibration.chosen(asked.calibration):
             wanted = question.of(asked)
-            if layouts is not None and several:
+            if asked.layout or asked.gpus or asked.machines:
                 return layouts(wanted, asked)
             if asked.fastest and wanted.gpu and speed_of(wanted.gpu.name) is None:
                 options.error(f"--fastest compares times, and {no_speed(wanted.gpu)}")
@@ -360,12 +350,3 @@ def _new(asked: Question, progress: Progress, search: bool, fresh: bool) -> Iter
         yield facts
     if not search:
         kept.keep(asked, facts)
-
-
-def entry(prog: str = NAME) -> int:
-    """What `tight-fit` runs: the command, with everything that may end it told in one line."""
-    return run(lambda: main(prog=prog), prog)
-
-
-if __name__ == "__main__":
-    sys.exit(entry())

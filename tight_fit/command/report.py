@@ -13,7 +13,7 @@ from typing import Any
 from tight_fit.gpus import GPUS
 from tight_fit.gpus.table import SPECS
 from tight_fit.optimizer_kinds import FOREACH, KINDS
-from tight_fit.units import duration, number, several, size
+from tight_fit.units import a_gpu, duration, number, several, size, size_line
 
 Facts = Mapping[str, Any]
 # Fields whose option has another name, and values that are options of their own.
@@ -67,7 +67,7 @@ def verdict(facts: Facts, others: Sequence[str] = ()) -> list[str]:
         words = "YES, it fits" if facts["fits"] else "NO, it does not fit"
         room = "to spare" if facts["fits"] else "too much"
         lines.append(
-            f"{words} on {_card(facts)}: it needs {size(facts['need'])} of "
+            f"{words} on {a_gpu(facts['card'])}: it needs {size(facts['need'])} of "
             f"{size(facts['card_memory'])}, {size(abs(over))} {room}."
         )
         if others:
@@ -95,7 +95,7 @@ def advice(facts: Facts) -> list[str]:
         )
         lines += [
             f"  {' '.join(option(*pair) for pair in change.items())}{_with_it(terms)}"
-            for change, terms in zip(changes, facts["would_take"] or [{}] * len(changes))
+            for change, terms in zip(changes, facts["would_take"])
         ]
         lines += _recipe(facts)
     elif not facts["fits"]:
@@ -115,8 +115,6 @@ def advice(facts: Facts) -> list[str]:
 
 def _with_it(terms: Facts) -> str:
     """What a step needs and takes with a change."""
-    if not terms:  # an answer that came with the package may not say it
-        return ""
     words = f"   (needs {size(terms['need'])}"
     return words + (f", {duration(terms['seconds'])} a step)" if terms["seconds"] else ")")
 
@@ -158,13 +156,17 @@ def _which(facts: Facts, change: Facts, timed: bool) -> str:
 def details(facts: Facts) -> list[str]:
     """Where the bytes and the seconds go, and what to know about the plan."""
     lines = ["", f"peak of the tensors, in the {facts['peak_phase']} phase: {size(facts['peak'])}"]
-    lines += [_line(category, count) for category, count in facts["at_peak"].items()]
+    lines += [size_line(category, count) for category, count in facts["at_peak"].items()]
     if facts["host"]:
-        lines.append(_line("in the host's memory", facts["host"]))
+        lines.append(size_line("in the host's memory", facts["host"]))
     if "fits" in facts:
-        lines += ["", f"on {_card(facts)}"]
-        lines += [_line(term, count) for term, count in facts["terms"].items()]
-        lines += [_line("needed", facts["need"]), _line("the GPU has", facts["card_memory"]), ""]
+        lines += ["", f"on {a_gpu(facts['card'])}"]
+        lines += [size_line(term, count) for term, count in facts["terms"].items()]
+        lines += [
+            size_line("needed", facts["need"]),
+            size_line("the GPU has", facts["card_memory"]),
+            "",
+        ]
         lines += _time(facts)
         lines.append(
             f"With room to spare PyTorch would report {size(facts['allocated'])} allocated, "
@@ -284,17 +286,6 @@ def _model(facts: Facts) -> str:
         settings.append(f"embeddings and {several(facts['frozen'], 'layer')} frozen")
     parameters = number(facts["parameters"])
     return f"{facts['model']}: {facts['class']}, {parameters} parameters; {', '.join(settings)}"
-
-
-def _card(facts: Facts) -> str:
-    name = facts["card"]
-    if name[0].isdigit():
-        return f"a GPU of {name}"
-    return f"{'an' if name[0] in 'AHLMR' else 'a'} {name}"  # as the letters are spoken
-
-
-def _line(name: str, count: int) -> str:
-    return f"  {name:20} {size(count):>12}"
 
 
 def _time(facts: Facts) -> list[str]:

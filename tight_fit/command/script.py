@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tight_fit.command.arguments import OneLineParser, whole_number
-from tight_fit.command.wrapper import run, sentence
+from tight_fit.command.wrapper import sentence
 from tight_fit.gpus import GPU, find
 from tight_fit.script.clock import say
 from tight_fit.script.given import SECONDS, check, importing
@@ -42,7 +42,6 @@ def parser(prog: str = NAME) -> argparse.ArgumentParser:
         "GPU, reads no weights, saves nothing.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = options.add_argument
     add("script", help="the program, a .py file")
@@ -118,9 +117,3 @@ def plan(asked: argparse.Namespace, gpu: GPU, arguments: tuple[str, ...], prog: 
     else:
         print(planned)
     return FITS if planned else TOO_LARGE
-
-
-def entry(prog: str = NAME, arguments: Sequence[str] | None = None) -> int:
-    """What `tight-fit script` runs, with everything that may end it told in one line."""
-    given = sys.argv[2:] if arguments is None else arguments
-    return run(lambda: main(given, prog), prog)

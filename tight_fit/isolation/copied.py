@@ -20,7 +20,7 @@ from typing import Any
 
 from tight_fit.isolation import calls, inherited, landlock, limits, system
 from tight_fit.isolation.mirror import Mirror
-from tight_fit.isolation.process import SHARE, Unavailable
+from tight_fit.isolation.process import SHARE, Unavailable, fail
 
 CACHES = ("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "XDG_CACHE_HOME", "TORCH_HOME")
 IN_HOME = (".cache", ".cache/huggingface", ".config", ".local", ".local/share")
@@ -77,7 +77,7 @@ def _first(
         _heed(maker)
         scratch = os.path.realpath(tempfile.mkdtemp(prefix="planned-"))
     except BaseException as error:
-        _fail(talk, error)
+        fail(talk, error)
     try:
         mirror = _mirrored(scratch, folders)
         first = os.getpid()
@@ -89,15 +89,7 @@ def _first(
     except BaseException as error:
         if os.getpid() == first:
             _remove(scratch)
-        _fail(talk, error)
-
-
-def _fail(talk: socket.socket, error: BaseException) -> None:
-    try:
-        said = error.strerror if isinstance(error, OSError) else None
-        talk.sendall((said or str(error)).encode())
-    finally:
-        os._exit(1)
+        fail(talk, error)
 
 
 def _heed(maker: int) -> None:
@@ -174,7 +166,7 @@ def _second(talk: socket.socket, keep: Collection[int], mirror: Mirror, open_to:
         if os.getppid() != second:
             os._exit(1)
         os.setsid()
-        files = inherited.Files.of_this_process(kept)
+        files = inherited.open_files(kept)
         inherited.unshare_memory()
         limits.leave_no_core()
         resource.setrlimit(resource.RLIMIT_DATA, (whole, whole))
@@ -186,14 +178,13 @@ def _second(talk: socket.socket, keep: Collection[int], mirror: Mirror, open_to:
         landlock.refuse_calls()
         for file in (*watch.files, folder):
             os.close(file)
-        files.files = [replace(file, path=mirror.own(file.path)) for file in files.files]
-        files.reopen()
+        inherited.reopen([replace(file, path=mirror.own(file.path)) for file in files])
         _move_into(mirror)
         signal.pthread_sigmask(signal.SIG_SETMASK, open_to)
         talk.sendall(b"ready")
         talk.close()
     except BaseException as error:
-        _fail(talk, error)
+        fail(talk, error)
 
 
 def _end_all() -> None:

@@ -32,47 +32,41 @@ class File:
     mode: int
 
 
-class Files:
-    """The open files of a process, as they were before its tree changed."""
+def open_files(keep: Collection[int]) -> list[File]:
+    """The open files of this process above the three standard ones, without `keep`."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number < 3 or number in keep:
+            continue
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+            with open(f"/proc/self/fdinfo/{number}") as info:
+                said = dict(line.split(":", 1) for line in info if ":" in line)
+            flags = int(said["flags"], 8)
+            found.append(File(number, path, flags, os.fstat(number).st_mode))
+        except OSError:
+            continue  # the one by which the folder was listed
+    return found
 
-    def __init__(self, files: list[File]):
-        self.files = files
 
-    @classmethod
-    def of_this_process(cls, keep: Collection[int]) -> Files:
-        """Those above the three standard ones and without `keep`."""
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            number = int(name)
-            if number < 3 or number in keep:
-                continue
-            try:
-                path = os.readlink(f"/proc/self/fd/{number}")
-                with open(f"/proc/self/fdinfo/{number}") as info:
-                    said = dict(line.split(":", 1) for line in info if ":" in line)
-                flags = int(said["flags"], 8)
-                found.append(File(number, path, flags, os.fstat(number).st_mode))
-            except OSError:
-                continue  # the one by which the folder was listed
-        return cls(found)
+def reopen(files: list[File]) -> None:
+    """Let each, as it was before the tree changed, lead into the tree that is here now, or nowhere.
 
-    def reopen(self) -> None:
-        """Let each lead into the tree that is here now, or nowhere.
-
-        Raises OSError for a file whose content cannot be given to the copy.
-        """
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for file in self.files:
-            try:
-                new = _again(file)
-            except OSError:
-                if stat.S_ISREG(file.mode) and not file.flags & os.O_PATH:
-                    raise
-                new = os.dup(nowhere)
-            os.dup2(new, file.number, inheritable=os.get_inheritable(file.number))
-            os.close(new)
-        os.dup2(nowhere, 0)
-        os.close(nowhere)
+    Raises OSError for a file whose content cannot be given to the copy.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file in files:
+        try:
+            new = _again(file)
+        except OSError:
+            if stat.S_ISREG(file.mode) and not file.flags & os.O_PATH:
+                raise
+            new = os.dup(nowhere)
+        os.dup2(new, file.number, inheritable=os.get_inheritable(file.number))
+        os.close(new)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
 
 
 def _again(file: File) -> int:

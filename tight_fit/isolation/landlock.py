@@ -68,7 +68,7 @@ _AND = 0x54
 def version() -> int:
     """Of this system's Landlock; 0 where there is none."""
     try:
-        return system.answer(_CREATE, "Landlock", None, ctypes.c_size_t(0), _VERSION)
+        return system.call(_CREATE, "Landlock", None, ctypes.c_size_t(0), _VERSION)
     except OSError:
         return 0
 
@@ -114,7 +114,7 @@ def keep_signals_in(folder: str) -> None:
 def _rules(files: int, net: int, scopes: int) -> int:
     held = struct.pack("QQQ", files, net, scopes)
     size = ctypes.c_size_t(len(held))
-    return system.answer(_CREATE, "Landlock", held, size, 0)
+    return system.call(_CREATE, "Landlock", held, size, 0)
 
 
 def _allow(rules: int, path: str, rights: int) -> None:

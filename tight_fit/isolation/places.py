@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tight_fit.isolation import system
+from tight_fit.isolation.landlock import DEVICES
 
-DEVICES = ("null", "zero", "full", "random", "urandom")
 LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 TOLD = ("cpuinfo", "meminfo", "stat", "version", "loadavg", "uptime")  # of /proc
 HIDDEN = ("/run",)  # sockets by which services of this machine would act for the process

@@ -137,7 +137,7 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
             _wait_for(child)
         system.die_with_parent(signal.SIGKILL)
         kept = {*keep, talk.fileno(), *watch.files}
-        files = inherited.Files.of_this_process(kept)
+        files = inherited.open_files(kept)
         inherited.unshare_memory()
         places.lay_out()
         system.loopback_up()
@@ -153,15 +153,20 @@ def _first(talk: socket.socket, keep: Collection[int], places: IsolatedFiles, me
         limits.go_last()
         for file in watch.files:
             os.close(file)
-        files.reopen()
+        inherited.reopen(files)
         talk.sendall(b"ready")
         talk.close()
     except BaseException as error:
-        try:
-            said = error.strerror if isinstance(error, OSError) else None
-            talk.sendall((said or str(error)).encode())
-        finally:
-            os._exit(1)
+        fail(talk, error)
+
+
+def fail(talk: socket.socket, error: BaseException) -> NoReturn:
+    """Tell the process that asked for a copy why there is none, and end."""
+    try:
+        said = error.strerror if isinstance(error, OSError) else None
+        talk.sendall((said or str(error)).encode())
+    finally:
+        os._exit(1)
 
 
 def _wait_for(child: int) -> NoReturn:

@@ -34,13 +34,8 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def call(number: int, what: str, *arguments: Any) -> None:
-    """The call of Linux with this number."""
-    answer(number, what, *arguments)
-
-
-def answer(number: int, what: str, *arguments: Any) -> int:
-    """What the call of Linux with this number gives."""
+def call(number: int, what: str, *arguments: Any) -> int:
+    """The call of Linux with this number, and what it gives."""
     given = _libc.syscall(ctypes.c_long(number), *arguments)
     _check(given, what)
     return given

@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from tight_fit.techniques.precision import AUTOCAST
+
 ADAMS = ("AdamW", "Adam")
 SHARED = ("lr", "betas", "eps", "weight_decay")  # arguments that both kinds of AdamW take
 Line = Callable[[], str]
@@ -207,7 +208,7 @@ def _around_models(change: dict[str, Any], found: Found) -> Iterator[None]:
         try:
             if outermost and "precision" in change and not found.trainer:
                 found.took.add("precision")
-                with torch.autocast("cuda", PRECISIONS[change["precision"]]):
+                with torch.autocast("cuda", AUTOCAST[change["precision"]]):
                     return call(module, *args, **kwargs)
             return call(module, *args, **kwargs)
         finally:

@@ -49,6 +49,7 @@ class Evaluation:
     marks     event at which each call of the last one began
     windows   [first event, event after the last] of each evaluation
     stopped   why the last one was not followed to its end, "" where it was
+    under_way whether one is, now
     forced    whether Trainer is told to evaluate after its next step
     after     whether training is planned: who forgets `eval()` evaluates all the same from then on
     """
@@ -61,7 +62,7 @@ class Evaluation:
         self.windows: list[list[int]] = []
         self.marks: list[int] = []
         self._memory_before = 0
-        self._open = False
+        self.under_way = False
         self._depth = 0
         self._trained: set[int] = set()  # ids of what optimizers have been given
         self._seen: dict[Any, Sizes] = {}
@@ -123,11 +124,6 @@ class Evaluation:
         ):
             yield
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether an evaluation is under way."""
-        return self._open
-
     def _trains(self, module: nn.Module) -> bool:
         """Whether it is trained: a model of reference, as DPO has, is not, and is no evaluation."""
         parameters = [one for one in module.parameters() if one.requires_grad]
@@ -135,14 +131,14 @@ class Evaluation:
 
     def close(self) -> None:
         """The program trains again, or ends."""
-        if self._open:
-            self.windows[-1][1], self._open = len(self.tracker.storage_trace.events), False
+        if self.under_way:
+            self.windows[-1][1], self.under_way = len(self.tracker.storage_trace.events), False
 
     def _evaluate(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         events = self.tracker.storage_trace.events
-        if not self._open:
+        if not self.under_way:
             self.windows.append([len(events), 0])
-            self._open = True
+            self.under_way = True
             self.marks, self._memory_before = [], _resident()
         self.calls += 1
         self.marks.append(len(events))

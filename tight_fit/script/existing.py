@@ -23,26 +23,23 @@ def lay_out(names: dict[str, Any]) -> None:
     Call it while the modes of a plan are on.
     """
     twins: dict[int, torch.Tensor] = {}
-    for module in [found for found in gc.get_objects() if _is_module(found)]:
+    for module in _all(nn.Module):
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and not isinstance(parameter, FakeTensor):
                 module._parameters[name] = _twin(parameter, twins)
         for name, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.is_cuda:
                 module._buffers[name] = _on_gpu(buffer)
-    for optimizer in [found for found in gc.get_objects() if _is_optimizer(found)]:
+    for optimizer in _all(torch.optim.Optimizer):
         _lay_out_optimizer(optimizer, twins)
     for name, value in list(names.items()):
         if not name.startswith("_"):
             names[name] = _replaced(value, twins)
 
 
-def _is_module(found: object) -> bool:
-    return issubclass(type(found), nn.Module)
-
-
-def _is_optimizer(found: object) -> bool:
-    return issubclass(type(found), torch.optim.Optimizer)
+def _all(kind: type) -> list[Any]:
+    """What there is of a kind; what only says so by its `__class__` is not."""
+    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
 
 
 def _twin(parameter: torch.Tensor, twins: dict[int, torch.Tensor]) -> torch.Tensor:

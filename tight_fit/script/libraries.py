@@ -150,7 +150,7 @@ def _on_gpu(held: Any) -> Any:
 
 # Options of `from_pretrained` that say where files are and how they are read.
 _READING = (
-    "state_dict proxies tqdm_class output_loading_info from_tf from_flax low_cpu_mem_usage "
+    "state_dict proxies tqdm_class from_tf from_flax low_cpu_mem_usage "
     "max_memory offload_folder offload_buffers offload_state_dict variant use_safetensors "
     "weights_only ignore_mismatched_sizes key_mapping _commit_hash _fast_init mirror adapter_name "
     "disable_mmap use_kernels kernel_config allow_all_kernels fusion_config generation_config"
@@ -200,7 +200,8 @@ def _from_configuration(kind: Any, name: Any, args: tuple, kwargs: dict[str, Any
     if quantizer is not None:
         model.hf_quantizer = quantizer  # as it is set, the model refuses to be moved
         quantizer.postprocess_model(model)
-    return (model, {}) if loading_info else model
+    nothing_lost = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
+    return (model, {**nothing_lost, "error_msgs": []}) if loading_info else model
 
 
 def _quantizer(wanted: Any) -> Any:

@@ -7,6 +7,7 @@ the longest examples of its data set, which is the largest batch that training m
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ class Loaders:
 
     def most_seen(self) -> tuple[int, ...] | None:
         """The shape of the largest batch that fed the training; None without a loader."""
-        return max(self.seen, key=_product, default=None)
+        return max(self.seen, key=math.prod, default=None)
 
     def longest_of(self) -> Longest | None:
         """The longest batch of the loader that feeds the training, None where nothing is known."""
@@ -135,25 +136,18 @@ def elements(example: Any) -> int:
         return sum(elements(value) for value in example)
     size = getattr(example, "size", 1)  # of an array, or (width, height) of an image
     if isinstance(size, tuple):
-        return _product(size)
+        return math.prod(size)
     return size if isinstance(size, int) else 1
 
 
 def shape_of(batch: Any) -> tuple[int, ...] | None:
     """The shape of the largest tensor of a batch, None where it has none."""
     shapes = [tuple(leaf.shape) for leaf in tree_leaves(_plain(batch)) if hasattr(leaf, "shape")]
-    return max(shapes, key=_product, default=None)
+    return max(shapes, key=math.prod, default=None)
 
 
 def _plain(batch: Any) -> Any:
     return dict(batch) if hasattr(batch, "keys") and not isinstance(batch, dict) else batch
-
-
-def _product(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= int(size)
-    return count
 
 
 class _Batches:

@@ -321,7 +321,7 @@ def _doing(state: ProgramRun, watch: Watch, frame: FrameType | None) -> str:
     line = state.code.line_of(frame) or Path(state.wanted.script).name
     if watch.over:
         return f"{line}, what comes after the training"
-    if state.evaluation.evaluates:
+    if state.evaluation.under_way:
         return f"{line}, batch {state.evaluation.calls:,} of an evaluation"
     return f"{line}, step {len(watch.ends) + 1}"
 

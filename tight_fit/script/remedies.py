@@ -8,12 +8,12 @@ from typing import Any
 
 from tight_fit.gpus import GPU
 from tight_fit.packages import missing
+from tight_fit.script.changes import ADAMS
 from tight_fit.script.program import ProgramFailed, Refused
 
 Facts = dict[str, Any]
 Change = dict[str, Any]
 Plan = Callable[[Change], Facts]
-ADAMS = {"AdamW", "Adam"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def find(facts: Facts, gpu: GPU, plan: Plan) -> list[Remedy]:
     single = []
     if not missing("bitsandbytes"):
         import bitsandbytes  # noqa: F401  # its layers have to be known before a program runs
-    smallest = _smallest_accumulation(facts, plan, {})
+    smallest = _smallest_accumulation(facts, plan)
     if smallest is not None:
         single.append(smallest)
     for change in _others(facts, gpu):
@@ -59,7 +59,7 @@ def _others(facts: Facts, gpu: GPU) -> list[Change]:
         changes.append({"evaluation": 1})
     if not found["autocast"]:
         changes.append({"precision": "bf16" if gpu.bf16 else "fp16"})
-    if set(facts["optimizers"]) & ADAMS and not missing("bitsandbytes"):
+    if set(facts["optimizers"]) & set(ADAMS) and not missing("bitsandbytes"):
         changes.append({"optimizer": "adamw8bit"})
     if not found["checkpoints"]:
         changes.append({"checkpointing": True})
@@ -77,7 +77,7 @@ def _tried(facts: Facts, plan: Plan, change: Change) -> Remedy | None:
     return Remedy(change, worded(facts, change), changed["need"], changed["fits"])
 
 
-def _smallest_accumulation(facts: Facts, plan: Plan, others: Change) -> Remedy | None:
+def _smallest_accumulation(facts: Facts, plan: Plan) -> Remedy | None:
     """The fewest micro-batches that fit, or the most that there are; None where there are none."""
     size = facts["found"]["settings"].get("per_device_train_batch_size") or facts["batch_size"]
     if not isinstance(size, int):
@@ -86,9 +86,9 @@ def _smallest_accumulation(facts: Facts, plan: Plan, others: Change) -> Remedy |
     activations = facts["at_peak"]["activations"]
     for parts in (parts for parts in (2, 4, 8, 16, 32, 64) if size % parts == 0):
         least = facts["peak"] - activations + activations // parts
-        if least > facts["card_memory"] and size % (2 * parts) == 0 and not others:
+        if least > facts["card_memory"] and size % (2 * parts) == 0:
             continue
-        remedy = _tried(facts, plan, {**others, "accumulation": parts})
+        remedy = _tried(facts, plan, {"accumulation": parts})
         if remedy is None:
             return last
         last = remedy

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tight_fit.script.remedies import Remedy
-from tight_fit.units import duration, number, size
+from tight_fit.units import a_gpu, duration, number, size, size_line
 
 Facts = dict[str, Any]
 LINES = 8  # of tensors that are printed
@@ -17,12 +17,12 @@ def lines(facts: Facts, remedies: list[Remedy] | None) -> list[str]:
     """The whole report. `remedies` None: they were not looked for."""
     text = [*verdict(facts), *advice(facts, remedies), ""]
     text.append(f"peak of the tensors, in the {facts['peak_phase']} phase: {size(facts['peak'])}")
-    text += [_row(name, count) for name, count in facts["at_peak"].items()]
+    text += [size_line(name, count) for name, count in facts["at_peak"].items()]
     text += ["", "the largest tensors at that moment, and the lines that made them"]
-    text += [_tensor(row, facts) for row in facts["largest"][:LINES]]
-    text += ["", f"on {_card(facts['card'])}"]
-    text += [_row(term, count) for term, count in facts["terms"].items()]
-    text += [_row("needed", facts["need"]), _row("the GPU has", facts["card_memory"])]
+    text += [_tensor(row) for row in facts["largest"][:LINES]]
+    text += ["", f"on {a_gpu(facts['card'])}"]
+    text += [size_line(term, count) for term, count in facts["terms"].items()]
+    text += [size_line("needed", facts["need"]), size_line("the GPU has", facts["card_memory"])]
     text += ["", *_time(facts)]
     text.append(
         f"With room to spare PyTorch would report {size(facts['allocated'])} allocated, "
@@ -47,7 +47,7 @@ def verdict(facts: Facts) -> list[str]:
     return [
         f"Planned: {facts['regular']} steps of {name} as it is; {words}.",
         *_batches(facts),
-        f"{fits} on {_card(facts['card'])}: it needs {size(facts['need'])} of "
+        f"{fits} on {a_gpu(facts['card'])}: it needs {size(facts['need'])} of "
         f"{size(facts['card_memory'])}, {size(abs(over))} {room}.",
         *_limited(facts),
         *_grows(facts),
@@ -176,7 +176,7 @@ def notes(facts: Facts) -> list[str]:
     for dtype, fused in facts["attention"].items():
         if not fused:
             text.append(
-                f"{_card(facts['card'])} has no fused kernel for this attention in "
+                f"{a_gpu(facts['card'])} has no fused kernel for this attention in "
                 f"{SHORT.get(dtype, dtype)}: its operations run one by one, and keep their results."
             )
     none, count = facts["without_gradient"]
@@ -206,7 +206,7 @@ def notes(facts: Facts) -> list[str]:
     return text
 
 
-def _tensor(row: dict[str, Any], facts: Facts) -> str:
+def _tensor(row: dict[str, Any]) -> str:
     shape = _shape(row["shape"]) if row["shape"] else "a number"
     kind = SHORT.get(row["dtype"], row["dtype"])
     times = f"{row['count']} × " if row["count"] > 1 else ""
@@ -220,16 +220,6 @@ def _tensor(row: dict[str, Any], facts: Facts) -> str:
 
 def _shape(shape: list[int]) -> str:
     return " × ".join(map(str, shape))
-
-
-def _row(name: str, count: int) -> str:
-    return f"  {name:20} {size(count):>12}"
-
-
-def _card(name: str) -> str:
-    if name[0].isdigit():
-        return f"a GPU of {name}"
-    return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"
 
 
 def _time(facts: Facts) -> list[str]:

@@ -44,14 +44,10 @@ class Saved:
         self._held: list[Any] = []
         self._marks: dict[str, bytes] = {}
 
-    def mark(self, held: Any) -> bytes:
-        """Keep what is saved, without its values, and give what its file is to hold."""
-        self._held.append(tree_map(_without_values, held))
-        return MARK + b"%d" % (len(self._held) - 1)
-
     def write(self, file: Any, held: Any) -> None:
-        """Save it in a file, by its path or open."""
-        content = self.mark(held)
+        """Keep what is saved, without its values, and write its mark to a file, a path or open."""
+        self._held.append(tree_map(_without_values, held))
+        content = MARK + b"%d" % (len(self._held) - 1)
         if hasattr(file, "write"):
             file.write(content)
         elif self.on_disk:

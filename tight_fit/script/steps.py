@@ -59,11 +59,9 @@ class Watch:
         self.seen_before = 0  # calls of evaluations before training was over
         self.rest = 0
         self.optimizer: torch.optim.Optimizer | None = None
-        self.optimizer_line = ""
         self.kinds: list[str] = []
         self.ways: dict[str, str] = {}  # kind -> how it updates many tensors, "" where unknown
         self.without_gradient = [0, 0]  # parameters that got none at the last step, and all
-        self.first = 0  # number of events when the first step's optimizer began
         self.ends: list[int] = []
         self.regular = 0
         self.operations: TracedOps | None = None
@@ -105,7 +103,6 @@ class Watch:
         )
         groups = [group["params"] for group in optimizer.param_groups]
         self.tracker.watch(parameter for group in groups for parameter in group)
-        self.optimizer_line = self.optimizer_line or self.tracker.code.line()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.over:

@@ -78,14 +78,14 @@ class ScriptTracker(GPUTracker):
 
     def _born(self, storage: torch.UntypedStorage, category: int, made_by: str) -> None:
         index = len(self.storage_trace.bytes)
-        self.origins[index] = (self.code.origin(2), *self._shape)
+        self.origins[index] = (self.code.origin(), *self._shape)
         super()._born(storage, category, made_by)
         self._count(index, self.storage_trace.bytes[index])
 
     def _copy(self, operands: list[torch.Tensor]) -> None:
         first = len(self.storage_trace.bytes)
         for index, operand in enumerate(operands, first):
-            self.origins[index] = (self.code.origin(2), tuple(operand.shape), operand.dtype)
+            self.origins[index] = (self.code.origin(), tuple(operand.shape), operand.dtype)
         super()._copy(operands)
         copied = sum(self.storage_trace.bytes[first:])
         self._most_bytes = [

@@ -49,7 +49,7 @@ class UserCode:
 
     def line(self) -> str:
         """The innermost line of the user's program that is running, "" for none."""
-        return self.origin(2).line
+        return self.origin().line
 
     def line_of(self, frame: FrameType | None) -> str:
         """The innermost line of the user's program that a frame was called from, "" for none."""
@@ -60,9 +60,9 @@ class UserCode:
             frame = frame.f_back
         return ""
 
-    def origin(self, depth: int = 1) -> Origin:
-        """Where the code is that called this function, `depth` frames up."""
-        frame: FrameType | None = sys._getframe(depth)
+    def origin(self) -> Origin:
+        """Where the code is that called the function which calls this one."""
+        frame: FrameType | None = sys._getframe(2)
         line = deepest = ""
         while frame is not None:
             kind, name = self._name(frame.f_code)

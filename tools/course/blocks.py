@@ -8,7 +8,7 @@ import shlex
 from dataclasses import replace as with_
 from pathlib import Path
 
-from benchmarks import gpu_models_table, layout_searches, published_times
+from benchmarks import gpu_models_table, layout_searches, markdown, published_times
 from benchmarks import techniques as planned
 from benchmarks.peaks import page
 from benchmarks.sweeps import results
@@ -84,7 +84,7 @@ def techniques() -> str:
                 "when": when,
             }
         )
-    return Table(rows).to_markdown()
+    return markdown.of(Table(rows))
 
 
 def _accuracy(source: tuple[str, str] | str) -> str:
@@ -100,7 +100,7 @@ def _accuracy(source: tuple[str, str] | str) -> str:
 def planned_techniques() -> str:
     """The table of techniques, planned anew, not read from the kept plans."""
     rows = planned.rows()
-    return Table([row | {"recipe": f"`{row['recipe']}`"} for row in rows]).to_markdown()
+    return markdown.of(Table([row | {"recipe": f"`{row['recipe']}`"} for row in rows]))
 
 
 def epochs() -> str:
@@ -116,7 +116,7 @@ def epochs() -> str:
                 lacking = lacks(operations, gpu)
                 row[column] = f"no {lacking}" if lacking else _epoch(recipe, gpu, price)
         rows.append(row)
-    return Table(rows).to_markdown()
+    return markdown.of(Table(rows))
 
 
 def _epoch(recipe: Recipe, gpu: str, price: float) -> str:
@@ -169,7 +169,7 @@ def notebooks() -> str:
         if any(records.values()):
             row["recorded"] = records[path]
         rows.append(row)
-    return Table(rows).to_markdown()
+    return markdown.of(Table(rows))
 
 
 def title(path: Path) -> str:
@@ -214,10 +214,10 @@ def ranks() -> str:
             "sent per GPU": size(sent) if sent else "nothing",
         }
         rows.setdefault(str(layout), row)[f"A100s, {cluster.inside.name}"] = span(facts["seconds"])
-    return Table(list(rows.values())).to_markdown()
+    return markdown.of(Table(list(rows.values())))
 
 
 def large() -> str:
     """The kept searches of layouts for 8 and 70 billion parameters, a table each."""
     tables = [show.large(name) for name in layout_searches.JOBS]
-    return "\n\n".join(f"{table.caption}\n\n{table.to_markdown()}" for table in tables)
+    return "\n\n".join(f"{table.caption}\n\n{markdown.of(table)}" for table in tables)

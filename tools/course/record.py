@@ -139,7 +139,7 @@ def checked(
     Raises Failed, in one sentence, where there is none, and where one is not complete or not what
     was asked for.
     """
-    from helpers.record import read_file
+    from tools.course.records import read_file
 
     texts = {}
     for file in sorted(folder.glob("*") if names is None else (folder / name for name in names)):

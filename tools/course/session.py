@@ -172,8 +172,8 @@ def keep(folder: Path, results: Path = RESULTS) -> list[str]:
     """
     from benchmarks.gpu_models import as_json, file_of
     from benchmarks.proof import Proof, write
-    from helpers.record import read_file
     from tools.course.record import filename
+    from tools.course.records import read_file
 
     runs, proofs, models = {}, [], {}
     for path in sorted(folder.glob("*.json")):

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from helpers.record import SESSION as STATE
 from tight_fit.files import replace_all
+from tools.course.records import SESSION as STATE
 
 FIRST_GUESS = 60.0  # seconds that a notebook may take that has not been run here yet
 

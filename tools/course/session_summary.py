@@ -70,9 +70,10 @@ def summary(told: CallResult, state: SessionState, folder: Path, seconds: float)
         lines += [f"- Left for another call: {_some(waiting, 'steps')}, {_some(left, 'lessons')}."]
     lines += ["", _advice(folder, waiting + left), ""]
     if steps and steps.proof.steps:
+        from benchmarks import markdown
         from benchmarks.proof import table
 
-        lines += [table(steps.proof).to_markdown(), ""]
+        lines += [markdown.of(table(steps.proof)), ""]
     return "\n".join(lines)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks import gpu_models_table
+from benchmarks import gpu_models_table, markdown
 from benchmarks import proof as measured
-from helpers import record
-from helpers.tables import Table, markdown
+from helpers.record import Run
+from helpers.tables import Table
 from tight_fit.units import size
+from tools.course import records
 
 FAR = 0.05  # a CPU's step that the plan misses by more than this is named
 
@@ -107,7 +108,7 @@ def _model(step: measured.Step) -> str:
 
 def of_records() -> str:
     """The plan beside the GPU runs in results/, or that there is none yet."""
-    runs = [run for run in record.read_all() if run.environment["device"] == "cuda"]
+    runs = [run for run in records.read_all() if run.environment["device"] == "cuda"]
     if not runs:
         return NO_RECORDS
     runs.sort(key=lambda run: -abs(run.miss))
@@ -115,12 +116,12 @@ def of_records() -> str:
         count=len(runs),
         misses=Misses.of([run.miss for run in runs]),
         run=runs[0].name,
-        gpu=markdown(runs[0].environment["name"]),
-        table=Table([_row(run) for run in runs]).to_markdown(),
+        gpu=markdown.cell(runs[0].environment["name"]),
+        table=markdown.of(Table([_row(run) for run in runs])),
     )
 
 
-def _row(run: record.Run) -> dict[str, str]:
+def _row(run: Run) -> dict[str, str]:
     return {
         "run": run.name,
         "model": f"{run.recipe.model}, {run.recipe.profile}",

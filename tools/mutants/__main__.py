@@ -10,7 +10,7 @@ from pathlib import Path
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.wrapper import run as run_command
 from tools.mutants import table
-from tools.mutants.run import again, verify, work
+from tools.mutants.run import again, tidy, verify, work
 from tools.mutants.sample import ROOT
 
 
@@ -38,14 +38,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--again",
         metavar="DATE",
-        help="give what was killed to its killers once more, in today's sources (minutes)",
+        help="first give what was killed before this day to its killers once more (minutes)",
     )
     asked = parser.parse_args(arguments)
     folder, jobs = asked.folder.resolve(), asked.jobs or 1
+    tidy(table.RESULTS, asked.again or "")
     if asked.again:
-        share_out(partial(again, table.RESULTS, folder, date=asked.again), jobs)
-        print(table.write())
-        return
+        share_out(partial(again, table.RESULTS, folder, asked.again), jobs)
     for tier in asked.tiers:
         share_out(partial(work, table.RESULTS, folder, tier, most=asked.most), jobs)
     for test in sorted(verify(table.RESULTS, folder)):

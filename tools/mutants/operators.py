@@ -13,6 +13,8 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+NAME = "{file} {function}: {before} -> {text}"  # line numbers would change with every edit
+
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -51,6 +53,11 @@ class Mutant:
     before: str
     text: str
     function: str  # "" at the top of a module or a class: it runs when the module is imported
+
+    @property
+    def name(self) -> str:
+        """What it is called in results.jsonl and equivalent.json."""
+        return NAME.format_map(vars(self))
 
     def apply(self, source: bytes) -> bytes:
         """The file with the change. Raises ValueError where the file is another one by now."""

@@ -8,6 +8,7 @@ that passed when it was recorded and passes once more in a tree without a mutant
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import shutil
@@ -21,16 +22,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.mutants import table
-from tools.mutants.operators import Mutant, mutants
+from tools.mutants.operators import Mutant
 from tools.mutants.sample import ROOT, draw
 
 WARM = (
-    *("numpy", "pytest", "hypothesis", "pandas", "matplotlib.pyplot"),
+    *("numpy", "pytest", "nbval.plugin", "hypothesis", "pandas", "matplotlib.pyplot"),
     *("torch", "torch.distributed.tensor", "transformers", "peft", "datasets"),
 )
 COLLECT = 1.0  # seconds that one more file costs, about
 BATCHES = (6.0, 20.0, 60.0)  # seconds of tests in the first runs of a mutant, and in each later one
 SLOWEST = (60.0, 8.0)  # a run does not end when it takes this long, and so many times as long
+NO_TESTS = 5  # pytest's exit code
+KILLED = ("failed", "does not end")
 
 
 class Reached:
@@ -145,7 +148,10 @@ class Chosen:
 
 
 def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, str]:
-    """("passed", ""), ("failed", test), or ("does not end", test) of these tests in a tree."""
+    """("passed", ""), ("failed", test), or ("does not end", test) of these tests in a tree.
+
+    ("not there", "") where none of them is: a name that is gone, or a test of the night.
+    """
     events = tree.with_suffix(".events")
     events.write_text("", encoding="utf8")
     child = os.fork()
@@ -164,7 +170,9 @@ def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, str]:
         return "failed", failed[0]
     if not status[0]:
         return "does not end", told[-1][1] if told else tests[0]
-    return ("passed", "") if not status[1] else ("failed", told[-1][1] if told else tests[0])
+    if (code := os.waitstatus_to_exitcode(status[1])) == NO_TESTS:
+        return "not there", ""
+    return ("failed", told[-1][1] if told else tests[0]) if code else ("passed", "")
 
 
 def _test(tree: Path, tests: list[str], events: Path) -> None:
@@ -174,8 +182,10 @@ def _test(tree: Path, tests: list[str], events: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(tree)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tools", "tests")]:
-        del sys.modules[name]
+    for name in list(sys.modules):  # what was imported from the repository is without the mutant
+        top = tree / name.partition(".")[0]
+        if top.is_dir() or top.with_suffix(".py").is_file():
+            del sys.modules[name]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
     import pytest
@@ -200,14 +210,14 @@ def killer(
         tree.put(mutant)
         how, test = run(tree.folder, batch, seconds)
         tree.restore()
-        if how != "passed":
+        if how in KILLED:
             return how, test, len(left)
     return "survived", "", len(left)
 
 
 def verify(results: Path, folder: Path) -> set[str]:
     """Run each test that killed a mutant without one: what fails here as well killed nothing."""
-    rows = list(kept(results).values())
+    rows = table.rows(results)
     tests = {row["by"] for row in rows if row["killed"] and "::" in row["by"]}
     reached, unsound = Reached(folder), set()
     tree = Tree(folder / "tree")
@@ -226,40 +236,45 @@ def verify(results: Path, folder: Path) -> set[str]:
     return unsound
 
 
-def again(results: Path, folder: Path, share: tuple[int, int], date: str) -> None:
-    """Give what was killed, and is still in the source, to its killer once more.
+def tidy(results: Path, since: str = "") -> None:
+    """Keep one line for every mutant that is still in the sample, with where it stands today.
 
-    Where that test is no more, the mutant's own package is run. One that lives has no result any
-    more, so that `work` takes it; what has been run on `date` already is left out.
+    What lived before the day `since` begins anew with the fast tests.
+    """
+    rows = {table.name(row): row for row in table.rows(results)}
+    for row in rows.values():
+        if not row["killed"] and row.get("date", "") < since:
+            row["tier"] = 0
+    lines = [
+        json.dumps(rows[mutant.name] | dataclasses.asdict(mutant)) + "\n"
+        for _, mutant in draw(list(rows.values()))
+        if mutant.name in rows
+    ]
+    results.write_text("".join(lines), encoding="utf8")
+
+
+def again(results: Path, folder: Path, since: str, share: tuple[int, int]) -> None:
+    """Give what was killed before the day `since` to its killer once more, in today's sources.
+
+    What lives, or has lost that test, has no result any more, so that `work` takes it.
     """
     for name in WARM:
         __import__(name)
-    here = {
-        table.name(dataclasses.asdict(mutant)): mutant
-        for file in sorted({row["file"] for row in table.rows(results)})
-        if (ROOT / file).is_file()
-        for mutant in mutants(file, (ROOT / file).read_bytes())
-    }
     tree = Tree(folder / f"tree{share[0]}")
     for number, row in enumerate(table.rows(results)):
-        mutant = here.get(table.name(row))
-        due = row["killed"] and row.get("again") != date
-        if number % share[1] != share[0] or mutant is None or not due:
+        if number % share[1] != share[0] or not row["killed"] or row.get("date", "") >= since:
             continue
-        killer = row["by"] if _is_there(row["by"]) else own_package(mutant.file)
+        mutant = Mutant(**{part.name: row[part.name] for part in dataclasses.fields(Mutant)})
         began = time.monotonic()
-        tree.put(mutant)
-        how, test = run(tree.folder, [killer], 60.0)
-        tree.restore()
-        row |= {**dataclasses.asdict(mutant), "again": date, "how": how, "by": test or row["by"]}
-        row |= {"killed": how != "passed", "seconds": round(time.monotonic() - began, 1)}
+        how, test = "not there", ""
+        if (ROOT / row["by"].partition("::")[0]).is_file():
+            tree.put(mutant)
+            how, test = run(tree.folder, [row["by"]], 60.0)
+            tree.restore()
+        row |= {"date": today(), "how": how, "killed": how in KILLED}
+        row |= {"by": test or row["by"], "seconds": round(time.monotonic() - began, 1)}
         _append(results, row if row["killed"] else row | {"tier": 0})
         print(f"{number} {mutant.file}:{mutant.line} {mutant.operator}: {how} {test}", flush=True)
-
-
-def _is_there(test: str) -> bool:
-    file, _, name = test.partition("[")[0].partition("::")
-    return (ROOT / file).is_file() and f"def {name}(" in (ROOT / file).read_text(encoding="utf8")
 
 
 def own_package(file: str) -> str:
@@ -267,19 +282,13 @@ def own_package(file: str) -> str:
     return "/".join(["tests", *file.split("/")[1:-1]] if file.count("/") > 1 else ["tests", "core"])
 
 
-def key(row: dict) -> tuple:
-    return row["file"], row["start"], row["end"], row["text"]
-
-
-def kept(path: Path) -> dict[tuple, dict]:
-    """The last line of every mutant."""
-    lines = path.read_text(encoding="utf8").splitlines() if path.exists() else []
-    return {key(row): row for row in map(json.loads, lines)}
-
-
 def _append(results: Path, row: dict) -> None:
     with results.open("a", encoding="utf8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def today() -> str:
+    return datetime.date.today().isoformat()
 
 
 def work(results: Path, folder: Path, tier: int, share: tuple[int, int], most: float) -> None:
@@ -288,16 +297,17 @@ def work(results: Path, folder: Path, tier: int, share: tuple[int, int], most: f
         __import__(name)
     reached = Reached(folder)
     tree = Tree(folder / f"tree{share[0]}")
-    for number, (part, mutant) in enumerate(draw()):
-        row = {"part": part, **dataclasses.asdict(mutant)}
-        before = kept(results).get(key(row), {})
+    rows = {table.name(row): row for row in table.rows(results)}
+    for number, (part, mutant) in enumerate(draw(list(rows.values()))):
+        row = {"part": part, **dataclasses.asdict(mutant), "date": today()}
+        before = rows.get(mutant.name, {})
         due = not before.get("killed") and before.get("tier", 0) == tier - 1
         if number % share[1] != share[0] or not due:
             continue
         began, tests = time.monotonic(), reached.of(mutant)
         tests = tests & reached.slow if tier == 2 else tests - reached.slow
         how, test, left = killer(reached, tree, mutant, tests, most)
-        row |= {"tier": tier, "tests": len(tests), "not run": left, "killed": how != "survived"}
+        row |= {"tier": tier, "tests": len(tests), "not run": left, "killed": how in KILLED}
         row |= {"how": how, "by": test, "seconds": round(time.monotonic() - began, 1)}
         _append(results, row)
         print(f"{number} {mutant.file}:{mutant.line} {mutant.operator}: {how} {test}", flush=True)

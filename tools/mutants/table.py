@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from tools.mutants.operators import NAME
 from tools.mutants.sample import PARTS, ROOT
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -17,8 +18,8 @@ HEAD = "| part | mutants | killed | without slow tests | equivalent | left |"
 
 
 def name(row: dict) -> str:
-    """What a mutant is called in equivalent.json: line numbers would change with every edit."""
-    return f"{row['file']} {row['function']}: {row['before']} -> {row['text']}"
+    """What the mutant of a row is called."""
+    return NAME.format_map(row)
 
 
 def rows(results: Path = RESULTS) -> list[dict]:
@@ -48,21 +49,11 @@ def write() -> str:
     text = table(found := rows(), equivalent)
     if len(found) < (wanted := sum(wanted for wanted, _ in PARTS.values())):
         text += f"\n\n{len(found)} of the {wanted} mutants of the sample have run so far."
-    early = [
-        row
-        for row in found
-        if not row["killed"] and row["tier"] == 1 and name(row) not in equivalent
-    ]
-    if early:
-        text += f"\n\nOf those that are left, {len(early)} have met the fast tests alone so far."
-    if dates := sorted({row["again"] for row in found if "again" in row}):
-        once_more = [row for row in found if row.get("again") == dates[-1]]
-        killed = sum(row["killed"] for row in once_more)
-        text += (
-            f"\n\nOf those that were killed, {len(once_more)} were still in the source on "
-            f"{dates[-1]}. The tests that had killed them, or those of their package where such a "
-            f"test is no more, killed {killed} of them again, without those of the night."
-        )
+    left = [row for row in found if not row["killed"] and name(row) not in equivalent]
+    if few := sum(row["tier"] < 2 for row in left):
+        text += f"\n\nOf those that are left, {few} have not met every test that reaches their line."
+    dates = sorted({row.get("date", "an earlier day") for row in found if row["killed"]})
+    text += f"\n\nWhat is killed was killed in the sources of {', '.join(dates)}."
     page = PAGE.read_text(encoding="utf8")
     page = BLOCK.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
     PAGE.write_text(page, encoding="utf8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 
+from benchmarks import markdown
 from benchmarks.pages import with_block
 from helpers.tables import Table
 from tight_fit.files import replace_all
@@ -33,7 +34,7 @@ def table(rows: list[Rehearsed]) -> str:
                 "minutes": f"{sum(row.seconds for row in there) / 60:.0f}",
             }
         )
-    return Table(lines).to_markdown() if lines else "Nothing has been rehearsed yet."
+    return markdown.of(Table(lines)) if lines else "Nothing has been rehearsed yet."
 
 
 def _in_order(gpus: tuple[int, str]) -> tuple[int, int]:
@@ -79,7 +80,7 @@ def records(rows: list[Recorded]) -> str:
     ]
     if not lines:
         return "It has not been rehearsed yet."
-    return Table(lines).to_markdown()
+    return markdown.of(Table(lines))
 
 
 def written(text: str, kept: Kept) -> str:

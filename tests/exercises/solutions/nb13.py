@@ -1,22 +1,15 @@
 """Answers to the exercises of notebook 13, right and wrong."""
 
 
-def pieces(length, ranks):
-    return [length // ranks + (place < length % ranks) for place in range(ranks)]
+def exposed(size, ranks, bandwidth, backward):
+    return max(0, 2 * (size - size / ranks) / bandwidth - backward)
 
 
-def ring_bytes(length, itemsize, ranks, rank):
-    if ranks == 1:
-        return 0
-    parts = pieces(length, ranks)
-    return itemsize * (2 * length - parts[(rank + 1) % ranks] - parts[(rank + 2) % ranks])
+def half_of_the_ring(size, ranks, bandwidth, backward):
+    return max(0, (ranks - 1) / ranks * size / bandwidth - backward)
 
 
-def same_piece_left_out(length, itemsize, ranks, rank):
-    return itemsize * 2 * (length - pieces(length, ranks)[(rank + 1) % ranks])
-
-
-def scatter_reduce(transport, tensor, side=1, missing=0, copied=True):
+def reduce_scatter(transport, tensor, side=1, missing=0, copied=True):
     rank, ranks = transport.rank, transport.ranks
     parts = tensor.flatten().tensor_split(ranks)
     parts = [part.clone() if copied else part for part in parts]
@@ -28,15 +21,15 @@ def scatter_reduce(transport, tensor, side=1, missing=0, copied=True):
 
 
 def in_place(transport, tensor):
-    return scatter_reduce(transport, tensor, copied=False)
+    return reduce_scatter(transport, tensor, copied=False)
 
 
 def to_the_right(transport, tensor):
-    return scatter_reduce(transport, tensor, side=-1)
+    return reduce_scatter(transport, tensor, side=-1)
 
 
 def one_step_short(transport, tensor):
-    return scatter_reduce(transport, tensor, missing=1)
+    return reduce_scatter(transport, tensor, missing=1)
 
 
 def whole_tensors(transport, tensor):
@@ -72,14 +65,13 @@ def counts_itself(events):
     return [value + 1 for value in staleness(events)]
 
 
-RIGHT = {"13.1": ring_bytes, "13.2": scatter_reduce, "13.3": 3, "13.4": staleness}
+RIGHT = {"13.1": exposed, "13.2": reduce_scatter, "13.3": 3, "13.4": staleness}
 WRONG = {
     "13.1": [
-        lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length // ranks,
-        same_piece_left_out,
-        lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * itemsize * length,
-        lambda length, itemsize, ranks, rank: 2 * (ranks - 1) * (length // ranks) * itemsize,
-        lambda length, itemsize, ranks, rank: ring_bytes(length, 1, ranks, rank), 5,
+        half_of_the_ring,
+        lambda size, ranks, bandwidth, backward: max(0, 2 * size / bandwidth - backward),
+        lambda size, ranks, bandwidth, backward: 2 * (size - size / ranks) / bandwidth - backward,
+        lambda size, ranks, bandwidth, backward: 2 * (size - size / ranks) / bandwidth, 5,
     ],
     "13.2": [
         in_place, to_the_right, one_step_short, whole_tensors,

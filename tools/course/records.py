@@ -1,19 +1,29 @@
-"""What the fields of a record may hold, and the sentence that refuses everything else."""
+"""Records that are kept in results/: what their fields may hold, and what is refused.
+
+A notebook writes what it measured. `make record` and `tools.course keep` let in here what makes a
+whole run, so that whoever reads results/ need not ask again.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from helpers import record
 from helpers.recipe import Recipe
+from helpers.record import NAME, UNNAMED, VERSION, Run
 from tight_fit import gpus
 from tight_fit.checks import clipped, of_type, one_of, real, shown, whole
+from tight_fit.files import small_text
 
-NAME = re.compile(r"[\w-]+/[\w-]+", re.ASCII)
-UNNAMED = "unnamed"
+SESSION = "session.json"  # beside runs: what `make record` has done so far; it is no run
+LARGEST = 1 << 26  # bytes of a record
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # so that dates compare as text does
 FIRST_YEAR = 2020  # before it there was no such course
 SLACK = timedelta(days=1)  # by which clocks may differ
@@ -23,12 +33,45 @@ SLACK_OF_GPUS = 1.1  # GPUs of one name differ a little in what they have
 BYTES, FLOPS = 2**63 - 1, 10**30  # more than any machine has, or any step takes
 
 
-def parse(text: str, names: set[str], version: int) -> dict[str, Any]:
-    """The fields in the text of a record.
+def read_file(path: Path) -> Run:
+    """The run in a file `<notebook>.<label>[.<device>].json`.
 
-    Raises ValueError, in one sentence, for text that is no object of exactly these `names` and of
-    this `version` of the schema.
+    Raises ValueError, which names the file, for one that is no complete run, or another file's.
     """
+    try:
+        run = of_text(small_text(path, LARGEST))
+        if not path.name.startswith(f"{run.name.replace('/', '.')}."):
+            raise ValueError(f"The file does not have the name of its run, {run.name!r}.")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name} is no record: it is not written in UTF-8.") from None
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no record: {error}") from error
+    return run
+
+
+def read_all(folder: Path | None = None) -> list[Run]:
+    """The runs in a folder, by file name; a bad file, and one of a rehearsal, costs one line.
+
+    The state of `make record` (SESSION) is no bad file, and passed over.
+    """
+    found = []
+    for path in sorted((folder or record.RESULTS).glob("*.json")):
+        if path.name == SESSION:
+            continue
+        try:
+            run = read_file(path)
+            if "rehearsal" in run.environment:
+                raise ValueError(f"{path.name} is of a rehearsal on a pretended GPU.")
+            found.append(run)
+        except ValueError as error:
+            print(f"Left out: {error}", file=sys.stderr)
+    return found
+
+
+def of_text(text: str) -> Run:
+    """The run in the text of a record. Raises ValueError, in one sentence, for what is none."""
     try:
         values = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -38,18 +81,22 @@ def parse(text: str, names: set[str], version: int) -> dict[str, Any]:
         ) from error
     if not isinstance(values, dict):
         raise ValueError("This is not a run's record: it holds no JSON object.")
-    wrong = sorted(names ^ set(values))
-    if wrong:
+    if wrong := sorted({item.name for item in fields(Run)} ^ set(values)):
         raise ValueError(
-            f"This is not a complete record of version {version}: "
+            f"This is not a complete record of version {VERSION}: "
             f"wrong or missing {clipped(', '.join(wrong))}."
         )
-    if values["version"] != version or isinstance(values["version"], bool):
+    if values["version"] != VERSION or isinstance(values["version"], bool):
         raise ValueError(
             f"This record has version {shown(values['version'])}; this code reads version "
-            f"{version}."
+            f"{VERSION}."
         )
-    return values
+    try:
+        recipe = Recipe.from_dict(values["recipe"])
+        check(values, recipe)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return Run.from_json(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,7 +109,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def check(values: Mapping[str, Any], recipe: Recipe) -> None:
     """Raises ValueError or TypeError, in one sentence, where fields make no whole run.
 
-    values  the fields of `record.Run` by name, as JSON holds them
+    values  the fields of a `Run` by name, as JSON holds them
     recipe  that of the run
     """
     name = of_type("name", values["name"], str)
