@@ -80,7 +80,7 @@ def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogi
         leave_meta(model, model_step.weights == "fp32")
         return model
 
-    with as_if_real():
+    with as_if_real(), no_init_weights():  # adapters' neither
         return compared(prepare(fake(), model_step, recompute), model_step, fake)
 
 
