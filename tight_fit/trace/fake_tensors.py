@@ -43,7 +43,7 @@ IN_PLACE_OF_LIBRARIES = {
 }
 # One operation for a whole loss, from PyTorch 2.13 on: on fake tensors it makes its results alone.
 CHUNKED_LOSS = "torch_nn::_linear_cross_entropy_batch_chunked"
-GROUPED_MM = getattr(getattr(aten, "_grouped_mm", None), "default", None)
+GROUPED_MM = aten._grouped_mm.default
 LAYER_NORM_BACKWARD = aten.native_layer_norm_backward.default
 WEIGHT_POSITION = {  # normalization -> which of its arguments is the weight
     aten.native_layer_norm.default: 2,
