@@ -198,8 +198,10 @@ def _from_configuration(kind: Any, name: Any, args: tuple, kwargs: dict[str, Any
     if quantizer is not None:
         model.hf_quantizer = quantizer  # as it is set, the model refuses to be moved
         quantizer.postprocess_model(model)
-    nothing_lost = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
-    return (model, {**nothing_lost, "error_msgs": []}) if loading_info else model
+    if not loading_info:
+        return model
+    told: dict[str, Any] = {"missing_keys": set(), "unexpected_keys": set()}
+    return model, {**told, "mismatched_keys": set(), "error_msgs": []}
 
 
 def _quantizer(wanted: Any) -> Any:
