@@ -199,14 +199,3 @@ def test_segments_are_named_block_by_block():
     assert allocator.segments() == [[(first, 1024, False), *blocks[1:]]]
     large = allocator.malloc(10 * MIB)
     assert allocator.segments()[1] == [(large, 10 * MIB, True)]
-
-
-def test_only_a_segment_that_is_wholly_free_is_given_back():
-    allocator = CachingAllocator()
-    first, second = allocator.malloc(512), allocator.malloc(512)
-    allocator.free(first)
-    allocator.give_back()
-    assert allocator.reserved == 2 * MIB, "the second block lies in it"
-    allocator.free(second)
-    allocator.give_back()
-    assert allocator.reserved == 0
