@@ -215,7 +215,11 @@ class _In4Bits(_Weight):
         make_state = import_module("bitsandbytes.functional").QuantState
         if weight.compress_statistics:
             second = -(-scales // BLOCK_OF_SCALES)
-            codes = {"code": empty(CODES_OF_SCALES), "blocksize": BLOCK_OF_SCALES, "dtype": torch.float32}
+            codes = {
+                "code": empty(CODES_OF_SCALES),
+                "blocksize": BLOCK_OF_SCALES,
+                "dtype": torch.float32,
+            }
             nested = make_state(empty(second), **codes)
             small = empty(scales, dtype=torch.uint8)
             weight.quant_state = make_state(small, **shared, offset=empty(), state2=nested)
