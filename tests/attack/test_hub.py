@@ -9,7 +9,7 @@ import pytest
 
 from tests.attack import one_sentence, refused
 from tests.models.test_hub import BASE, CIFAR, SMALLEST, VIT, stub
-from tight_fit.models import hub, patience
+from tight_fit.models import hub
 from tight_fit.models.local import DamagedCopy
 from tight_fit.models.repositories import Repo
 
@@ -133,7 +133,7 @@ def test_a_hub_that_answers_once_and_then_hangs_is_given_up(monkeypatch, tmp_pat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_silent", None)
     monkeypatch.setattr(hub, "STILL_SECONDS", 1.0)
-    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(hub, "LOOK_SECONDS", 0.1)
     repo = Repo("a/b", "model", ("main",), ("config.json",), (("config.json",),))
     assert hub.unreachable(repo) is None
     problem, copy = hub.download(repo)

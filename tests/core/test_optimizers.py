@@ -110,12 +110,18 @@ def test_bytes_of_state_by_dtype_follow_from_the_shapes(name, model):
     assert by_dtype(optimizer) == expected[name]
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_an_update_by_one_fused_kernel_makes_no_tensors(name):
-    """PyTorch's other kernels hold as much as a parameter for a moment, or as all of them."""
-    planned = plan(recipe(optimizer=name, weight_decay=0.1, max_grad_norm=None), "cuda")
+@pytest.mark.parametrize("name, copies", [("adamw", 0), ("sgd", 0), ("adamw_foreach", 1)])
+def test_an_update_makes_no_tensors_by_one_fused_kernel_and_a_root_by_foreach(name, copies):
+    """Of AdamW's second moments; then its counters of steps are on the host."""
+    wanted = recipe(optimizer=name, weight_decay=0.1, max_grad_norm=None)
+    planned = plan(wanted, "cuda")
     update = planned.timeline[planned.phases == PHASES.index("optimizer")]
-    assert np.ptp(update[:, TEMPORARIES]) == 0
+    weights = [p.nbytes for p in models.build(wanted).parameters()]
+    assert np.ptp(update[:, TEMPORARIES]) == copies * sum(-(-n // 512) * 512 for n in weights)
+    kernels = planned.operations
+    read = [op.read for at, phase in kernels.issued() if phase == 3 for op in kernels.ops[at]]
+    counters = [4 * len(weights)] if name == "adamw" else []  # a fused kernel reads them there
+    assert [count for count in read if count < sum(weights)] == counters
 
 
 # -- 32-bit embeddings -----------------------------------------------------------------------------

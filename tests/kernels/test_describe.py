@@ -103,8 +103,13 @@ def test_layer_norm_backward_is_two_kernels():
 
 def test_attention_keeps_its_scores_on_the_chip():
     query, key, value = (torch.randn(2, 3, 32, 8) for _ in range(3))
-    op = only(kernels(lambda: F.scaled_dot_product_attention(query, key, value)), "attention")
+
+    def fused(**how):
+        return kernels(lambda: F.scaled_dot_product_attention(query, key, value, **how))
+
+    op, causal = (only(fused(is_causal=on), "attention") for on in (False, True))
     assert op.flops == 2 * 2 * 2 * 3 * 32 * 32 * 8 and op.shape == (6, 32, 32, 8)
+    assert causal.flops == op.flops // 2, "half of the scores are masked"
     assert op.read == 3 * SINGLE * 2 * 3 * 32 * 8  # and no score
 
 

@@ -261,5 +261,7 @@ def test_gpus_are_known_by_the_names_of_their_driver():
 def test_which_arithmetic_a_gpu_has():
     assert has_arithmetic("bf16", "A100-40GB") and not has_arithmetic("bf16", "T4")
     assert has_arithmetic("tf32", "T4") and has_arithmetic("fp32", "P4")
+    with pytest.raises(ValueError, match="precision='fp12' is not known"):
+        has_arithmetic("fp12", "T4")
     with pytest.raises(ValueError, match="is not known"):
         SPECS["T4"].peak("int3")

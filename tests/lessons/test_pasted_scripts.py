@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import textwrap
 
 import pytest
 from transformers import Qwen3Config
@@ -20,6 +21,8 @@ from tools.course import NOTEBOOKS
 
 SCRIPTS = NOTEBOOKS.parent / "scripts"
 SCRIPT = SCRIPTS / "finetune_llm.py"
+SHORT = {"num_hidden_layers": 4, "layer_types": None}
+FOUR_TEXTS = "torch.arange(100, 180).view(4, 1, 20)"  # of lesson 14's loop
 TEXT = "wheat exports fell " * 1500  # more than 2,048 tokens
 
 
@@ -70,6 +73,41 @@ def test_a_script_of_images_takes_what_its_layout_is_planned_to(
     facts = run(str(SCRIPTS / f"{script}.py"), *arguments, gpu="RTX 3060", seconds=300, rank=two)
     plain = {"optimizer": optimizer, "max_grad_norm": None}  # as the script is
     job = ModelStep(read(name), batch_size=64, classes=10, **plain)
+    _as_planned(facts, plan_step(job, parse(layout)))
+
+
+@pytest.mark.parametrize(
+    "layout, more",
+    [
+        ("zero2=4", ", reshard_after_forward=False"),
+        pytest.param("fsdp=4", "", marks=pytest.mark.night),
+    ],
+)
+def test_the_sharded_decoder_of_lesson_14_takes_what_its_table_says(layout, more, tmp_path):
+    """Its `shard` and its loop, with a model that is on the host until it is sharded, of four
+    layers: all layers are alike."""
+    config = Qwen3Config(**read("Qwen/Qwen3-0.6B").to_dict() | SHORT)
+    text = "import json\nimport torch\nfrom torch import distributed\n"
+    text += "from torch.distributed.device_mesh import init_device_mesh\n"
+    text += "from transformers import Qwen3Config, Qwen3ForCausalLM\n"
+    text += the_cell("14", "def shard(")
+    text += f"""
+distributed.init_process_group("nccl")
+FULL = json.loads({json.dumps(config.to_dict())!r})
+model = Qwen3ForCausalLM(Qwen3Config(**FULL)).train()
+model.gradient_checkpointing_enable()
+shard(model, mesh=init_device_mesh("cuda", (4,)){more})
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for step in range(5):
+"""
+    own = "torch.ones(1, 1, 512, dtype=torch.int64, device='cuda')"
+    loop = the_cell("14", "set_requires_gradient_sync(")
+    assert loop.count(FOUR_TEXTS) == 1
+    text += textwrap.indent(loop.replace(FOUR_TEXTS, own), "    ")
+    path = tmp_path / "train.py"
+    path.write_text(text, encoding="utf8")
+    facts = run(str(path), gpu="RTX 3060", seconds=300, rank=ProgramRank(1, 4))
+    job = ModelStep(config, 4, 512, weights="fp32", precision="bf16", checkpointing=True)
     _as_planned(facts, plan_step(job, parse(layout)))
 
 

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from tight_fit.models import patience
-from tight_fit.models.patience import StoodStill, while_it_grows
+from tight_fit.models import hub
+from tight_fit.models.hub import StoodStill, while_it_grows
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(hub, "LOOK_SECONDS", 0.02)
 
 
 def test_what_is_fetched_is_given(tmp_path):

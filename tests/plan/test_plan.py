@@ -55,6 +55,8 @@ def test_flops_are_torchs_own_count():
         "recompute": 0,
         "backward": backward.get_total_flops(),
     }
+    groups = replace(recipe, batch_size=4 * recipe.batch_size, accumulation=4)
+    assert plan(groups, "cpu").flops == {name: 4 * count for name, count in flops.items()}
 
 
 def test_fused_attention_counts_the_flops_of_the_plain_formula():

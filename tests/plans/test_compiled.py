@@ -1,5 +1,7 @@
 """What a compiled step keeps, planned from its graph, beside what inductor's code really keeps."""
 
+import shutil
+
 import pytest
 import torch
 import transformers as library
@@ -9,6 +11,7 @@ from tight_fit.models.made import FlatLogits, Logits, make, prepare
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.compiled import kept_bytes, measure_compiled, plan_compiled
 from tight_fit.plans.model import measured
+from tight_fit.techniques.compiled import compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {
@@ -84,3 +87,14 @@ def test_a_model_may_read_a_tensor_that_was_there_before(monkeypatch):
     )
     planned = plan_compiled(step())
     assert planned.graphs == 1 and planned.compiled < planned.eager
+
+
+@pytest.mark.parametrize("there", ["g++", "clang++", "neither"])
+def test_one_compiler_is_enough_on_a_cpu_and_none_is_one_sentence(there, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == there else None)
+    line = nn.Linear(1, 1)
+    if there == "neither":
+        with pytest.raises(RuntimeError, match="needs a C.. compiler on a CPU"):
+            compiled(line)
+    else:
+        assert compiled(line) is line

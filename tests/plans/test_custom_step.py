@@ -645,6 +645,7 @@ def test_steps_go_on_until_nothing_new_is_reserved():
     planned = plan_custom_step(setup, steps=None)
     assert next(sizes_of_steps) == 4  # five steps were taken
     assert planned.peak >= 2 * 4 * 40_000_000
+    assert abs(planned.fits("T4").terms["allocator"]) < 0.1 * planned.peak
 
 
 def test_nothing_stays_changed():

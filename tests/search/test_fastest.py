@@ -60,11 +60,11 @@ def test_it_is_as_fast_as_the_fastest_of_all_combinations(room):
 
 
 def test_its_seconds_are_those_of_a_plan_of_that_step(monkeypatch):
-    """Four micro-batches, whose memory is told by two and by one, are traced for their seconds."""
+    """Eight micro-batches, whose memory two and four tell, are traced for their seconds."""
     monkeypatch.setattr(module, "SAVERS", ({},))
     config = configured(library.LlamaConfig, 64, 1, 4, 128, 512, num_key_value_heads=2)
-    step, turing = ModelStep(config, batch_size=8, length=128), find("T4")
-    half = {"precision": "fp16", "accumulation": 4}
+    step, turing = ModelStep(config, batch_size=16, length=64), find("T4")
+    half = {"precision": "fp16", "accumulation": 8}
     need = Remedies(step, turing).plan(half).fits(turing).need
     remedies = Remedies(step, gpus.GPU("T4", int(need) + 1, turing.capability))
     found, alone = fastest(remedies), plan_model_step(replace(remedies.step, **half))

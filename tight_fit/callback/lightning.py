@@ -118,7 +118,7 @@ class _LightningStep(CopiedStep):
                 module._device = torch.device("cuda", 0)
             if "_trainer" in vars(module):
                 module._trainer = self.quiet
-                module.log = module.log_dict = _nothing
+                module.log = module.log_dict = lambda *args, **options: None
 
     def plan(self, *args: Any, **options: Any) -> Any:
         """As of any step. Raises NotImplementedError for whatever a copy cannot do."""
@@ -179,10 +179,6 @@ class _LightningStep(CopiedStep):
             by_value = getattr(how, "value", how) == "value"
             clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
             clip(weights, value)
-
-
-def _nothing(*args: Any, **options: Any) -> None:
-    """In place of a module's `log`."""
 
 
 def _arguments(module: Any) -> int:

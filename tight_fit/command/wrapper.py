@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tight_fit.command.deferred import matching_deferred
+
 FAILED, INTERRUPTED, NO_READER = 2, 130, 141
 
 _FAULTS = {
@@ -35,13 +37,14 @@ _own_process = False  # whether `run` is running: then the process does nothing 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Inside, imports take less time, as nothing that is imported is garbage.
+    """Inside, imports take less time, as nothing that is imported is garbage, and one is put off.
 
     In a process of a command's own it is not looked at later either, where as much time would go.
     """
     gc.disable()
     try:
-        yield
+        with matching_deferred():
+            yield
     finally:
         gc.enable()
         if _own_process:

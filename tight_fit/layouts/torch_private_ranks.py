@@ -23,6 +23,7 @@ __all__ = [
     "fsdp_at_work",
     "fsdp_move",
     "fsdp_param_module",
+    "fsdp_states",
     "meshes",
     "lay_out_messages",
     "process_group",
@@ -86,6 +87,13 @@ def fsdp_move() -> tuple[Any, str]:
     from torch.distributed.fsdp._fully_shard import _fsdp_init
 
     return _fsdp_init, "_move_states_to_device"
+
+
+def fsdp_states() -> tuple[Any, str]:
+    """(owner, name) of the function that gives FSDP2 the parameters and buffers of its modules."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+
+    return _fsdp_init, "_get_managed_states"
 
 
 def meshes() -> list[Any]:

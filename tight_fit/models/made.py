@@ -19,6 +19,7 @@ from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import ModelStep
 from tight_fit.packages import needs
 from tight_fit.techniques import (
+    base_weights,
     eight_bits,
     four_bits,
     model_changes,
@@ -80,7 +81,7 @@ def empty(model_step: ModelStep, recompute: Recompute = nullcontext) -> FlatLogi
         leave_meta(model, model_step.weights == "fp32")
         return model
 
-    with as_if_real():
+    with as_if_real(), no_init_weights():  # adapters' neither
         return compared(prepare(fake(), model_step, recompute), model_step, fake)
 
 
@@ -199,9 +200,7 @@ def prepare(
         model_changes.add_lora(
             model, model_step.lora_rank, names, layers, model_step.lora_alpha, model_step.lora_scale
         )
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:  # peft makes adapters in the dtype of their layer, then fp32
-                parameter.data = parameter.data.float()
+        base_weights.widen_adapters(model)  # peft makes them in the dtype of their layer, then fp32
         frozen = _frozen_beside_adapters(model, model_step)
     model_changes.freeze(model, frozen)
     if model_step.loss == "chunked":

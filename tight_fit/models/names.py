@@ -21,50 +21,11 @@ from tight_fit.models.repositories import Repo
 KNOWN = Path(__file__).parent / "known" / "configs.json"
 LARGEST = 1 << 22  # bytes of a config.json; of published ones the largest name 21,843 classes
 
-# Names without an owner under which the hub kept its first models, and who owns them today.
-OWNERS = {
-    "google-bert": (
-        "bert-base-uncased bert-base-cased bert-large-uncased bert-large-cased bert-base-chinese "
-        "bert-base-multilingual-cased bert-base-multilingual-uncased bert-base-german-cased "
-        "bert-large-uncased-whole-word-masking bert-large-cased-whole-word-masking"
-    ),
-    "FacebookAI": (
-        "roberta-base roberta-large roberta-large-mnli xlm-roberta-base xlm-roberta-large "
-        "xlm-mlm-en-2048 xlm-mlm-100-1280 xlm-clm-enfr-1024"
-    ),
-    "openai-community": (
-        "gpt2 gpt2-medium gpt2-large gpt2-xl openai-gpt roberta-base-openai-detector "
-        "roberta-large-openai-detector"
-    ),
-    "distilbert": (
-        "distilbert-base-uncased distilbert-base-cased distilbert-base-multilingual-cased "
-        "distilbert-base-german-cased distilbert-base-uncased-finetuned-sst-2-english distilgpt2 "
-        "distilroberta-base distilbert-base-uncased-distilled-squad"
-    ),
-    "google-t5": "t5-small t5-base t5-large t5-3b t5-11b",
-    "albert": (
-        "albert-base-v1 albert-large-v1 albert-xlarge-v1 albert-xxlarge-v1 albert-base-v2 "
-        "albert-large-v2 albert-xlarge-v2 albert-xxlarge-v2"
-    ),
-    "xlnet": "xlnet-base-cased xlnet-large-cased",
-    "almanach": "camembert-base",
-    "flaubert": "flaubert_base_cased flaubert_base_uncased flaubert_large_cased",
-    "transfo-xl": "transfo-xl-wt103",
-    "Salesforce": "ctrl",
-}
-LEGACY = {name: f"{owner}/{name}" for owner, names in OWNERS.items() for name in names.split()}
-# Families, and the model of each that is meant where nothing more is said.
-FAMILIES = {
-    "bert": "bert-base-uncased",
-    "bert-base": "bert-base-uncased",
-    "bert-large": "bert-large-uncased",
-    "roberta": "roberta-base",
-    "distilbert": "distilbert-base-uncased",
-    "t5": "t5-base",
-    "xlm-roberta": "xlm-roberta-base",
-    "albert": "albert-base-v2",
-    "xlnet": "xlnet-base-cased",
-}
+# "owners" has names without an owner, under which the hub kept its first models, by who owns them
+# today; "families" the model of each that is meant where nothing more is said.
+_SHORT = json.loads(KNOWN.with_name("short_names.json").read_text(encoding="utf8"))
+FAMILIES: dict[str, str] = _SHORT["families"]
+LEGACY = {name: f"{owner}/{name}" for owner, names in _SHORT["owners"].items() for name in names}
 
 
 @cache

@@ -24,8 +24,6 @@ from tight_fit.trace.compiled_layers import Compiler
 from tight_fit.trace.known_values import KnownValues
 from tight_fit.trace.tracker import Tracker
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
 
 @contextmanager
 def parameters_without_values(known: KnownValues) -> Iterator[None]:
@@ -182,7 +180,7 @@ def _from_configuration(kind: Any, name: Any, args: tuple, kwargs: dict[str, Any
     stored = getattr(config, "dtype", None)
     chosen = stored if dtype == "auto" else dtype
     if isinstance(chosen, str):
-        chosen = DTYPES[chosen.removeprefix("torch.")]
+        chosen = getattr(torch, chosen.removeprefix("torch."))
     if dtype == "auto" and stored is None:
         notes.add(f"The configuration of {name} names no dtype: its weights are taken for fp32.")
     chosen = chosen or torch.float32
@@ -200,8 +198,10 @@ def _from_configuration(kind: Any, name: Any, args: tuple, kwargs: dict[str, Any
     if quantizer is not None:
         model.hf_quantizer = quantizer  # as it is set, the model refuses to be moved
         quantizer.postprocess_model(model)
-    nothing_lost = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
-    return (model, {**nothing_lost, "error_msgs": []}) if loading_info else model
+    if not loading_info:
+        return model
+    told: dict[str, Any] = {"missing_keys": set(), "unexpected_keys": set()}
+    return model, {**told, "mismatched_keys": set(), "error_msgs": []}
 
 
 def _quantizer(wanted: Any) -> Any:

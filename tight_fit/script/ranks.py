@@ -25,6 +25,7 @@ from tight_fit.layouts.torch_private_ranks import (
     fsdp_at_work,
     fsdp_move,
     fsdp_param_module,
+    fsdp_states,
     meshes,
 )
 from tight_fit.script.sandbox import NotPlanned
@@ -179,13 +180,26 @@ def _on_the_gpu(places: Places) -> Iterator[tuple[Any, str, Any]]:
         yield owner, name, there(getattr(owner, name))
 
     def moved(parameters, buffers, device):
-        for tensor in (*parameters, *buffers):
+        for tensor in parameters:
             if not places.on_gpu(tensor):
                 with places.forced(True):
                     tensor.data = tensor.data.clone()
         places.named = True
 
+    def states(modules, *ignored):
+        for (
+            module
+        ) in modules:  # what a CPU knows, such as a decoder's angles, is only a shape there
+            for name, buffer in module.named_buffers(recurse=False):
+                if not places.on_gpu(buffer):
+                    with places.forced(True):
+                        setattr(module, name, buffer.clone())
+        return managed(modules, *ignored)
+
     yield *fsdp_move(), moved
+    owner, name = fsdp_states()
+    managed = getattr(owner, name)
+    yield owner, name, states
 
 
 def hint(script: str) -> str:

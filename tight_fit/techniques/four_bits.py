@@ -65,14 +65,13 @@ def layers_of(model: PreTrainedModel) -> dict[str, Any]:
     return found
 
 
-def quantize(model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
+def quantize(model: PreTrainedModel, compute: torch.dtype) -> None:
     """Quantize the linear layers of a model to NF4 with double quantization, in place.
 
     The rest stays in its dtype. Scales and tables become buffers, so that whatever counts a model's
     tensors counts them.
 
-    compute  dtype from which weights are quantized, and that of the products; None takes the dtype
-             of the weights, and that of the inputs
+    compute  dtype from which weights are quantized, and that of the products
     Raises what `layers_of` raises, and ModuleNotFoundError where bitsandbytes is missing.
     """
     layers = layers_of(model)
@@ -80,10 +79,9 @@ def quantize(model: PreTrainedModel, compute: torch.dtype | None = None) -> None
     for name, layer in layers.items():
         weight, bias = layer.weight.data, layer.bias
         weight = weight.T.contiguous() if isinstance(layer, Conv1D) else weight
-        if compute is not None:
-            weight = weight.to(compute)
-            if bias is not None:
-                bias.data = bias.data.to(compute)  # as the library does in the first forward pass
+        weight = weight.to(compute)
+        if bias is not None:
+            bias.data = bias.data.to(compute)  # as the library does in the first forward pass
         make = _without_values if isinstance(weight, FakeTensor) else _real
         new = make(weight, bias, compute)
         for number, tensor in enumerate(state_tensors(new.quant_state)):
@@ -138,7 +136,7 @@ def count_parameters(model: nn.Module) -> int:
     return total
 
 
-def _real(weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype | None) -> Any:
+def _real(weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype) -> Any:
     layer = _layer_class()(
         weight.shape[1], weight.shape[0], bias is not None, compute, quant_type="nf4", device="meta"
     )
@@ -149,9 +147,7 @@ def _real(weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype 
     return layer
 
 
-def _without_values(
-    weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype | None
-) -> Any:
+def _without_values(weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype) -> Any:
     with compiling_when_called():
         from bitsandbytes.functional import QuantState
 
@@ -211,7 +207,7 @@ def _layer_class() -> type:
             if x.is_cuda:
                 return super().forward(x)
             given = x.dtype
-            x = x.to(self.compute_dtype or given)
+            x = x.to(self.compute_dtype)
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return Product4bit.apply(x, bias, self.weight, self.quant_state).to(given)
 

@@ -20,7 +20,6 @@ from transformers.utils import import_utils
 from tight_fit.techniques.compiled import compiling_when_called
 
 Recompute = Callable[[], AbstractContextManager]
-LORA_SCALES = ("alpha/r", "alpha/sqrt(r)")  # of adapters; the second is rsLoRA's
 
 # DeBERTa's relative position embeddings and their LayerNorm lie in the encoder, but belong to the
 # embeddings: every layer reads them, so while they train the backward pass goes through all layers.

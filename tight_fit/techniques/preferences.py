@@ -26,9 +26,7 @@ CLIP = 0.2  # how far a probability may move in one update of GRPO, as in PPO
 SMALLEST = 1e-4  # added to the standard deviation of a group's rewards
 
 
-def dpo_loss_sum(
-    log_probs: torch.Tensor, reference: torch.Tensor, beta: float = BETA["dpo"]
-) -> torch.Tensor:
+def dpo_loss_sum(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """The sum over pairs of −log σ(β × margin), a scalar.
 
     The margin is how much more the chosen answer has gained over the reference than the rejected.
@@ -36,7 +34,7 @@ def dpo_loss_sum(
     log_probs, reference  [2 × pairs], sums over the tokens of each answer, the chosen ones first
     """
     chosen, rejected = (log_probs - reference).chunk(2)
-    return -F.logsigmoid(beta * (chosen - rejected)).sum()
+    return -F.logsigmoid(BETA["dpo"] * (chosen - rejected)).sum()
 
 
 def group_advantages(rewards: torch.Tensor, group: int) -> torch.Tensor:
@@ -55,7 +53,6 @@ def grpo_loss_sum(
     advantages: torch.Tensor,
     old: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
-    beta: float = BETA["grpo"],
 ) -> torch.Tensor:
     """The sum over completions of the mean loss of their tokens, a scalar.
 
@@ -69,7 +66,7 @@ def grpo_loss_sum(
     each = -torch.minimum(ratio * better, ratio.clamp(1 - CLIP, 1 + CLIP) * better)
     if reference is not None:
         away = reference - log_probs
-        each = each + beta * (away.exp() - away - 1)
+        each = each + BETA["grpo"] * (away.exp() - away - 1)
     return ((each * counts).sum(1) / counts.sum(1)).sum()
 
 

@@ -37,9 +37,13 @@ IN_PLACE = {
     for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
     for overload in ("default", "tensor_lr")
 }
+# Those of bitsandbytes have one, which only looks at dtypes, for each tensor of a model.
+IN_PLACE_OF_LIBRARIES = {
+    f"bitsandbytes::optimizer_update_{bits}" for bits in ("8bit_blockwise", "32bit")
+}
 # One operation for a whole loss, from PyTorch 2.13 on: on fake tensors it makes its results alone.
 CHUNKED_LOSS = "torch_nn::_linear_cross_entropy_batch_chunked"
-GROUPED_MM = getattr(getattr(aten, "_grouped_mm", None), "default", None)
+GROUPED_MM = aten._grouped_mm.default
 LAYER_NORM_BACKWARD = aten.native_layer_norm_backward.default
 WEIGHT_POSITION = {  # normalization -> which of its arguments is the weight
     aten.native_layer_norm.default: 2,
@@ -83,9 +87,10 @@ class FakeValues(PlainDispatchMode):
         if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             answer = getattr(args[0], "answer", 1)
             return float(answer) if args[0].is_floating_point() else answer
-        if function in IN_PLACE:
+        name = function.name()
+        if function in IN_PLACE or name in IN_PLACE_OF_LIBRARIES:
             return None
-        if function.name().startswith(CHUNKED_LOSS):
+        if name.startswith(CHUNKED_LOSS):
             raise NotImplementedError(
                 "torch.nn.functional.linear_cross_entropy with options computes in chunks that a "
                 "plan does not see: leave out `options`, or take the loss in chunks of "

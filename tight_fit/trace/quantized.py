@@ -27,11 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tight_fit.techniques.four_bits import BLOCK_OF_SCALES, CODES, CODES_OF_SCALES
+from tight_fit.techniques.four_bits import state_tensors as tensors_of
 from tight_fit.torch_private import MAKE_SUBCLASS, FakeTensor, parse_to
 from tight_fit.trace.gpu_calls import Places
-
-SCALED_TWICE = 256  # scales that share a scale
-CODES, CODES_TWICE = 16, 256  # values in the tables of 4 and 8 bits
 
 
 def state_tensors(module: nn.Module) -> list[torch.Tensor]:
@@ -42,17 +41,11 @@ def state_tensors(module: nn.Module) -> list[torch.Tensor]:
 def state_of(layer: nn.Module) -> list[torch.Tensor]:
     """The same of one layer."""
     state = getattr(getattr(layer, "weight", None), "quant_state", None)
-    tensors = [] if state is None else _tensors_of(state)
+    tensors = [] if state is None else tensors_of(state)
     for holder in (getattr(layer, "weight", None), getattr(layer, "state", None)):
         scales = getattr(holder, "SCB", None)
         tensors += [scales] if isinstance(scales, torch.Tensor) else []
     return tensors
-
-
-def _tensors_of(state: Any) -> list[torch.Tensor]:
-    second = state.state2
-    scaled_twice = [] if second is None else [state.offset, second.absmax, second.code]
-    return [state.absmax, state.code, *scaled_twice]
 
 
 def in_4_bits(weight: torch.Tensor) -> bool:
@@ -67,7 +60,7 @@ def copy_4_bits(
 
     memo  as of `deepcopy`, is told of the copy and of that of its state, which its layer holds too
     """
-    for tensor in _tensors_of(weight.quant_state):
+    for tensor in tensors_of(weight.quant_state):
         memo[id(tensor)] = twin(tensor)
     made: Any = type(weight)(twin(weight.data), requires_grad=False)
     for name, value in vars(weight).items():
@@ -221,8 +214,12 @@ class _In4Bits(_Weight):
         shared |= {"shape": full.shape, "dtype": full.dtype, "code": empty(CODES)}
         make_state = import_module("bitsandbytes.functional").QuantState
         if weight.compress_statistics:
-            second = -(-scales // SCALED_TWICE)
-            codes = {"code": empty(CODES_TWICE), "blocksize": SCALED_TWICE, "dtype": torch.float32}
+            second = -(-scales // BLOCK_OF_SCALES)
+            codes = {
+                "code": empty(CODES_OF_SCALES),
+                "blocksize": BLOCK_OF_SCALES,
+                "dtype": torch.float32,
+            }
             nested = make_state(empty(second), **codes)
             small = empty(scales, dtype=torch.uint8)
             weight.quant_state = make_state(small, **shared, offset=empty(), state2=nested)

@@ -207,7 +207,7 @@ class _Splice:
         blocks = range(last + 1)
         for block in blocks if region.blocks == (0, 1) else reversed(blocks):
             for (kind, category, phase), at_first, at_last, storage, step in pairs:
-                if step is None or (step < 0 and block == 0) or (step > 0 and block == last):
+                if (step < 0 and block == 0) or (step > 0 and block == last):
                     # Only the first and the last block refer to what lies outside of all blocks.
                     name = self._literal(at_first if block == 0 else at_last, last)
                 else:

@@ -51,7 +51,9 @@ def write() -> str:
         text += f"\n\n{len(found)} of the {wanted} mutants of the sample have run so far."
     left = [row for row in found if not row["killed"] and name(row) not in equivalent]
     if few := sum(row["tier"] < 2 for row in left):
-        text += f"\n\nOf those that are left, {few} have not met every test that reaches their line."
+        text += (
+            f"\n\nOf those that are left, {few} have not met every test that reaches their line."
+        )
     dates = sorted({row.get("date", "an earlier day") for row in found if row["killed"]})
     text += f"\n\nWhat is killed was killed in the sources of {', '.join(dates)}."
     page = PAGE.read_text(encoding="utf8")
