@@ -195,6 +195,15 @@ def test_replicas_sum_their_shards():
     assert copies.bytes_by_axis["replicate"]["all_reduce"] == shard * 2 * 3 / 4
 
 
+def test_what_is_recomputed_is_what_was_asked_for():
+    step = {"device": "cpu", "batch_size": 16, "length": 64}
+    ways = ({}, {"selective": True}, {"checkpointing": True})
+    nothing, a_part, all_of_it = (
+        plan_layout(deep(), Layout(2), **step, **way).peak for way in ways
+    )
+    assert nothing > a_part > all_of_it
+
+
 @pytest.mark.parametrize("context", few_by_day([4, 2]))
 def test_context_ranks_hold_a_part_of_the_tokens_and_attend_to_all(context):
     """Each layer gathers keys and values of all tokens in the forward pass and once more in the

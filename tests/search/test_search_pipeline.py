@@ -73,6 +73,8 @@ def test_what_cannot_be_cut_is_left_out_with_its_reason():
     found = search_layouts(job(batch_size=8), SLOW, ("none",), 1)
     assert "A pipeline takes 2 to 8 micro-batches" in found.left_out["pipeline=2,fsdp=2"]
     assert isinstance(found, Searched) and found.best
+    found = search_layouts(job(batch_size=8), SLOW, ("none",), 2)
+    assert "pipeline=2,fsdp=2" not in found.left_out
 
 
 def test_the_command_says_what_a_pipeline_waits_for(tmp_path, capsys):
