@@ -210,7 +210,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 class Failure(NamedTuple):
-    """The first failure of a torchrun: when, which rank, its exit code (negative: a signal)."""
+    """A failure in a torchrun: when, which rank, its exit code (negative: a signal)."""
 
     time: str
     rank: int
@@ -268,11 +268,11 @@ class RankOutput:
     def failure(self) -> tuple[int | None, int | None, str]:
         """(rank, exit code, what it wrote) of the failure that caused the others.
 
-        Each machine reports its own first failure. A rank that only lost its neighbour is not the
-        cause; of the others it is the earliest. Without a rank, the report of a machine.
+        Each machine reports its own failures. A rank that only lost its neighbour is not the cause;
+        of the others it is the earliest. Without a rank, the report of a machine.
         """
         reports = [(folder / REPORT).read_text(errors="replace") for folder in self.folders]
-        found = [failed for report in reports if (failed := first_failure(report))]
+        found = [failed for report in reports for failed in failures(report)]
         if not found:
             return None, None, next(filter(None, reports), "")
         first = min(found, key=lambda failed: (self._is_consequence(failed), failed))
@@ -282,10 +282,12 @@ class RankOutput:
         return bool(GONE.search(self.errors(failed.rank)))
 
 
-def first_failure(report: str) -> Failure | None:
-    """The first failure in torchrun's report, or None."""
-    cause = report[max(report.rfind("Root Cause"), 0) :]
-    match = re.search(
-        r"time\s*:\s*(\S+)\s.*?rank\s*:\s*(\d+)\s.*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL
+def failures(report: str) -> list[Failure]:
+    """Those in torchrun's report. What it calls the root cause is only the one that it saw first.
+
+    It tells their time in whole seconds.
+    """
+    found = re.finditer(
+        r"time\s*:\s*(\S+)\s.*?rank\s*:\s*(\d+)\s.*?exitcode\s*:\s*(-?\d+)", report, re.DOTALL
     )
-    return Failure(match[1], int(match[2]), int(match[3])) if match else None
+    return [Failure(match[1], int(match[2]), int(match[3])) for match in found]

@@ -11,6 +11,7 @@ kernel "warm"; torchrun for each rank, as PYTHON_EXEC says.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -27,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 IMPORTS = (
     *("ipykernel.kernelapp", "matplotlib.pyplot", "pandas", "datasets", "torch._dynamo"),
-    *("torch.distributed.run", "torch.distributed.tensor", "torch.distributed.fsdp"),
+    *("torch.distributed.launcher.api", "torch.distributed.tensor", "torch.distributed.fsdp"),
     *("transformers.models.deberta_v2.modeling_deberta_v2", "transformers.models.vit.modeling_vit"),
     "transformers.models.qwen3.modeling_qwen3",
 )
@@ -97,7 +98,7 @@ def pytest_configure(config):
 def serve() -> None:
     """Fork for everyone who asks."""
     for name in IMPORTS:
-        __import__(name)
+        importlib.import_module(name)
     listening = socket.socket(fileno=0)
     while True:  # a fork keeps the listening socket as its file 0, which `run` replaces
         asking, _ = listening.accept()
@@ -140,6 +141,8 @@ def keep(asking: socket.socket) -> None:
 
 def run(wanted: dict, files: list[int]) -> int:
     """Be a Python that runs a module (-m) or a script; returns its exit code."""
+    import torch
+
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for there, here in zip(files, (1, 2), strict=True):
@@ -150,6 +153,7 @@ def run(wanted: dict, files: list[int]) -> int:
     os.chdir(wanted["folder"])
     os.environ.clear()
     os.environ.update(wanted["variables"])
+    torch.distributed.set_debug_level_from_env()  # which PyTorch does when it is imported
     words = wanted["words"]
     if words[0] == "-u":
         words.pop(0)

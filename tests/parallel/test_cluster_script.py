@@ -222,6 +222,13 @@ def test_the_rank_that_only_lost_its_neighbour_is_not_the_cause(first, tmp_path)
     assert (rank, exitcode) == (first, 1) and wrote.endswith("ValueError: my own\n")
 
 
+def test_nor_is_it_where_torchrun_saw_both_at_once(tmp_path):
+    written(tmp_path, 0, 0, "Traceback (most recent call last):\nConnection reset\n", "stderr")
+    reports = (FAILED.format("2026-01-01_00:00:00", rank, code) for rank, code in ((1, -9), (0, 1)))
+    (tmp_path / REPORT).write_text("Failures:\n" + "".join(reports))
+    assert RankOutput([tmp_path], 2, show=False).failure()[:2] == (1, -9)
+
+
 def test_what_threads_write_after_the_traceback_is_not_its_error(tmp_path):
     trace = "Traceback (most recent call last):\nRuntimeError: the cause\n"
     after = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  []\n"

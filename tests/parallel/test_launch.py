@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from helpers import parallel
-from helpers.parallel import RankFailed, environment, first_failure, launch
+from helpers.parallel import RankFailed, environment, failures, launch
 from tight_fit import gpus
 
 HERE = Path(__file__).parents[2]
@@ -211,4 +211,4 @@ def test_ranks_see_what_their_notebook_sees_where_nothing_was_hidden(monkeypatch
 
 
 def test_a_report_without_ranks_names_none():
-    assert first_failure("error: unrecognized arguments") is None
+    assert failures("error: unrecognized arguments") == []
