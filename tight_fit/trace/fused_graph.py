@@ -234,7 +234,7 @@ def _levels(graph: torch.fx.Graph) -> dict[Node, int]:
                 level[node] = max(level[node], level[given] + (again or not _alike(node, given)))
                 if given in waits and not again and _fuses(node):
                     waits.add(node)
-        if _reduces(node):
+        if _reduces(node, whole=True):
             waits.add(node)
     for node in reversed(nodes):
         if node not in level or node in memory:
@@ -292,8 +292,8 @@ def _in_order(units: list[KernelGroup], nodes: list[Node]) -> list[KernelGroup]:
     return list(order.values())
 
 
-def _reduces(node: Node) -> bool:
-    """Whether a node reduces its rows to one, or all to a number.
+def _reduces(node: Node, whole: bool = False) -> bool:
+    """Whether a node reduces its rows to one; with `whole` also one that reduces all to a number.
 
     Those that reduce each row do not.
     """
@@ -302,7 +302,7 @@ def _reduces(node: Node) -> bool:
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     last = node.args[0].meta["val"].dim() - 1  # type: ignore[union-attr]
     if dims is None or dims == [] or not isinstance(dims, (list, int)):
-        return True
+        return whole
     each = [dims] if isinstance(dims, int) else dims
     return all(dim % (last + 1) != last for dim in each)
 
