@@ -8,7 +8,7 @@ import pytest
 from transformers import Qwen3Config
 
 from helpers import models
-from tests.lessons.cells import own_code, the_cell
+from tests.lessons.cells import markdown_of, own_code, the_cell
 from tests.script import run
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
@@ -34,11 +34,7 @@ def test_the_fine_tune_of_lesson_23_takes_its_rung_and_the_logits_of_a_chunk(tmp
     exec(the_cell("23", "config = Qwen3Config("), names)
     fields = names["config"].to_dict() | {"num_hidden_layers": 4, "layer_types": None}
     config = Qwen3Config(**fields)
-    for file in (models.MINI / "decoder").glob("*"):
-        if file.name.startswith(("tokenizer", "chat")):
-            shutil.copy(file, tmp_path)
-    told = config.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(told), encoding="utf8")
+    _laid_out(tmp_path, config, "Qwen3ForCausalLM")
     row = json.dumps({"prompt": "What fell?", "answer": TEXT})
     (tmp_path / "rows.jsonl").write_text(f"{row}\n" * 8, encoding="utf8")
     files = ("--model", tmp_path, "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "adapter")
@@ -52,6 +48,37 @@ def test_the_fine_tune_of_lesson_23_takes_its_rung_and_the_logits_of_a_chunk(tmp
     assert facts["at_peak"]["parameters"] == pytest.approx(parameters, rel=0.01)
     chunk = 256 * config.vocab_size * 4  # bytes of its logits, which are there twice
     assert 0 < facts["peak"] - planned.peak < 2 * chunk
+
+
+@pytest.mark.night
+def test_the_lines_of_lesson_26_take_their_row(tmp_path):
+    """TRL's trainer as the first screen has it, with four layers, beside "adapters off, in chunks".
+
+    On a GPU TRL's Triton kernels work in place, and hold nothing. They are left out here, as what
+    TRL does without Triton holds many tensors.
+    """
+    pytest.importorskip("peft")
+    pytest.importorskip("trl", minversion="1.16")
+    names = {"needs": lambda *packages: None}
+    exec(the_cell("26", "pair = dict(").partition("plans = ")[0], names)
+    config = read(names["LLAMA"])
+    config.num_hidden_layers = 4
+    _laid_out(tmp_path, config, "LlamaForCausalLM")
+    head = f"""
+import trl.kernels.chunked_logprob as tiles
+tiles._forward_tile = tiles._backward_tile = lambda *given, **more: None
+from datasets import Dataset
+name, answers = {str(tmp_path)!r}, [{TEXT!r}] * 16
+pairs = Dataset.from_dict({{"prompt": ["?"] * 16, "chosen": answers, "rejected": answers}})
+"""
+    lines = markdown_of("26").split("```python\n")[1].split("```")[0]
+    out = f'{str(tmp_path / "out")!r}, max_steps=4, report_to="none", '
+    assert lines.count('"out", ') == 1
+    path = tmp_path / "train.py"
+    path.write_text(head + lines.replace('"out", ', out), encoding="utf8")
+    facts = run(str(path), gpu="H100", seconds=300)
+    planned = plan_model(config, **names["pair"] | names["ways"]["adapters off, in chunks"])
+    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +165,15 @@ def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
     facts = run(str(path), gpu="T4", seconds=300, rank=ProgramRank(1, 2))
     job = ModelStep(read(name), batch_size=64, length=256, accumulation=4, precision="fp16")
     _as_planned(facts, plan_step(job, parse("ddp=2")))
+
+
+def _laid_out(folder, config, kind):
+    """A folder with the configuration of such a model, and the mini decoder's tokenizer."""
+    for file in (models.MINI / "decoder").glob("*"):
+        if file.name.startswith(("tokenizer", "chat")):
+            shutil.copy(file, folder)
+    told = config.to_dict() | {"architectures": [kind]}
+    (folder / "config.json").write_text(json.dumps(told), encoding="utf8")
 
 
 def _as_planned(facts, planned):
