@@ -16,6 +16,7 @@ from tight_fit.models import names as model_names
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
+from tight_fit.script.given import load_what_is_mentioned
 from tight_fit.script.ranks import ProgramRank
 from tools.course import NOTEBOOKS
 
@@ -54,8 +55,7 @@ def test_the_fine_tune_of_lesson_23_takes_its_rung_and_the_logits_of_a_chunk(tmp
 def test_the_lines_of_lesson_26_take_their_row(tmp_path):
     """TRL's trainer as the first screen has it, with four layers, beside "adapters off, in chunks".
 
-    On a GPU TRL's Triton kernels work in place, and hold nothing. They are left out here, as what
-    TRL does without Triton holds many tensors.
+    On a GPU TRL's kernels of Triton work in place, and hold nothing.
     """
     pytest.importorskip("peft")
     pytest.importorskip("trl", minversion="1.16")
@@ -65,8 +65,6 @@ def test_the_lines_of_lesson_26_take_their_row(tmp_path):
     config.num_hidden_layers = 4
     _laid_out(tmp_path, config, "LlamaForCausalLM")
     head = f"""
-import trl.kernels.chunked_logprob as tiles
-tiles._forward_tile = tiles._backward_tile = lambda *given, **more: None
 from datasets import Dataset
 name, answers = {str(tmp_path)!r}, [{TEXT!r}] * 16
 pairs = Dataset.from_dict({{"prompt": ["?"] * 16, "chosen": answers, "rejected": answers}})
@@ -76,6 +74,7 @@ pairs = Dataset.from_dict({{"prompt": ["?"] * 16, "chosen": answers, "rejected":
     assert lines.count('"out", ') == 1
     path = tmp_path / "train.py"
     path.write_text(head + lines.replace('"out", ', out), encoding="utf8")
+    load_what_is_mentioned(str(path), ())  # as the command does
     facts = run(str(path), gpu="H100", seconds=300)
     planned = plan_model(config, **names["pair"] | names["ways"]["adapters off, in chunks"])
     assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)

@@ -6,7 +6,7 @@ import gc
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ def load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
     """Import what the program imports and takes long, once for all of its runs.
 
     bitsandbytes as well where an argument names it: its layers must be known beforehand. So must
-    accelerate's search of a batch size.
+    accelerate's search of a batch size and the kernels of TRL.
     """
     text = Path(script).read_text(encoding="utf8", errors="replace")
     wanted = {name for name in HEAVY if re.search(rf"^\s*(from|import)\s+{name}\b", text, re.M)}
@@ -85,3 +85,6 @@ def load_what_is_mentioned(script: str, arguments: tuple[str, ...]) -> None:
         for name in sorted(wanted):
             if not missing(name):
                 import_module(name)
+        if re.search(r"^\s*(from|import)\s+trl\b", text, re.M):
+            with suppress(ImportError):  # older ones have none
+                import_module("trl.kernels.chunked_divergence")

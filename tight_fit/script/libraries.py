@@ -119,7 +119,25 @@ def adapted(
             patches.enter_context(patch.object(functional, "get_paged", paged))
             for name in ("fill", "prefetch_tensor"):  # kernels for memory that the driver moves
                 patches.enter_context(patch.object(functional, name, lambda *args, **kwargs: None))
+        for owner, name, value in _kernels_of_trl() if on_gpu else ():
+            patches.enter_context(patch.object(owner, name, value))
         yield
+
+
+TILES = {  # what TRL (1.16) does by kernels of Triton, by module
+    "trl.kernels.chunked_logprob": ("_forward_tile", "_backward_tile"),
+    "trl.kernels.chunked_divergence": ("_stats_tile", "_jsd_tile", "_backward_tile"),
+}
+
+
+def _kernels_of_trl() -> Iterator[tuple[Any, str, Any]]:
+    """(module, name, value): TRL's kernels work in place, and hold nothing. No kernel starts here,
+    and the functions of PyTorch that TRL has for machines without Triton hold many tensors."""
+    for name, tiles in TILES.items():
+        module = sys.modules.get(name)
+        if module is not None and all(hasattr(module, one) for one in ("_use_triton", *tiles)):
+            yield module, "_use_triton", lambda device: False
+            yield from ((module, one, lambda *args, **kwargs: None) for one in tiles)
 
 
 def _searches_said(utils: Any, notes: Notes, line: Callable[[], str]) -> Any:
