@@ -126,6 +126,7 @@ def checked_lengths(lengths: Sequence[int] | Tensor) -> list[int]:
     number.
     """
     ordered = isinstance(lengths, Sequence | Tensor | np.ndarray)  # a set holds equal lengths once
+    ordered = ordered and not isinstance(lengths, bytearray)
     values = np.asarray(lengths if ordered else None)
     if ordered and not values.size:
         raise ValueError("There are no examples to make batches of.")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.attack import command_refuses
-from tight_fit.command import calibrate, kept, options, question
+from tight_fit.command import calibrate, kept, main, options, question
 from tight_fit.gpus import GPU, calibration, find
 from tight_fit.gpus.rates import Moving, Product, Rates
 from tight_fit.gpus.specs import SPECS, find_gpu
@@ -216,10 +216,10 @@ def test_an_answer_that_came_with_the_package_is_not_that_of_a_measured_gpu(file
 
 def test_an_answer_says_that_the_gpu_was_measured(file, capsys):
     model = ["distilgpt2", "--gpu", "T4", "--batch", "1", "--length", "8", "--quick", "--fresh"]
-    assert options.main([*model, "--calibration", str(file)]) == 0
+    assert main.main([*model, "--calibration", str(file)]) == 0
     own = capsys.readouterr().out
     assert f"As tight-fit calibrate measured the T4 on {TRUE.date}." in own
-    assert options.main(model) == 0
+    assert main.main(model) == 0
     assert "calibrate" not in capsys.readouterr().out
 
 
@@ -262,7 +262,7 @@ def test_another_file_is_refused_in_one_sentence(case, file, capsys):
     spoil, says = BAD[case]
     spoil(file)
     asked = ["gpt2", "--gpu", "T4", "--calibration", str(file)]
-    text = command_refuses(options.main, asked, capsys)
+    text = command_refuses(main.main, asked, capsys)
     assert any(part in text for part in says.split("|")), text
 
 
