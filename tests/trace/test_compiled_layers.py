@@ -201,11 +201,7 @@ def test_layers_that_repeat_stand_for_all(checkpointing, where):
 def test_a_compiled_step_takes_less_of_both():
     plain, compiled = (plan_model_step(llama(compile=is_it)) for is_it in (False, True))
     assert compiled.peak < 0.95 * plain.peak
-    moved_compiled, moved_plain = (
-        sum((op.read + op.written) * times for (op, phase), times in runs if phase == "backward")
-        for runs in (one.operations.counted().items() for one in (compiled, plain))
-    )
-    assert moved_compiled < 0.8 * moved_plain
+    assert compiled.operations.bytes["backward"] < 0.8 * plain.operations.bytes["backward"]
     assert compiled.flops == plain.flops
 
 

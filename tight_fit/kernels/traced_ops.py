@@ -67,3 +67,11 @@ class TracedOps:
         for (op, phase), times in self.counted().items():
             total[phase] += op.flops * times
         return total
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes that the kernels read and write, by phase."""
+        total = dict.fromkeys(PHASES, 0)
+        for (op, phase), times in self.counted().items():
+            total[phase] += (op.read + op.written) * times
+        return total
