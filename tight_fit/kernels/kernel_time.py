@@ -65,6 +65,7 @@ def tiled_seconds(
     alone: float,
     start: float,
     tiles=TILES,
+    parts=PARTS,
 ) -> np.ndarray:
     """Seconds of products (batch, m, n, k), arrays or numbers, on a GPU with nothing else to do.
 
@@ -83,7 +84,7 @@ def tiled_seconds(
     for high, wide in tiles:
         share = efficiency / (1 + small_tile * max(0.0, 1 / high + 1 / wide - 2 / 128))
         blocks = batch * np.ceil(m / high) * np.ceil(n / wide)
-        for cuts in PARTS:
+        for cuts in parts:
             waves = np.maximum(np.ceil(blocks * cuts / sms), alone)
             terms = np.ceil(k / cuts / STEP) * STEP + start
             busy = waves * 2 * high * wide * terms * sms / (peak * share)
