@@ -32,7 +32,10 @@ ids = torch.arange(18).view(2, 9)
 for tied in (True, False):
     for stage in (2, 3):
         model = made(tied)
-        each = sum(p.numel() for p in model.parameters()) * (ranks - 1) / ranks
+        count = sum(p.numel() for p in model.parameters())
+        first = torch.nn.ModuleList([model.model.layers[-1], model.model.embed_tokens])
+        once = sum(p.numel() for p in {*first.parameters(), *model.lm_head.parameters()}) / count
+        each = count * (ranks - 1) / ranks
         lesson["shard"](model, mesh=mesh, reshard_after_forward=stage == 3)
         with CommMeter() as meter:
             loss = model(input_ids=ids, labels=ids).loss
@@ -40,7 +43,7 @@ for tied in (True, False):
         kept = {str(p.dtype) for p in model.parameters()}
         kept |= {str(p.grad.dtype) for p in model.parameters()}
         sent = sum(message.bytes for message in meter.sent) / each
-        told[f"{tied} {stage}"] = {"sent": sent, "kept": sorted(kept)}
+        told[f"{tied} {stage}"] = {"sent": sent, "once": once, "kept": sorted(kept)}
 model, whole = made(tied=True), made(tied=True)
 lesson["shard"](model, mesh=mesh, mp_policy=MixedPrecisionPolicy())  # fp32: no rounding
 optimizers = [torch.optim.SGD(one.parameters(), lr=1.0) for one in (model, whole)]
