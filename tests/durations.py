@@ -25,7 +25,7 @@ from tools.mutants import table
 SLOW = Path(__file__).with_name("slow.tsv")
 FILES = 100  # that are listed at the end
 QUICK = 100.0  # seconds of all tests of `make quick`, beside those of starting and of `make lint`
-DAY = 250.0  # seconds of all tests of `make test`, beside those and the lessons
+DAY = 150.0  # seconds of all tests of `make test`, beside those and the lessons
 LONG = 5.0  # seconds from which on a file has a line
 
 
