@@ -15,9 +15,8 @@ from helpers.tables import KEPT_TABLES
 from tight_fit.command.answer import attention_of
 from tight_fit.command.question import digest
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.facts import Facts, facts_of
+from tight_fit.layouts.facts import Facts, facts_of_step
 from tight_fit.layouts.layout import Layout
-from tight_fit.layouts.plan import plan_step
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import KINDS
 
@@ -31,13 +30,13 @@ COMPUTED = {
 
 
 def facts(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
-    """What `tight_fit.layouts.facts.facts_of` gives, planned now, or what is kept of it.
+    """What `tight_fit.layouts.facts.facts_of_step` gives, planned now, or what is kept of it.
 
     job  its batch size is that of all GPUs
     Raises what `plan_step` raises.
     """
     found = _kept().get(key(job, layout, cluster))
-    return found or facts_of(plan_step(job, layout), cluster)
+    return found or facts_of_step(job, layout, cluster)
 
 
 def key(job: ModelStep, layout: Layout, cluster: Cluster) -> str:

@@ -116,7 +116,7 @@ class Run:
     def from_json(cls, text: str) -> Run:
         """The run of `to_json`.
 
-        What is said of other texts: `tools.course.records`, before a record is kept.
+        Other texts are refused by `tools.course.records`, before a record is kept.
         """
         values = json.loads(text)
         return cls(**(values | {"recipe": Recipe.from_dict(values["recipe"])}))

@@ -12,6 +12,7 @@ from helpers import kept_layouts
 from helpers.show import layouts
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import SCHEDULES, parse
+from tight_fit.layouts.plan import plan_step
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 from tools.course import NOTEBOOKS, kept_plans
@@ -40,7 +41,7 @@ def test_what_is_kept_is_planned_alike_today(asked):
 def test_what_a_lesson_shows_is_kept(number, tables, monkeypatch):
     """What its cells give to `show.layouts`: a reader would wait minutes for other plans."""
     planned = Mock(side_effect=AssertionError("not kept: add it to kept_plans.questions"))
-    monkeypatch.setattr(kept_layouts, "plan_step", planned)
+    monkeypatch.setattr("tight_fit.layouts.facts.plan_step", planned)
     names = {"Cluster": Cluster, "ModelStep": ModelStep, "SCHEDULES": SCHEDULES, "parse": parse}
     names |= {"read": read, "replace": replace, "show": SimpleNamespace(layouts=layouts)}
     names |= {"Qwen3MoeConfig": Qwen3MoeConfig, "display": print}
@@ -57,8 +58,13 @@ def small(**changed):
     return ModelStep(config, batch_size=4, length=16, weights="fp32")
 
 
-def test_what_is_not_kept_is_planned():
-    facts = kept_layouts.facts(small(), parse("ddp=2"), PAIR)
+def test_what_is_not_kept_is_planned_once_for_all_clusters(monkeypatch):
+    plan = Mock(wraps=plan_step)
+    monkeypatch.setattr("tight_fit.layouts.facts.plan_step", plan)
+    job = small(intermediate_size=88)  # that nobody else plans
+    kept_layouts.facts(job, parse("ddp=2"), Cluster("T4", 2))
+    facts = kept_layouts.facts(job, parse("ddp=2"), PAIR)
+    assert plan.call_count == 1
     assert facts["fits"] and facts["need"] > 0 and facts["sent"]["data"]["all_reduce"] > 0
 
 

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from tight_fit.gpus.specs import no_speed, speed_of
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.plan import LayoutPlan
+from tight_fit.layouts.layout import Layout
+from tight_fit.layouts.plan import LayoutPlan, plan_step
+from tight_fit.models.step import ModelStep
 
 Facts = dict[str, Any]
+
+
+def facts_of_step(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
+    """`facts_of` a step, which is planned once for all clusters. Raises what `plan_step` raises.
+
+    job  its batch size is that of all GPUs
+    """
+    return facts_of(_planned(repr(job.config), job, layout), cluster)
+
+
+@lru_cache(maxsize=64)
+def _planned(config: str, job: ModelStep, layout: Layout) -> LayoutPlan:
+    """A plan depends on no GPU and on no link. The configuration does not count when two steps are
+    compared, and so its text is a key of its own."""
+    return plan_step(job, layout)
 
 
 def facts_of(planned: LayoutPlan, cluster: Cluster) -> Facts:

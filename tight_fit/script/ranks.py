@@ -187,9 +187,8 @@ def _on_the_gpu(places: Places) -> Iterator[tuple[Any, str, Any]]:
         places.named = True
 
     def states(modules, *ignored):
-        for (
-            module
-        ) in modules:  # what a CPU knows, such as a decoder's angles, is only a shape there
+        # What a CPU knows, such as a decoder's angles, is only a shape on the GPU.
+        for module in modules:
             for name, buffer in module.named_buffers(recurse=False):
                 if not places.on_gpu(buffer):
                     with places.forced(True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from tight_fit.command.search_report import answer
 from tight_fit.command.wrapper import run
 from tight_fit.files import replace_all
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.facts import Facts, facts_of
+from tight_fit.layouts.facts import Facts, facts_of_step
 from tight_fit.layouts.layout import SCHEDULES, Layout, parse
-from tight_fit.layouts.plan import LayoutPlan, plan_step
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 from tight_fit.search.layouts import Searched, search_layouts
@@ -147,20 +145,13 @@ def _of_lesson_16() -> Iterator[Question]:
 
 def plan_one(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:
     """What is kept of one question, planned now."""
-    of_plan = facts_of(_planned(repr(job.config), job, layout), cluster)
+    of_plan = facts_of_step(job, layout, cluster)
     return {
         name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         # Tables of long texts show activations as well.
         for name in (*KEPT, *["at_peak"] * (job.loss == "chunked"))
         for value in [of_plan.get(name)]
     }
-
-
-@lru_cache(maxsize=64)
-def _planned(config: str, job: ModelStep, layout: Layout) -> LayoutPlan:
-    """A plan depends on no GPU and on no link. The configuration does not count when two steps are
-    compared, and so its text is a key of its own."""
-    return plan_step(job, layout)
 
 
 def layouts() -> Path:
