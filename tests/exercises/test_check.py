@@ -101,8 +101,15 @@ OTHER_LINES = (
 )
 # fmt: on
 MISSING = (
-    None, ..., body_is_pass, body_is_return, returns_none, Doubles().method, Doubles.method,
-    OTHER_NAMES[0], OTHER_LINES[0],
+    None,
+    ...,
+    body_is_pass,
+    body_is_return,
+    returns_none,
+    Doubles().method,
+    Doubles.method,
+    OTHER_NAMES[0],
+    OTHER_LINES[0],
 )  # fmt: skip
 ANSWERS = (
     raises, generates, awaits, cached, functools.partial(body_is_pass, 2), Doubles(), Doubles,
