@@ -1,7 +1,7 @@
-"""Collectives by hand against torch's own and plain sums: any number of ranks, length, dtype."""
+"""Collectives by hand against plain sums: any number of ranks, length, dtype.
 
-import json
-from pathlib import Path
+On real processes, beside torch's own, a tensor-parallel layer runs on them (test_tensor.py).
+"""
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from by_hand.collectives import (
     server_all_reduce,
 )
 from by_hand.transport import threads
-from tests.forked import forked
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16]
 
@@ -75,13 +74,3 @@ def test_wrong_partners_and_shapes_and_lost_messages_are_refused(monkeypatch):
     ):
         with pytest.raises(error, match=message):
             threads(ranks, work)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_on_real_processes_it_is_torchs_own_all_reduce(ranks):
-    """gloo may add in another order: equal within rounding, and bit for bit alike on all ranks."""
-    texts = forked(Path(__file__).parents[1] / "ranks" / "ring.py", ranks=ranks)
-    results = [json.loads(text) for text in texts]
-    for result in results:
-        assert result["near"] and result["bytes"] == results[0]["expected_bytes"]
-    assert len({result["digest"] for result in results}) == 1
