@@ -51,19 +51,22 @@ def test_batches_are_the_library_s_also_of_padded_rows(rows, side, multiple_of):
     assert (batch["labels"] == IGNORE).equal(batch["attention_mask"] == 0)
     for length in (64, None):  # wider, and back to what it was
         padded = [{name: values[row] for name, values in batch.items()} for row in range(len(rows))]
-        again = pad(padded, 0, multiple_of, length=length, side=side)
+        batch = pad(padded, 0, multiple_of, length=length, side=side)
         wanted = length or padded_length(max(map(len, rows)), multiple_of)
-        assert documents(again) == rows and again["input_ids"].shape[1] == wanted
-        labels = again["labels"][again["attention_mask"].bool()]
+        assert documents(batch) == rows and batch["input_ids"].shape[1] == wanted
+        labels = batch["labels"][batch["attention_mask"].bool()]
         assert labels.tolist() == [token % 3 for row in rows for token in row]
 
 
 @settings(deadline=None, max_examples=60)
 @given(ROWS, st.integers(1, 50))
 def test_too_long_documents_are_refused_or_cut(rows, limit):
+    tagged = [{"input_ids": row, "labels": row} for row in rows]
     for name in ("length", "max_length"):
-        batch = pad(rows, 0, **{name: limit}, truncate=True)
+        batch = pad(tagged, 0, **{name: limit}, truncate=True)
         assert documents(batch) == [row[:limit] for row in rows]
+        real = batch["attention_mask"].bool()
+        assert torch.equal(batch["labels"][real], batch["input_ids"][real])
         width = batch["input_ids"].shape[1]
         assert width == limit if name == "length" else width <= limit
         if max(map(len, rows)) > limit:
