@@ -76,19 +76,6 @@ def test_wider_windows_never_pad_more(lengths, size, parts, window, seed, factor
     assert costs[-1] == epoch_cost(length_sorted(lengths, size), lengths)
 
 
-@prop
-@given(st.lists(st.integers(1, 60), min_size=30, max_size=60), MICRO, SEEDS, SEEDS, EPOCH)
-def test_another_seed_or_epoch_gives_another_order(lengths, size, seed, other, epoch):
-    assume(seed != other)
-    rows = len(lengths)
-    assert epoch_order(rows, seed, epoch) != epoch_order(rows, other, epoch)
-    assert epoch_order(rows, seed, epoch) != epoch_order(rows, seed, epoch + 1)
-    first = bucketed(lengths, size, size, 2, seed, epoch)
-    torch.rand(3)  # the global generator plays no part
-    assert bucketed(lengths, size, size, 2, seed, epoch) == first
-    assert bucketed(lengths, 1, 1, 2, seed, epoch) != bucketed(lengths, 1, 1, 2, other, epoch)
-
-
 def test_short_and_long_micro_batches_are_mixed_in_time():
     """Sorted without shuffling, the first half of an epoch would be the short half."""
     lengths = list(range(1, 1025))

@@ -77,48 +77,37 @@ def test_only_a_call_in_the_cell_itself_counts():
     assert setup.asked(ast.parse(f"# first\nneeds({ABSENT!r}, 'json')")) == [ABSENT, "json"]
 
 
-@pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """A machine with nothing to compile with, and a function that gives it some."""
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "Python.h").touch()
+@pytest.mark.parametrize(
+    "gpu, there, asked, missing",
+    [
+        (False, ["clang++", "headers", "json"], ["g++", "torch.compile"], []),
+        (False, ["headers", "json"], ["g++", "json", "g++"], ["g++"]),
+        (None, [], ["torch.compile"], ["g++", "python3-dev"]),  # torch is not imported yet
+        ("pretended", [], ["torch.compile", "g++"], ["g++", "python3-dev"]),
+        (True, [], ["torch.compile"], ["triton", "gcc", "python3-dev"]),
+        (True, ["gcc", "triton"], ["torch.compile"], ["python3-dev"]),
+        (True, ["gcc", "triton", "headers"], ["torch.compile"], []),
+    ],
+)
+def test_a_compiler_is_asked_for_like_a_package_and_on_a_gpu_triton_with_its_own(
+    gpu, there, asked, missing, monkeypatch, tmp_path
+):
+    folder = tmp_path / "include"
+    folder.mkdir()
+    if "headers" in there:
+        (folder / "Python.h").touch()
     monkeypatch.delenv(REHEARSAL, raising=False)
-
-    def has(programs=(), headers=False, modules=(), gpu=True):
-        folder = tmp_path / "include" if headers else tmp_path
-        torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: gpu))
-        monkeypatch.setitem(sys.modules, "torch", torch)
-        monkeypatch.setattr(here.shutil, "which", lambda name: name if name in programs else None)
-        monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(folder))
-        monkeypatch.setattr(here.importlib.util, "find_spec", lambda name: name in modules or None)
-
-    has()
-    return has
-
-
-def test_a_compiler_is_asked_for_like_a_package(machine):
-    machine(["clang++"], headers=True, modules=["json"], gpu=False)
-    assert here.missing("g++") == here.missing("torch.compile") == []
-    machine(headers=True, modules=["json"])
-    assert here.missing("g++", "json", "g++") == ["g++"]
-    with pytest.raises(ModuleNotFoundError, match=r"needs g\+\+, .* `apt-get install g\+\+`"):
-        here.needs("g++")
-
-
-def test_on_a_gpu_torch_compile_needs_triton_and_what_triton_compiles_with(machine):
-    with pytest.raises(ModuleNotFoundError) as error:
-        here.needs("torch.compile")
-    assert "needs triton and gcc and python3-dev, which" in str(error.value)
-    assert "`apt-get install gcc python3-dev && pip install triton`" in str(error.value)
-    machine(["gcc"], modules=["triton"])
-    assert here.missing("torch.compile") == ["python3-dev"]
-    machine(["gcc"], headers=True, modules=["triton"])
-    assert here.missing("torch.compile") == []
-
-
-def test_without_a_gpu_or_on_a_pretended_one_it_needs_a_compiler_of_cpp(machine, monkeypatch):
-    monkeypatch.setenv(REHEARSAL, "T4:1")
-    assert here.missing("torch.compile", "g++") == ["g++", "python3-dev"]
-    monkeypatch.delenv(REHEARSAL)
-    monkeypatch.delitem(sys.modules, "torch")
-    assert here.missing("torch.compile") == ["g++", "python3-dev"]
+    if gpu == "pretended":
+        monkeypatch.setenv(REHEARSAL, "T4:1")
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: bool(gpu)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    if gpu is None:
+        monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(here.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(folder))
+    monkeypatch.setattr(here.importlib.util, "find_spec", lambda name: name in there or None)
+    assert here.missing(*asked) == missing
+    if gpu is True and not there:
+        told = "needs triton and gcc and python3-dev, which.*`apt-get install gcc python3-dev && "
+        with pytest.raises(ModuleNotFoundError, match=f"{told}pip install triton`"):
+            here.needs(*asked)
