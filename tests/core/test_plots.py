@@ -60,34 +60,22 @@ def test_a_plain_figure_gets_words_and_its_numbers():
         plots.described(left, "The loss of a step.")
 
 
-def curves(axis):
+def test_long_curves_areas_and_names_are_told_by_their_ends_and_extremes():
+    figure, (left, right) = plt.subplots(1, 2)
     x = np.arange(10)
-    axis.plot(x, -((x - 4.0) ** 2), label="hill")
-    axis.stackplot(x, [x + 1.0, np.full(10, 2.0)], labels=["first", "second"])
-    axis.errorbar([0, 1], [5, 6], yerr=[1, 1], label="means")
-    axis.hexbin(x, x)
-
-
-def names(axis):
-    axis.plot([1, 2], ["x", "y"], "o", label="dots")
-    axis.plot([], [], label="none")
-    axis.plot([0, 1], [float("nan"), 1], label="half")
-    axis.set(xlim=(0, 1), ylim=(0, 1))
-
-
-@pytest.mark.parametrize(
-    "draw, words",
-    [
-        (curves, "hill: from -16 at 0, to -25 at 9, highest 0 at 4; means: 5 at 0, 6 at 1; "
-         "first: from 1 at 0, to 10 at 9; second: from 2 at 0, to 2 at 9."),
-        (names, "dots: x at 1, y at 2; none: nothing; half: y at 1."),
-    ],
-)  # fmt: skip
-def test_long_curves_areas_names_and_bars_are_told_in_few_words(draw, words):
-    figure, axis = plt.subplots()
-    draw(axis)
+    left.plot(x, -((x - 4.0) ** 2), label="hill")
+    left.stackplot(x, [x + 1.0, np.full(10, 2.0)], labels=["first", "second"])
+    left.errorbar([0, 1], [5, 6], yerr=[1, 1], label="means")
+    left.hexbin(x, x)
+    right.plot([1, 2], ["x", "y"], "o", label="dots")
+    right.plot([], [], label="none")
+    right.set(xlim=(0, 1), ylim=(0, 1), xlabel="names")
     plt.close(figure)
-    assert numbers(figure) == f"Values: {words}"
+    assert numbers(figure) == (
+        "Values: hill: from -16 at 0, to -25 at 9, highest 0 at 4; means: 5 at 0, 6 at 1; "
+        "first: from 1 at 0, to 10 at 9; second: from 2 at 0, to 2 at 9. "
+        "names: dots: x at 1, y at 2; none: nothing."
+    )
 
 
 def in_legend(figure, what):
@@ -120,19 +108,3 @@ def test_bars_that_only_colours_tell_apart_get_hatches_and_rows_without_a_name_t
     assert hatches[:4] == hatches[4:] and hatches[:2] == ["", "////"]
     assert len(set(hatches[1:4])) == 3 and all(hatches[1:4])
     assert in_legend(figure, lambda handle: handle.get_hatch() or "") == hatches[:4]
-
-
-def test_areas_get_hatches_and_what_needs_none_stays_as_it_is():
-    figure, (left, middle, right) = plt.subplots(1, 3)
-    areas = left.stackplot([0, 1, 2], [[1, 1, 1], [2, 2, 2]], labels=["a", "b"])
-    bars = middle.bar(["a", "b"], [1, 2], color=["red", "blue"])  # their place names them
-    lines = right.vlines([1, 2], 0, 3, label="limits")  # a collection without faces
-    right.bar([1, 2], [3, 4], label="one")
-    right.bar([1, 2], [1, 1], label="two")
-    right.legend()
-    plt.close(figure)
-    told_apart(figure)
-    assert areas[0].get_hatch() != areas[1].get_hatch()
-    assert not any(bar.get_hatch() for bar in bars)
-    assert lines.get_hatch() is None and lines.get_label() == "limits"
-    assert len({bar.get_hatch() for bar in right.patches}) == 2

@@ -217,12 +217,6 @@ def test_the_probe_s_answer_is_one_sentence_asked_once(
     assert gpus.probe() == answer == profile.usable_cuda()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
-    monkeypatch.setenv(gpus.VISIBLE, "0")
-    assert gpus.probe() == (False, gpus.NO_GPU)
-
-
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
     assert notebook_setup.problems() == {}
     assert notebook_setup.installed("no-such-package-of-anyone") is None

@@ -37,8 +37,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 
 @pytest.mark.parametrize("model, examples", [("deberta", 16), ("vit", 32)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("lora_rank", [None, 8])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora_rank, checkpointing", [(None, False), (None, True), (8, False)])
 def test_the_forward_pass_keeps_what_cuda_keeps(
     model, examples, precision, lora_rank, checkpointing, monkeypatch
 ):
