@@ -16,12 +16,12 @@ NEEDS = 'from tight_fit.packages import needs\nneeds("peft")\nneeds("peft")\n'
 ADAPTED = """
 import torch
 from peft import LoraConfig, get_peft_model
-from torchao.utils import TorchAOBaseTensor
 def adapted(weight):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     model[0].weight = torch.nn.Parameter(weight)
     return type(get_peft_model(model, LoraConfig(r=2, target_modules=["0"])).base_model.model[0])
 print(adapted(torch.zeros(4, 4)).__module__, flush=True)
+from torchao.utils import TorchAOBaseTensor
 adapted(torch.zeros(4, 4).as_subclass(TorchAOBaseTensor))
 """
 

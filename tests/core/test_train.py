@@ -95,13 +95,16 @@ def test_a_loss_that_is_no_number_stops_the_run_and_other_errors_pass_through(mo
     def step(*arguments, **keywords):
         nonlocal calls
         calls += 1
-        if calls > 3:
-            raise RuntimeError("shapes do not match")
         return real(*arguments) * (float("nan") if calls == 3 else 1)
 
     monkeypatch.setattr(train, "train_step", step)
     with pytest.raises(train.Diverged, match="nan at step 3"):
         train.fit(SHORT, device="cpu", progress=False)
+
+    def broken(*arguments, **keywords):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(train, "train_step", broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train.fit(SHORT, device="cpu", progress=False)
 
