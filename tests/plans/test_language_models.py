@@ -29,31 +29,24 @@ CONFIGS = {
     ),
 }  # fmt: skip
 LORA = {"lora_rank": 4}
+ALL_LINEAR = {"lora_targets": "all-linear"}
 FIELDS = [
-    ("llama", {"attention": "eager"}),
-    ("qwen3", {"attention": "sdpa", "precision": "bf16"}),
-    ("llama", {"loss": "chunked"}),
+    ("llama", {"attention": "eager"}), ("qwen3", {"attention": "sdpa", "precision": "bf16"}),
     ("qwen3", {"loss": "chunked", "precision": "bf16", "accumulation": 2}),
     ("gpt2", {"loss": "chunked", "weights": "bf16", "checkpointing": True}),
-    ("llama", {"loss": "chunked", "base": "bf16", **LORA}),
-    (
-        "llama",
-        {"base": "bf16", "lora_targets": "all-linear", "lora_scale": "alpha/sqrt(r)", **LORA},
-    ),
-    ("qwen3", {"lora_targets": "o_proj,up_proj", **LORA}),
-    ("gpt2", {"lora_targets": "all-linear", **LORA}),
+    ("llama", {"loss": "chunked", "base": "bf16", "lora_scale": "alpha/sqrt(r)", **LORA}),
+    ("qwen3", {"lora_targets": "o_proj,up_proj", **LORA}), ("gpt2", ALL_LINEAR | LORA),
     ("llama", {"offload": "optimizer"}),
     ("llama", {"offload": "activations", "precision": "bf16"}),
     ("llama", {"optimizer_in_backward": True, "max_grad_norm": None}),
     ("llama", {"optimizer": "paged_adamw8bit"}),
     ("llama", {"optimizer": "adamw_stochastic", "weights": "bf16"}),
-]
+]  # fmt: skip
 NF4 = [
-    ("llama", {}),
-    ("llama", {"precision": "bf16", "lora_targets": "all-linear", "checkpointing": True}),
+    ("llama", {"precision": "bf16", "checkpointing": True, **ALL_LINEAR}),
     ("llama", {"precision": "bf16", "weights": "fp32", "accumulation": 2}),  # as peft prepares it
     ("qwen3", {"precision": "bf16", "loss": "chunked", "optimizer": "adamw8bit"}),
-    ("gpt2", {"precision": "bf16", "lora_targets": "all-linear"}),  # biases
+    ("gpt2", {"precision": "bf16", **ALL_LINEAR}),  # biases
     ("bert", {"precision": "bf16"}),
     ("llama", {"frozen": 2, "attention": "eager"}),
 ]
