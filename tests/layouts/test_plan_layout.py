@@ -261,10 +261,3 @@ def test_what_ranks_cannot_divide(layout, fields, says):
     fields = {"config": deep(), "batch_size": 8, "length": 16} | fields
     with pytest.raises((ValueError, CannotPlan), match=says):
         plan_layout(fields.pop("config"), layout, device="cpu", **fields)
-
-
-def test_a_window_that_holds_all_tokens_is_no_window():
-    planned = plan_layout(WINDOW, Layout(2, context=2), device="cpu", batch_size=4, length=8)
-    plain = configured(MistralConfig, 32, 2, 4, 64, 64, num_key_value_heads=2, sliding_window=None)
-    other = plan_layout(plain, Layout(2, context=2), device="cpu", batch_size=4, length=8)
-    assert planned.peak == other.peak

@@ -129,16 +129,6 @@ def test_a_loss_in_chunks_has_no_logits_of_all_tokens():
     assert max(biggest) < logits / 4
 
 
-def test_sdpa_keeps_no_square_of_the_length():
-    def kept(attention, length):
-        fields = {"batch_size": 4, "length": length, "precision": "bf16"}
-        asked = ModelStep(CONFIGS["llama"](), attention=attention, **fields)
-        return plan_model_step(asked, "cuda").at_peak["activations"]
-
-    assert kept("sdpa", 64) < 2.1 * kept("sdpa", 32)
-    assert kept("eager", 64) - kept("sdpa", 64) > 3 * 4 * 4 * 64 * 64 * 4  # layers, heads, fp32
-
-
 def test_blocks_that_do_not_divide_a_weight_are_refused():
     config = library.LlamaConfig(**{**TEXT, "hidden_size": 12, "num_attention_heads": 2})
     with pytest.raises(ValueError, match="do not divide the 12 × 12 weights of model.layers.0"):
