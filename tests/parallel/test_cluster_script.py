@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -108,13 +109,13 @@ def test_a_checkpoint_that_was_interrupted_is_passed_over(copy):
 # -- bad input ------------------------------------------------------------------------------------
 
 
+def newest_file(folder):
+    return max((folder / "step-4").glob("*.distcp"))
+
+
 def cut(folder):
-    file = max((folder / "step-4").glob("*.distcp"))
+    file = newest_file(folder)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def missing(folder):
-    max((folder / "step-4").glob("*.distcp")).unlink()
 
 
 def no_metadata(folder):
@@ -126,7 +127,7 @@ def no_metadata(folder):
     [
         (lambda folder: None, ("--width", 8), "Size mismatch"),
         (cut, (), "failed reading zip archive"),
-        (missing, (), "No such file"),
+        (lambda folder: newest_file(folder).unlink(), (), "No such file"),
         (no_metadata, (), "metadata"),
     ],
     ids=["another model", "cut", "missing", "metadata"],
@@ -256,12 +257,9 @@ TORCHRUN = '#!/bin/bash\nexec {} -m torch.distributed.run --local-addr 127.0.0.1
 def free_port():
     """One of those that the file chooses from: 20000 + job ID % 10000."""
     for port in range(20_000 + os.getpid() % 9000, 30_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
     raise OSError("no free port")
 
 
@@ -275,15 +273,10 @@ def slurm(tmp_path):
         (tmp_path / name).chmod(0o755)
     job = str(70_000 + free_port() - 20_000)
     return job, os.environ | {
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "SLURM_JOB_NODELIST": "127.0.0.[1-2]",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_GPUS_ON_NODE": "1",
-        "SLURM_CPUS_PER_TASK": "8",
-        "SLURM_JOB_ID": job,
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-    }
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+        "SLURM_JOB_NODELIST": "127.0.0.[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": job,
+        "SLURM_GPUS_ON_NODE": "1", "SLURM_CPUS_PER_TASK": "8", "SLURM_SUBMIT_DIR": str(tmp_path),
+    }  # fmt: skip
 
 
 def test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue(alone, slurm, tmp_path):
@@ -308,9 +301,8 @@ def test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue(alone,
     last = max(steps(first))
     saved = [path.parent.name for path in tmp_path.glob("checkpoints/*/.metadata")]
     assert saved == [f"step-{last}"]
-    again = subprocess.run(
-        [*command, "--steps", str(last + 1)], capture_output=True, text=True, timeout=300, **where
-    )
+    command += ["--steps", str(last + 1)]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, **where)
     assert steps(again.stdout) == [last + 1] and "requeued" not in again.stdout
     assert gone(str(tmp_path))
 

@@ -12,7 +12,6 @@ from helpers.plan import plan
 from helpers.recipe import Recipe
 from tests.attack import refused
 from tests.night import few_by_day
-from tests.plans.test_language_models import same, words
 from tight_fit.models import config as hf_config
 from tight_fit.models import hub
 from tight_fit.models.config import CannotPlan
@@ -21,8 +20,8 @@ from tight_fit.plans.model import ModelStep, measured, plan_model, plan_model_st
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = {
-    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "intermediate_size": 64, "max_position_embeddings": 64,
+    "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
 NARROW = {
     "vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
@@ -42,10 +41,13 @@ CONFIGS = {
         sep_token_id=2,
     ),
     "gpt2": lambda: library.GPT2Config(  # tied weights
-        vocab_size=99, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=1,
+        vocab_size=99, n_embd=64, n_layer=3, n_head=4, n_positions=64, bos_token_id=1,
         eos_token_id=2,
     ),
     "llama": lambda: library.LlamaConfig(**TEXT, num_key_value_heads=2),  # grouped queries
+    "qwen3": lambda: library.Qwen3Config(
+        **TEXT, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True
+    ),
     "gemma3": lambda: library.Gemma3TextConfig(
         **TEXT, num_key_value_heads=2, head_dim=8, sliding_window=16
     ),
@@ -97,6 +99,16 @@ def step(name: str, **fields) -> ModelStep:
     if name == "segformer":
         fields["side"] = 64
     return ModelStep(config, batch_size=4, length=24 if text else None, **fields)
+
+
+def same(planned, real) -> bool:
+    assert planned.peak == real.peak and planned.at_peak == real.at_peak
+    assert planned.parameters == real.parameters and planned.flops == real.flops
+    return np.array_equal(planned.timeline, real.timeline)
+
+
+def words(value) -> str:
+    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +221,7 @@ def test_configurations_come_from_files_and_are_not_changed(tmp_path):
 def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch):
     CONFIGS["bert"]().save_pretrained(tmp_path / "models" / "somebody" / "bert")
     monkeypatch.setenv(MIRROR, str(tmp_path))
-    assert hf_config.read("somebody/bert").hidden_size == 32
+    assert hf_config.read("somebody/bert").hidden_size == 64
     monkeypatch.setattr(hub, "unreachable", lambda repo: "no answer")
     with pytest.raises(hub.HubUnavailable, match="somebody/else cannot be had .no answer"):
         hf_config.read("somebody/else")

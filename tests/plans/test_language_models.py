@@ -1,33 +1,16 @@
 """Plans of fine-tunes of decoders on one GPU, by the fields that they have for it, byte by byte."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers as library
 
 from tests.night import few_by_day
+from tests.plans.test_hf_model import TEXT, same, step, words
 from tight_fit.plans.model import ModelStep, measured, plan_model_step
 from tight_fit.techniques import four_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TEXT = {
-    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
-}  # fmt: skip
-CONFIGS = {
-    "llama": lambda **more: library.LlamaConfig(**{**TEXT, **more}),
-    "qwen3": lambda **more: library.Qwen3Config(
-        **{**TEXT, "head_dim": 16, "tie_word_embeddings": True, **more}
-    ),
-    "gpt2": lambda **more: library.GPT2Config(
-        vocab_size=211, n_embd=64, n_layer=more.get("num_hidden_layers", 3), n_head=4,
-        n_positions=64,
-    ),
-    "bert": lambda **more: library.BertConfig(
-        **{name: value for name, value in {**TEXT, **more}.items() if name != "num_key_value_heads"}
-    ),
-}  # fmt: skip
 LORA = {"lora_rank": 4}
 ALL_LINEAR = {"lora_targets": "all-linear"}
 FIELDS = [
@@ -50,21 +33,6 @@ NF4 = [
     ("bert", {"precision": "bf16"}),
     ("llama", {"frozen": 2, "attention": "eager"}),
 ]
-
-
-def step(name: str, layers: int = 3, **fields) -> ModelStep:
-    config = CONFIGS[name](num_hidden_layers=layers)
-    return ModelStep(config, batch_size=4, length=24, **fields)
-
-
-def same(planned, real) -> bool:
-    assert planned.peak == real.peak and planned.at_peak == real.at_peak
-    assert planned.parameters == real.parameters and planned.flops == real.flops
-    return np.array_equal(planned.timeline, real.timeline)
-
-
-def words(value) -> str:
-    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
 
 
 @pytest.mark.parametrize("name, fields", few_by_day(FIELDS), ids=words)
