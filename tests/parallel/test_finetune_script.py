@@ -169,6 +169,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_adapters(script, run, tmp_pa
     assert (answers - wanted).abs().max() < (wanted - before).abs().max() / 4
 
 
+@pytest.mark.night
 def test_two_ranks_train_the_adapters_of_one_process(files, tmp_path):
     """FSDP2 divides all weights; a run goes on with another number of processes."""
     asked = ("--batch", 4, "--every", 2, "--held", 0, "--rate", 3e-3, "--length", 64)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.recipe import Recipe
 from tight_fit.plans.own_step import plan_custom_step
-from tight_fit.torch_private import FakeTensorMode, PlainDispatchMode
+from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace import cuda_kernels
 from tight_fit.trace.cuda_kernels import AS_GIVEN, AUTOCAST, REFUSED, CudaKernels, _written_out
 from tight_fit.trace.fake_tensors import FakeValues
@@ -471,16 +471,6 @@ def test_what_is_on_the_gpu_counts_although_it_is_not_listed():
     assert plan_custom_step(setup).peak == 4 * 500 * 500 + SIZE
 
 
-class Operations(PlainDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **kwargs or {})
-
-
 def nearer(places: torch.Tensor, middle: int):
     return torch.where((places < middle) & (places > -middle), places, torch.abs(places) / middle)
 
@@ -490,11 +480,10 @@ def test_a_function_in_torchscript_is_planned_alike_each_time():
     """TorchScript rewrites one after its first calls; DeBERTa of transformers 5.17 has several."""
     scripted, runs = torch.jit.script(nearer), []
     for _ in range(4):
-        seen = Operations()
-        with FakeTensorMode(), FakeValues(), seen:
+        with FakeTensorMode(), FakeValues(), Tracker() as tracker:
             scripted(torch.ones(4, 8), 3)
-        runs.append(seen.names)
-    assert "aten.where.self" in runs[0] and all(names == runs[0] for names in runs)
+        runs.append(tracker.storage_trace.made_by)
+    assert "where" in runs[0] and all(names == runs[0] for names in runs)
 
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="new in PyTorch 2.13")
