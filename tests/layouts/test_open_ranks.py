@@ -15,7 +15,7 @@ from tight_fit.layouts.plan import plan_step
 from tight_fit.models.step import ModelStep
 
 pytestmark = pytest.mark.night
-LLAMA = configured(LlamaConfig, 32, 4, 4, 48, 64, num_key_value_heads=2)
+LLAMA = configured(LlamaConfig, 32, 6, 4, 48, 64, num_key_value_heads=2)
 BERT = configured(BertConfig, 32, 2, 4, 48, 64)
 FOUR = Cluster("H100", 4, inside="NVLink 4")
 
@@ -30,9 +30,9 @@ def planned(config, layout, number, recompute, ranks=None, **fields):
     "config, layouts, fields, ranks_made",
     [
         (LLAMA, ["fsdp=4", "zero2=4", "fsdp=2,tensor=2"], {}, 2),  # fsdp and zero2 share a rank
-        (LLAMA, ["hsdp=2x2", "zero1=4"], {"max_grad_norm": None}, 4),  # zero1 by micro-batches
-        (LLAMA, ["fsdp=2,context=2"], {}, 1),
-        (BERT, ["zero2=4", "ddp=4"], {"precision": "fp16"}, None),
+        (LLAMA, ["hsdp=2x2", "zero1=4"], {"max_grad_norm": None}, 4),  # zero1 each time
+        (LLAMA, ["fsdp=2,context=2"], {}, 6),  # two ranks are planned, in turn
+        (BERT, ["zero2=4", "ddp=4"], {"precision": "fp16"}, 4),
     ],
 )
 def test_plans_on_open_ranks_are_those_of_new_ranks(
