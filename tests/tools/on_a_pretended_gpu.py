@@ -13,20 +13,13 @@ import traceback
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-import transformers
 
-from benchmarks import gpu_models
-from by_hand import gelu_half2
-from tight_fit import gpus
 from tight_fit.command import calibrate
 from tight_fit.gpus import REHEARSAL, calibration
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.memory.allocator import CachingAllocator
-from tight_fit.models.step import ModelStep
-from tight_fit.plans.model import plan_model_step
 from tools.pretend.cards import CONTEXT
 
 T4 = torch.cuda.get_device_capability() == (7, 5)
@@ -248,27 +241,6 @@ def events_and_streams():
 
 
 @check
-def half2_is_launched_as_on_a_gpu():
-    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    given = torch.from_numpy(every).cuda()
-    made = gelu_half2.gelu(given).cpu().numpy()
-    assert np.array_equal(made, gelu_half2.emulate(every), equal_nan=True)
-    other = "80" if T4 else "75"
-    from tight_fit import torch_private
-
-    def foreign():
-        return torch_private.load_cuda_kernel(gelu_half2.build(other), "kernel_half2")
-
-    refused("no kernel image", foreign)
-    here = "".join(map(str, torch.cuda.get_device_capability()))
-    kernel = torch_private.load_cuda_kernel(gelu_half2.build(here), "kernel_half2")
-    few, block = (1, 1, 1), (256, 1, 1)  # threads for 2,048 of 65,536 values
-    refused("illegal memory", lambda: kernel(few, block, [given, given, 2**16, 1]))
-    refused("CUDA tensors", lambda: kernel(few, block, [given.cpu(), given, 8, 1]), ValueError)
-    refused("misaligned", lambda: kernel(few, block, [given[1:], given, 8, 1]))
-
-
-@check
 def a_step_is_what_its_plan_says():
     """The narrow DeBERTa: every tensor of a step on the pretended GPU, by category."""
     from helpers import measure, profile, train
@@ -368,22 +340,6 @@ def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pi
         torch.cuda.memory_reserved()
     )
     assert before.numel() + kept.numel() == 1000 + 2**20
-
-
-@check
-def a_step_of_another_model_is_measured_as_it_is_planned():
-    """What `benchmarks.gpu_models` measures, of a step that a real GPU had too."""
-    config = transformers.Qwen3Config(
-        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=128, head_dim=16,
-    )  # fmt: skip
-    step = ModelStep(config, batch_size=4, length=64, weights="fp32", checkpointing=True)
-    before = torch.cuda.memory_allocated()
-    seen = gpu_models.measure(step)
-    gpu = gpus.here()
-    peaks = plan_model_step(step.on(gpu.capability)).allocator_peaks(gpu)
-    assert abs((seen["allocated"] - before) / peaks.allocated - 1) < 0.04, (seen, before, peaks)
-    assert seen["seconds"] > 0 and seen["first"] > 0 and seen["parameters"] == 139_648, seen
 
 
 @check
