@@ -36,57 +36,30 @@ def parser() -> argparse.ArgumentParser:
         prog=NAME, formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__
     )
     commands = whole.add_subparsers(dest="command", required=True)
-    for name in ("run", "save", "record", "clean", "tables", "soak"):
-        command = commands.add_parser(name)
+    made = {name: commands.add_parser(name) for name in ("run", "save", "record", "clean", "soak")}
+    for command in (*made.values(), commands.add_parser("tables")):
         command.add_argument(
             "numbers", nargs="*", metavar="NN", help="notebooks, as 02; all when none is named"
         )
-        if name == "record":
-            command.add_argument(
-                "--dry-run", action="store_true", help="small models, any device, nothing is kept"
-            )
-            command.add_argument("--out", type=new_folder, help="another folder than results/")
-            command.add_argument(
-                "--minutes",
-                type=whole_number(1, 10_000),
-                help="after which the rest is left for the next call (no limit)",
-            )
-        if name == "soak":
-            command.add_argument("--only", choices=KINDS, help="one kind instead of both")
-    grading = commands.add_parser("grade")
-    grading.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="students' notebooks, or folders of them",
-    )
-    grading.add_argument("--csv", type=new_file, help="also write the grades there, row by row")
-    grading.add_argument(
-        "--exercises",
-        nargs="+",
-        metavar="NN.k",
-        default=[],
-        help="what counts in every notebook (those of the lesson, or of its lab)",
-    )
-    grading.add_argument(
-        "--seconds",
-        type=whole_number(1, 86_400),
-        default=900,
-        help="that a notebook may take before it is ended (900)",
-    )
-    grading.add_argument(
-        "--memory",
-        type=whole_number(1, 4096),
-        default=8,
-        metavar="GIB",
-        help="that all processes of a notebook may take together (8)",
-    )
-    assign = commands.add_parser("assign")
-    assign.add_argument("numbers", nargs="+", metavar="NN", help="lessons, as 02, or names of labs")
-    assign.add_argument(
-        "--out", type=new_folder, required=True, help="the assignment's folder in source/"
-    )
+    add = made["record"].add_argument
+    add("--dry-run", action="store_true", help="small models, any device, nothing is kept")
+    add("--out", type=new_folder, help="another folder than results/")
+    left = "after which the rest is left for the next call (no limit)"
+    add("--minutes", type=whole_number(1, 10_000), help=left)
+    made["soak"].add_argument("--only", choices=KINDS, help="one kind instead of both")
+    add = commands.add_parser("grade").add_argument
+    notebooks = "students' notebooks, or folders of them"
+    add("files", nargs="+", type=Path, metavar="FILE", help=notebooks)
+    add("--csv", type=new_file, help="also write the grades there, row by row")
+    counts = "what counts in every notebook (those of the lesson, or of its lab)"
+    add("--exercises", nargs="+", metavar="NN.k", default=[], help=counts)
+    ended = "that a notebook may take before it is ended (900)"
+    add("--seconds", type=whole_number(1, 86_400), default=900, help=ended)
+    memory = "that all processes of a notebook may take together (8)"
+    add("--memory", type=whole_number(1, 4096), default=8, metavar="GIB", help=memory)
+    add = commands.add_parser("assign").add_argument
+    add("numbers", nargs="+", metavar="NN", help="lessons, as 02, or names of labs")
+    add("--out", type=new_folder, required=True, help="the assignment's folder in source/")
     commands.add_parser("keep").add_argument("folder", type=Path, metavar="DIR")
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"

@@ -159,8 +159,9 @@ standard deviation of three seeds; batches of {score.TEXT["batch"]}, learning ra
 
 A masked language model and contrastive crops (`objectives.py`), {plan["steps"]} steps of
 {2 * plan["documents"]} crops x {plan["length"]} tokens in {content["seconds"]} s,
-seed {plan["seed"]}; {content["device"]}, torch {content["torch"]}, transformers {content["transformers"]}. Word embeddings start from
-latent semantic analysis of the corpus (`lsa.py`).
+seed {plan["seed"]}; {content["device"]}, torch {content["torch"]}, transformers
+{content["transformers"]}. Word embeddings start from latent semantic analysis
+of the corpus (`lsa.py`).
 
 {corpus.described(text, plan["reuters"])}
 
