@@ -345,6 +345,8 @@ OF_COURSE = [
     ("record --dry-run --out README.md", "is a file"),
     ("record --dry-run --out README.md/x", "is a file"), ("recrod", "Did you mean record?"),
     ("soak --only ofline", "Did you mean offline?"), ("soak --only nothing", "invalid choice"),
+    ("soak --rounds 3", "unrecognized"), ("soak --only=", "invalid choice"), ("assign 02", "--out"),
+    ("assign --out x", "NN"),
     ("grade a --seconds 1 --seconds 9", "give it once"),
     ("grade gone.ipynb --csv no/such/folder/a.csv", "there is no folder"),
     ("grade gone.ipynb --csv=", "is empty"), ("grade gone.ipynb --csv .", "is a folder"),

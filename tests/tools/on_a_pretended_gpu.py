@@ -6,7 +6,6 @@ python on_a_pretended_gpu.py    prints {name of a check: "" or what was wrong} a
 import gc
 import json
 import os
-import pickle
 import sys
 import tempfile
 import traceback
@@ -114,6 +113,10 @@ def devices_do_not_mix():
     refused("same device", lambda: F.linear(on_gpu, torch.ones(2, 3)))
     refused("convert cuda", on_gpu.numpy, TypeError)
     refused("invalid device ordinal", lambda: torch.empty(1, device="cuda:1"))
+    host, gpu = torch.Generator(), torch.Generator("cuda")
+    refused("'cuda' device type", partial(torch.randperm, 9, device="cuda", generator=host))
+    refused("'cpu' device type", partial(torch.randn, 3, generator=gpu))
+    assert sorted(torch.randperm(9, device="cuda", generator=gpu).tolist()) == list(range(9))
 
 
 @check
@@ -142,15 +145,6 @@ def what_cuda_kernels_refuse_is_refused():
         refused("CUBLAS_WORKSPACE_CONFIG", lambda: half @ half.T)
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@check
-def generators_are_of_the_device_that_draws():
-    host, gpu = torch.Generator(), torch.Generator("cuda")
-    refused("'cuda' device type", partial(torch.randperm, 9, device="cuda", generator=host))
-    refused("'cpu' device type", partial(torch.randn, 3, generator=gpu))
-    assert torch.randn(3, device="cuda", generator=gpu).is_cuda
-    assert sorted(torch.randperm(9, device="cuda", generator=gpu).tolist()) == list(range(9))
 
 
 @check
@@ -293,53 +287,6 @@ def a_callback_plans_what_trainer_reserves():
         arguments = TrainingArguments(folder, per_device_train_batch_size=4, max_steps=4, **options)
         trainer = Trainer(llama(), arguments, train_dataset=TEXTS, callbacks=[callback])
         planned_as_reserved(callback, trainer.train)
-
-
-@check
-def a_callback_plans_what_lightning_reserves():
-    import lightning
-
-    from tight_fit import LightningPlanCallback
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = llama()
-
-        def training_step(self, batch, index):
-            return self.model(**batch).loss
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters())
-
-    callback = LightningPlanCallback(say=lambda line: None)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = lightning.Trainer(max_steps=4, callbacks=[callback], **options)
-    loader = torch.utils.data.DataLoader(TEXTS, batch_size=4)
-    planned_as_reserved(callback, lambda: trainer.fit(Module(), loader))
-
-
-@check
-def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pickle"):
-    """Every allocation since the recording, and the blocks that are in use at its end."""
-    from tight_fit.memory.history import recorded
-
-    before = torch.empty(1000, device="cuda")
-    with recorded(path):
-        gone, kept = (torch.empty(count, device="cuda") for count in (300, 2**20))
-        del gone
-        now = torch.cuda.memory_allocated()
-    with open(path, "rb") as file:
-        found = pickle.load(file)
-    events = [(event["action"], event["size"]) for event in found["device_traces"][0]]
-    assert events == [("alloc", 1200), ("alloc", 2**22), ("free_completed", 1200)]
-    blocks = [block for segment in found["segments"] for block in segment["blocks"]]
-    used = [block["size"] for block in blocks if block["state"] == "active_allocated"]
-    assert sum(used) == now and 4096 in used and 2**22 in used
-    assert sum(segment["total_size"] for segment in found["segments"]) == (
-        torch.cuda.memory_reserved()
-    )
-    assert before.numel() + kept.numel() == 1000 + 2**20
 
 
 @check
