@@ -114,9 +114,8 @@ def summary(
     lines += [f"- FAILED: {name}: {error}" for name, error in wrong.items()]
     if waiting or left:
         lines += [f"- Left for another call: {'; '.join(waiting + left)}. Call it again to go on."]
-        stopped = [
-            f"{name} ({done[name]['seconds'] / 60:.1f} min)" for name in left if name in done
-        ]
+        ended = {name: entry["seconds"] / 60 for name, entry in done.items() if not entry["digest"]}
+        stopped = [f"{name} ({ended[name]:.1f} min)" for name in left if name in ended]
         lines += [f"- Stopped; give more MINUTES: {', '.join(stopped)}."] if stopped else []
     if folder.resolve() == RESULTS:
         then = "run `make notebooks readme` and commit results/, notebooks/, README.md"
