@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_models --out FOLDER [--minutes M] [--only TEXT]
 
-`benchmarks.gpu_steps` measures the course's recipes. These are the steps of `ModelStep`: decoders,
+`benchmarks.measured_steps` measures the course's recipes. These are the steps of `ModelStep`: decoders,
 encoders, models of images and of speech, at full size with random weights and random inputs, one
 technique at a time, compiled layers and FP8 among them. Each is built and measured in a process of
 its own, and only one of them uses the GPU at a time. FP8 is torchao's; a compiled step has each

@@ -11,7 +11,7 @@ from functools import partial
 import psutil
 import pytest
 
-from benchmarks import gpu_models, gpu_steps, proof
+from benchmarks import gpu_models, measured_steps, proof
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 from tests.small import a_run
@@ -93,7 +93,7 @@ def an_outcome(folder, **fields):
         {"name": "Tesla T4", "device": "cuda"}, "", "", [a_step(seconds=0.5)],
         large=["DeBERTa-v3-large, up to fp32"], failed={"a model, two": "it broke"},
     )  # fmt: skip
-    return gpu_steps.Outcome(folder / "steps/tesla-t4.unfinished", steps, **fields)
+    return measured_steps.Outcome(folder / "steps/tesla-t4.unfinished", steps, **fields)
 
 
 @pytest.fixture
@@ -101,14 +101,14 @@ def on_a_gpu(monkeypatch):
     """`session.session` as on a machine with a GPU, which has nothing to measure."""
     monkeypatch.setattr(session, "prepare", lambda out: out)
     monkeypatch.setattr(session, "this_machine", lambda: HERE)
-    monkeypatch.setattr(gpu_steps, "measure_all", lambda folder, *_: an_outcome(folder))
+    monkeypatch.setattr(measured_steps, "measure_all", lambda folder, *_: an_outcome(folder))
     monkeypatch.setattr(gpu_models, "measure_all", lambda *_: {"steps": {"a": {}}, "failed": {}})
 
 
 def test_the_summary_says_what_to_do_next(tmp_path, calls, on_a_gpu, monkeypatch, capsys):
     note = "This GPU has no bf16 arithmetic."
     steps = an_outcome(tmp_path, left=["a model, three"], note=note)
-    monkeypatch.setattr(gpu_steps, "measure_all", lambda *given: steps)
+    monkeypatch.setattr(measured_steps, "measure_all", lambda *given: steps)
     path = notebook(tmp_path, "record.run(before, '02_x/before')")
     without = notebook(tmp_path, "x = 1", name="13_y")  # it has no runs to record
     # All the time there is: minutes count from the start of the process, here that of all tests.
@@ -134,10 +134,10 @@ def test_what_failed_before_waits_until_the_lessons_had_their_turn(
     def measure_all(folder, command, until, only):
         calls.append("steps" if only is None else only)
         if only is None:
-            return an_outcome(tmp_path, left=[gpu_steps.name_of(LEFT)], put_off=[HUNG, LATER])
+            return an_outcome(tmp_path, left=[measured_steps.name_of(LEFT)], put_off=[HUNG, LATER])
         return an_outcome(tmp_path, put_off=[LATER, HUNG])
 
-    monkeypatch.setattr(gpu_steps, "measure_all", measure_all)
+    monkeypatch.setattr(measured_steps, "measure_all", measure_all)
     path = notebook(tmp_path, "record.run(before, '02_x/before')")
     session.session([path], None, tmp_path, "a test")
     assert calls == ["steps", "02_x", [HUNG, LATER]]
@@ -176,7 +176,7 @@ def test_whatever_the_steps_raise_the_lessons_run(tmp_path, calls, on_a_gpu, mon
     def broken(*given):
         raise error
 
-    monkeypatch.setattr(gpu_steps, "measure_all", broken)
+    monkeypatch.setattr(measured_steps, "measure_all", broken)
     path = notebook(tmp_path, "record.run(before, '02_x/before')")
     assert session.session([path], None, tmp_path, "a test") == 1 and calls == ["02_x"]
     text = (tmp_path / session.SUMMARY).read_text()

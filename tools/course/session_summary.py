@@ -11,7 +11,7 @@ from tools.course.record import RESULTS
 from tools.course.session_state import CallTime, SessionState, too_long
 
 if TYPE_CHECKING:
-    from benchmarks.gpu_steps import Outcome
+    from benchmarks.measured_steps import Outcome
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def summary(told: CallResult, state: SessionState, folder: Path, seconds: float)
     steps, lines = told.steps, [f"# {state.machine}, {seconds / 60:.1f} minutes", ""]
     waiting: list[str] = []
     if steps:
-        from benchmarks.gpu_steps import name_of
+        from benchmarks.measured_steps import name_of
 
         lines += [
             f"{len(steps.proof.steps)} steps measured, {len(steps.proof.large)} too large for this "
