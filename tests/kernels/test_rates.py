@@ -1,7 +1,5 @@
 """What only a measured GPU's plan has: each mechanism against arithmetic by hand."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -218,11 +216,8 @@ def test_the_page_says_how_good_plans_of_measured_steps_are():
 
 
 def test_the_kept_rows_are_what_is_planned():
-    kept = {row["step"]: row for row in gpu_seconds.read()}
-    (planned,) = gpu_seconds.rows(["BERT-base"])
-    assert kept["BERT-base"] == planned
-    steps = sum(
-        len(json.loads(path.read_text())["steps"])
-        for path in (record.RESULTS / "models").glob("*.json")
-    )
+    kept = gpu_seconds.read()
+    (planned,) = gpu_seconds.rows(["BERT-base"]).to_dict("records")
+    assert kept[kept["step"] == "BERT-base"].to_dict("records") == [planned]
+    steps = sum(len(found["steps"]) for found in gpu_seconds.gpu_models_table.files())
     assert len(kept) > steps // 2
