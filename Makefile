@@ -53,7 +53,7 @@ help:
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make plans       plan anew what notebooks 13 to 18 and 24 show and what tight-fit knows, and keep it with the package"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
-	@echo "make bench       published peaks and how long plans take, planned anew; the training loop beside others'"
+	@echo "make bench       how long the command takes; published peaks, planned anew"
 	@echo "make readme      write the tables and the picture of README.md anew"
 	@echo "make lesson      a new lesson with lab and exercises, as stubs that fail: make lesson N=28 TITLE=\"8 bits\""
 	@echo "make pretrain    make the small models again (minutes)"
@@ -174,7 +174,6 @@ badges: $(NEEDS)
 bench: $(NEEDS)
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks.peaks
-	@$(PY) -m benchmarks.plan_speed
 
 readme: $(NEEDS)
 	@$(PY) -c "from tools.course import readme; readme.write()"

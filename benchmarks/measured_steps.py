@@ -302,6 +302,12 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 1 where a step failed or there is none."""
     asked = _parser().parse_args(arguments)
+    if asked.one:  # first of all: nothing else may have used the GPU in this process
+        kept = json.loads(asked.one)
+        case = kept["model"], kept["technique"], Recipe.from_dict(kept["recipe"])
+        step = one(case, asked.device or "cuda")
+        print(json.dumps(TOO_LARGE if step is None else step.to_dict()), flush=True)
+        return 0
     works, why = usable_cuda()
     if asked.device == "cuda" and not works:
         print(
@@ -311,11 +317,6 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 1
     device = asked.device or ("cuda" if works else "cpu")
-    if asked.one:
-        case = json.loads(asked.one)
-        step = one((case["model"], case["technique"], Recipe.from_dict(case["recipe"])), device)
-        print(json.dumps(TOO_LARGE if step is None else step.to_dict()), flush=True)
-        return 0
     typed = shlex.join(sys.argv[1:] if arguments is None else arguments)
     with tempfile.TemporaryDirectory() as nowhere:
         folder, only = asked.out, None

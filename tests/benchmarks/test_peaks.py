@@ -69,7 +69,7 @@ def test_the_margin_is_what_the_reserved_peaks_ask_for():
 
 def test_what_is_still_to_be_planned_has_its_source_and_counts_nowhere():
     waiting = page.to_plan()
-    assert len(waiting) and waiting[["source", "licence"]].notna().all(None)
+    assert len(waiting) and waiting[["source", "licence"]].notna().all(axis=None)
     sizes = waiting["measured"] * waiting["unit"].map({"GB": 10**9, "GiB": 2**30})
     assert (sizes > 0).all()
     assert not set(sizes.round()) & set(MISSES["measured"].astype(float).round())

@@ -6,7 +6,6 @@ import torch
 
 from benchmarks import gpu_seconds
 from helpers import record
-from tight_fit.command import calibrate
 from tight_fit.gpus import calibration
 from tight_fit.gpus.specs import SPECS
 from tight_fit.kernels import measure_gpu, step_seconds
@@ -202,11 +201,6 @@ def test_a_file_of_before_has_the_rates_that_it_was_written_with():
     found = calibration.read(record.RESULTS / "calibrations" / "nvidia-h200.json").specs.rates
     assert found.moving.strided is None and found.unaligned == 1 and found.attention_start == 0
     assert found.by_phase == (1, 1, 1, 1)
-
-
-def test_a_file_says_no_more_of_a_machine_than_its_system():
-    source = (record.RESULTS.parent / "tight_fit" / "command" / "calibrate.py").read_text()
-    assert "platform.platform" not in source and calibrate.platform.system()
 
 
 def test_the_page_says_how_good_plans_of_measured_steps_are():

@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import beside_others as bench
 from helpers import models, train
 from helpers.plan import fake_batch, interpolation, plan, plan_at, remedies_of, trace_recipe
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
+from tests.plan.mem_tracker import naive
 from tight_fit import gpus
 from tight_fit.optimizer_kinds import OPTIMIZERS
 from tight_fit.plans.model import plan_model
@@ -30,7 +30,7 @@ MINI = {
 @pytest.mark.parametrize("recipe", MINI.values(), ids=MINI)
 def test_torchs_own_tracker_agrees_by_category(recipe):
     """torch.distributed._tools.MemTracker, another implementation, on the same fake step."""
-    _, seen = bench.naive(recipe)
+    _, seen = naive(recipe)
     planned = plan(recipe, "cpu").at_peak
     assert planned == {
         "parameters": seen["PARAM"] + seen["BUFFER"],
