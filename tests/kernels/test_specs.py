@@ -119,24 +119,17 @@ def test_the_rows_are_gpus_that_can_be():
 
 
 SPOKEN = (
-    ("4090", "RTX 4090"), ("rtx4090", "RTX 4090"), ("RTX 3080 Ti", "RTX 3080 Ti"),
-    ("3080ti", "RTX 3080 Ti"), ("RTX 3080 10GB", "RTX 3080"), ("2080 Ti", "RTX 2080 Ti"),
-    ("4060 Ti 16GB", "RTX 4060 Ti 16GB"), ("RTX 4070 Mobile", "RTX 4070 Laptop"),
-    ("4070 Ti Super", "RTX 4070 Ti Super"), ("5090", "RTX 5090"), ("a6000", "RTX A6000"),
-    ("6000 Ada", "RTX 6000 Ada"), ("rtx pro 6000 blackwell", "RTX PRO 6000"), ("l40s", "L40S"),
-    ("A10", "A10"), ("a10g", "A10G"), ("a100", "A100-40GB"), ("A100 80GB", "A100-80GB"),
-    ("A100 PCIe", "A100-80GB-PCIe"), ("v100 32gb", "V100-32GB"), ("H-100", "H100"),
-    ("H100 PCIe", "H100-PCIe"), ("h100 nvl", "H100 NVL"), ("gh200", "GH200"), ("B200", "B200"),
-    ("AMD Instinct MI300X", "MI300X"), ("1080 Ti", "GTX 1080 Ti"), ("TITAN RTX", "Titan RTX"),
-    ("tesla p40", "P40"), ("A100 80GB SXM", "A100-80GB"),
-    ("RTX 3060 Laptop GPU", "RTX 3060 Laptop"), ("v100-32gb", "V100-32GB"), ("a30", "A30"),
-    ("A2", "A2"), ("T4G", "T4G"), ("NVIDIA H20", "H20"), ("A800 80GB", "A800-80GB"),
-    ("H800 PCIe", "H800-PCIe"), ("Quadro RTX 8000", "RTX 8000"),
-    ("quadro rtx 6000", "Quadro RTX 6000"), ("Quadro RTX A4000", "RTX A4000"),
-    ("RTX 5000 Ada", "RTX 5000 Ada"), ("a2000", "RTX A2000 6GB"), ("NVIDIA TITAN V", "Titan V"),
-    ("GTX 1060", "GTX 1060 6GB"), ("1660 Super", "GTX 1660 Super"),
-    ("RTX 5080 Laptop GPU", "RTX 5080 Laptop"), ("RTX PRO 4500 Blackwell", "RTX PRO 4500"),
-    ("NVIDIA B300 SXM6", "B300"), ("AMD Instinct MI325X OAM", "MI325X"), ("H200 NVL", "H200 NVL"),
+    ("4090", "RTX 4090"), ("rtx4090", "RTX 4090"), ("3080ti", "RTX 3080 Ti"),
+    ("RTX 3080 10GB", "RTX 3080"), ("4060 Ti 16GB", "RTX 4060 Ti 16GB"),
+    ("RTX 4070 Mobile", "RTX 4070 Laptop"), ("RTX 3060 Laptop GPU", "RTX 3060 Laptop"),
+    ("4070 Ti Super", "RTX 4070 Ti Super"), ("a6000", "RTX A6000"), ("6000 Ada", "RTX 6000 Ada"),
+    ("rtx pro 6000 blackwell", "RTX PRO 6000"), ("l40s", "L40S"), ("A10", "A10"), ("a10g", "A10G"),
+    ("A2", "A2"), ("a2000", "RTX A2000 6GB"), ("a100", "A100-40GB"), ("A100 80GB", "A100-80GB"),
+    ("A100 80GB SXM", "A100-80GB"), ("A100 PCIe", "A100-80GB-PCIe"), ("H-100", "H100"),
+    ("h100 nvl", "H100 NVL"), ("AMD Instinct MI325X OAM", "MI325X"), ("tesla p40", "P40"),
+    ("Quadro RTX 8000", "RTX 8000"), ("quadro rtx 6000", "Quadro RTX 6000"),
+    ("Quadro RTX A4000", "RTX A4000"), ("NVIDIA TITAN V", "Titan V"), ("GTX 1060", "GTX 1060 6GB"),
+    ("NVIDIA B300 SXM6", "B300"),
 )  # fmt: skip
 
 
