@@ -1,7 +1,6 @@
 """Run by tests/by_hand/test_zero.py as ranks: engines that shard states, against one process."""
 
 import json
-import os
 import sys
 
 import torch
@@ -19,39 +18,37 @@ from by_hand import frameworks
 from helpers import models, train
 from helpers.recipe import Recipe
 from tests.by_hand.test_frameworks import still_models
+from tests.ranks.tiny import difference, whole
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import loss_sum
 
 
 def ddp_zero(model, recipe):
-    settings = {
-        name: make_optimizer(model, recipe).defaults[name]
-        for name in ("lr", "weight_decay", "fused")
-    }
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), optimizer_class=torch.optim.AdamW, **settings
-    )
+    usual = make_optimizer(model, recipe).defaults
+    settings = {name: usual[name] for name in ("lr", "weight_decay", "fused")}
+    settings["optimizer_class"] = torch.optim.AdamW
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), **settings)
     return DistributedDataParallel(model), optimizer
 
 
+def plain(model, recipe):
+    return model, make_optimizer(model, recipe)
+
+
 def fsdp(model, recipe, reshard, **settings):
-    layers = next(
-        part
-        for part in model.modules()
-        if isinstance(part, nn.ModuleList) and len(part) == recipe.layers
-    )
+    lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
+    layers = next(part for part in lists if len(part) == recipe.layers)
     for part in (*layers, model):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **settings)
     return model, make_optimizer(model, recipe)
 
 
+ON_THE_HOST = CPUOffloadPolicy(pin_memory=False)
 ENGINES = {
     "zero-1": ddp_zero,
     "fsdp, kept": lambda *both: fsdp(*both, False),
     "fsdp": lambda *both: fsdp(*both, True),
-    "fsdp, offload": lambda *both: fsdp(
-        *both, True, offload_policy=CPUOffloadPolicy(pin_memory=False)
-    ),
+    "fsdp, offload": lambda *both: fsdp(*both, True, offload_policy=ON_THE_HOST),
 }
 
 
@@ -97,25 +94,16 @@ def tune(make, recipe, data, ranks=1, rank=0):
         optimizer.zero_grad()
         losses.append(loss.item())
     inner = getattr(optimizer, "optim", optimizer)
+    states = [value for state in inner.state.values() for value in state.values()]
     bytes_ = {
-        "parameters": held(model.parameters()),
-        "gradients": gradients,
-        "optimizer states": held(
-            [value for state in inner.state.values() for value in state.values()]
-        ),
-    }
-    whole = [
-        value.full_tensor() if isinstance(value, DTensor) else value for value in bare.parameters()
-    ]
+        "parameters": held(model.parameters()), "gradients": gradients,
+        "optimizer states": held(states),
+    }  # fmt: skip
     total = torch.tensor(losses)
     if ranks > 1:
         dist.all_reduce(total)
-    return (
-        torch.cat([value.detach().flatten() for value in whole]),
-        total.tolist(),
-        bytes_,
-        traffic.bytes,
-    )
+    weights = torch.cat([whole(value).detach().flatten() for value in bare.parameters()])
+    return weights, total.tolist(), bytes_, traffic.bytes
 
 
 if __name__ == "__main__":
@@ -125,29 +113,14 @@ if __name__ == "__main__":
     recipe = Recipe.from_dict(json.loads(sys.argv[1]))
     still_models()
     data = train.encoded(recipe)["train"]
-    truth, expected, _, _ = tune(
-        lambda model, recipe: (model, make_optimizer(model, recipe)), recipe, data
-    )
+    truth, expected, _, _ = tune(plain, recipe, data)
     engines = {}
     for name, make in ENGINES.items():
         weights, losses, bytes_, sent = tune(make, recipe, data, ranks, rank)
         engines[name] = {
-            "losses": losses,
-            "held": bytes_,
-            "sent": sent,
-            "distance": ((weights - truth).norm() / truth.norm()).item(),
-        }
-    print(
-        "RESULT "
-        + json.dumps(
-            {
-                "expected": expected,
-                "parameters": truth.numel(),
-                "engines": engines,
-                "largest": max(value.numel() for value in models.build(recipe).parameters()),
-            }
-        ),
-        flush=True,
-    )
+            "losses": losses, "held": bytes_, "sent": sent, "distance": difference(weights, truth)
+        }  # fmt: skip
+    largest = max(value.numel() for value in models.build(recipe).parameters())
+    told = {"expected": expected, "parameters": truth.numel(), "largest": largest}
+    print("RESULT " + json.dumps(told | {"engines": engines}), flush=True)
     dist.barrier()
-    os._exit(0)  # gloo's threads now and then abort while Python is taken down
