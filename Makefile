@@ -31,7 +31,7 @@ FIRST := 00 01 02
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run lint quick test test-all durations attack mutants versions soak lab record record-dry proof sweeps notebooks plans pretrain badges readme bench calculator site bundle clean
+.PHONY: help run lint quick test test-all durations attack mutants versions soak lab record record-dry proof sweeps notebooks plans pretrain badges readme lesson bench calculator site bundle clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
@@ -54,6 +54,7 @@ help:
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
 	@echo "make bench       how long the command takes; published peaks, planned anew"
 	@echo "make readme      write the tables and the picture of README.md anew"
+	@echo "make lesson      a new lesson with lab and exercises, as stubs that fail: make lesson N=28 TITLE=\"8 bits\""
 	@echo "make pretrain    make the small models again (minutes)"
 	@echo "make site        lessons, labs, pages and the calculator as a website in build/site"
 	@echo "make calculator  plan anew the models that the calculator knows (an hour)"
@@ -175,6 +176,9 @@ bench: $(NEEDS)
 
 readme: $(NEEDS)
 	@$(PY) -c "from tools.course import readme; readme.write()"
+
+lesson: $(NEEDS)
+	@$(COURSE) lesson "$(N)" "$(TITLE)"
 
 pretrain: $(NEEDS)
 	@$(PY) -m tools.pretrain.pretrain_vit

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from by_hand.transport import threads
-from helpers import recipe
 from tight_fit.checks import plain
 
-__all__ = ["close", "same", "agree", "only_changes", "over_ranks", "whole_number", "letters"]
+__all__ = ["close", "same", "agree", "over_ranks", "whole_number", "letters"]
 
 
 def close(
@@ -169,17 +168,6 @@ def over_ranks(
     )
     sent = [transport.bytes_sent for transport in transports]
     return results, sent, [len(transport.sent) for transport in transports], arguments
-
-
-def only_changes(answer: Any, before: recipe.Recipe, *fields: str) -> None:
-    """Assert that the answer is a recipe that differs from `before` in exactly these fields."""
-    assert isinstance(answer, recipe.Recipe), (
-        f"your answer should be a Recipe, and is {_short(answer)}"
-    )
-    changed = set(recipe.difference(before, answer))
-    extra, missing = sorted(changed - set(fields)), [name for name in fields if name not in changed]
-    assert not extra, f"your recipe also changes {', '.join(extra)}, which should stay as before"
-    assert not missing, f"your recipe leaves {', '.join(missing)} as before"
 
 
 def _is_number(value: Any) -> bool:

@@ -12,6 +12,7 @@ grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exer
                              exit status 1 where one could not be graded whole
 assign NN ... --out DIR      lessons as assignments for nbgrader, with answers and checks apart
 soak [NN ...] [--only KIND]  run notebooks offline, and with a GPU that has no kernels
+lesson NN TITLE              write a new lesson, its lab and its exercises, as stubs that fail
 badges [--check]             the repository's address into notebooks and README
 """
 
@@ -61,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     add("numbers", nargs="+", metavar="NN", help="lessons, as 02, or names of labs")
     add("--out", type=new_folder, required=True, help="the assignment's folder in source/")
     commands.add_parser("keep").add_argument("folder", type=Path, metavar="DIR")
+    add = commands.add_parser("lesson").add_argument
+    add("number", metavar="NN", help="two digits that no lesson has")
+    add("title", metavar="TITLE", help="what stands above it")
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"
     )
@@ -98,6 +102,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(asked: argparse.Namespace, typed: str) -> int:
     if asked.command in ("record", "keep"):
         return _record(asked, typed)
+    if asked.command == "lesson":
+        from tools.course import lesson
+
+        written = lesson.write(asked.number, asked.title)
+        print("Written:\n" + "\n".join(f"    {path}" for path in written))
+        return 0
     if asked.command == "assign":
         from tools.course import assignment
         from tools.course.notebooks import chosen
