@@ -52,7 +52,7 @@ help:
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make plans       plan anew what notebooks 13 to 18 and 24 show and what tight-fit knows, and keep it with the package"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
-	@echo "make bench       published peaks and how long plans take, planned anew; the training loop beside others'"
+	@echo "make bench       how long the command takes; published peaks, planned anew"
 	@echo "make readme      write the tables and the picture of README.md anew"
 	@echo "make pretrain    make the small models again (minutes)"
 	@echo "make site        lessons, labs, pages and the calculator as a website in build/site"
@@ -172,7 +172,6 @@ badges: $(NEEDS)
 bench: $(NEEDS)
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks.peaks
-	@$(PY) -m benchmarks.plan_speed
 
 readme: $(NEEDS)
 	@$(PY) -c "from tools.course import readme; readme.write()"

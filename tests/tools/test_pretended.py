@@ -18,10 +18,10 @@ import nbformat
 import pytest
 
 from benchmarks import gpu_layouts, proof
-from benchmarks.gpu_steps import every_case
+from benchmarks.measured_steps import every_case
 from helpers import record
 from helpers.recipe import Recipe, difference
-from tests.benchmarks.test_measured_steps import a_proof, a_step
+from tests.benchmarks.test_measured_steps import a_step
 from tests.script.test_magic import said_after_a_plan
 from tests.small import notebook, python
 from tight_fit.gpus import REHEARSAL, VISIBLE
@@ -227,8 +227,8 @@ def test_what_it_writes_is_marked_and_refused_everywhere(tmp_path, capsys):
 
 
 def test_steps_of_a_rehearsal_are_refused(tmp_path, monkeypatch):
-    real = a_proof(a_step())
-    pretended = proof.Proof({**real.environment, "rehearsal": "T4:1"}, "", "", real.steps)
+    machine = {"device": "cpu", "name": "x86_64", "rehearsal": "T4:1"}
+    pretended = proof.Proof(machine, "", "", [a_step()])
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     for finished in (True, False):
         with pytest.raises(ValueError, match="rehearsal on a pretended GPU"):
@@ -266,7 +266,7 @@ def answer_of_a_step(model, technique, gpus):
     (case,) = [case for case in every_case(2) if case[:2] == (model, technique)]
     changes = {name: new for name, (_, new) in difference(Recipe(), case[-1]).items()}
     asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
-    done = python("-m", "benchmarks.gpu_steps", asked, env=variables("T4", gpus))
+    done = python("-m", "benchmarks.measured_steps", "--one", asked, env=variables("T4", gpus))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

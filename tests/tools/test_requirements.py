@@ -20,7 +20,7 @@ PACKAGED = ("tight_fit", "helpers", "by_hand", "exercises")
 REPOSITORY = ("benchmarks", "scripts", "tools", "tests")
 OWN = {*PACKAGED, *REPOSITORY, *(path.stem for path in (ROOT / "tests").glob("*.py"))}
 # Packages that the code looks for first, and does without or says that they are missing.
-OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torch_preflight", "torchvision")
+OPTIONAL = ("deepspeed", "disentangled_flash", "timm", "torchvision")
 OPTIONAL += ("litgpt", "torchao", "trl")
 ASKED = ('find_spec("{}")', 'needs("{}")', 'needs("peft", "{}")')
 FILES = ("requirements.txt", "requirements-dev.txt")

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks import gpu_models, gpu_steps, proof
+from benchmarks import gpu_models, measured_steps, proof
 from helpers.recipe import Recipe
 from tests.benchmarks.test_measured_steps import a_step
 from tests.small import a_run
@@ -37,7 +37,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(session, "one_notebook", lambda path, *rest: seen.append(path.stem))
     monkeypatch.setattr(session, "prepare", lambda out: out)
     monkeypatch.setattr(session, "this_machine", lambda: HERE)
-    monkeypatch.setattr(gpu_steps, "measure_all", measure_all)
+    monkeypatch.setattr(measured_steps, "measure_all", measure_all)
     monkeypatch.setattr(gpu_models, "measure_all", lambda *_: {"steps": {"a": {}}, "failed": {}})
     return seen
 
@@ -47,7 +47,7 @@ def an_outcome(folder, **fields):
         {"name": "Tesla T4", "device": "cuda"}, "", "", [a_step(seconds=0.5)],
         large=["DeBERTa-v3-large, up to fp32"], failed={"a model, two": "it broke"},
     )  # fmt: skip
-    return gpu_steps.Outcome(folder / "tesla-t4.unfinished", steps, **fields)
+    return measured_steps.Outcome(folder / "tesla-t4.unfinished", steps, **fields)
 
 
 def raises(error):
@@ -117,7 +117,7 @@ def test_a_notebook_is_stopped_when_its_time_is_over(tmp_path):
 def test_the_summary_says_what_to_do_next(tmp_path, calls, monkeypatch, capsys):
     note = "This GPU has no bf16 arithmetic."
     steps = an_outcome(tmp_path, left=["a model, three"], note=note)
-    monkeypatch.setattr(gpu_steps, "measure_all", lambda *given: steps)
+    monkeypatch.setattr(measured_steps, "measure_all", lambda *given: steps)
     said = told(tmp_path, notebook(tmp_path, RECORDS))
     assert said in capsys.readouterr().out
     for words in (
@@ -138,14 +138,16 @@ def test_what_failed_before_waits_until_the_lessons_had_their_turn(tmp_path, cal
         left = ["a model, three"] if only is None else []
         return an_outcome(tmp_path, left=left, put_off=[HUNG, LATER])
 
-    monkeypatch.setattr(gpu_steps, "measure_all", measure_all)
+    monkeypatch.setattr(measured_steps, "measure_all", measure_all)
     said = told(tmp_path, notebook(tmp_path, RECORDS))
     assert calls == ["steps", "02_x", [HUNG, LATER]]
     assert "Left for another call: a model, three; a model, four." in said
     assert said.count("a model, two") == 1, "it failed, and is not left as well"
 
 
-@pytest.mark.parametrize("module, says", [(gpu_steps, "FAILED: the steps: "), (gpu_models, "")])
+@pytest.mark.parametrize(
+    "module, says", [(measured_steps, "FAILED: the steps: "), (gpu_models, "")]
+)
 def test_whatever_steps_and_other_models_raise_the_lessons_run(
     tmp_path, calls, monkeypatch, module, says
 ):

@@ -258,7 +258,8 @@ def quietly() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         if "transformers" in sys.modules:
-            from tight_fit.techniques import model_changes
+            with importing():
+                from tight_fit.techniques import model_changes
 
             stack.enter_context(model_changes.quiet())
         warnings.simplefilter("ignore")

@@ -17,8 +17,8 @@ from tight_fit.layouts.rank import AXES, ModelRank, grid_of
 from tight_fit.layouts.torch_private_ranks import forget_process_groups
 from tight_fit.layouts.wrapping import enable_recomputation, set_resharding
 from tight_fit.models.step import ModelStep
-from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
 
 VARIED = ("config", "accumulation", "checkpointing")  # fields of steps that take the same rank

@@ -24,8 +24,8 @@ from tight_fit.layouts.torch_private_ranks import sent_until_waited_for
 from tight_fit.layouts.trace_pipeline import trace_pipeline_rank
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import batch
-from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 from tight_fit.trace.storage_trace import StorageTrace
 

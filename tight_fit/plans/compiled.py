@@ -24,7 +24,8 @@ from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import batch
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.techniques.step import loss_sum
-from tight_fit.torch_private import FakeTensorMode, inductor, one_by_one, storage_key
+from tight_fit.torch_private import inductor, one_by_one, storage_key
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 
 

@@ -41,7 +41,7 @@ from tight_fit.torch_private import (
     DynamicOutputShapeException,
 )
 from tight_fit.trace.cuda_kernels import CudaKernels
-from tight_fit.trace.fake_mode import RememberingMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues, NeverSkipScaler
 from tight_fit.trace.known_values import known_values
 from tight_fit.trace.repeated_layers import RepeatedLayers, give_gradients, layers
@@ -149,7 +149,7 @@ class _Step:
         settings = self.model_step
         follows = settings.reads == "images"  # what is read there says how long things are
         known = known_values() if follows else nullcontext()
-        with RememberingMode(allow_non_fake_inputs=True), FakeValues(), known, self._kernels():
+        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), known, self._kernels():
             model = empty(settings, self._kernels)
             if self.change is not None:
                 self.change(model)

@@ -53,9 +53,10 @@ from tight_fit.memory.allocator import (
 )
 from tight_fit.memory.plan import Fit, fit_on_gpu
 from tight_fit.techniques.model_changes import as_if_real
-from tight_fit.torch_private import FakeTensorMode, storage_key, tree_leaves
+from tight_fit.torch_private import storage_key, tree_leaves
 from tight_fit.trace.cublas import PRODUCTS
 from tight_fit.trace.data_parallel import data_parallel
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 from tight_fit.trace.gpu_calls import GPUCalls, Places, as_on_gpu
 from tight_fit.trace.quantized import quantize, quantized_layers, state_tensors

@@ -24,7 +24,7 @@ from tight_fit.script.values import ScriptCalls
 from tight_fit.script.watch import ScriptTracker
 from tight_fit.script.where import UserCode
 from tight_fit.techniques.model_changes import as_if_real
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 from tight_fit.trace.gpu_calls import Places, as_on_gpu
 from tight_fit.trace.known_values import DependsOnValues, KnownValues

@@ -37,7 +37,7 @@ from tight_fit.search.space import (
     reference_layout,
     scaled,
 )
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 
 MOST_PLANS = 32  # of one search; what comes after them is left out, and said to be
 

@@ -13,7 +13,7 @@ _NUMBERS = {int, float, bool, type(None), torch.dtype, torch.device, torch.layou
 _NUMBERS |= {torch.memory_format, str}
 
 
-class RememberingMode(torch_private.FakeTensorMode):
+class FakeTensorMode(torch_private.FakeTensorMode):
     """The mode with a key of its own for what is remembered."""
 
     def _prep_args_for_hash(self, result, args, state, id_hashed_objects):
@@ -41,7 +41,7 @@ class RememberingMode(torch_private.FakeTensorMode):
         return None
 
 
-def _described(mode: RememberingMode, tensor: FakeTensor) -> tuple | None:
+def _described(mode: FakeTensorMode, tensor: FakeTensor) -> tuple | None:
     """What of a strided tensor decides the results of operations; None for other tensors."""
     if tensor.fake_mode is not mode or tensor.constant is not None:
         return None

@@ -24,7 +24,7 @@ from tools.course.record import RESULTS, one_notebook, prepare
 from tools.course.records import SESSION
 
 if TYPE_CHECKING:
-    from benchmarks.gpu_steps import Case, Outcome
+    from benchmarks.measured_steps import Case, Outcome
 
 SUMMARY = "summary.md"
 SPARE = 20.0  # seconds of the time given that are kept for the summary
@@ -99,7 +99,7 @@ def summary(
     lines, waiting = [], []
     if steps:
         from benchmarks import markdown
-        from benchmarks.gpu_steps import name_of
+        from benchmarks.measured_steps import name_of
         from benchmarks.proof import table
 
         proof = steps.proof
@@ -134,14 +134,14 @@ def summary(
 def measured(
     folder: Path, command: str, until: float, only: list[Case] | None = None
 ) -> tuple[Outcome | None, str]:
-    """What `gpu_steps.measure_all` did, and why it ended before its end.
+    """What `measured_steps.measure_all` did, and why it ended before its end.
 
     Whatever it raises, the lessons have to run, and the summary has to be written.
     """
     try:
-        from benchmarks import gpu_steps
+        from benchmarks import measured_steps
 
-        return gpu_steps.measure_all(folder / "steps", command, until, only), ""
+        return measured_steps.measure_all(folder / "steps", command, until, only), ""
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"    The steps ended early. {told}", flush=True)
