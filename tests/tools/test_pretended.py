@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -27,7 +28,7 @@ from tight_fit.gpus import REHEARSAL, VISIBLE
 from tight_fit.units import MIB
 from tools.course import records, session
 from tools.course.notebooks import chosen
-from tools.pretend import build, cards, mirror, rehearse
+from tools.pretend import build, cards, mirror, narrow, rehearse, true_size
 
 HERE = Path(__file__).parent
 LINES = (HERE / "on_a_pretended_gpu.py").read_text(encoding="utf8").splitlines()
@@ -301,3 +302,23 @@ def test_processes_side_by_side_take_one_mirror(tmp_path, monkeypatch):
         found = list(pool.map(lambda _: mirror.folder(), range(2)))
     assert len(made) == 1 and set(found) == {tmp_path / "mirror"}
     assert (tmp_path / "mirror" / "version").read_text() == mirror.VERSION
+
+
+def test_needs_are_written_by_one_process_at_a_time(tmp_path, monkeypatch):
+    """Of two that replaced one file at the same time, one found it gone and ended its step."""
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(true_size, "FOLDER", tmp_path / "needs")
+    planned = SimpleNamespace(peak=3, overhead=4)
+    monkeypatch.setattr(narrow, "outside", lambda plan: lambda *given: planned)
+    write, both, together = true_size.replace_all, threading.Barrier(2), []
+
+    def replace_all(folder, texts):
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1)
+            together.append(texts)
+        write(folder, texts)
+
+    monkeypatch.setattr(true_size, "replace_all", replace_all)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(true_size.need.__wrapped__, [Recipe()] * 2))
+    assert found == [(3, 4)] * 2 and not together
