@@ -1,12 +1,19 @@
-"""The clocks of a rank, by hand, and against the time of one GPU."""
+"""The clocks of a rank: by hand, against the time of one GPU, and those of planned layouts."""
+
+import sys
 
 import pytest
+import torch.distributed as dist
+from transformers import LlamaConfig
 
 from helpers.plan import plan
-from helpers.recipe import Recipe, replace
+from helpers.recipe import Recipe
+from tests.small import configured
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.layouts.clocks import SLOWER, Clocks, Event, Stretch, events_of, play
+from tight_fit.layouts.layout import parse
 from tight_fit.layouts.messages import SentMessage
+from tight_fit.layouts.plan import plan_step
 from tight_fit.layouts.schedules import (
     consumer,
     gpipe,
@@ -15,8 +22,10 @@ from tight_fit.layouts.schedules import (
     simulate,
     zero_bubble,
 )
+from tight_fit.layouts.seconds import LINKS, Link
+from tight_fit.models.step import ModelStep
+from tight_fit.plans.model import plan_model_step
 
-VIT = Recipe("vit", weights="random", batch_size=8, accumulation=2)
 UPDATE, TAKEN_OVER, VALUE = Event("update"), Event("taken over"), Event("value")
 
 
@@ -35,12 +44,11 @@ def end(*events: Event, seconds: float = 1.0) -> float:
 
 def test_without_messages_it_is_the_time_of_one_gpu():
     """`Plan.seconds` goes through all operations one by one; here they are summed up."""
-    for recipe in (VIT, replace(VIT, accumulation=4, precision="fp16", checkpointing=True)):
-        planned = plan(recipe)
-        for name in ("T4", "A100-40GB"):
-            events = events_of(planned.operations, find_gpu(name))
-            alone = Clocks(lambda message: 1 / 0).play(events)
-            assert alone == pytest.approx(planned.seconds(name).total, rel=1e-9)
+    fields = {"accumulation": 4, "precision": "fp16", "checkpointing": True}
+    planned = plan(Recipe("vit", weights="random", batch_size=8, **fields))
+    for name in ("T4", "A100-40GB"):
+        alone = Clocks(lambda message: 1 / 0).play(events_of(planned.operations, find_gpu(name)))
+        assert alone == pytest.approx(planned.seconds(name).total, rel=1e-9)
 
 
 def test_the_cpu_holds_the_gpu_up_and_waits_for_values():
@@ -57,27 +65,26 @@ def test_buckets_of_gradients_hide_behind_the_rest_of_the_backward_pass():
     assert end(work(4), bucket, work(4), bucket, UPDATE) == pytest.approx(slowed + 1)
     many = end(work(4), bucket, bucket, bucket, work(1), UPDATE)
     assert many == pytest.approx(7)  # three follow one another over one link
-    assert end(work(4), bucket, work(1), UPDATE, seconds=9) == pytest.approx(13)
+    assert end(bucket, work(1), seconds=9) == pytest.approx(SLOWER), "kernels beside a message"
 
 
-def test_kernels_beside_a_message_are_slower():
-    bucket = sends("all_reduce")
-    assert end(bucket, work(1), seconds=9) == pytest.approx(SLOWER)
-    assert end(bucket, work(10), seconds=SLOWER) == pytest.approx(10 + SLOWER - 1)
-
-
-def test_layers_are_gathered_one_ahead():
+def test_layers_are_gathered_one_ahead_and_experts_after_their_layer():
     layer = (sends("all_gather"), TAKEN_OVER, work(4))
     # The first is waited for, the second comes while the first computes, not before it was taken.
     assert end(*layer) == pytest.approx(5)
-    assert end(*layer, *layer) == pytest.approx(1 + 4 + (1 - 1 / SLOWER) * 0 + 4, abs=0.2)
+    assert end(*layer, *layer) == pytest.approx(1 + 4 + 4, abs=0.2)
     slow = end(*layer, *layer, *layer, seconds=6)
     assert slow == pytest.approx(6 + 6 + 6 + 4)  # each is gathered after the one before is taken
+    experts = sends("all_gather", "expert_data")
+    assert end(layer[0], experts, TAKEN_OVER, TAKEN_OVER) == 2  # one stream for both
 
 
-def test_tensor_messages_are_waited_for():
+def test_some_messages_are_waited_for_at_once_and_gradients_by_the_update():
     assert end(work(2), sends("all_reduce", "tensor"), work(2)) == 5
     assert end(UPDATE, work(2), sends("broadcast"), work(2)) == 5
+    assert end(sends("all_to_all", "expert"), sends("all_to_all", "expert")) == 2
+    assert end(sends("reduce_scatter", "expert_data")) == 0
+    assert end(sends("reduce_scatter", "expert_data"), UPDATE) == 1
 
 
 def pipeline(ranks: int, micro_batches: int, schedule, transfer: float):
@@ -104,37 +111,64 @@ def pipeline(ranks: int, micro_batches: int, schedule, transfer: float):
     return max(clock.gpu for clock in clocks), max(spans)
 
 
-SIZES = pytest.mark.parametrize("stages, micro_batches", ((2, 1), (2, 8), (4, 4), (4, 8), (3, 7)))
-TRANSFERS = pytest.mark.parametrize("transfer", (0.0, 0.25, 3.0))
+@pytest.mark.parametrize("transfer", (0.0, 0.25, 3.0))
+@pytest.mark.parametrize("ranks, micro", ((2, 2), (2, 8), (4, 4), (4, 8), (3, 6)))
+@pytest.mark.parametrize("schedule", (gpipe, one_f_one_b, interleaved, zero_bubble))
+def test_a_pipeline_ends_when_the_simulated_schedule_does(schedule, ranks, micro, transfer):
+    """With `zero_bubble` no later: the first stage computes a gradient for nobody."""
+    played, simulated = pipeline(ranks, micro, schedule, transfer)
+    least = 3 * micro + (ranks - 1) * {interleaved: 3 / 2, zero_bubble: 1}.get(schedule, 3)
+    if schedule is zero_bubble:
+        assert played <= simulated + 1e-9 and least <= played + 1e-9
+        assert transfer or played < 3 * (micro + ranks)
+    else:
+        assert played == pytest.approx(simulated)
+        assert transfer or played == pytest.approx(least)
 
 
-@pytest.mark.parametrize("schedule", (gpipe, one_f_one_b))
-@SIZES
-@TRANSFERS
-def test_a_pipeline_ends_when_the_simulated_schedule_does(
-    schedule, stages, micro_batches, transfer
-):
-    played, simulated = pipeline(stages, micro_batches, schedule, transfer)
-    assert played == pytest.approx(simulated)
-    if not transfer:
-        bubble = (stages - 1) * 3
-        assert played == pytest.approx(3 * micro_batches + bubble)
+# -- planned layouts ------------------------------------------------------------------------------
+
+CONFIG = configured(LlamaConfig, 64, 2, 4, 128, 96, num_key_value_heads=2)
+STEP = ModelStep(CONFIG, batch_size=16, length=64, accumulation=4, weights="fp32")
 
 
-@pytest.mark.parametrize("stages, micro_batches", ((2, 2), (2, 8), (4, 4), (4, 8)))
-@TRANSFERS
-def test_several_stages_on_a_rank_have_a_part_of_the_bubble(stages, micro_batches, transfer):
-    played, simulated = pipeline(stages, micro_batches, interleaved, transfer)
-    assert played == pytest.approx(simulated)
-    if not transfer:
-        assert played == pytest.approx(3 * micro_batches + (stages - 1) * 3 / 2)
+@pytest.mark.parametrize("axis, text", [("data", "ddp=2"), ("tensor", "tensor=2"),
+                                        ("pipeline", "pipeline=2")])  # fmt: skip
+def test_slower_links_cost_time_and_never_work(axis, text):
+    hook, laid_out = sys.excepthook, plan_step(STEP, parse(text))
+    assert not dist.is_initialized() and sys.excepthook is hook  # nothing is left behind
+    fast, slow = (
+        laid_out.step_seconds("T4", link) for link in (LINKS["NVLink 3"], Link("slow", 1e6, 1e-3))
+    )
+    assert fast.compute == slow.compute and fast.total < slow.total and slow.limit == axis
+    for time in (fast, slow):
+        parts = time.compute + time.bubble + sum(time.exposed.values())
+        assert time.total == pytest.approx(parts) and set(time.exposed) == {axis}
+        assert all(value >= -1e-9 for value in time.exposed.values())
+    own = max(rank.seconds("T4").total for rank in laid_out.ranks)
+    assert fast.compute == pytest.approx(own, rel=0.05)  # and the launches of its messages
+    assert (fast.bubble > 0) == (axis == "pipeline")
+    for rank in laid_out.ranks:  # the trace holds every message that is sent
+        events = events_of(rank.operations, find_gpu("T4"))
+        traced = [event.message for event in events if event.message]
+        facts = [
+            sorted((sent.kind, sent.payload, sent.ranks, sent.axis) for sent in messages)
+            for messages in (rank.sent, traced)
+        ]
+        assert facts[0] == facts[1] and rank.sent
+    with pytest.raises(ValueError, match=f"No link is given for the {axis}"):
+        laid_out.step_seconds("A100-40GB", {"context": "NVLink 3"})
 
 
-@pytest.mark.parametrize("stages, micro_batches", ((2, 2), (2, 8), (4, 4), (4, 8), (3, 7)))
-@TRANSFERS
-def test_gradients_of_weights_fill_the_bubble(stages, micro_batches, transfer):
-    """They end no later than simulated, where the first stage computes a gradient for nobody."""
-    played, simulated = pipeline(stages, micro_batches, zero_bubble, transfer)
-    assert played <= simulated + 1e-9
-    if not transfer:
-        assert 3 * micro_batches + (stages - 1) <= played + 1e-9 < 3 * micro_batches + stages * 3
+def test_one_rank_takes_what_one_gpu_takes():
+    laid_out = plan_step(STEP, parse("ddp=1"))
+    alone = laid_out.step_seconds("T4", "PCIe 3 x16")
+    assert alone.total == pytest.approx(laid_out.seconds("T4").total, rel=1e-9)
+    assert alone.total == pytest.approx(plan_model_step(STEP).seconds("T4").total, rel=0.02)
+    assert alone.bubble == 0 and not alone.exposed
+
+
+def test_what_is_planned_for_a_cpu_has_no_time_on_a_gpu():
+    planned = plan_step(STEP, parse("tensor=2"), "cpu")
+    with pytest.raises(ValueError, match='plan it for device="cuda"'):
+        planned.step_seconds("T4", "NVLink 3")

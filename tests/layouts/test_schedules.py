@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -28,45 +28,35 @@ from tight_fit.layouts.schedules import (
     zero_bubble,
 )
 
-RANKS, MICRO, TIME = st.integers(1, 8), st.integers(1, 20), st.integers(1, 9)
+RANKS, MICRO, TIME, FEW = (
+    st.integers(1, 8),
+    st.integers(1, 20),
+    st.integers(1, 9),
+    st.integers(1, 4),
+)
 PLAIN = [naive, gpipe, one_f_one_b, zero_bubble, pipedream]
-
-
-def any_schedule(make, ranks, micro, chunks):
-    if make is not interleaved:
-        return make(ranks, micro)
-    assume(micro % max(1, micro // ranks) == 0)
-    return interleaved(ranks, micro, chunks)
+often = settings(max_examples=60, deadline=None)
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    make=st.sampled_from([*PLAIN, interleaved]),
-    ranks=RANKS,
-    micro=MICRO,
-    chunks=st.integers(1, 4),
-    forward=TIME,
-    backward=TIME,
-    transfer=st.integers(0, 3),
-)
+@given(st.sampled_from(PLAIN + [interleaved]), RANKS, MICRO, FEW, TIME, TIME, st.integers(0, 3))
 def test_every_action_is_done_once_in_its_place_and_after_what_it_needs(
     make, ranks, micro, chunks, forward, backward, transfer
 ):
-    schedule = any_schedule(make, ranks, micro, chunks)
+    if make is interleaved:
+        micro -= micro % max(1, micro // ranks)  # equal rounds
+    schedule = make(ranks, micro, *([chunks] if make is interleaved else []))
     played = simulate(schedule, forward, backward, transfer=transfer)
     ends = {span.action._replace(version=None): span.end for own in played.spans for span in own}
     kinds = "FIW" if make is zero_bubble else "FB"
+    stages = range(schedule.stages)
     assert set(ends) == {
-        Action(kind, m, stage)
-        for kind in kinds
-        for m in range(micro)
-        for stage in range(schedule.stages)
+        Action(k, m, stage) for k in kinds for m in range(micro) for stage in stages
     }
     assert sum(map(len, played.spans)) == len(ends), "nothing twice"
     for rank, own in enumerate(played.spans):
-        assert all(before.end <= after.start for before, after in zip(own, own[1:])), (
-            "one action at a time"
-        )
+        for before, after in zip(own, own[1:]):
+            assert before.end <= after.start, "one action at a time"
         for span in own:
             assert schedule.rank_of(span.action.stage) == rank
             for before in needs(span.action._replace(version=None), schedule.stages):
@@ -84,55 +74,49 @@ def test_what_an_action_needs():
     assert needs(Action("W", 3, 0), 2) == [Action("I", 3, 0)]
 
 
-@settings(max_examples=100, deadline=None)
-@given(ranks=RANKS, micro=MICRO, forward=TIME, backward=TIME)
-def test_the_bubble_is_the_formulas_to_the_last_bit(ranks, micro, forward, backward):
-    for make in (gpipe, one_f_one_b):
-        played = simulate(make(ranks, micro), forward, backward)
-        assert played.seconds == (micro + ranks - 1) * (forward + backward)
-        assert played.bubble == pytest.approx(bubble(ranks, micro), abs=1e-12)
-        assert played.bubble_of_ideal == pytest.approx(bubble_of_ideal(ranks, micro), abs=1e-12)
+@often
+@given(RANKS, MICRO, FEW, FEW, TIME, TIME)
+def test_the_bubble_is_the_formulas_to_the_last_bit(
+    ranks, micro, rounds, chunks, forward, backward
+):
+    both, turns = forward + backward, (ranks, ranks * rounds, chunks)
+    for made, of in (
+        (gpipe(ranks, micro), (ranks, micro)),
+        (one_f_one_b(ranks, micro), (ranks, micro)),
+        (interleaved(*turns), turns),
+    ):
+        played = simulate(made, made.chunks * forward, made.chunks * backward)
+        assert played.seconds == (made.chunks * of[1] + ranks - 1) * both
+        assert played.bubble == pytest.approx(bubble(*of), abs=1e-12)
+        assert played.bubble_of_ideal == pytest.approx(bubble_of_ideal(*of), abs=1e-12)
     played = simulate(naive(ranks, micro), forward, backward)
-    assert played.seconds == micro * ranks * (forward + backward)
+    assert played.seconds == micro * ranks * both
     assert played.bubble == pytest.approx((ranks - 1) / ranks, abs=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
-@given(ranks=RANKS, rounds=st.integers(1, 4), chunks=st.integers(1, 4), forward=TIME, backward=TIME)
-def test_interleaving_divides_the_bubble_by_the_chunks(ranks, rounds, chunks, forward, backward):
-    micro = ranks * rounds
-    played = simulate(interleaved(ranks, micro, chunks), chunks * forward, chunks * backward)
-    assert played.seconds == (chunks * micro + ranks - 1) * (forward + backward)
-    assert played.bubble == pytest.approx(bubble(ranks, micro, chunks), abs=1e-12)
-    assert played.bubble_of_ideal == pytest.approx(bubble_of_ideal(ranks, micro, chunks), abs=1e-12)
-
-
-@settings(max_examples=60, deadline=None)
+@often
 @given(ranks=RANKS, more=st.integers(0, 12))
 def test_zero_bubble_has_a_third_of_the_bubble_where_its_three_parts_are_alike(ranks, more):
     micro = ranks + more
-    split, whole = (
-        simulate(zero_bubble(ranks, micro), 1, 2),
-        simulate(one_f_one_b(ranks, micro), 1, 2),
-    )
+    split, whole = (simulate(made(ranks, micro), 1, 2) for made in (zero_bubble, one_f_one_b))
     assert split.seconds == 3 * micro + ranks - 1
     assert split.bubble_of_ideal == pytest.approx(whole.bubble_of_ideal / 3, abs=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
+@often
 @given(ranks=RANKS, micro=MICRO)
 def test_activations_held(ranks, micro):
     assert naive(ranks, micro).held == [1] * ranks
     assert gpipe(ranks, micro).held == [micro] * ranks
-    assert one_f_one_b(ranks, micro).held == [min(micro, ranks - stage) for stage in range(ranks)]
-    assert one_f_one_b(ranks, micro).held_by_rank == one_f_one_b(ranks, micro).held
-    assert pipedream(ranks, micro).held == one_f_one_b(ranks, micro).held
+    one = one_f_one_b(ranks, micro)
+    assert one.held == [min(micro, ranks - stage) for stage in range(ranks)] == one.held_by_rank
+    assert pipedream(ranks, micro).held == one.held
     assert max(zero_bubble(ranks, micro).held) <= ranks
-    assert gpipe(ranks, micro).versions == one_f_one_b(ranks, micro).versions == [1] * ranks
+    assert gpipe(ranks, micro).versions == one.versions == [1] * ranks
 
 
-@settings(max_examples=60, deadline=None)
-@given(ranks=RANKS, rounds=st.integers(1, 4), chunks=st.integers(1, 4))
+@often
+@given(ranks=RANKS, rounds=FEW, chunks=FEW)
 def test_interleaving_holds_what_the_paper_says(ranks, rounds, chunks):
     """K + (K-1)/v on the first rank, in K-th parts of the model.
 
@@ -144,13 +128,13 @@ def test_interleaving_holds_what_the_paper_says(ranks, rounds, chunks):
     assert max(schedule.held_by_rank) <= ranks + (ranks - 1) / chunks + 1e-9
 
 
-@settings(max_examples=80, deadline=None)
+@often
 @given(ranks=RANKS, micro=MICRO, weights=st.sampled_from(["latest", "stash", "vertical"]))
 def test_the_versions_of_pipedream(ranks, micro, weights):
     schedule = pipedream(ranks, micro, weights)
     entered = {}
     for rank, own in enumerate(schedule.actions):
-        done, seen, most, steps = 0, {}, 1, []
+        done, seen, steps = 0, {}, []
         for action in own:
             assert action.version <= done, "weights from the future"
             if action.kind == "F":
@@ -162,25 +146,21 @@ def test_the_versions_of_pipedream(ranks, micro, weights):
                 done += 1
             assert action.version == expected
             steps.append((action.version, done))
-        for place, (_, now) in enumerate(steps):
-            most = max(
-                most, len({version for version, _ in steps[place + 1 :] if version <= now} | {now})
-            )
-        assert schedule.versions[rank] == most
+        needed = [
+            {now} | {version for version, _ in steps[place:] if version <= now}
+            for place, (_, now) in enumerate(steps, 1)
+        ]
+        assert schedule.versions[rank] == max(map(len, needed))
     if weights == "vertical":
-        assert all(
-            len({a.version for own in schedule.actions for a in own if a.micro_batch == m}) == 1
-            for m in range(micro)
-        )
+        versions = {(a.micro_batch, a.version) for own in schedule.actions for a in own}
+        assert len(versions) == micro, "one for each micro-batch"
     if micro >= 2 * ranks:
-        assert (
-            schedule.versions
-            == {
-                "latest": [1] * ranks,
-                "stash": [ranks - stage for stage in range(ranks)],
-                "vertical": [ranks] * ranks,
-            }[weights]
-        )
+        stashed = [ranks - stage for stage in range(ranks)]
+        every = {"latest": [1] * ranks, "stash": stashed, "vertical": [ranks] * ranks}
+        assert schedule.versions == every[weights]
+
+
+# -- torch's own ----------------------------------------------------------------------------------
 
 
 def theirs(kind, ranks: int, micro: int, chunks: int | None = None) -> list[list[str]]:
@@ -194,84 +174,33 @@ def theirs(kind, ranks: int, micro: int, chunks: int | None = None) -> list[list
         for chunk in range(chunks or 1)
     ]  # fmt: skip
     order = kind(stages if chunks else stages[0], micro).pipeline_order
-    return [
-        [
-            str(action)
-            for action in order[rank]
-            if action is not None and action.computation_type.value in "FBIW"
-        ]
-        for rank in range(ranks)
-    ]
-
-
-class Watched:
-    """A stage that notes what one of torch's schedules does with it, and does nothing."""
-
-    def __init__(self, rank: int, ranks: int):
-        self.stage_index, self.num_stages, self.is_first, self.is_last, self.done = (
-            rank, ranks, rank == 0, rank == ranks - 1, [],
-        )  # fmt: skip
-
-    def forward_one_chunk(self, micro_batch, *args, **settings):
-        self.done.append(f"{self.stage_index}F{micro_batch}")
-
-    def backward_one_chunk(self, micro_batch, **settings):
-        self.done.append(f"{self.stage_index}B{micro_batch}")
-
-    def __getattr__(self, name):
-        if name.startswith("get_"):
-            return lambda micro_batch: []
-        return lambda *args: None
-
-
-def executed(kind, ranks: int, micro: int) -> list[list[str]]:
-    """What the ranks of one of torch's schedules of one stage a rank really do."""
-    stages = [Watched(rank, ranks) for rank in range(ranks)]
-    for stage in stages:
-        schedule = kind(stage, micro)
-        schedule._initialize_stage = lambda *args: None
-        schedule._step_microbatches([()] * micro, [{}] * micro)
-    return [stage.done for stage in stages]
+    acts = [[action for action in order[rank] if action is not None] for rank in range(ranks)]
+    return [[str(one) for one in own if one.computation_type.value in "FBIW"] for own in acts]
 
 
 def ours(schedule: Schedule) -> list[list[str]]:
     return [[str(action) for action in own] for own in schedule.actions]
 
 
-@settings(max_examples=80, deadline=None)
-@given(ranks=RANKS, micro=MICRO)
-def test_torchs_schedules_of_one_stage_a_rank(ranks, micro):
-    assert (
-        ours(gpipe(ranks, micro))
-        == theirs(ScheduleGPipe, ranks, micro)
-        == executed(ScheduleGPipe, ranks, micro)
-    )
-    if micro >= ranks:  # torch refuses fewer
-        assert ours(one_f_one_b(ranks, micro)) == executed(Schedule1F1B, ranks, micro)
-        # Its printed order agrees too, except for the last rank's forward passes: torch 2.13
-        # counts them from 1.
+@often
+@given(ranks=RANKS, micro=MICRO, chunks=FEW)
+def test_schedules_are_torchs(ranks, micro, chunks):
+    assert ours(gpipe(ranks, micro)) == theirs(ScheduleGPipe, ranks, micro)
+    if micro >= ranks:  # torch refuses fewer, and 2.13 counts the last rank's forward passes from 1
         assert ours(one_f_one_b(ranks, micro))[:-1] == theirs(Schedule1F1B, ranks, micro)[:-1]
-
-
-@settings(max_examples=80, deadline=None)
-@given(ranks=RANKS, micro=MICRO, chunks=st.integers(1, 4))
-def test_torchs_interleaved_schedule(ranks, micro, chunks):
     if micro % max(1, micro // ranks):
         with pytest.raises(ValueError, match="equal rounds"):
             interleaved(ranks, micro, chunks)
         with pytest.raises(ValueError, match="multiple of the number of rounds"):
             theirs(ScheduleInterleaved1F1B, ranks, micro, chunks)
     else:
-        assert ours(interleaved(ranks, micro, chunks)) == theirs(
-            ScheduleInterleaved1F1B, ranks, micro, chunks
-        )
+        turns = theirs(ScheduleInterleaved1F1B, ranks, micro, chunks)
+        assert ours(interleaved(ranks, micro, chunks)) == turns
+        split = theirs(ScheduleInterleavedZeroBubble, ranks, micro, 1)
+        assert ours(zero_bubble(ranks, micro)) == split
 
 
-@settings(max_examples=80, deadline=None)
-@given(ranks=RANKS, micro=MICRO)
-def test_torchs_zero_bubble_schedule_with_one_stage_a_rank(ranks, micro):
-    assume(micro % max(1, micro // ranks) == 0)
-    assert ours(zero_bubble(ranks, micro)) == theirs(ScheduleInterleavedZeroBubble, ranks, micro, 1)
+# -- what goes wrong ------------------------------------------------------------------------------
 
 
 def test_uneven_stages_wait_for_the_slowest():
@@ -285,25 +214,19 @@ def test_uneven_stages_wait_for_the_slowest():
 
 
 def test_ranks_that_wait_for_each_other_are_named():
-    crossed = Schedule(
-        "crossed",
-        2,
-        1,
-        ((Action("B", 0, 0), Action("F", 0, 0)), (Action("F", 0, 1), Action("B", 0, 1))),
-        2,
-    )
+    first, second = ((Action("F", 0, stage), Action("B", 0, stage)) for stage in (0, 1))
+    crossed = Schedule("crossed", 2, 1, (first[::-1], second), 2)
     with pytest.raises(ValueError, match="crossed .* for ever: rank 0 at 0B0, rank 1 at 1F0"):
         simulate(crossed)
 
 
-@pytest.mark.parametrize("make", [*PLAIN, interleaved])
-def test_bad_numbers_are_refused(make):
-    for ranks, micro in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="=0 must be at least 1"):
-            make(ranks, micro)
-    for ranks, micro in ((True, 1), ("2", 2), (2, 1.5)):
+def test_bad_numbers_are_refused():
+    for make in (*PLAIN, interleaved):
+        for ranks, micro in ((0, 1), (1, 0)):
+            with pytest.raises(ValueError, match="=0 must be at least 1"):
+                make(ranks, micro)
         with pytest.raises(TypeError, match="must be a whole number"):
-            make(ranks, micro)
+            make(2, 1.5)
     with pytest.raises(ValueError, match="chunks=0"):
         interleaved(2, 2, 0)
     with pytest.raises(ValueError, match="stash, vertical"):

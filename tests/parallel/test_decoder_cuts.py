@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.forked import forked, results
 from tests.lessons.cells import markdown_of, own_code
 from tests.ranks.decoder import MODELS, ROWS, TOKENS
+from tests.ranks.tiny import SIZES
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
 from tight_fit.models.step import ModelStep
@@ -15,38 +16,39 @@ def cuts():
     return own_code("16", ("cuts = {f", "def cut_decoder("))
 
 
-def on_two_ranks(leave_out="", how="foreach"):
-    """What each rank found of a Llama and a Qwen3 with 2 layers and 4 heads."""
-    arguments = (cuts(), leave_out, how)
-    return results(forked("tests/ranks/decoder.py", *arguments, ranks=2))
-
-
 @pytest.mark.parametrize("how", ["foreach", "fused"])
 def test_it_trains_as_one_process_does(how):
-    """With the optimizers' default on CUDA, and with the one that is pasted and planned."""
-    for told in on_two_ranks(how=how):
+    """With the optimizers' default on CUDA, and with the one that is pasted and planned, where each
+    rank sends the bytes of the page's tables."""
+    found = results(forked("tests/ranks/decoder.py", cuts(), "", how, ranks=2))
+    for told in found:
         for one in told.values():
             assert one["whole"] == 0  # all parameters are cut, or DTensors at least
             assert max(one["gradients"].values()) < 1e-4
             assert max(one["weights"].values()) < 1e-4
-            found, wanted = one["norms"]
-            assert found == pytest.approx(wanted, rel=1e-4) and min(wanted) > 0.1  # it did clip
+            clipped, wanted = one["norms"]
+            assert clipped == pytest.approx(wanted, rel=1e-4) and min(wanted) > 0.1  # it did clip
+    if how == "fused":
+        for name, make in MODELS.items():
+            planned = plan_step(
+                ModelStep(make().config, ROWS, TOKENS, weights="fp32"), parse("tensor=2")
+            )
+            sent = sum(message.bytes for message in planned.sent)
+            assert found[0][name]["sent"] == pytest.approx(sent, rel=0.01)
 
 
-def test_it_sends_what_is_planned():
-    """The page's tables are plans of what it pastes: on each rank the same bytes."""
-    told, *_ = on_two_ranks(how="fused")
-    for name, make in MODELS.items():
-        job = ModelStep(make().config, ROWS, TOKENS, weights="fp32")
-        planned = plan_step(job, parse("tensor=2"))
-        sent = sum(message.bytes for message in planned.sent)
-        assert told[name]["sent"] == pytest.approx(sent, rel=0.01)
+def test_norms_that_lie_whole_go_wrong():
+    """The comparison sees it, and the page is right to say that Qwen3 needs these cuts."""
+    for told in results(forked("tests/ranks/decoder.py", cuts(), "_norm", "fused", ranks=2)):
+        assert max(told["llama"]["gradients"].values()) < 1e-4
+        wrong = {name for name, share in told["qwen3"]["gradients"].items() if share > 0.1}
+        assert len(wrong) == 4
+        assert all(name.endswith(("q_norm.weight", "k_norm.weight")) for name in wrong)
 
 
 def test_the_lines_of_the_first_screen_are_complete(tmp_path):
     """Pasted as they are, but for the model's name and the GPUs, they make a right step."""
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).save_pretrained(tmp_path)
+    LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=4)).save_pretrained(tmp_path)
     text = markdown_of("16").split("```python\n")[1].partition("```")[0]
     text = f"{cuts()}\n{text}"
     changes = {'"meta-llama/Llama-3.1-8B"': repr(str(tmp_path)), '"cuda", (8,)': '"cpu", (2,)'}
@@ -56,15 +58,6 @@ def test_the_lines_of_the_first_screen_are_complete(tmp_path):
         text = text.replace(old, new)
     for told in results(forked("tests/ranks/first_screen.py", text, tmp_path, ranks=2)):
         assert told["apart"] < 1e-4 < 5e-3 < told["moved"]
-
-
-def test_norms_that_lie_whole_go_wrong():
-    """The comparison sees it, and the page is right to say that Qwen3 needs these cuts."""
-    for told in on_two_ranks(leave_out="_norm"):
-        assert max(told["llama"]["gradients"].values()) < 1e-4
-        wrong = {name for name, share in told["qwen3"]["gradients"].items() if share > 0.1}
-        assert len(wrong) == 4
-        assert all(name.endswith(("q_norm.weight", "k_norm.weight")) for name in wrong)
 
 
 def test_beside_fsdp_it_is_clipped_and_saved_whole():

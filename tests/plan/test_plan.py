@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import beside_others as bench
 from helpers import models, train
 from helpers.plan import fake_batch, interpolation, plan, plan_at, remedies_of, trace_recipe
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
+from tests.plan.mem_tracker import naive
 from tight_fit import gpus
 from tight_fit.plans.model import plan_model
 from tight_fit.search.remedies import least_peak
@@ -30,7 +30,7 @@ T4 = gpus.GPUS["T4"]
 @pytest.mark.parametrize("recipe", MINI.values(), ids=MINI)
 def test_torchs_own_tracker_agrees_by_category(recipe):
     """torch.distributed._tools.MemTracker, another implementation, on the same fake step."""
-    _, seen = bench.naive(recipe)
+    _, seen = naive(recipe)
     assert plan(recipe, "cpu").at_peak == {
         "parameters": seen["PARAM"] + seen["BUFFER"],
         "gradients": seen["GRAD"],

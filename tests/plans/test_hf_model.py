@@ -1,6 +1,5 @@
 """The planner on models that the course never mentions, small and random, against real tensors."""
 
-import itertools
 import json
 
 import numpy as np
@@ -13,7 +12,6 @@ from helpers.plan import plan
 from helpers.recipe import Recipe
 from tests.attack import refused
 from tests.night import few_by_day
-from tests.plans.test_language_models import same, words
 from tight_fit.models import config as hf_config
 from tight_fit.models import hub
 from tight_fit.models.config import CannotPlan
@@ -22,146 +20,99 @@ from tight_fit.plans.model import ModelStep, measured, plan_model, plan_model_st
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
 NARROW = {
-    "vocab_size": 99,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
+SWIN = {
+    "image_size": 64, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4
+}  # fmt: skip
 CONFIGS = {
     "bert": lambda: library.BertConfig(**TEXT),
-    "roberta": lambda: library.RobertaConfig(**{**TEXT, "max_position_embeddings": 66}),
+    "roberta": lambda: library.RobertaConfig(**TEXT | {"max_position_embeddings": 66}),
     "modernbert": lambda: library.ModernBertConfig(
-        **TEXT,
-        local_attention=16,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
+        **TEXT, local_attention=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1,
         sep_token_id=2,
     ),
-    "gpt2": lambda: library.GPT2Config(
-        vocab_size=99,
-        n_embd=32,
-        n_layer=3,
-        n_head=4,
-        n_positions=64,
-        bos_token_id=1,
+    "gpt2": lambda: library.GPT2Config(  # tied weights
+        vocab_size=99, n_embd=64, n_layer=3, n_head=4, n_positions=64, bos_token_id=1,
         eos_token_id=2,
-    ),  # tied weights
+    ),
     "llama": lambda: library.LlamaConfig(**TEXT, num_key_value_heads=2),  # grouped queries
+    "qwen3": lambda: library.Qwen3Config(
+        **TEXT, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True
+    ),
     "gemma3": lambda: library.Gemma3TextConfig(
         **TEXT, num_key_value_heads=2, head_dim=8, sliding_window=16
     ),
-    "t5": lambda: library.T5Config(
-        vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4
-    ),  # tied, two stacks
+    "t5": lambda: library.T5Config(**T5),  # tied, two stacks
     "bart": lambda: library.BartConfig(**NARROW),
     "pegasus": lambda: library.PegasusConfig(**NARROW),  # positions that no gradient reaches
-    "resnet": lambda: library.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1]
-    ),  # BatchNorm
-    "convnext": lambda: library.ConvNextConfig(
-        hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1], image_size=64, drop_path_rate=0.1
-    ),
-    "swin": lambda: library.SwinConfig(
-        image_size=64, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
-    ),
-    "dinov2": lambda: library.Dinov2Config(
+    "resnet": lambda: library.ResNetConfig(embedding_size=8, **STAGES),  # BatchNorm
+    "convnext": lambda: library.ConvNextConfig(**STAGES, image_size=64, drop_path_rate=0.1),
+    "swin": lambda: library.SwinConfig(**SWIN),
+    "dinov2": lambda: library.Dinov2Config(  # a mask token that never trains
         image_size=56, patch_size=14, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
-    ),  # a mask token that never trains
+    ),
     "mixtral": lambda: library.MixtralConfig(**TEXT, num_key_value_heads=2, num_local_experts=4),
     "deepseek": lambda: library.DeepseekV3Config(
-        **TEXT,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=2,
-        topk_group=1,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        v_head_dim=8,
-        qk_nope_head_dim=8,
+        **TEXT, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2,
+        first_k_dense_replace=1, n_group=2, topk_group=1, q_lora_rank=16, kv_lora_rank=16,
+        qk_rope_head_dim=8, v_head_dim=8, qk_nope_head_dim=8,
     ),
     "mamba": lambda: library.MambaConfig(
         vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=4
     ),
-}
-
-
-def segformer():
-    return library.SegformerConfig(
-        image_size=64,
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[8, 16, 24, 32],
-        decoder_hidden_size=16,
-        num_attention_heads=[1, 2, 2, 4],
-        num_labels=5,
-        architectures=["SegformerForSemanticSegmentation"],
-    )
-
-
-def clip():
-    text = {key: value for key, value in TEXT.items() if key != "max_position_embeddings"}
-    return library.CLIPConfig(
-        text_config={**text, "max_position_embeddings": 20, "eos_token_id": 2, "bos_token_id": 1},
-        vision_config={"image_size": 32, "patch_size": 8, **text},
-        projection_dim=16,
-    )
-
-
-HARD = {"precision": "bf16", "checkpointing": True, "accumulation": 2, "optimizer": "adamw8bit"}
-MORE = [
-    ("bert", HARD),
-    ("gpt2", HARD),
-    ("t5", HARD),
-    ("swin", HARD),
-    ("mixtral", HARD),
-    ("resnet", {"precision": "bf16"}),
-    ("llama", {"lora_rank": 4, "frozen": 1}),
-    ("gpt2", {"frozen": 2, "precision": "fp16"}),
-    ("bart", {"lora_rank": 4}),
-    ("gpt2", {"task": "sequence-classification", "classes": 5}),
-    ("bert", {"task": "masked-lm"}),
-    ("swin", {"optimizer": "adafactor", "accumulation": 4}),
-    # Weights of 16 bits: without and with autocast, frozen beside fp32 adapters, with 8-bit states.
-    ("llama", {"weights": "bf16"}),
-    ("bert", {"weights": "bf16", "precision": "bf16"}),
-    ("resnet", {"weights": "bf16"}),
-    ("llama", {"weights": "bf16", "lora_rank": 4, "precision": "bf16", "checkpointing": True}),
-    ("llama", {"weights": "fp16", "lora_rank": 4, "precision": "fp16"}),
-    ("gpt2", {"weights": "bf16", "optimizer": "adamw8bit"}),
     # Images with a class for each pixel; pairs of image and text.
-    ("segformer", {"side": 64}),
-    ("clip", {}),
+    "segformer": lambda: library.SegformerConfig(
+        **STAGES | {"depths": [1] * 4}, image_size=64, decoder_hidden_size=16,
+        num_attention_heads=[1, 2, 2, 4], num_labels=5,
+        architectures=["SegformerForSemanticSegmentation"],
+    ),
+    "clip": lambda: library.CLIPConfig(
+        text_config=TEXT | {"max_position_embeddings": 20, "eos_token_id": 2, "bos_token_id": 1},
+        vision_config=TEXT | {"image_size": 32, "patch_size": 8}, projection_dim=16,
+    ),
+}  # fmt: skip
+HARD = {"precision": "bf16", "checkpointing": True, "accumulation": 2, "optimizer": "adamw8bit"}
+BRAIN = {"weights": "bf16"}  # without and with autocast, frozen beside adapters, with 8-bit states
+MORE = [
+    ("gpt2", HARD), ("t5", HARD), ("mixtral", HARD), ("resnet", {"precision": "bf16"}),
+    ("gpt2", {"frozen": 2, "precision": "fp16"}), ("bart", {"lora_rank": 4}),
+    ("gpt2", {"task": "sequence-classification", "classes": 5}), ("bert", {"task": "masked-lm"}),
+    ("swin", {"optimizer": "adafactor", "accumulation": 4}), ("resnet", BRAIN),
+    ("bert", BRAIN | {"precision": "bf16"}), ("gpt2", BRAIN | {"optimizer": "adamw8bit"}),
+    ("llama", {"weights": "fp16", "lora_rank": 4, "precision": "fp16"}),
     ("clip", {"lora_rank": 2, "precision": "bf16"}),
-]
+]  # fmt: skip
 
 
 def step(name: str, **fields) -> ModelStep:
-    config = {**CONFIGS, "segformer": segformer, "clip": clip}[name]()
+    config = CONFIGS[name]()
     text = ModelStep(config).reads in ("text", "texts")
+    if name == "segformer":
+        fields["side"] = 64
     return ModelStep(config, batch_size=4, length=24 if text else None, **fields)
 
 
+def same(planned, real) -> bool:
+    assert planned.peak == real.peak and planned.at_peak == real.at_peak
+    assert planned.parameters == real.parameters and planned.flops == real.flops
+    return np.array_equal(planned.timeline, real.timeline)
+
+
+def words(value) -> str:
+    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
+
+
 @pytest.mark.parametrize(
-    "name, fields",
-    few_by_day([*((name, {}) for name in CONFIGS), *MORE]),
-    ids=words,
+    "name, fields", few_by_day([*((name, {}) for name in CONFIGS), *MORE]), ids=words
 )
 def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
     asked = step(name, **fields)
@@ -172,9 +123,7 @@ def test_the_plan_is_what_real_tensors_take_to_the_byte(name, fields):
     "config",
     [
         library.MobileNetV2Config(image_size=64, depth_multiplier=0.25),
-        library.Swinv2Config(
-            image_size=64, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
-        ),
+        library.Swinv2Config(**SWIN),
     ],
     ids=lambda config: config.model_type,
 )
@@ -182,15 +131,11 @@ def test_updates_in_place_of_a_view_differ_for_a_moment_and_never_at_the_peak(co
     """Real tensors undo a view by strides, fake ones by its inverse: one more or one less."""
     asked = ModelStep(config, batch_size=4)
     planned, real = plan_model_step(asked, "cpu"), measured(asked)
-    assert (
-        planned.peak == real.peak
-        and planned.at_peak == real.at_peak
-        and planned.flops == real.flops
-    )
+    assert (planned.peak, planned.at_peak, planned.flops) == (real.peak, real.at_peak, real.flops)
     assert abs(len(planned.timeline) - len(real.timeline)) <= 0.01 * len(real.timeline)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral", "resnet"])
+@pytest.mark.parametrize("name", ["t5", "mixtral", "resnet"])
 def test_parameters_are_the_unique_storages(name):
     """Counted without the planner: tied weights once, buffers too, on a model made anew."""
     asked = step(name)
@@ -205,37 +150,26 @@ def test_parameters_are_the_unique_storages(name):
     assert planned.parameters == sum(parameter.numel() for parameter in net.parameters())
 
 
-ALIKE = {
-    "plain": {},
-    "frozen": {"frozen": 2},
-    "bf16": {"precision": "bf16", "checkpointing": True, "accumulation": 2},
-    "lora": {"frozen": 1, "lora_rank": 4},
-}
-BY_DAY = [("plain", "cpu"), ("frozen", "cuda"), ("lora", "cuda")]
-
-
 @pytest.mark.parametrize(
-    "name, device", few_by_day(itertools.product(ALIKE, ("cpu", "cuda")), BY_DAY.__contains__)
+    "device, fields",
+    [
+        ("cpu", {"precision": "bf16", "checkpointing": True, "accumulation": 2}),
+        ("cuda", {"frozen": 1, "lora_rank": 4}),
+    ],
 )
-def test_the_courses_own_models_plan_alike_by_this_way(name, device):
-    fields = ALIKE[name]
+def test_the_courses_own_models_plan_alike_by_this_way(device, fields):
     for model, length in (("deberta", 32), ("vit", None)):
         recipe = Recipe(model=model, batch_size=8, length=length, **fields)
-        config = models.config(recipe)
         # A course model is loaded in fp32, whatever its checkpoint is stored in.
-        other = plan_model_step(
-            ModelStep(config, batch_size=8, length=length, weights="fp32", **fields), device
-        )
+        asked = ModelStep(models.config(recipe), 8, length, weights="fp32", **fields)
+        other = plan_model_step(asked, device)
         assert np.array_equal(other.timeline, plan(recipe, device).timeline)
 
 
-@pytest.mark.parametrize("name, precision", [("bert", "fp32"), ("gpt2", "bf16")])
-def test_on_cuda_attention_with_dropout_keeps_no_probabilities(name, precision):
+def test_on_cuda_attention_with_dropout_keeps_no_probabilities():
     """A CPU has no fused attention with dropout; on a GPU nothing grows with the squared length."""
     short, long = (
-        plan_model_step(
-            ModelStep(CONFIGS[name](), batch_size=4, length=length, precision=precision), "cuda"
-        )
+        plan_model_step(ModelStep(CONFIGS["gpt2"](), 4, length, precision="bf16"), "cuda")
         for length in (32, 64)
     )
     assert long.at_peak["activations"] < 2.1 * short.at_peak["activations"]
@@ -243,22 +177,16 @@ def test_on_cuda_attention_with_dropout_keeps_no_probabilities(name, precision):
 
 def test_tasks_are_the_usual_ones():
     usual = {
-        "bert": "sequence-classification",
-        "gpt2": "causal-lm",
-        "t5": "seq2seq-lm",
-        "bart": "seq2seq-lm",
-        "resnet": "image-classification",
-        "mixtral": "causal-lm",
-    }
+        "bert": "sequence-classification", "gpt2": "causal-lm", "t5": "seq2seq-lm",
+        "resnet": "image-classification", "segformer": "semantic-segmentation",
+        "clip": "contrastive",
+    }  # fmt: skip
     assert {name: ModelStep(CONFIGS[name]()).task for name in usual} == usual
-    assert ModelStep(segformer()).task == "semantic-segmentation"
-    assert ModelStep(clip()).task == "contrastive"
-    named = library.BertConfig(**TEXT, architectures=["BertForTokenClassification"])
-    assert ModelStep(named).task == "token-classification"
-    assert (
-        ModelStep(library.BertConfig(**TEXT, architectures=["BertForMaskedLM"])).task
-        == "sequence-classification"
-    )
+    for named, task in (
+        ("BertForTokenClassification", "token-classification"),
+        ("BertForMaskedLM", "sequence-classification"),
+    ):
+        assert ModelStep(library.BertConfig(**TEXT, architectures=[named])).task == task
 
 
 def test_weights_have_the_dtype_of_the_configuration_unless_told_otherwise(tmp_path):
@@ -267,19 +195,16 @@ def test_weights_have_the_dtype_of_the_configuration_unless_told_otherwise(tmp_p
         ("torch_dtype", "bfloat16", "bf16"),
         ("dtype", "bfloat16", "bf16"),
         ("dtype", "float16", "fp32"),
-        ("dtype", "float32", "fp32"),
         ("vocab_size", 99, "fp32"),
     ):
         values = CONFIGS["llama"]().to_diff_dict() | {"model_type": "llama"}
         values.pop("dtype", None)
-        file = written(tmp_path, json.dumps(values | {word: stored}))
-        config = hf_config.read(file)
+        config = hf_config.read(written(tmp_path, json.dumps(values | {word: stored})))
         assert ModelStep(config).weights == weights, (word, stored)
         assert ModelStep(config, weights="fp32").weights == "fp32"
-    half = ModelStep(CONFIGS["llama"](), lora_rank=2, weights="fp16")
-    assert half.weights == "fp16"
-    with pytest.raises(ValueError, match="cannot be trained"):
-        ModelStep(CONFIGS["llama"](), weights="fp16")
+    half = {"weights": "fp16"}
+    assert ModelStep(CONFIGS["llama"](), lora_rank=2, **half).weights == "fp16"
+    refused(ValueError, "cannot be trained", lambda: ModelStep(CONFIGS["llama"](), **half))
 
 
 def test_configurations_come_from_files_and_are_not_changed(tmp_path):
@@ -296,7 +221,7 @@ def test_configurations_come_from_files_and_are_not_changed(tmp_path):
 def test_a_configuration_of_the_hub_comes_from_the_mirror(tmp_path, monkeypatch):
     CONFIGS["bert"]().save_pretrained(tmp_path / "models" / "somebody" / "bert")
     monkeypatch.setenv(MIRROR, str(tmp_path))
-    assert hf_config.read("somebody/bert").hidden_size == 32
+    assert hf_config.read("somebody/bert").hidden_size == 64
     monkeypatch.setattr(hub, "unreachable", lambda repo: "no answer")
     with pytest.raises(hub.HubUnavailable, match="somebody/else cannot be had .no answer"):
         hf_config.read("somebody/else")
@@ -310,8 +235,8 @@ STEPS = {  # tests/attack has those that are refused for every model
 MODELS = {
     "for any task that is planned": lambda: library.EncodecConfig(),
     "depend on their values": lambda: library.SwitchTransformersConfig(
-        vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2,
-        num_heads=4, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+        **T5, num_decoder_layers=2, num_experts=4, num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
     ),
 }  # fmt: skip
 FILES = {
@@ -353,13 +278,9 @@ def test_nothing_is_left_changed_behind():
 
 def test_a_model_that_leaves_out_layers_at_random_is_planned_with_all():
     """transformers 5.17 draws a number also where the probability is 0."""
-    none, half = (
-        plan_model(
-            library.BartConfig(**NARROW, encoder_layerdrop=dropped, decoder_layerdrop=dropped),
-            batch_size=2,
-            length=16,
-            device="cpu",
-        )
+    configs = (
+        library.BartConfig(**NARROW, encoder_layerdrop=dropped, decoder_layerdrop=dropped)
         for dropped in (0.0, 0.5)
     )
+    none, half = (plan_model(one, batch_size=2, length=16, device="cpu") for one in configs)
     assert half.flops == none.flops and half.peak - none.peak in range(4096)

@@ -1,77 +1,38 @@
 """Plans of fine-tunes of decoders on one GPU, by the fields that they have for it, byte by byte."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers as library
 
 from tests.night import few_by_day
+from tests.plans.test_hf_model import TEXT, same, step, words
 from tight_fit.plans.model import ModelStep, measured, plan_model_step
 from tight_fit.techniques import four_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TEXT = {
-    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
-}  # fmt: skip
-CONFIGS = {
-    "llama": lambda **more: library.LlamaConfig(**{**TEXT, **more}),
-    "qwen3": lambda **more: library.Qwen3Config(
-        **{**TEXT, "head_dim": 16, "tie_word_embeddings": True, **more}
-    ),
-    "gpt2": lambda **more: library.GPT2Config(
-        vocab_size=211, n_embd=64, n_layer=more.get("num_hidden_layers", 3), n_head=4,
-        n_positions=64,
-    ),
-    "bert": lambda **more: library.BertConfig(
-        **{name: value for name, value in {**TEXT, **more}.items() if name != "num_key_value_heads"}
-    ),
-}  # fmt: skip
 LORA = {"lora_rank": 4}
+ALL_LINEAR = {"lora_targets": "all-linear"}
 FIELDS = [
-    ("llama", {"attention": "eager"}),
-    ("qwen3", {"attention": "sdpa", "precision": "bf16"}),
-    ("llama", {"loss": "chunked"}),
+    ("llama", {"attention": "eager"}), ("qwen3", {"attention": "sdpa", "precision": "bf16"}),
     ("qwen3", {"loss": "chunked", "precision": "bf16", "accumulation": 2}),
     ("gpt2", {"loss": "chunked", "weights": "bf16", "checkpointing": True}),
-    ("llama", {"loss": "chunked", "base": "bf16", **LORA}),
-    (
-        "llama",
-        {"base": "bf16", "lora_targets": "all-linear", "lora_scale": "alpha/sqrt(r)", **LORA},
-    ),
-    ("qwen3", {"lora_targets": "o_proj,up_proj", **LORA}),
-    ("gpt2", {"lora_targets": "all-linear", **LORA}),
+    ("llama", {"loss": "chunked", "base": "bf16", "lora_scale": "alpha/sqrt(r)", **LORA}),
+    ("qwen3", {"lora_targets": "o_proj,up_proj", **LORA}), ("gpt2", ALL_LINEAR | LORA),
     ("llama", {"offload": "optimizer"}),
     ("llama", {"offload": "activations", "precision": "bf16"}),
     ("llama", {"optimizer_in_backward": True, "max_grad_norm": None}),
     ("llama", {"optimizer": "paged_adamw8bit"}),
     ("llama", {"optimizer": "adamw_stochastic", "weights": "bf16"}),
-]
+]  # fmt: skip
 NF4 = [
-    ("llama", {}),
-    ("llama", {"precision": "bf16", "lora_targets": "all-linear", "checkpointing": True}),
+    ("llama", {"precision": "bf16", "checkpointing": True, **ALL_LINEAR}),
     ("llama", {"precision": "bf16", "weights": "fp32", "accumulation": 2}),  # as peft prepares it
     ("qwen3", {"precision": "bf16", "loss": "chunked", "optimizer": "adamw8bit"}),
-    ("gpt2", {"precision": "bf16", "lora_targets": "all-linear"}),  # biases
+    ("gpt2", {"precision": "bf16", **ALL_LINEAR}),  # biases
     ("bert", {"precision": "bf16"}),
     ("llama", {"frozen": 2, "attention": "eager"}),
 ]
-
-
-def step(name: str, layers: int = 3, **fields) -> ModelStep:
-    config = CONFIGS[name](num_hidden_layers=layers)
-    return ModelStep(config, batch_size=4, length=24, **fields)
-
-
-def same(planned, real) -> bool:
-    assert planned.peak == real.peak and planned.at_peak == real.at_peak
-    assert planned.parameters == real.parameters and planned.flops == real.flops
-    return np.array_equal(planned.timeline, real.timeline)
-
-
-def words(value) -> str:
-    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
 
 
 @pytest.mark.parametrize("name, fields", few_by_day(FIELDS), ids=words)
@@ -134,16 +95,6 @@ def test_a_loss_in_chunks_has_no_logits_of_all_tokens():
     assert full.peak - chunked.peak > 1.5 * logits
     biggest = [size for size, category, _ in chunked.largest_tensors if category == "activations"]
     assert max(biggest) < logits / 4
-
-
-def test_sdpa_keeps_no_square_of_the_length():
-    def kept(attention, length):
-        fields = {"batch_size": 4, "length": length, "precision": "bf16"}
-        asked = ModelStep(CONFIGS["llama"](), attention=attention, **fields)
-        return plan_model_step(asked, "cuda").at_peak["activations"]
-
-    assert kept("sdpa", 64) < 2.1 * kept("sdpa", 32)
-    assert kept("eager", 64) - kept("sdpa", 64) > 3 * 4 * 4 * 64 * 64 * 4  # layers, heads, fp32
 
 
 def test_blocks_that_do_not_divide_a_weight_are_refused():

@@ -3,7 +3,6 @@ and what its `save` leaves for `from_pretrained`.
 """
 
 import copy
-import json
 import sys
 
 import torch
@@ -12,13 +11,14 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.ranks.tiny import SIZES, end, furthest
+
 lesson = {"nn": nn, "torch": torch}
 exec(sys.argv[1], lesson)
 loss_fn = lesson["loss_fn"]
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 ends = dist.new_group([0, ranks - 1])
-SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 told = {}
 for tied in (True, False):
     torch.manual_seed(0)
@@ -31,7 +31,7 @@ for tied in (True, False):
     optimizers = [torch.optim.SGD(part.parameters(), lr=1.0) for part in (mine, whole)]
     norms = []
     for step in range(3):
-        tokens = torch.randint(32, (8, 8), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(64, (8, 8), generator=torch.Generator().manual_seed(step))
         given = [tokens] if rank == 0 else []
         schedule.step(*given, **({"target": tokens} if rank == ranks - 1 else {}))
         norm = lesson["clip"](mine, 0.5, ends if tied else None)
@@ -43,14 +43,13 @@ for tied in (True, False):
             optimizer.zero_grad()
     own, right = {id(weight) for weight in mine.parameters()}, dict(whole.named_parameters())
     pairs = [(one, right[name]) for name, one in model.named_parameters() if id(one) in own]
-    apart = max(float((one - other).detach().abs().max()) for one, other in pairs)
     folder = f"{sys.argv[2]}/{tied}"
     lesson["save"](model, mine, folder)
     dist.barrier()  # rank 0 has written the configuration
-    again = LlamaForCausalLM.from_pretrained(folder).state_dict()
-    found = whole.state_dict()
+    again, found = LlamaForCausalLM.from_pretrained(folder).state_dict(), whole.state_dict()
     assert again.keys() == found.keys()
-    read = max(float((again[name] - found[name]).abs().max()) for name in found)
-    told[str(tied)] = {"norms": norms, "apart": apart, "weights": len(pairs), "read": read}
-print("RESULT", json.dumps(told))
-dist.destroy_process_group()
+    read = furthest((again[name], found[name]) for name in found)
+    told[str(tied)] = {
+        "norms": norms, "apart": furthest(pairs), "weights": len(pairs), "read": read
+    }  # fmt: skip
+end(told)

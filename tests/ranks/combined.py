@@ -1,7 +1,6 @@
 """Run by test_combinations_page.py: techniques beside DDP and FSDP, a tiny Qwen3 on two ranks."""
 
 import contextlib
-import json
 import sys
 
 import bitsandbytes as bnb
@@ -10,35 +9,33 @@ import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from tests.ranks.tiny import end, qwen3, whole
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 ids = torch.arange(18).view(2, 9)
 told = {}
 
 
 def made():
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, tie_word_embeddings=True))
+    return qwen3(hidden_size=64, intermediate_size=128, head_dim=16)
 
 
 def gradients(model):
     """{name: gradient} of a step on the same texts on all ranks, whole."""
     model.train()
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in found.items()}
+    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def shard(model):
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    return model
 
 
 def equal(found, wanted):
@@ -59,12 +56,10 @@ model = made()
 model.gradient_checkpointing_enable({"use_reentrant": False})
 for layer in model.model.layers:
     layer.compile(backend=counted)
-shard(model)
-told["checkpointing, compile, FSDP"] = equal(gradients(model), wanted)
+told["checkpointing, compile, FSDP"] = equal(gradients(shard(model)), wanted)
 told["graphs"] = len(graphs)
 
-model = made()
-shard(model)
+model = shard(made())
 model.set_requires_gradient_sync(False)
 gradients(model)  # the first of two micro-batches
 model.set_requires_gradient_sync(True)
@@ -78,12 +73,10 @@ for last in (False, True):
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         scaler.scale(loss / 2).backward()
 scaler.unscale_(optimizer)
-told["accumulation, scaler, DDP"] = equal(
-    {name: p.grad for name, p in model.module.named_parameters()}, wanted
-)
+found = {name: p.grad for name, p in model.module.named_parameters()}
+told["accumulation, scaler, DDP"] = equal(found, wanted)
 
-model = made()
-shard(model)
+model = shard(made())
 optimizer = bnb.optim.AdamW8bit(model.parameters(), lr=1e-3, min_8bit_size=1)
 gradients(model)
 try:
@@ -101,31 +94,26 @@ for name, loaded in {"LoRA": {}, "QLoRA": {"quantization_config": four}}.items()
     torch.manual_seed(0)
     lora = LoraConfig(target_modules="all-linear", init_lora_weights=False)
     model = get_peft_model(model, lora)
-    whole = gradients(model)
-    assert len(whole) == 2 * 7 * 2  # A and B beside the seven matrices of two layers
+    alone = gradients(model)
+    assert len(alone) == 2 * 7 * 2  # A and B beside the seven matrices of two layers
     model.zero_grad()
     shard(model.get_base_model())
-    told[f"{name}, FSDP"] = equal(gradients(model), whole)
+    told[f"{name}, FSDP"] = equal(gradients(model), alone)
     base = next(p for n, p in model.named_parameters() if "q_proj.base_layer" in n)
     told[f"{name}, part"] = base.to_local().numel() / base.numel()
+
 # the page's own lines, beside adapters alone
 model = made()
 torch.manual_seed(1)
-wanted = gradients(
-    get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-)
-names = {
-    "model": made(),
-    "torch": torch,
-    "LoraConfig": LoraConfig,
+lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+wanted = gradients(get_peft_model(model, lora))
+names = {"model": made(), "torch": torch, "LoraConfig": LoraConfig}
+names |= {
     "get_peft_model": get_peft_model,
+    "fully_shard": lambda part: fully_shard(part, mesh=mesh),
 }
-names["fully_shard"] = lambda module: fully_shard(module, mesh=mesh)
 torch.manual_seed(1)
 exec(sys.argv[2].replace("compile()", "compile(backend='eager')"), names)
-found = gradients(names["model"])
 assert any(gradient.any() for gradient in wanted.values())
-told["together"] = equal(found, wanted)
-print(f"RESULT {json.dumps(told)}")
-dist.barrier()
-dist.destroy_process_group()
+told["together"] = equal(gradients(names["model"]), wanted)
+end(told)

@@ -1,8 +1,9 @@
-"""Run by test_context_script.py: attention of a text cut over ranks, against all of it on one."""
+"""Run by test_scripts.py: attention of a text cut over ranks, against all of it on one."""
 
 import json
 import runpy
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -24,20 +25,14 @@ output = scaled_dot_product_attention(*whole, is_causal=True, enable_gqa=True)
 wanted = [output, *torch.autograd.grad(output.pow(3).sum(), whole)]
 
 found = {}
-for name in ("ring", "ulysses"):
-    if name == "ulysses" and key_heads % ranks:
-        continue
+for name in ("ring", "ulysses") if key_heads % ranks == 0 else ("ring",):
     places = [cut["positions"](r, ranks, tokens, name == "ring") for r in range(ranks)]
     assert sorted(torch.cat(places).tolist()) == list(range(tokens))
     mine = [part.detach()[:, :, places[rank]].requires_grad_() for part in whole]
     cut["SENT"]["keys and values"] = 0
     meter = CommMeter()
-    if name == "ring":  # the meter counts what is sent from one rank to another
-        with meter:
-            output = cut["ring"](*mine, places)
-            gradients = torch.autograd.grad(output.pow(3).sum(), mine)
-    else:
-        output = cut["ulysses"](*mine, places)
+    with meter if name == "ring" else nullcontext():  # it counts what one rank sends to another
+        output = cut["ring"](*mine, places) if name == "ring" else cut["ulysses"](*mine, places)
         gradients = torch.autograd.grad(output.pow(3).sum(), mine)
     pairs = zip([output, *gradients], wanted)
     found[name] = {

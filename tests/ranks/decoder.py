@@ -1,6 +1,5 @@
 """Run by test_decoder_cuts.py: lesson 16's cuts of a decoder, against the whole on one process."""
 
-import json
 import sys
 
 import torch
@@ -8,16 +7,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.ranks.tiny import HEADS, SIZES, difference, end, qwen3, whole
 from tight_fit.layouts.messages import CommMeter
 
-SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, tie_word_embeddings=True)),
-}
+MODELS = {"llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)), "qwen3": qwen3}
 MOST, RATE, STEPS, ROWS, TOKENS = 0.1, 1e-2, 2, 3, 64
 
 
@@ -30,37 +25,29 @@ def made(name):
     return model
 
 
-def examples():
-    return torch.randint(64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
+def backward(model):
+    """The gradients of one step, whole."""
+    ids = torch.randint(64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
+    with loss_parallel():
+        model(input_ids=ids, labels=ids).loss.backward()
 
 
-def whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def gradients(model):
+    return {name: whole(p.grad).clone() for name, p in model.named_parameters()}
 
 
 def apart(found, wanted):
-    """{name: the norm of the difference, as a share of what is wanted}."""
-    return {
-        name: float((tensor - wanted[name]).norm() / wanted[name].norm())
-        for name, tensor in found.items()
-    }
-
-
-def first_gradients(model, ids):
-    with loss_parallel():
-        model(input_ids=ids, labels=ids).loss.backward()
-    return {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+    return {name: difference(tensor, wanted[name]) for name, tensor in found.items()}
 
 
 def trained(model, how):
     """Gradients of the first step, its norm before clipping, bytes sent, weights after STEPS."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, **{how: True})
-    ids = examples()
     norms, first, sent = [], {}, []
     for _ in range(STEPS):
-        with CommMeter() as there, loss_parallel():
-            model(input_ids=ids, labels=ids).loss.backward()
-        first = first or {n: whole(p.grad).clone() for n, p in model.named_parameters()}
+        with CommMeter() as there:
+            backward(model)
+        first = first or gradients(model)
         with CommMeter() as after:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MOST)
             optimizer.step()
@@ -79,23 +66,20 @@ def main(cells, leave_out, how):
     lesson["cuts"] = {name: cut for name, cut in cuts if not leave_out or leave_out not in name}
     told = {}
     for name in MODELS:
-        model = made(name)
+        model, plain = made(name), made(name)
         lesson["cut_decoder"](model, init_device_mesh("cpu", (dist.get_world_size(),)))
         if leave_out:  # clipping and fused steps refuse plain tensors among DTensors
-            pair = [first_gradients(one, examples()) for one in (model, made(name))]
-            told[name] = {"gradients": apart(*pair)}
+            backward(model)
+            backward(plain)
+            told[name] = {"gradients": apart(gradients(model), gradients(plain))}
             continue
-        wanted, found = trained(made(name), how), trained(model, how)
+        wanted, found = trained(plain, how), trained(model, how)
         told[name] = {
             "whole": sum(not isinstance(p, DTensor) for p in model.parameters()),
-            "gradients": apart(found[0], wanted[0]),
-            "norms": [found[1], wanted[1]],
-            "sent": found[2],
-            "weights": apart(found[3], wanted[3]),
-        }
-    print(f"RESULT {json.dumps(told)}")
-    dist.barrier()
-    dist.destroy_process_group()
+            "gradients": apart(found[0], wanted[0]), "norms": [found[1], wanted[1]],
+            "sent": found[2], "weights": apart(found[3], wanted[3]),
+        }  # fmt: skip
+    end(told)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run by test_context_script.py: experts cut over ranks, against a loop over tokens on one."""
+"""Run by test_scripts.py: experts cut over ranks, against a loop over tokens on one."""
 
 import json
 import runpy
@@ -57,13 +57,7 @@ pairs = {
     "down": (layer.down.grad, down.grad.chunk(ranks)[rank]),
     "balance": (total[0], balance),
 }
-print(
-    json.dumps(
-        {
-            "apart": {name: float((a - b).abs().max()) for name, (a, b) in pairs.items()},
-            "dropped": [int(total[1]), dropped],
-            "held": [layer.up.numel(), up.numel()],
-        }
-    )
-)
+apart = {name: float((a - b).abs().max()) for name, (a, b) in pairs.items()}
+held, dropped = [layer.up.numel(), up.numel()], [int(total[1]), dropped]
+print(json.dumps({"apart": apart, "dropped": dropped, "held": held}))
 dist.destroy_process_group()

@@ -5,7 +5,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from transformers import (
     BertConfig,
     LlamaConfig,
@@ -16,6 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.ranks.tiny import whole
 from tight_fit.kernels.trace_ops import Recorder
 from tight_fit.layouts.experts import experts_of
 from tight_fit.layouts.layout import AXES, Layout
@@ -34,26 +34,21 @@ from tight_fit.techniques.step import train_step
 
 STEPS = 2
 GRIDS: dict[tuple[int, ...], dict] = {}
-TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 72}
-HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+TINY = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}  # fmt: skip
+TWO = TINY | {"num_key_value_heads": 2}
 CONFIGURATIONS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**TINY, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2),
-    "qwen3": Qwen3Config(
-        **TINY, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8
-    ),
-    "tied": Qwen3Config(**TINY | HEADS, head_dim=8, tie_word_embeddings=True),
-    "bert": BertConfig(
-        **TINY,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    ),
-    "mixtral": MixtralConfig(**TINY | HEADS, num_local_experts=4, num_experts_per_tok=2),
+    "llama": LlamaConfig(**TWO),
+    "qwen3": Qwen3Config(**TWO | {"num_hidden_layers": 4}, head_dim=8),
+    "tied": Qwen3Config(**TWO, head_dim=8, tie_word_embeddings=True),
+    "bert": BertConfig(**TINY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    "mixtral": MixtralConfig(**TWO, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": Qwen3MoeConfig(
-        **TINY | HEADS, head_dim=8, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2
+        **TWO, head_dim=8, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2
     ),
-    "olmoe": OlmoeConfig(**TINY | HEADS, num_experts=2, num_experts_per_tok=1),
+    "olmoe": OlmoeConfig(**TWO, num_experts=2, num_experts_per_tok=1),
 }
 
 
@@ -84,9 +79,8 @@ def reference(step: ModelStep) -> tuple[dict[str, torch.Tensor], dict[str, torch
     optimizer, scaler = make_optimizer(model, step), make_scaler(step, "cpu")
     gradients = kept(optimizer, model)
     for number in range(STEPS):
-        train_step(
-            model, optimizer, batches(step, model, number), step.batch_size, step, scaler=scaler
-        )
+        every = batches(step, model, number)
+        train_step(model, optimizer, every, step.batch_size, step, scaler=scaler)
     return {name: value.detach() for name, value in model.named_parameters()}, gradients
 
 
@@ -97,14 +91,10 @@ def kept(optimizer: torch.optim.Optimizer, model) -> dict[str, torch.Tensor]:
     def keep(*given) -> None:
         for name, value in model.named_parameters():
             if value.grad is not None:
-                gradients[name] = whole(value.grad)
+                gradients[name] = whole(value.grad).detach().clone()
 
     optimizer.register_step_pre_hook(keep)
     return gradients
-
-
-def whole(value: torch.Tensor) -> torch.Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
 def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
@@ -126,9 +116,8 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
         experts = parameter in divided
         distance = max(distance, furthest(whole(parameter), expected[name], mesh, experts))
         if own_gradients:
-            largest = gradients[name].abs().max().item()
             far = furthest(own_gradients[name], gradients[name], mesh, experts)
-            apart = max(apart, far / largest)
+            apart = max(apart, far / gradients[name].abs().max().item())
     skipped = None
     if step.precision == "fp16" and layout.strategy != "ddp":
         # Replicas have the same gradients: what overflows on a rank overflows on theirs.
@@ -141,15 +130,19 @@ def run(fields: dict, layout: Layout, kind: str, selective: bool) -> dict:
         for experts in experts_of(rank.module):
             experts.register_forward_pre_hook(balance)
     micro_batch = batch(rank.module, rank.undivided)
-    trace, sent = trace_model_rank(
+    traced = trace_model_rank(
         rank, lambda: {name: value.clone() for name, value in micro_batch.items()}, Recorder()
     )
+    return {"distance": distance, "gradients": apart, "skipped": skipped} | facts(traced, step)
+
+
+def facts(traced, step: ModelStep) -> dict:
+    """What is compared with the plan."""
+    trace, sent = traced
     followed = to_plan((trace, 0), step, "cpu")
-    return {
-        "distance": distance, "gradients": apart, "skipped": skipped, "peak": followed.peak,
-        "at_peak": followed.at_peak, "flops": followed.flops,
-        "sent": [vars(message) for message in sent],
-    }  # fmt: skip
+    return {name: getattr(followed, name) for name in ("peak", "at_peak", "flops")} | {
+        "sent": [vars(message) for message in sent]
+    }
 
 
 def overflow_on_one_rank(rank: ModelRank, micro_batch: dict[str, torch.Tensor], here: bool) -> bool:
@@ -158,9 +151,8 @@ def overflow_on_one_rank(rank: ModelRank, micro_batch: dict[str, torch.Tensor], 
 
     def overflow(phase: str) -> None:
         if phase == "optimizer" and here:
-            next(one for one in rank.module.parameters() if one.grad is not None).grad.to_local()[
-                0
-            ] = torch.inf
+            trained = (one for one in rank.module.parameters() if one.grad is not None)
+            next(trained).grad.to_local()[0] = torch.inf
 
     def weights() -> list[torch.Tensor]:
         """As bytes: those in 4 bits are no numbers, and may be equal and NaN."""
@@ -203,7 +195,7 @@ def run_stages(step: ModelStep, layout: Layout, mesh, selective: bool, expected:
 
     rank = made()
     for number in range(STEPS):
-        loss = rank.step(batch_of(number)).item()
+        rank.step(batch_of(number))
     distance, seen = 0.0, set()
     for stage, own in zip(rank.stages, rank.module):
         first = stage.stage_index * len(own.body.layers)
@@ -211,19 +203,15 @@ def run_stages(step: ModelStep, layout: Layout, mesh, selective: bool, expected:
             words = f"model.{name}".replace("model.body", "model.model").split(".")
             if "layers" in words:
                 words[3] = str(int(words[3]) + first)
-            value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            distance = max(distance, (value - expected[".".join(words)]).abs().max().item())
-            seen.add(".".join(words))
+            name = ".".join(words)
+            distance = max(distance, furthest(whole(parameter), expected[name], mesh, False))
+            seen.add(name)
     rank = made()
-    trace, sent = trace_pipeline_rank(rank, lambda: batch_of(0), Recorder())
-    followed = to_plan((trace, 0), step, "cpu")
+    traced = trace_pipeline_rank(rank, lambda: batch_of(0), Recorder())
     return {
         "distance": distance, "parameters": sorted(seen),
-        "expected": sorted(_of_rank(expected, rank)), "loss": loss,
-        "stage": mesh["pipeline"].get_local_rank(), "peak": followed.peak,
-        "at_peak": followed.at_peak, "flops": followed.flops,
-        "sent": [vars(message) for message in sent],
-    }  # fmt: skip
+        "expected": sorted(_of_rank(expected, rank)), "stage": mesh["pipeline"].get_local_rank(),
+    } | facts(traced, step)  # fmt: skip
 
 
 def _of_rank(expected: dict, rank: PipelineRank) -> list[str]:
