@@ -27,7 +27,7 @@ HOLD = [
 def test_release_lets_go_of_what_a_kernel_holds():
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, HOLD)])
     notebook.cells[2].metadata["tags"] = ["raises-exception"]
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     assert notebook.cells[-1].outputs[0].text.strip() == "[True, True] [False, False, False]"
 
 

@@ -150,7 +150,7 @@ print(subject.values, plt.get_fignums())
 def test_in_a_real_kernel():
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, CELLS)])
     NotebookClient(
-        notebook, timeout=120, kernel_name="python3", store_widget_state=False,
+        notebook, timeout=600, kernel_name="python3", store_widget_state=False,
         resources={"metadata": {"path": str(ROOT)}},
     ).execute()  # fmt: skip
     (shown,), moved, dragged = (cell.outputs for cell in notebook.cells)

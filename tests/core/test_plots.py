@@ -64,7 +64,7 @@ def test_long_curves_areas_and_names_are_told_by_their_ends_and_extremes():
     figure, (left, right) = plt.subplots(1, 2)
     x = np.arange(10)
     left.plot(x, -((x - 4.0) ** 2), label="hill")
-    left.stackplot(x, [x + 1.0, np.full(10, 2.0)], labels=["first", "second"])
+    areas = left.stackplot(x, [x + 1.0, np.full(10, 2.0)], labels=["first", "second"])
     left.errorbar([0, 1], [5, 6], yerr=[1, 1], label="means")
     left.hexbin(x, x)
     right.plot([1, 2], ["x", "y"], "o", label="dots")
@@ -76,6 +76,8 @@ def test_long_curves_areas_and_names_are_told_by_their_ends_and_extremes():
         "first: from 1 at 0, to 10 at 9; second: from 2 at 0, to 2 at 9. "
         "names: dots: x at 1, y at 2; none: nothing."
     )
+    told_apart(figure)
+    assert areas[0].get_hatch() != areas[1].get_hatch()
 
 
 def in_legend(figure, what):

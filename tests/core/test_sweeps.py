@@ -73,7 +73,8 @@ def test_the_table_is_what_the_runs_give(kept):
             assert difference.startswith(f"{shown[0]:+.1f}, ")
             assert ("not sure" in difference) == (low <= 0 <= high)
     assert values["note"] in sweeps.table(name).caption
-    assert all(arm in sweeps.figure(name).alt for arm in arms)
+    _, metadata = sweeps.figure(name)._repr_mimebundle_()
+    assert all(arm in metadata["image/png"]["alt"] for arm in arms)
     for label, accuracy in values["references"].items():
         assert frame.loc[label]["accuracy"] == f"{accuracy:.1%}"
 

@@ -40,6 +40,8 @@ def test_what_fits_or_is_mini_stays_as_it_is_and_where_nothing_fits_it_is_said(c
     assert not capsys.readouterr().out
     assert fitting(replace(LARGE, batch_size=2)) == [replace(LARGE, batch_size=2, accumulation=2)]
     assert "even in 2 micro-batches: set TIGHT_FIT_PROFILE=mini" in capsys.readouterr().out
+    with pytest.raises(TypeError, match="recipe must be of type Recipe"):
+        fitting("decoder")
 
 
 @pytest.mark.parametrize("gib", [11.76, 14.56, 22.03])
