@@ -14,7 +14,7 @@ from tight_fit.layouts.facts import facts_of
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.plan import plan_layout
 from tight_fit.memory.plan import fit_on_gpu
-from tight_fit.search.experts import Experts
+from tight_fit.search.experts import NO_EXPERTS, Experts
 from tight_fit.search.layouts import search_layouts
 from tight_fit.search.space import (
     Reference,
@@ -130,16 +130,16 @@ def test_the_bound_of_messages_is_below_those_that_are_sent(config):
     experts = Experts.of(of)
     like = Reference.of(planned(Trial(Layout(4)), of), SLOW.gpu, experts)
     waits = replace(like, work=0.0, growing=0.0, products=0.0)
-    if experts.number:  # in each of two layers every token goes to its experts
+    if experts != NO_EXPERTS:  # in each of two layers every token goes to its experts
         assert like.dispatched == 2 * config.num_experts_per_tok * 2 * 256 * config.hidden_size
     else:
         one = least_seconds(Trial(Layout(1, "ddp")), of, like, SLOW)
         assert one == pytest.approx(0.9 * 4 * like.growing)
     for layout in layouts_of(SLOW, experts.number)[1:]:
-        if layout.pipeline == 1 and bool(experts.number) == (layout.expert > 1):
+        if layout.pipeline == 1 and (experts == NO_EXPERTS) == (layout.expert == 1):
             trial = Trial(layout, "none", accumulations(layout, of, 4, None)[-1])
             seconds = facts_of(planned(trial, of), SLOW)["seconds"]
-            least = seconds / 3 if experts.number else 0
+            least = 0 if experts == NO_EXPERTS else seconds / 3
             assert least < least_seconds(trial, of, waits, SLOW) < seconds, str(trial)
 
 
