@@ -43,7 +43,7 @@ trainer = transformers.Trainer(model, arguments, train_dataset=data, data_collat
 trainer.train()
 """
 MODULE, _, _ = (
-    (Path(__file__).parent / "programs" / "lightning_module.py")
+    (Path(__file__).parent / "programs" / "lightning_tagger.py")
     .read_text(encoding="utf8")
     .partition("if __name__")
 )

@@ -96,8 +96,8 @@ def test_an_evaluation_that_cannot_be_planned_leaves_the_plan_of_the_training(pr
     )
     facts = run(program(text))
     assert facts["fits"] and facts["evaluation"]["calls"] == 1
-    assert "train.py:17" in facts["evaluation"]["stopped"]
-    assert any("train.py:17: " in line for line in report.verdict(facts))
+    assert "train.py:16" in facts["evaluation"]["stopped"]
+    assert any("train.py:16: " in line for line in report.verdict(facts))
 
 
 def test_an_evaluation_without_eval_is_one_once_training_is_planned(program):
@@ -108,6 +108,6 @@ def test_an_evaluation_without_eval_is_one_once_training_is_planned(program):
         "        kept.append(model(x.to(device)))\n"
     )
     evaluation = run(program(text))["evaluation"]
-    assert evaluation["calls"] == 4 and evaluation["line"] == "train.py:15"
+    assert evaluation["calls"] == 4 and evaluation["line"] == "train.py:16"
     weights_and_states = 3 * 4 * (256 * 256 + 256)
     assert evaluation["peak"] >= weights_and_states + 4 * 64 * 256 * 4

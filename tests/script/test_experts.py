@@ -43,9 +43,9 @@ CASES = [
 def test_their_bytes_are_those_of_a_real_run(kind, experts, program, tmp_path):
     """The plan knows no router, and says so; the real one is told to send each expert as many."""
     asked = ToPlan(program(PROGRAM), (kind, experts, "by the router"), steps=3)
-    facts = process.plan(asked, script_of(asked.path, asked.arguments), 60.0)
+    facts = process.plan(asked, script_of(asked.script, asked.arguments), 60.0)
     plan = [step["peak"] - step["begin"] for step in facts["steps"]]
-    real = steps_of(tmp_path / asked.path, (kind, experts, "balanced"), 3, tmp_path)
+    real = steps_of(tmp_path / asked.script, (kind, experts, "balanced"), 3, tmp_path)
     assert plan[1:] == pytest.approx(real[1:], rel=0.002) and min(plan) > 900_000
     told = [note for note in report.notes(facts) if "router" in note]
     assert len(told) == (experts == "eager")

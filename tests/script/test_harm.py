@@ -22,7 +22,7 @@ import glob, os, platform, shutil, sqlite3, subprocess, tempfile, threading
 from pathlib import Path
 import pyarrow, pyarrow.parquet
 from transformers import AutoTokenizer
-(Path(__file__).resolve().parent / 'beside.txt').touch()
+(Path(__file__).resolve().parent / 'beside.txt').write_text('x')
 assert os.path.exists('beside.txt')
 open('data/new.txt', 'w').write('x')
 assert len(glob.glob('data/*.txt')) == 41

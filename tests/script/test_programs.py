@@ -50,7 +50,7 @@ ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of th
 NEEDED = {"lightning_module": "lightning", "preferences_trl": "trl"}
 ELSEWHERE = {  # in other files, and below
     "ddp_loop", "fully_shard_loop", "evaluation_trainer", "text_classification_loop",
-    "compiled_early_trainer",
+    "compiled_early_trainer", "lightning_tagger",
 }  # fmt: skip
 # For a GPU: a few shapes, and what is not compared with a run on a CPU.
 FOR_A_GPU = [

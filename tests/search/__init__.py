@@ -14,9 +14,9 @@ TWO = Cluster("A100-40GB", 2, 2, "NVLink 3", "InfiniBand 200 Gbit", cards=2)
 SLOW = Cluster("A100-40GB", 2, 2, "PCIe 3 x16", "Ethernet 1 Gbit")
 
 
-def llama(width: int, layers: int = 2, heads: int = 4, **more) -> LlamaConfig:
+def llama(width: int, layers: int = 2, heads: int = 4, words: int = 512, **more) -> LlamaConfig:
     """Of more weights."""
-    sizes = width, layers, heads, 11 * width // 4, 512
+    sizes = width, layers, heads, 11 * width // 4, words
     return configured(LlamaConfig, *sizes, **{"num_key_value_heads": 2, **more})
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from transformers import Qwen3MoeConfig
+from transformers import BertConfig, Qwen3MoeConfig
 
 from tests.night import few_by_day
 from tests.search import EIGHT, SLOW, TWO, job, llama, mixtral, olmoe, planned
@@ -14,7 +14,7 @@ from tight_fit.layouts.facts import facts_of
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.plan import plan_layout
 from tight_fit.memory.plan import fit_on_gpu
-from tight_fit.search.experts import Experts
+from tight_fit.search.experts import NO_EXPERTS, Experts
 from tight_fit.search.layouts import search_layouts
 from tight_fit.search.space import (
     Reference,
@@ -31,7 +31,8 @@ QWEN = configured(
     Qwen3MoeConfig, 128, 3, 4, 512, 512, num_key_value_heads=2, head_dim=32, num_experts=16,
     moe_intermediate_size=64, num_experts_per_tok=4, mlp_only_layers=[0],
 )  # fmt: skip
-WIDE = llama(2048, heads=16, num_key_value_heads=4)
+WIDE = llama(2048, heads=16, words=1024, num_key_value_heads=4)
+BERT = configured(BertConfig, 64, 3, 4, 128, 512, max_position_embeddings=256)
 
 
 def below(of, cluster, layouts, recompute="none", take=slice(None), reduce="fp32"):
@@ -55,7 +56,8 @@ def below(of, cluster, layouts, recompute="none", take=slice(None), reduce="fp32
 CASES = {  # (step, cluster, layouts, recomputation)
     # Matrix products are most of a step, or weights and states are.
     "products": (
-        job(WIDE, length=512), Cluster("A100-40GB", 4), "fsdp=4 fsdp=2,tensor=2 tensor=4", "none",
+        job(WIDE, length=512), Cluster("A100-40GB", 4),
+        "ddp=1 fsdp=4 fsdp=2,tensor=2 tensor=4", "none",
     ),
     "weights": (
         job(WIDE, length=32), Cluster("A100-40GB", 4), "ddp=1 fsdp=4 tensor=4", "none",
@@ -110,7 +112,7 @@ def test_bounds_know_in_which_dtype_gradients_are_summed():
 
 def test_bounds_say_something():
     """They lie below what is planned, and not far: else every layout would be planned."""
-    of = job(length=256, batch_size=8)
+    of = job(BERT, length=256, batch_size=8)
     like = Reference.of(planned(Trial(reference_layout(of, 4)), of), TWO.gpu, Experts.of(of))
     shares = {Trial(Layout(4, "ddp"), "none", 2): 0.6, Trial(Layout(4), "none", 1): 0.9}
     for trial, share in shares.items():
@@ -130,16 +132,17 @@ def test_the_bound_of_messages_is_below_those_that_are_sent(config):
     experts = Experts.of(of)
     like = Reference.of(planned(Trial(Layout(4)), of), SLOW.gpu, experts)
     waits = replace(like, work=0.0, growing=0.0, products=0.0)
-    if experts.number:  # in each of two layers every token goes to its experts
+    if experts != NO_EXPERTS:  # in each of two layers every token goes to its experts
         assert like.dispatched == 2 * config.num_experts_per_tok * 2 * 256 * config.hidden_size
     else:
         one = least_seconds(Trial(Layout(1, "ddp")), of, like, SLOW)
         assert one == pytest.approx(0.9 * 4 * like.growing)
     for layout in layouts_of(SLOW, experts.number)[1:]:
-        if layout.pipeline == 1 and bool(experts.number) == (layout.expert > 1):
-            trial = Trial(layout, "none", accumulations(layout, of, 4, None)[-1])
+        if layout.pipeline == 1 and (experts == NO_EXPERTS) == (layout.expert == 1):
+            most = accumulations(layout, of, 4, None)[-1]
+            trial = Trial(layout, "none", most if experts == NO_EXPERTS else 1)
             seconds = facts_of(planned(trial, of), SLOW)["seconds"]
-            least = seconds / 3 if experts.number else 0
+            least = 0 if experts == NO_EXPERTS else seconds / 3
             assert least < least_seconds(trial, of, waits, SLOW) < seconds, str(trial)
 
 

@@ -49,6 +49,7 @@ def test_it_is_as_fast_as_the_fastest_of_all_combinations():
         {name: value for name, value in change.items() if getattr(MINI, name) != value}
         for _, change in every
     ]
+    assert remedies_of(MINI, gpu).fits(found.change)
     assert set(found.reasons) == set(found.change)
 
 
