@@ -3,8 +3,7 @@
 #   N="00 02"          takes only these notebooks (run, soak, record, record-dry, sweeps, notebooks).
 #                      `make run` takes 00 to 02 where N is not given; N=all takes every lesson.
 #   PYTHON=python3.12  is the Python that .venv is made from. The default is the first one found from 3.11 on.
-#   SOAK="--only offline"  is passed to soak, which also takes --rounds 3, --seed 0 and
-#                      --only order|offline|interrupted|no-kernels|pretended.
+#   SOAK="--only offline"  is passed to soak, as is --only no-kernels.
 #   JOBS=4             is the number of processes that share the tests, one file at a time. The default is 2, and
 #                      0 runs the tests one after another in one process.
 #   MINUTES=9          is the time that record may take; the next call goes on. OUT=folder is where it writes
@@ -32,7 +31,7 @@ FIRST := 00 01 02
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run lint quick test test-all durations attack mutants versions soak lab record record-dry proof sweeps notebooks plans pretrain badges readme lesson bench calculator site bundle clean
+.PHONY: help run lint quick test test-all durations attack mutants versions soak lab record record-dry proof sweeps notebooks plans pretrain badges readme bench calculator site bundle clean
 
 help:
 	@echo "make run         execute notebooks 00 to 02 on a CPU with the small models, write pages, print the tables"
@@ -44,7 +43,7 @@ help:
 	@echo "make attack      the tests that try bad inputs and faults, with a table of how many"
 	@echo "make mutants     whether the tests notice 150 small errors in the engine, with a table of how many (hours)"
 	@echo "make versions    the lowest releases, the newest and Colab's, each in an environment of its own (an hour or more, 6 GB each)"
-	@echo "make soak        all notebooks in random order three times, offline, interrupted, on GPUs without kernels, pretended (hours)"
+	@echo "make soak        all notebooks offline, and with a GPU that cannot run this PyTorch (an hour or more)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make record      on a GPU: measured steps beside their plans, then the lessons with the full models"
 	@echo "make record-dry  the same on a CPU with the small models, keeping nothing"
@@ -53,9 +52,8 @@ help:
 	@echo "make notebooks   execute the notebooks and save them in place, as they are committed"
 	@echo "make plans       plan anew what notebooks 13 to 18 and 24 show and what tight-fit knows, and keep it with the package"
 	@echo "make badges      write the repository's address of pyproject.toml into notebooks and README"
-	@echo "make bench       published peaks and how long plans take, planned anew; the training loop beside others'"
+	@echo "make bench       how long the command takes; published peaks, planned anew"
 	@echo "make readme      write the tables and the picture of README.md anew"
-	@echo "make lesson      a new lesson with lab and exercises, as stubs that fail: make lesson N=28 TITLE=\"8 bits\""
 	@echo "make pretrain    make the small models again (minutes)"
 	@echo "make site        lessons, labs, pages and the calculator as a website in build/site"
 	@echo "make calculator  plan anew the models that the calculator knows (an hour)"
@@ -174,13 +172,9 @@ badges: $(NEEDS)
 bench: $(NEEDS)
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks.peaks
-	@$(PY) -m benchmarks.plan_speed
 
 readme: $(NEEDS)
 	@$(PY) -c "from tools.course import readme; readme.write()"
-
-lesson: $(NEEDS)
-	@$(COURSE) lesson "$(N)" "$(TITLE)"
 
 pretrain: $(NEEDS)
 	@$(PY) -m tools.pretrain.pretrain_vit

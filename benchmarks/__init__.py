@@ -1,1 +1,1 @@
-"""Plans beside published and own measurements and other estimators, and loops beside others."""
+"""Plans beside published and own measurements; sweeps of accuracy."""

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from benchmarks.time_rows import FITTED
+from benchmarks.published_times import FITTED
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import MEASURED, SPECS
 from tight_fit.kernels import kernel_time

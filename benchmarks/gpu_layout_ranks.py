@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu_layouts import LARGE, SMALL, step_of
-from benchmarks.measure_step import alone_on_the_gpu, memory_on_a_gpu
+from benchmarks.measure_step import alone_on_the_gpu, memory_on_a_gpu, seconds_on_a_gpu
 from helpers.measure import release
 from helpers.recipe import Recipe, replace
 from tight_fit.layouts.fake_rank import BatchShape
@@ -28,24 +27,11 @@ from tight_fit.techniques.step import tensor_cores
 TIMED = 10  # steps, and messages, whose median counts
 
 
-def median_seconds(work: Callable[[], object], times: int = TIMED) -> float:
-    """By CUDA events, so many times on every rank: each waits for the others."""
-    seconds = []
-    for _ in range(times):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        marks[0].record()
-        work()
-        marks[1].record()
-        torch.cuda.synchronize()
-        seconds.append(marks[0].elapsed_time(marks[1]) / 1000)
-    return statistics.median(seconds)
-
-
 def all_reduce_seconds(size: int) -> float:
     """Of an all-reduce of so many bytes over all ranks."""
     numbers = torch.zeros(size // 4, device="cuda")
     dist.all_reduce(numbers)  # NCCL connects the ranks
-    return median_seconds(lambda: dist.all_reduce(numbers))
+    return seconds_on_a_gpu(lambda: dist.all_reduce(numbers), TIMED)
 
 
 def meet() -> None:
@@ -64,7 +50,7 @@ def measure(step: ModelStep, layout: Layout) -> dict[str, float | None]:
         del model  # a stage of a pipeline needs no more of it than its own layers
         release()
         step_of_rank = _step_of(rank, shape)
-        found = memory_on_a_gpu(step_of_rank) | {"seconds": median_seconds(step_of_rank)}
+        found = memory_on_a_gpu(step_of_rank) | {"seconds": seconds_on_a_gpu(step_of_rank, TIMED)}
         found |= {"large": all_reduce_seconds(LARGE), "small": all_reduce_seconds(SMALL)}
         del step_of_rank
         del rank

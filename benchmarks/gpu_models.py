@@ -2,14 +2,14 @@
 
     python -m benchmarks.gpu_models --out FOLDER [--minutes M] [--only TEXT]
 
-`benchmarks.gpu_steps` measures the course's recipes. These are the steps of `ModelStep`: decoders,
-encoders, models of images and of speech, at full size with random weights and random inputs, one
-technique at a time, compiled layers and FP8 among them. Each is built and measured in a process of
-its own, and only one of them uses the GPU at a time. FP8 is torchao's; a compiled step has each
-layer compiled by itself.
+`benchmarks.measured_steps` measures the course's recipes. These are the steps of `ModelStep`:
+decoders, encoders, models of images and of speech, at full size with random weights and random
+inputs, one technique at a time, compiled layers and FP8 among them. Each is built and measured in a
+process of its own, and only one of them uses the GPU at a time. FP8 is torchao's; a compiled step
+has each layer compiled by itself.
 
 Beside what was measured stands "before": what the planner said of the step then.
-`benchmarks.gpu_models_table` plans the steps anew.
+`benchmarks.gpu_models_table` and `benchmarks.gpu_seconds` plan the steps anew.
 """
 
 from __future__ import annotations

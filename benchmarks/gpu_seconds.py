@@ -11,28 +11,28 @@ that day said. Compiled steps are left out, as others were being compiled beside
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from benchmarks import gpu_models_table
+import pandas as pd
+
+from benchmarks import gpu_models_table, proof
 from benchmarks.gpu_model_cases import CASES, step_of
 from benchmarks.gpu_models import planned
-from benchmarks.gpu_models_table import NO_PLAN, in_percent, off
+from benchmarks.gpu_models_table import BEFORE, NOW, gpu_of
 from benchmarks.pages import with_block
 from helpers import record
 from helpers.plan import plan
-from helpers.recipe import Recipe
-from helpers.tables import Table
 from tight_fit import gpus
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import calibration
 
+NAME = "python -m benchmarks.gpu_seconds"
 PAGE = record.RESULTS.parent / "docs" / "data" / "gpu-seconds.csv"
 TOLD = PAGE.parents[1] / "gpu-time.md"
 QWEN, SINGLE = "Qwen3-0.6B, fitted", "GPT-2, ResNet-50: a constant fitted to each"
 OTHERS, RECIPES = "other models, held out", "the course's recipes, held out"
 GROUPS = (QWEN, SINGLE, OTHERS, RECIPES)
+COLUMNS = ("GPU", "group", "step", "seconds", BEFORE, NOW)
 
 
 def group_of(name: str) -> str:
@@ -42,87 +42,72 @@ def group_of(name: str) -> str:
     return SINGLE if name in ("GPT-2 medium", "ResNet-50") else OTHERS
 
 
-def rows(names: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """A row per step: seconds measured, planned before and planned anew.
+def rows(names: Sequence[str] | None = None) -> pd.DataFrame:
+    """A row per step: seconds measured, planned before and planned anew, none without a plan.
 
     names  only these steps of results/models, and no recipe; None takes all
     """
-    found = []
     with calibration.chosen(calibration.NONE):
-        for kept in gpu_models_table.files():
-            gpu = gpus.find(kept["environment"]["name"].removeprefix("NVIDIA "))
-            for name, seen in kept["steps"].items():
-                if CASES[name].get("compile") or names is not None and name not in names:
-                    continue
-                before = seen["before"].get("seconds")
-                now = planned(step_of(name), gpu).get("seconds")
-                found.append(_row(gpu.name, group_of(name), name, seen["seconds"], before, now))
-        for path in sorted((record.RESULTS / "steps").glob("*.json")) if names is None else ():
-            kept = json.loads(path.read_text(encoding="utf8"))
-            if kept["environment"]["device"] != "cuda":
+        found = list(_of_models(names)) + (list(_of_recipes()) if names is None else [])
+    return pd.DataFrame(found, columns=COLUMNS).round(5)
+
+
+def _of_models(names: Sequence[str] | None) -> Iterator[tuple]:
+    for kept in gpu_models_table.files():
+        gpu = gpu_of(kept)
+        for name, seen in kept["steps"].items():
+            if CASES[name].get("compile") or names is not None and name not in names:
                 continue
-            gpu = gpus.find(kept["environment"]["name"].removeprefix("NVIDIA "))
-            for step in kept["steps"]:
-                now = plan(Recipe(**step["recipe"])).seconds(gpu.name).total
-                name = f"{step['model']}, {step['technique']}"
-                before = step["planned_seconds"]
-                found.append(_row(gpu.name, RECIPES, name, step["seconds"], before, now))
-    return found
+            before, now = (
+                told.get("seconds") for told in (seen["before"], planned(step_of(name), gpu))
+            )
+            yield gpu.name, group_of(name), name, seen["seconds"], before, now
 
 
-def _row(
-    gpu: str, group: str, step: str, measured: float, before: float | None, now: float | None
-) -> dict[str, str]:
-    told = [NO_PLAN if seconds is None else f"{seconds:.5f}" for seconds in (before, now)]
-    return {
-        "GPU": gpu, "group": group, "step": step, "seconds": f"{measured:.5f}",
-        "planned before": told[0], "planned": told[1],
-    }  # fmt: skip
+def _of_recipes() -> Iterator[tuple]:
+    for kept in proof.read():
+        if kept.environment["device"] == "cuda":
+            gpu = gpus.find(kept.environment["name"].removeprefix("NVIDIA ")).name
+            for step in kept.steps:
+                name = f"{step.model}, {step.technique}"
+                now = plan(step.recipe).seconds(gpu).total
+                yield gpu, RECIPES, name, step.seconds, step.planned_seconds, now
 
 
-def read() -> list[dict[str, str]]:
+def read() -> pd.DataFrame:
     """The kept rows."""
-    return gpu_models_table.read(PAGE)
+    return pd.read_csv(PAGE)
 
 
-def summary(table: Sequence[dict[str, str]]) -> list[str]:
+def summary(table: pd.DataFrame) -> list[str]:
     """The lines of docs/gpu-time.md's table: the errors of each group, before and now."""
     lines = ["| mean, median, worst error | steps | before | now |", "|---|---|---|---|"]
     for group in GROUPS:
-        some = [row for row in table if row["group"] == group]
-        before, now = (_errors(some, when) for when in ("planned before", "planned"))
+        some = table[table["group"] == group]
+        before, now = (_errors(some[when] / some["seconds"] - 1) for when in (BEFORE, NOW))
         lines.append(f"| {group} | {len(some)} | {before} | {now} |")
     return lines
 
 
-def _errors(table: Sequence[dict[str, str]], when: str) -> str:
-    found = [off(row["seconds"], row[when]) for row in table]
-    errors = [error for error in found if error is not None]
-    sizes = list(map(abs, errors))
-    worst = max(errors, key=abs)
-    return f"{statistics.mean(sizes):.1%}, {statistics.median(sizes):.1%}, {worst:+.1%}"
+def _errors(found: pd.Series) -> str:
+    sizes = found.abs()
+    return f"{sizes.mean():.1%}, {sizes.median():.1%}, {found[sizes.idxmax()]:+.1%}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the errors, and keep them where asked to; two minutes of CPU time."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_seconds")
+    parser = argparse.ArgumentParser(prog=NAME)
     parser.add_argument("--write", action="store_true", help="the data and the page's table anew")
     asked = parser.parse_args(arguments)
     table = rows()
     if asked.write:
-        PAGE.write_text(gpu_models_table.as_csv(table), encoding="utf8")
+        PAGE.write_text(table.to_csv(index=False, float_format="%.5f"), encoding="utf8")
         text = with_block(TOLD.read_text(encoding="utf8"), "h200", "\n".join(summary(table)))
         TOLD.write_text(text, encoding="utf8")
-    shown = [
-        {"step": row["step"], "seconds": row["seconds"],
-         **{when: in_percent(off(row["seconds"], row[when]), 1)
-            for when in ("planned before", "planned")}}
-        for row in table
-    ]  # fmt: skip
-    print(Table(shown))
+    print(table.drop(columns=["GPU", "group"]).to_string(na_rep="no plan"))
     print("\n".join(summary(table)))
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(main, "python -m benchmarks.gpu_seconds"))
+    raise SystemExit(run(main, NAME))

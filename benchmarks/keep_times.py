@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fit_gpu_steps import family
-from benchmarks.published_times import DATA, neusight, qwen, timm
-from benchmarks.time_rows import Row, by_flops, roofline
+from benchmarks.pages import DATA
+from benchmarks.published_times import Row, by_flops, neusight, qwen, roofline, timm
 from benchmarks.timm_steps import read_trace
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import SPECS

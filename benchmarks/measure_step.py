@@ -1,13 +1,8 @@
 """One real training step, measured by instruments that share no code with the planner.
 
-On a GPU: torch.cuda.max_memory_allocated and max_memory_reserved. On a CPU:
-
-    allocated  from the record that PyTorch's allocator keeps of every allocation (torch.profiler
-               with profile_memory=True)
-    resident   what the process gained since before the model was made, according to Linux
-               (/proc/self/status, VmHWM)
-
-On a CPU the allocator sees five things that the plan does not:
+On a GPU: torch.cuda.max_memory_allocated and max_memory_reserved. On a CPU: the record that
+PyTorch's allocator keeps of every allocation (torch.profiler with profile_memory=True), which sees
+five things that the plan does not:
 
 - a number that autograd keeps is a tensor of eight bytes;
 - checkpointing sets aside the state of the random number generator, 5,056 bytes, while it
@@ -22,7 +17,6 @@ On a CPU the allocator sees five things that the plan does not:
 from __future__ import annotations
 
 import gc
-import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -45,35 +39,23 @@ T = TypeVar("T")
 LEAST_TIMED, MOST_TIMED = 5, 50  # steps whose seconds are measured on a GPU
 
 
-def measure(recipe: Recipe, device: str) -> dict[str, int | float | None]:
+def measure(recipe: Recipe, device: str) -> dict[str, int | float]:
     """Measure one optimizer step of a recipe with random weights on "cuda" or "cpu".
 
-    Returns {"allocated", "reserved", "resident": bytes, None where there is no such figure;
-    "seconds": on a GPU alone, the median of steps whose batches are there before they begin;
-    "parameters", "trained": counts}. Call it in a fresh process: what an allocator or a kernel
-    keeps of an earlier step would be in the figures.
+    Returns {"allocated": bytes}, on a GPU also {"reserved": bytes, "seconds": the median of steps
+    whose batches are there before they begin}. Call it in a fresh process: what an allocator or a
+    kernel keeps of an earlier step would be in the figures.
     Raises RuntimeError where fp16 takes no step.
     """
-    before = _status("VmRSS")
     model = models.build(replace(recipe, weights="random"))
-    numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     with tensor_cores(recipe), alone_on_the_gpu() if device == "cuda" else nullcontext():
-        peaks = _peaks(model, recipe, device, before)
+        found = _measured(model, recipe, device)
         del model
         release()  # the GPU's memory, before the next step has its turn
-    return peaks | {
-        "parameters": sum(count for count, _ in numbers),
-        "trained": sum(count for count, trains in numbers if trains),
-    }
+    return found
 
 
-def _peaks(
-    model: torch.nn.Module, recipe: Recipe, device: str, before: int | None
-) -> dict[str, int | float | None]:
-    """What `measure` returns of a model's step.
-
-    before  bytes resident before the model was made
-    """
+def _measured(model: torch.nn.Module, recipe: Recipe, device: str) -> dict[str, int | float]:
     model = model.to(device)
     optimizer, scaler = make_optimizer(model, recipe), make_scaler(recipe, device)
 
@@ -95,7 +77,19 @@ def _peaks(
         ready = list(batches(recipe))  # making them is not a part of the step
         return peaks | {"seconds": seconds_on_a_gpu(lambda: step(recipe, ready))}
     held = [*model.parameters(), *model.buffers(), *states(optimizer, scaler)]
-    return {**_on_the_cpu(lambda: step(recipe), before, held)}
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in held}
+    bytes_held = sum(storage.nbytes() for storage in storages.values())
+    peaks = {}
+
+    def watched() -> bool:
+        gc.collect()
+        with steady_memory():
+            taken, most = recorded(lambda: step(recipe))
+        peaks["allocated"] = bytes_held + most
+        return taken
+
+    _until(watched)
+    return peaks
 
 
 def _until(step: Callable[[], bool]) -> None:
@@ -116,21 +110,25 @@ def alone_on_the_gpu() -> Iterator[None]:
         yield
 
 
-def seconds_on_a_gpu(step: Callable[[], object]) -> float:
-    """The median of some steps' seconds, by CUDA events; about a second in all."""
+def seconds_on_a_gpu(step: Callable[[], object], times: int | None = None) -> float:
+    """The median of some steps' seconds, by CUDA events; about a second in all.
+
+    times  so many steps, as ranks that wait for each other must all take as many
+    """
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    times: list[float] = []
-    while len(times) < LEAST_TIMED or (sum(times) < 1 and len(times) < MOST_TIMED):
+    seconds: list[float] = []
+    least, most = (times, times) if times else (LEAST_TIMED, MOST_TIMED)
+    while len(seconds) < least or (sum(seconds) < 1 and len(seconds) < most):
         torch.cuda.synchronize()
         marks[0].record()
         step()
         marks[1].record()
         torch.cuda.synchronize()
-        times.append(marks[0].elapsed_time(marks[1]) / 1000)
-    return statistics.median(times)
+        seconds.append(marks[0].elapsed_time(marks[1]) / 1000)
+    return statistics.median(seconds)
 
 
-def memory_on_a_gpu(step: Callable[[], object]) -> dict[str, int | float | None]:
+def memory_on_a_gpu(step: Callable[[], object]) -> dict[str, int | float]:
     """The most bytes of tensors, and of the caching allocator, in some steps after some others."""
     for _ in range(WARM_UP):
         step()
@@ -142,34 +140,7 @@ def memory_on_a_gpu(step: Callable[[], object]) -> dict[str, int | float | None]
     return {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
-        "resident": None,
     }
-
-
-def _on_the_cpu(
-    step: Callable[[], bool], before: int | None, held: list[torch.Tensor]
-) -> dict[str, int | None]:
-    """The peaks of a step on a CPU.
-
-    before  bytes resident before the model was made
-    held    the tensors that exist before the step
-    """
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in held}
-    bytes_held = sum(storage.nbytes() for storage in storages.values())
-    peaks: dict[str, int | None] = {"reserved": None}
-
-    def watched() -> bool:
-        gc.collect()
-        forgotten = _forget_peak()
-        with steady_memory():
-            taken, most = recorded(step)
-        peak = _status("VmHWM")
-        peaks["resident"] = peak - before if forgotten and peak and before else None
-        peaks["allocated"] = bytes_held + most
-        return taken
-
-    _until(watched)
-    return peaks
 
 
 def recorded(work: Callable[[], T]) -> tuple[T, int]:
@@ -201,22 +172,3 @@ def real_batch(model: torch.nn.Module, recipe: Recipe, device: str) -> Batch:
     else:
         batch["pixel_values"].normal_()
     return {name: value.to(device) for name, value in batch.items()}
-
-
-def _status(name: str) -> int | None:
-    """A line of Linux' /proc/self/status in bytes, None on other systems."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    line = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
-    return int(line[1]) * 1024 if line else None
-
-
-def _forget_peak() -> bool:
-    """Set VmHWM back to what is resident now (Linux). Returns whether it was possible."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True

@@ -8,19 +8,24 @@ passes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 import transformers
+from torch import nn
 from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 
+from tight_fit.kernels.op import BACKWARD, FORWARD, Op
 from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
 from tight_fit.trace.fake_tensors import FakeValues
+
+Note = Callable[[Op | None], int]
 
 
 def _gpt(vocabulary: int, width: int, layers: int, heads: int, positions: int):
@@ -99,8 +104,19 @@ ATTENTION = "attention_of_2024"  # its name for a configuration
 AttentionInterface.register(ATTENTION, attention_of_2024)
 
 
-def trace(name: str, mode: str, length: int, batch: int) -> TracedOps:
-    """Forward and, for mode "train", backward pass of NeuSight's model `name`."""
+def trace(
+    name: str,
+    mode: str,
+    length: int,
+    batch: int,
+    change: Callable[[nn.Module, Note], object] = lambda model, note: None,
+) -> tuple[TracedOps, int]:
+    """(forward and, for mode "train", backward pass of NeuSight's model `name`, bytes of the
+    gradients).
+
+    change  is given the model, and a function that notes a message, if it is given one, at the
+            place in the order that the step has got to, and returns that place
+    """
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         FakeValues(),
@@ -110,6 +126,14 @@ def trace(name: str, mode: str, length: int, batch: int) -> TracedOps:
         config._attn_implementation = ATTENTION
         with no_init_weights():
             model = kind(config)
+        phase = FORWARD
+
+        def note(op: Op | None) -> int:
+            if op is not None:
+                add(ops.traced, op, phase)
+            return len(ops.traced.order)
+
+        change(model, note)
         model.train(mode == "train")
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -124,5 +148,12 @@ def trace(name: str, mode: str, length: int, batch: int) -> TracedOps:
                 loss = F.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
                 ops.looking = True
                 ops.phase("backward")
+                phase = BACKWARD
                 loss.backward()
-        return ops.traced
+        return ops.traced, sum(4 * parameter.numel() for parameter in model.parameters())
+
+
+def add(traced: TracedOps, op: Op, phase: int) -> None:
+    """Put an operation at the end of what was traced."""
+    traced.ops.append((op,))
+    traced.order.append((len(traced.ops) - 1, phase))

@@ -1,8 +1,19 @@
-"""Generated parts of pages, each between two marks."""
+"""Published figures as they are kept, and generated parts of pages, each between two marks."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import pandas as pd
+
+DATA = Path(__file__).parent / "data"
+
+
+def records(name: str) -> pd.DataFrame:
+    """The rows of a file of benchmarks/data; lines that begin with # name its source and
+    licence."""
+    return pd.read_csv(DATA / name, comment="#")
 
 
 def with_block(text: str, name: str, content: str) -> str:

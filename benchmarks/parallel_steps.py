@@ -10,28 +10,20 @@ ranks twice per layer in each pass (Shoeybi et al. 2019). Its pipeline has one m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from transformers.initialization import no_init_weights
 
-from benchmarks.neusight_steps import ATTENTION, MODELS
+from benchmarks.neusight_steps import MODELS, Note, add, trace
 from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
-from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.layout import Layout
 from tight_fit.layouts.seconds import StepTime, step
-from tight_fit.torch_private import FakeTensorMode
-from tight_fit.trace.cuda_kernels import CudaKernels
-from tight_fit.trace.fake_tensors import FakeValues
 
 LENGTH, EXAMPLES, RANKS = 1024, 4, 4
-GPU, LINK = "A100-40GB", "NVLink 3"
-Note = Callable[[Op | None], int]
+GPU, LINK, MODEL = "A100-40GB", "NVLink 3", "gpt2_large"
 LAYOUTS = {
     "dp4": Layout(RANKS, "ddp"),
     "tp4": Layout(tensor=RANKS),
@@ -57,8 +49,8 @@ def planned(layout: str) -> StepTime:
 
 
 def _data() -> list[TracedOps]:
-    traced, size = _trace(EXAMPLES // RANKS)
-    _note(traced, _message("all_reduce", size, "data"), OPTIMIZER)
+    traced, size = trace(MODEL, "train", LENGTH, EXAMPLES // RANKS)
+    add(traced, _message("all_reduce", size, "data"), OPTIMIZER)
     return [traced]
 
 
@@ -89,7 +81,7 @@ def _tensor() -> list[TracedOps]:
         model.transformer.wte.register_forward_hook(g)
         model.transformer.ln_f.register_forward_hook(f)
 
-    return [_trace(EXAMPLES, divide)[0]]
+    return [trace(MODEL, "train", LENGTH, EXAMPLES, divide)[0]]
 
 
 def _pipeline() -> list[TracedOps]:
@@ -110,8 +102,8 @@ def _pipeline() -> list[TracedOps]:
 
             blocks[stage * len(blocks) // RANKS].register_forward_pre_hook(entered)
 
-    traced, _ = _trace(EXAMPLES, cut)
-    config = MODELS["gpt2_large"]("train")[1]
+    traced, _ = trace(MODEL, "train", LENGTH, EXAMPLES, cut)
+    config = MODELS[MODEL]("train")[1]
     sent = _message("send", 4 * EXAMPLES * LENGTH * config.n_embd, "pipeline")
     backward = next(place for place, (_, phase) in enumerate(traced.order) if phase == BACKWARD)
     stages = []
@@ -122,11 +114,11 @@ def _pipeline() -> list[TracedOps]:
         end = begins["B", stage] if stage else len(traced.order)
         own = TracedOps(list(traced.ops), traced.order[first:last])
         if stage + 1 < RANKS:
-            _note(own, sent, FORWARD)
+            add(own, sent, FORWARD)
         own.passes = (0, len(own.order))
         own.order += traced.order[begin:end]
         if stage:
-            _note(own, sent, BACKWARD)
+            add(own, sent, BACKWARD)
         stages.append(own)
     return stages
 
@@ -155,49 +147,3 @@ def _divide(layer: nn.Module, axis: int) -> None:
 
 def _message(kind: str, payload: int, axis: str) -> Op:
     return Op(kind, "message", "fp32", 0, payload, 0, (RANKS,), axis)
-
-
-def _note(traced: TracedOps, op: Op, phase: int) -> None:
-    traced.ops.append((op,))
-    traced.order.append((len(traced.ops) - 1, phase))
-
-
-def _trace(
-    examples: int, change: Callable[[nn.Module, Note], object] = lambda model, note: None
-) -> tuple[TracedOps, int]:
-    """(forward and backward pass of so many examples, bytes of the gradients).
-
-    change  is given the model, and a function that notes a message, if it is given one, at the
-            place in the order that the step has got to, and returns that place
-    """
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        FakeValues(),
-        CudaKernels(SimpleNamespace(precision="fp32")),
-    ):
-        kind, config = MODELS["gpt2_large"]("train")
-        config._attn_implementation = ATTENTION
-        with no_init_weights():
-            model = kind(config)
-        phase = FORWARD
-
-        def note(op: Op | None) -> int:
-            if op is not None:
-                _note(ops.traced, op, phase)
-            return len(ops.traced.order)
-
-        change(model, note)
-        model.train()
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        ids = torch.zeros(examples, LENGTH, dtype=torch.long)
-        with TraceOps() as ops:
-            logits = model(input_ids=ids).logits
-            ops.looking = False  # Megatron's loss over a divided vocabulary is fused
-            loss = F.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
-            ops.looking = True
-            ops.phase("backward")
-            phase = BACKWARD
-            loss.backward()
-        size = sum(4 * parameter.numel() for parameter in model.parameters())
-        return ops.traced, size

@@ -14,6 +14,7 @@ from tight_fit.files import replace_all
 from tight_fit.units import MIB, size
 
 FOLDER = record.RESULTS / "steps"
+OLD = ("resident", "preflight", "accelerate")
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,6 @@ class Step:
     allocated          peak measured by PyTorch's allocator
     reserved           on a GPU: most that the caching allocator held
     planned_allocated, planned_reserved   on a GPU: `allocated` and `reserved` by plan
-    resident           on a CPU under Linux: what the process gained
-    preflight, accelerate   what the two other estimators say
     seconds, planned_seconds   on a GPU: of a step, measured and by plan; the plan's is None for a
                        GPU whose speed is not known
     link               between two GPUs, measured: "bytes_per_second" and "latency" in seconds
@@ -40,9 +39,6 @@ class Step:
     reserved: int | None = None
     planned_allocated: int | None = None
     planned_reserved: int | None = None
-    resident: int | None = None
-    preflight: int | None = None
-    accelerate: int | None = None
     seconds: float | None = None
     planned_seconds: float | None = None
     link: dict[str, float] | None = None
@@ -76,8 +72,9 @@ class Step:
 
     @classmethod
     def from_dict(cls, values: dict) -> Step:
-        """The reverse of `to_dict`."""
-        return cls(**values | {"recipe": Recipe.from_dict(values["recipe"])})
+        """The reverse of `to_dict`; figures that are no longer measured (`OLD`) are left out."""
+        known = {name: value for name, value in values.items() if name not in OLD}
+        return cls(**known | {"recipe": Recipe.from_dict(values["recipe"])})
 
 
 @dataclass(frozen=True)
@@ -208,7 +205,7 @@ def read(folder: Path | None = None) -> list[Proof]:
 
 
 def table(proof: Proof) -> Table:
-    """A row per step: planned and measured peaks, and what the other estimators say."""
+    """A row per step: planned and measured peaks, and on a GPU seconds."""
     rows = []
     several = any(step.link for step in proof.steps)
     for step in proof.steps:
@@ -222,18 +219,11 @@ def table(proof: Proof) -> Table:
         if step.reserved is not None:
             row["reserved, planned"] = size(step.planned_reserved)
             row["reserved"] = size(step.reserved)
-        if step.resident is not None:
-            row["resident"] = f"{size(step.resident)} ({step.resident / step.allocated - 1:+.1%})"
         if step.seconds is not None:
             told = step.planned_seconds
             row["seconds, planned"] = "-" if told is None else f"{told:.4f}"
             row["seconds"] = f"{step.seconds:.4f}"
         if several:
             row["link"] = f"{step.link['bytes_per_second'] / 1e9:.1f} GB/s" if step.link else "-"
-        for name, estimate in (
-            ("torch-preflight", step.preflight),
-            ("accelerate estimate-memory", step.accelerate),
-        ):
-            row[name] = "-" if estimate is None else f"{estimate / step.allocated - 1:+.0%}"
         rows.append(row)
     return Table(rows)

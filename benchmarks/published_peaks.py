@@ -20,8 +20,7 @@ hardly any activation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -39,53 +38,27 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from benchmarks.peaks.point import A10, T4, Point, Setup
 from helpers import models
 from helpers.plan import fake_batch
 from helpers.recipe import Recipe
 from helpers.tables import Table
-from tight_fit.gpus import GPU, find
 from tight_fit.memory.allocator import AllocatorPeaks
-from tight_fit.plans.own_step import CustomStepPlan, plan_custom_step
+from tight_fit.plans.own_step import CustomStepPlan
 from tight_fit.techniques import model_changes
-from tight_fit.units import GIB, size
+from tight_fit.units import size
 
-Setup = Callable[[], tuple[list, Callable[[], None]]]
-T4, A10 = find("T4"), GPU("A10", 24 * GIB, (8, 6))
-
-
-@dataclass(frozen=True)
-class Published:
-    """A measured step.
-
-    allocated, reserved  its peaks in bytes; allocated is None where we saw none
-    parameters           number of parameters
-    preflight            error that torch-preflight publishes of its own estimate of the same step
-                         (reserved memory and CUDA context together), None where it gives none
-    setup                makes the step, for `plan_custom_step`
-    mixed                bf16 autocast, else fp32
-    """
-
-    name: str
-    allocated: int | None
-    reserved: int
-    parameters: int
-    preflight: float | None
-    setup: Setup
-    gpu: GPU = T4
-    mixed: bool = True
-
-    def plan(self) -> CustomStepPlan:
-        """The step planned for the GPU on which it was measured."""
-        return plan_custom_step(self.setup, flash=self.gpu.bf16, steps=2)
+PREFLIGHT = "torch-preflight 0.5.0 on PyPI, tests/calibration/measured_peaks.json"
+OPTIMUM = "https://huggingface.co/datasets/optimum-benchmark/cuda"
 
 
-def _text(
-    config: type[PretrainedConfig], examples: int, length: int, language: bool = False
-) -> Setup:
+def _text(config: type[PretrainedConfig], examples: int, length: int) -> Setup:
     """A step of an encoder without a head, or of a language model with its own loss.
 
     The loss of the encoder is the mean square of its last hidden states.
     """
+
+    language = config is GPT2Config
 
     def setup():
         with model_changes.quiet():
@@ -215,83 +188,56 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
-STEPS = (
-    Published(
-        "GPT-2, 4 × 128",
-        2705153536,
-        3042967552,
-        124439808,
-        0.025,
-        _text(GPT2Config, 4, 128, language=True),
-    ),
-    Published(
-        "GPT-2, 8 × 256",
-        5736883712,
-        6092226560,
-        124439808,
-        -0.124,
-        _text(GPT2Config, 8, 256, language=True),
-    ),
-    Published(
-        "BERT-base, 4 × 128", 2209738240, 2483027968, 109482240, -0.021, _text(BertConfig, 4, 128)
-    ),
-    Published(
-        "BERT-base, 8 × 256", 3185408000, 3491758080, 109482240, -0.017, _text(BertConfig, 8, 256)
-    ),
-    Published(
-        "DistilBERT, 4 × 128",
-        1354818048,
-        1501560832,
-        66362880,
-        -0.034,
+# name, allocated and reserved bytes, parameters, the error that torch-preflight publishes of its
+# own estimate (reserved memory and CUDA context together), the step
+ON_T4 = (
+    ("GPT-2, 4 × 128", 2705153536, 3042967552, 124439808, 0.025, _text(GPT2Config, 4, 128)),
+    ("GPT-2, 8 × 256", 5736883712, 6092226560, 124439808, -0.124, _text(GPT2Config, 8, 256)),
+    ("BERT-base, 4 × 128", 2209738240, 2483027968, 109482240, -0.021, _text(BertConfig, 4, 128)),
+    ("BERT-base, 8 × 256", 3185408000, 3491758080, 109482240, -0.017, _text(BertConfig, 8, 256)),
+    (
+        "DistilBERT, 4 × 128", 1354818048, 1501560832, 66362880, -0.034,
         _text(DistilBertConfig, 4, 128),
     ),
-    Published(
-        "DistilBERT, 8 × 256",
-        1757328384,
-        1954545664,
-        66362880,
-        -0.004,
+    (
+        "DistilBERT, 8 × 256", 1757328384, 1954545664, 66362880, -0.004,
         _text(DistilBertConfig, 8, 256),
     ),
-    Published("ResNet-50, 16 images", 1119203840, 1195376640, 25557032, 0.056, _images(16)),
-    Published("ResNet-50, 32 images", 1839903232, 2000683008, 25557032, 0.014, _images(32)),
-    Published(
-        "DeBERTa-v3-base, 2 × 16",
-        3702955520,
-        3948937216,
-        183833090,
-        None,
-        _trainer(
-            DebertaV2ForTokenClassification,
-            Recipe(profile="full", batch_size=2, length=16),
-            2,
-            (2, 16),
-        ),
-        A10,
-        mixed=False,
+    ("ResNet-50, 16 images", 1119203840, 1195376640, 25557032, 0.056, _images(16)),
+    ("ResNet-50, 32 images", 1839903232, 2000683008, 25557032, 0.014, _images(32)),
+)  # fmt: skip
+TAGS = Recipe(profile="full", batch_size=2, length=16)
+ON_A10 = (  # of ViT the allocated bytes were not seen
+    (
+        "DeBERTa-v3-base, 2 × 16", 3702955520, 3948937216, 183833090, None,
+        _trainer(DebertaV2ForTokenClassification, TAGS, 2, (2, 16)),
     ),
-    Published(
-        "ViT-B/16, 2 images",
-        None,
-        1956642816,
-        86567656,
-        None,
+    (
+        "ViT-B/16, 2 images", None, 1956642816, 86567656, None,
         _trainer(
             ViTForImageClassification, Recipe("vit", profile="full", batch_size=2), 1000, (2,)
         ),
-        A10,
-        mixed=False,
     ),
+)  # fmt: skip
+STEPS = tuple(
+    Point(name, source, release, gpu, setup, allocated, reserved, steps=steps)
+    for rows, source, release, gpu, steps in (
+        (ON_T4, PREFLIGHT, "2.11", T4, 2),
+        (ON_A10, OPTIMUM, "2.2 to 2.4", A10, 5),
+    )
+    for name, allocated, reserved, _, _, setup in rows
 )
+PARAMETERS = {name: count for name, _, _, count, *_ in ON_T4 + ON_A10}
+OWN_ERRORS = {name: error for name, _, _, _, error, _ in ON_T4 + ON_A10}
 
 
-def table(planned: Sequence[tuple[Published, CustomStepPlan, AllocatorPeaks]]) -> Table:
+def table(planned: Sequence[tuple[Point, CustomStepPlan, AllocatorPeaks]]) -> Table:
     """A row per step: both peaks measured and planned, and what two other estimators miss by."""
     rows = []
     for step, plan, peaks in planned:
-        precision = "float16" if step.mixed else "float32"
-        accelerate = max(estimate_training_usage(4 * step.parameters, precision).values())
+        precision = "float16" if step.gpu is T4 else "float32"
+        weights, error = 4 * PARAMETERS[step.name], OWN_ERRORS[step.name]
+        accelerate = max(estimate_training_usage(weights, precision).values())
         allocated = size(peaks.allocated)
         if step.allocated:
             allocated += f" ({off(peaks.allocated, step.allocated)})"
@@ -305,19 +251,19 @@ def table(planned: Sequence[tuple[Published, CustomStepPlan, AllocatorPeaks]]) -
                 "reserved": size(step.reserved),
                 "reserved, planned": f"{size(peaks.reserved)} "
                 f"({off(peaks.reserved, step.reserved)})",
-                "torch-preflight": "-" if step.preflight is None else f"{step.preflight:+.1%}",
+                "torch-preflight": "-" if error is None else f"{error:+.1%}",
                 "accelerate estimate-memory": off(accelerate, step.allocated),
             }
         )
     return Table(rows)
 
 
-def allocator_peaks(step: Published) -> tuple[CustomStepPlan, AllocatorPeaks]:
+def allocator_peaks(step: Point) -> tuple[CustomStepPlan, AllocatorPeaks]:
     """(the plan of the step, the peaks of the allocator on its GPU by that plan)."""
     plan = step.plan()
     return plan, plan.allocator_peaks(step.gpu)
 
 
-def off(estimate: float, truth: int | None) -> str:
+def off(estimate: float, truth: float | None) -> str:
     """By how much an estimate is off, as a percentage; "-" where the truth is not known."""
     return f"{estimate / truth - 1:+.2%}" if truth else "-"

@@ -16,22 +16,21 @@ timm's models (`benchmarks.fit_gpu_steps`); those are marked and left out of the
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
+import pandas as pd
 
-from benchmarks.pages import with_block
-from benchmarks.time_rows import FITTED, Row, by_flops, roofline
+from benchmarks.pages import records, with_block
 from tight_fit.command.wrapper import run as run_command
-from tight_fit.gpus.specs import SPECS
+from tight_fit.gpus.specs import SPECS, GpuSpecs
+from tight_fit.kernels.kernel_time import SIZE
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.traced_ops import TracedOps
 
-DATA = Path(__file__).parent / "data"
+NAME = "python -m benchmarks.published_times"
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-time.md"
 ERRORS = PAGE.parent / "data" / "gpu-time.csv"  # a row a group; the page shows those of SHOWN
 LENT = "NeuSight by another GPU's constants"
@@ -53,6 +52,14 @@ SHOWN = (
     "timm, held out, grouped convolutions",
 )
 SIMPLER = "timm, held out"  # the group of which the page says what simpler estimates miss
+# The GPUs whose kernels NeuSight published, as it names them.
+FITTED = {
+    "Tesla T4": "T4",
+    "Tesla P4": "P4",
+    "Tesla P100-PCIE-16GB": "P100",
+    "Tesla V100-PCIE-32GB": "V100-32GB",
+    "NVIDIA A100-PCIE-40GB": "A100-40GB",
+}
 NAMES = FITTED | {
     "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
     "NVIDIA GeForce RTX 3090": "RTX 3090",
@@ -68,11 +75,61 @@ NEAREST = {
 }
 
 
-def records(name: str) -> list[dict]:
-    """The rows of a file of benchmarks/data; lines that begin with # name its source and
-    licence."""
-    with (DATA / name).open() as lines:
-        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+PARTS = {"forward": ("forward",), "backward": ("backward", "recompute")}
+PARTS["both"] = PARTS["forward"] + PARTS["backward"]
+
+
+class Row(NamedTuple):
+    """One published time with what is planned for it; times in seconds. `part` is "backward",
+    "forward", "both" or "step"."""
+
+    source: str
+    gpu: str
+    model: str
+    kind: str
+    part: str
+    measured: float
+    planned: float
+    by_flops: float
+    roofline: float
+    held_out: bool = True
+
+
+def by_flops(flops: int, peak: float) -> float:
+    """Seconds by the usual rule: 40 % of the peak."""
+    return flops / (0.4 * peak)
+
+
+def roofline(traced: TracedOps, gpu: GpuSpecs, phases: Iterable[str]) -> float:
+    """Seconds if every kernel ran at the peak of its arithmetic or of the memory, whichever ends
+    later."""
+    return sum(
+        times
+        * max(
+            op.flops / gpu.peak(op.arithmetic if op.arithmetic in SIZE and op.flops else "fp32"),
+            (op.read + op.written) / gpu.bandwidth,
+        )
+        for (op, phase), times in traced.counted().items()
+        if phase in phases
+    )
+
+
+def _in_bf16(
+    gpu: str,
+    source: str,
+    model: str,
+    kind: str,
+    measured: float,
+    traced: TracedOps | None,
+    planned: float | None = None,
+    held_out: bool = True,
+) -> Row:
+    """A step in bf16; planned: None plans what was traced for one GPU."""
+    assert traced is not None, "the step is planned for a GPU"
+    specs = SPECS[gpu]
+    planned = seconds(traced, specs).total if planned is None else planned
+    simple = by_flops(sum(traced.flops.values()), specs.bf16), roofline(traced, specs, traced.flops)
+    return Row(source, gpu, model, kind, "step", measured, planned, *simple, held_out)
 
 
 def neusight(modes: tuple[str, ...] = ("train", "inf"), lent: bool = False) -> list[Row]:
@@ -83,31 +140,25 @@ def neusight(modes: tuple[str, ...] = ("train", "inf"), lent: bool = False) -> l
     from benchmarks.neusight_steps import MODELS
 
     found = []
-    for row in records("neusight_steps.csv"):
+    for row in records("neusight_steps.csv").to_dict("records"):
         if row["model"] not in MODELS or row["mode"] not in modes or row["card"] not in NAMES:
             continue
         gpu = SPECS[NAMES[row["card"]]]
-        traced = _pass(row["model"], row["mode"], int(row["length"]), int(row["batch"]))
+        traced = _pass(row["model"], row["mode"], row["length"], row["batch"])
         planned = seconds(traced, gpu._replace(like=NEAREST[gpu.name]) if lent else gpu)
-        forward, backward = ("forward",), ("backward", "recompute")
-        parts = {"forward": (forward, "forward_ms")}
-        if row["mode"] == "train":
-            parts["backward"] = backward, "backward_ms"
-            parts["both"] = forward + backward, "total_ms"
-        for part, (phases, column) in parts.items():
-            flops = sum(traced.flops[phase] for phase in phases)
+        training = row["mode"] == "train"
+        for part, phases in PARTS.items() if training else [("forward", PARTS["forward"])]:
             found.append(
                 Row(
                     LENT if lent else "NeuSight",
                     gpu.name,
                     f"{row['model']} {row['batch']} × {row['length']}",
-                    "training" if row["mode"] == "train" else "inference",
+                    "training" if training else "inference",
                     part,
-                    float(row[column]) / 1e3,
+                    row["total_ms" if part == "both" else f"{part}_ms"] / 1e3,
                     sum(planned.phases[phase] for phase in phases),
-                    by_flops(flops, gpu.fp32),
+                    by_flops(sum(traced.flops[phase] for phase in phases), gpu.fp32),
                     roofline(traced, gpu, phases),
-                    True,
                 )
             )
     return found
@@ -117,7 +168,7 @@ def neusight(modes: tuple[str, ...] = ("train", "inf"), lent: bool = False) -> l
 def _pass(model: str, mode: str, length: int, batch: int) -> TracedOps:
     from benchmarks.neusight_steps import trace
 
-    return trace(model, mode, length, batch)
+    return trace(model, mode, length, batch)[0]
 
 
 def four_gpus() -> list[Row]:
@@ -125,12 +176,9 @@ def four_gpus() -> list[Row]:
     minute). No constant was fitted to them."""
     from benchmarks.parallel_steps import GPU, LAYOUTS, planned, ranks
 
-    measured = {
-        row["layout"]: float(row["total_ms"]) / 1e3
-        for row in records("neusight_steps.csv")
-        if row["card"] == "NVIDIA A100-SXM4-40GB"
-    }
-    found, gpu = [], SPECS[GPU]
+    table, gpu = records("neusight_steps.csv"), SPECS[GPU]
+    measured = table[table["card"] == "NVIDIA A100-SXM4-40GB"].set_index("layout")["total_ms"] / 1e3
+    found = []
     for layout, parallel in LAYOUTS.items():
         traces = ranks(layout)  # of a pipeline with one micro-batch, which go one after another
         found.append(
@@ -144,7 +192,6 @@ def four_gpus() -> list[Row]:
                 planned(layout).total,
                 by_flops(sum(sum(traced.flops.values()) for traced in traces), gpu.fp32),
                 sum(roofline(traced, gpu, traced.flops) for traced in traces),
-                True,
             )
         )
     return found
@@ -154,25 +201,18 @@ def qwen() -> list[Row]:
     """Qwen-7B's LoRA steps, traced now (half a minute)."""
     from benchmarks.qwen_steps import FITTED, trace
 
-    gpu, found = SPECS["A100-80GB"], []
-    for row in records("qwen_steps.csv"):
-        length = int(row["length"])
-        traced = trace(length)
-        found.append(
-            Row(
-                "Qwen",
-                gpu.name,
-                f"Qwen-7B LoRA 8 × {length}",
-                "language model",
-                "step",
-                float(row["seconds"]),
-                seconds(traced, gpu).total,
-                by_flops(sum(traced.flops.values()), gpu.bf16),
-                roofline(traced, gpu, traced.flops),
-                length != FITTED,
-            )
+    return [
+        _in_bf16(
+            "A100-80GB",
+            "Qwen",
+            f"Qwen-7B LoRA 8 × {length}",
+            "language model",
+            measured,
+            trace(length),
+            held_out=length != FITTED,
         )
-    return found
+        for length, measured in records("qwen_steps.csv").itertuples(index=False)
+    ]
 
 
 def mistral() -> list[Row]:
@@ -180,49 +220,35 @@ def mistral() -> list[Row]:
     from benchmarks.peaks.mistral import LENGTH, ROWS, step_of
     from tight_fit.plans.model import plan_model_step
 
-    gpu, found = SPECS["A100-80GB"], []
-    for way, examples, _, tokens_per_second in ROWS:
-        traced = plan_model_step(step_of(way, examples)).operations
-        assert traced is not None, "the step is planned for a GPU"
-        found.append(
-            Row(
-                "Mistral-7B",
-                gpu.name,
-                f"Mistral-7B, {way}, {examples} × {LENGTH}",
-                way.split()[0],
-                "step",
-                examples * LENGTH / tokens_per_second,
-                seconds(traced, gpu).total,
-                by_flops(sum(traced.flops.values()), gpu.bf16),
-                roofline(traced, gpu, traced.flops),
-                True,
-            )
+    return [
+        _in_bf16(
+            "A100-80GB",
+            "Mistral-7B",
+            f"Mistral-7B, {way}, {examples} × {LENGTH}",
+            way.split()[0],
+            examples * LENGTH / tokens_per_second,
+            plan_model_step(step_of(way, examples)).operations,
         )
-    return found
+        for way, examples, _, tokens_per_second in ROWS
+    ]
 
 
 def mpt() -> list[Row]:
     """MPT's steps on eight H100s, planned now (minutes)."""
     from benchmarks import foundry_steps
 
-    gpu, found = SPECS[foundry_steps.GPU], []
-    for row in records("foundry_h100.csv"):
-        plan, length = foundry_steps.plan(row), int(row["length"])
-        tokens = int(row["micro"]) * int(row["accumulation"]) * length
-        traced = plan.operations
-        assert traced is not None, "the step is planned for a GPU"
+    found = []
+    for row in records("foundry_h100.csv").to_dict("records"):
+        plan, length = foundry_steps.plan(row), row["length"]
         found.append(
-            Row(
+            _in_bf16(
+                foundry_steps.GPU,
                 "MPT, eight H100s",
-                gpu.name,
                 f"MPT-{row['model']} {row['micro']} × {length}",
                 "up to 4,096 tokens" if length <= 4096 else "longer texts",
-                "step",
-                tokens / int(row["tokens"]),
+                row["micro"] * row["accumulation"] * length / row["tokens"],
+                plan.operations,
                 foundry_steps.planned(plan),
-                by_flops(sum(traced.flops.values()), gpu.bf16),
-                roofline(traced, gpu, traced.flops),
-                True,
             )
         )
     return found
@@ -230,6 +256,7 @@ def mpt() -> list[Row]:
 
 def timm() -> list[Row]:
     """timm's steps, planned when benchmarks/data/timm_rtx3090.csv was written."""
+    times = ["measured_ms", "planned_ms", "by_flops_ms", "roofline_ms"]
     return [
         Row(
             "timm",
@@ -237,96 +264,77 @@ def timm() -> list[Row]:
             f"{row['model']} {row['batch']} × {row['length']} {row['layout']}",
             row["class"],
             "step",
-            *(
-                float(row[name]) / 1e3
-                for name in ("measured_ms", "planned_ms", "by_flops_ms", "roofline_ms")
-            ),
+            *(row[name] / 1e3 for name in times),
             row["fitted"] == "no",
         )
-        for row in records("timm_rtx3090.csv")
+        for row in records("timm_rtx3090.csv").to_dict("records")
     ]
 
 
-def summary(rows: Iterable[Row]) -> dict[str, float]:
+def summary(rows: Iterable[Row]) -> pd.Series:
     """Mean and median absolute, mean and worst error of plans, and the mean absolute errors of the
     two simpler estimates, as parts of what was measured."""
-    rows = list(rows)
+    table = pd.DataFrame(rows)
     planned, flops, roof = (
-        np.array([getattr(row, name) / row.measured - 1 for row in rows])
-        for name in ("planned", "by_flops", "roofline")
+        table[name] / table["measured"] - 1 for name in ("planned", "by_flops", "roofline")
     )
-    return {
-        "times": len(rows),
-        "mean error": float(np.abs(planned).mean()),
-        "median error": float(np.median(np.abs(planned))),
-        "signed mean": float(planned.mean()),
-        "worst": float(planned[np.abs(planned).argmax()]),
-        "FLOPs / 0.4 peak": float(np.abs(flops).mean()),
-        "roofline": float(np.abs(roof).mean()),
-    }
+    return pd.Series(
+        {
+            "mean error": planned.abs().mean(),
+            "median error": planned.abs().median(),
+            "signed mean": planned.mean(),
+            "worst": planned[planned.abs().idxmax()],
+            "FLOPs / 0.4 peak": flops.abs().mean(),
+            "roofline": roof.abs().mean(),
+        }
+    )
 
 
-def lines_of(groups: dict[str, list[Row]]) -> list[str]:
+def errors(rows: Iterable[Row]) -> pd.DataFrame:
+    """What docs/data/gpu-time.csv holds: a row a group, its number of `times` and `summary`."""
+    members: dict[str, list[Row]] = {}
+    for row in rows:
+        for name in _groups_of(row):
+            members.setdefault(name, []).append(row)
+    table = pd.DataFrame({name: summary(members[name]) for name in sorted(members)}).T
+    table.insert(0, "times", [len(members[name]) for name in table.index])
+    return table.rename_axis("group")
+
+
+def lines_of(table: pd.DataFrame) -> list[str]:
     """The lines of docs/data/gpu-time.csv, the head first: errors as fractions."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    for place, (name, rows) in enumerate(groups.items()):
-        found = summary(rows)
-        if not place:
-            out.writerow(["group", *found])
-        times, *errors = found.values()
-        out.writerow([name, times, *(f"{error:.5f}" for error in errors)])
-    return text.getvalue().splitlines()
+    return table.to_csv(float_format="%.5f", lineterminator="\n").splitlines()
 
 
-def table(lines: Iterable[str]) -> str:
-    """The page's table and its sentence in Markdown: the groups of `SHOWN` of the data file."""
-    found = {row["group"]: row for row in csv.DictReader(lines)}
+def read() -> pd.DataFrame:
+    """The kept errors, by group."""
+    return pd.read_csv(ERRORS, index_col="group")
+
+
+def table(found: pd.DataFrame) -> str:
+    """The page's table and its sentence in Markdown: the groups of `SHOWN`."""
     rows = ["| | times | mean | median | worst |", "|---|---|---|---|---|"]
-    for name in SHOWN:
-        mean, median, worst = (
-            float(found[name][key]) for key in ("mean error", "median error", "worst")
-        )
-        cells = f"{mean:.1%} | {median:.1%} | {worst:+.1%}"
-        rows.append(f"| {name} | {found[name]['times']} | {cells} |")
-    flops, roof = (float(found[SIMPLER][key]) for key in ("FLOPs / 0.4 peak", "roofline"))
+    for name, row in found.loc[list(SHOWN)].iterrows():
+        cells = f"{row['mean error']:.1%} | {row['median error']:.1%} | {row['worst']:+.1%}"
+        rows.append(f"| {name} | {row['times']:.0f} | {cells} |")
+    flops, roof = found.loc[SIMPLER, ["FLOPs / 0.4 peak", "roofline"]]
+    of_gpus = found["mean error"][found.index.str.startswith(f"{LENT}, ")].sort_values()
+    parts = [f"{mean:.0%} ({name.removeprefix(f'{LENT}, ')})" for name, mean in of_gpus.items()]
     rows += [
         "",
         f"Simpler estimates miss the group *{SIMPLER}* by more in the mean: floating-point "
         f"operations over 40 % of the peak by {flops:.0%}, every kernel at its peak by {roof:.0%}.",
         "",
         f"*{LENT}* leaves one GPU out at a time: planned as if its own kernels were not "
-        f"measured, it is missed by {_one_out(found)}.",
+        f"measured, it is missed by {', '.join(parts[:-1])} and {parts[-1]}.",
     ]
     return "\n".join(rows)
 
 
-def _one_out(found: dict[str, dict[str, str]]) -> str:
-    """The mean error of each GPU by another's constants, the least first."""
-    means = {
-        name.removeprefix(f"{LENT}, "): float(row["mean error"])
-        for name, row in found.items()
-        if name.startswith(f"{LENT}, ")
-    }
-    parts = [f"{means[name]:.0%} ({name})" for name in sorted(means, key=means.__getitem__)]
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
 def missed(group: str = SIMPLER) -> tuple[int, float, float, float]:
     """(times, mean and median of the errors' sizes, worst error) of a group of the data file."""
-    with ERRORS.open(encoding="utf8") as lines:
-        found = next(row for row in csv.DictReader(lines) if row["group"] == group)
-    mean, median, worst = (float(found[key]) for key in ("mean error", "median error", "worst"))
-    return int(found["times"]), mean, median, worst
-
-
-def groups(rows: list[Row]) -> dict[str, list[Row]]:
-    """The groups of the published table, by source, GPU and class of model."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        for name in _groups_of(row):
-            found.setdefault(name, []).append(row)
-    return dict(sorted(found.items()))
+    times, *found = read().loc[group, ["times", "mean error", "median error", "worst"]]
+    return (int(times), *found)
 
 
 def _groups_of(row: Row) -> list[str]:
@@ -354,25 +362,21 @@ CLEAN = ("inference", "backward pass")  # labels that hold no allocation of memo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Plan every step, print the errors, and keep them where asked to; many minutes."""
+    parser = argparse.ArgumentParser(prog=NAME, description=__doc__.splitlines()[0])
     parser.add_argument("--each", action="store_true", help="print every step, too")
     parser.add_argument("--write", action="store_true", help="write the data and the page's table")
     given = parser.parse_args()
-    rows = neusight() + neusight(lent=True) + four_gpus() + timm() + qwen() + mistral()
-    rows += mpt()
+    rows = neusight() + neusight(lent=True) + four_gpus() + timm() + qwen() + mistral() + mpt()
     if given.each:
-        for row in rows:
-            print(
-                f"{row.source:21s}{row.gpu:16s}{row.model:45s}{row.part:9s}"
-                f"{row.measured * 1e3:9.1f} ms "
-                f"{row.planned / row.measured - 1:+.1%}{'' if row.held_out else ' fitted'}"
-            )
-    lines = lines_of(groups(rows))
-    print("\n".join(lines))
+        each = pd.DataFrame(rows)
+        print(each.assign(error=each["planned"] / each["measured"] - 1).to_string())
+    found = errors(rows)
+    print("\n".join(lines_of(found)))
     if given.write:
-        ERRORS.write_text("\n".join(lines) + "\n", "utf8")
-        PAGE.write_text(with_block(PAGE.read_text("utf8"), "errors", table(lines)), "utf8")
+        ERRORS.write_text("\n".join(lines_of(found)) + "\n", "utf8")
+        PAGE.write_text(with_block(PAGE.read_text("utf8"), "errors", table(found)), "utf8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_command(main, "python -m benchmarks.published_times"))
+    raise SystemExit(run_command(main, NAME))

@@ -16,13 +16,10 @@ import csv
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import torch
 import torch.nn.functional as F
@@ -33,42 +30,16 @@ from tight_fit.command.wrapper import run as run_command
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.kernels.traced_ops import TracedOps
+from tight_fit.packages import needs
 from tight_fit.torch_private import DynamicOutputShapeException, FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
 from tight_fit.trace.fake_tensors import FakeValues
 
 
 def import_timm():
-    """timm, with its few uses of torchvision replaced where that is not installed: none is part of
-    a model's step."""
+    """timm, which writes attention out."""
     os.environ["TIMM_FUSED_ATTN"] = "0"
-    if find_spec("timm") is None:
-        raise ModuleNotFoundError("timm is needed to trace its steps: pip install timm.")
-    if find_spec("torchvision") is None:
-
-        class FrozenBatchNorm2d(nn.Module):
-            pass
-
-        class Stand(MagicMock):
-            __spec__ = None
-            __path__: list = []
-
-        for name in (
-            "torchvision",
-            "torchvision.ops",
-            "torchvision.ops.misc",
-            "torchvision.transforms",
-            "torchvision.datasets",
-            "torchvision.transforms.functional",
-            "torchvision.models",
-            "torchvision.models.feature_extraction",
-            "torchvision.transforms.v2",
-            "torchvision.utils",
-            "torchvision.transforms.autoaugment",
-        ):
-            sys.modules[name] = Stand(name=name)
-        sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = FrozenBatchNorm2d
-        sys.modules["torchvision.transforms"].__all__ = []
+    needs("timm")
     import timm
 
     return timm

@@ -4,8 +4,9 @@ torchtitan's team trained Llama 3.1 on 8 to 512 H100s of 96 GB (HBM2e, 2.4 TB/s,
 NVLink inside a machine of eight, 400 Gbit/s per GPU between machines) and published tokens per
 second and GPU, and the reserved peak of the fullest GPU
 (https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md of
-December 2024, and asyncTP_llama3_h100_2025-06_torchtitan.md beside it of June 2025). Below are the
-rows without float8, those with float8 and FSDP alone, and one with context parallelism.
+December 2024, and asyncTP_llama3_h100_2025-06_torchtitan.md beside it of June 2025).
+data/torchtitan_rows.csv has the rows without float8, those with float8 and FSDP alone, and one with
+context parallelism.
 They are set up as their configuration files and `parallelize_llama.py` of the time did: fp32
 shards, bf16 messages of weights, gradients summed in fp32, FSDP2 around each layer and the whole
 model, both dropping weights after the forward pass, fused AdamW. transformers' Llama stands for
@@ -24,35 +25,34 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+
+import pandas as pd
 
 from benchmarks.layout_searches import LLAMA_70B
-from helpers.tables import Table
+from benchmarks.pages import DATA, records
 from tight_fit.command.wrapper import run
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.gpus.table import FLASH_2_ATTENTION
 from tight_fit.layouts.cluster import Cluster
-from tight_fit.layouts.layout import Layout
+from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.plan import plan_layout
 from tight_fit.models import config as hf_config
 from tight_fit.units import GIB
 
-PLANNED = Path(__file__).parent / "data" / "torchtitan.json"
-SOURCE = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
-DECEMBER, JUNE = (
-    f"{SOURCE}{name}_torchtitan.md"
-    for name in ("llama3_h100_202412", "asyncTP_llama3_h100_2025-06")
-)
+NAME = "python -m benchmarks.torchtitan_steps"
+PLANNED = DATA / "torchtitan.json"
+SOURCES = {
+    "December 2024": "llama3_h100_202412_torchtitan.md",
+    "June 2025": "asyncTP_llama3_h100_2025-06_torchtitan.md",
+}
 CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
 # PyTorch of the time had FlashAttention-2's kernels there.
 SPECS = find_gpu("H100")._replace(name=CARD.name, bandwidth=2.4e12, attention=FLASH_2_ATTENTION)
-LLAMA_8B = "Llama-3.1-8B"
 MODELS = {
-    LLAMA_8B: hf_config.read(f"meta-llama/{LLAMA_8B}"),
+    "Llama-3.1-8B": hf_config.read("meta-llama/Llama-3.1-8B"),
     "Llama-3.1-70B": LLAMA_70B,
 }
 KINDS = (
@@ -91,14 +91,14 @@ class TitanRow:
     name: str
     model: str
     layout: Layout
-    tokens: float
+    tokens: int
     memory: float | None
     batch: int
+    length: int
+    selective: bool
+    compiled: bool
+    float8: bool
     source: str
-    selective: bool = True
-    compiled: bool = False
-    length: int = 8192
-    float8: bool = False
 
     @property
     def kind(self) -> str:
@@ -111,6 +111,12 @@ class TitanRow:
     def compiles(self) -> bool:
         """Whether the plan is that of compiled layers."""
         return self.compiled and self.layout.ranks == self.layout.data
+
+    @property
+    def key(self) -> str:
+        """What its plan is kept under: rows that are planned alike have the same."""
+        compiled = (", compiled, float8" if self.float8 else ", compiled") if self.compiles else ""
+        return f"{self.model}, {self.layout}, {self.batch} x {self.length}{compiled}"
 
     def planned(self) -> dict[str, float]:
         """{"reserved": GiB, "tokens": per second and GPU} by plan."""
@@ -129,110 +135,25 @@ class TitanRow:
         cluster = Cluster(CARD, 8, machines, "NVLink 4", "InfiniBand 400 Gbit", cards=8)
         took = plan.step_seconds(SPECS, cluster.links_of_axes(layout.axes))
         tokens = self.batch * layout.data * self.length / layout.ranks / took.total
-        return {"reserved": plan.allocator_peaks(CARD).reserved / GIB, "tokens": tokens}
+        found = {"reserved": plan.allocator_peaks(CARD).reserved / GIB, "tokens": tokens}
+        return {name: round(value, 3) for name, value in found.items()}
 
 
-ROWS = (
-    TitanRow("8B, 8 GPUs, FSDP", LLAMA_8B, Layout(8, reshard_root=True), 5762, 82.4, 2, DECEMBER),
-    TitanRow(
-        "8B, 8 GPUs, FSDP",
-        LLAMA_8B,
-        Layout(8, reshard_root=True),
-        6667,
-        77.0,
-        2,
-        DECEMBER,
-        compiled=True,
-    ),
-    TitanRow(
-        "8B, 8 GPUs, FSDP",
-        LLAMA_8B,
-        Layout(8, reshard_root=True),
-        8532,
-        76.8,
-        2,
-        DECEMBER,
-        compiled=True,
-        float8=True,
-    ),
-    TitanRow(
-        "8B, 8 GPUs, FSDP",
-        LLAMA_8B,
-        Layout(8, reshard_root=True),
-        3890,
-        83.9,
-        1,
-        DECEMBER,
-        selective=False,
-        compiled=True,
-        length=32_768,
-        float8=True,
-    ),
-    TitanRow(
-        "8B, 128 GPUs, FSDP", LLAMA_8B, Layout(128, reshard_root=True), 5605, 67.0, 2, DECEMBER
-    ),
-    TitanRow(
-        "8B, 128 GPUs, FSDP",
-        LLAMA_8B,
-        Layout(128, reshard_root=True),
-        6514,
-        62.0,
-        2,
-        DECEMBER,
-        compiled=True,
-    ),
-    TitanRow(
-        "8B, 128 GPUs, FSDP",
-        LLAMA_8B,
-        Layout(128, reshard_root=True),
-        8380,
-        61.8,
-        2,
-        DECEMBER,
-        compiled=True,
-        float8=True,
-    ),
-    TitanRow(
-        "8B, 8 GPUs, FSDP and context parallel",
-        LLAMA_8B,
-        Layout(4, context=2, reshard_root=True),
-        2540,
-        84.2,
-        1,
-        DECEMBER,
-        selective=False,
-        compiled=True,
-        length=65_536,
-        float8=True,
-    ),
-    TitanRow(
-        "8B, 64 GPUs, FSDP and tensor parallel",
-        LLAMA_8B,
-        Layout(8, tensor=8, reshard_root=True),
-        4378,
-        None,
-        12,
-        JUNE,
-        compiled=True,
-    ),
-    TitanRow(
-        "70B, 256 GPUs, FSDP and tensor parallel",
-        "Llama-3.1-70B",
-        Layout(32, tensor=8, reshard_root=True),
-        597,
-        None,
-        16,
-        JUNE,
-        selective=False,
-        compiled=True,
-    ),
-)
+def _row(kept: dict) -> TitanRow:
+    source = f"https://github.com/pytorch/torchtitan/blob/main/benchmarks/{SOURCES[kept['month']]}"
+    fields = {name: kept[name] for name in ("name", "model", "tokens", "batch", "length")}
+    return TitanRow(
+        layout=replace(parse(kept["layout"]), reshard_root=True),
+        memory=None if pd.isna(kept["memory"]) else kept["memory"],
+        selective=kept["recomputed"] == "selective",
+        compiled=kept["compiled"] != "no",
+        float8=kept["compiled"] == "float8",
+        source=source,
+        **fields,
+    )
 
 
-def key(row: TitanRow) -> str:
-    """What a row's plan is kept under: rows that are planned alike have the same."""
-    compiled = (", compiled, float8" if row.float8 else ", compiled") if row.compiles else ""
-    return f"{row.model}, {row.layout}, {row.batch} x {row.length}{compiled}"
+ROWS = tuple(map(_row, records("torchtitan_rows.csv").to_dict("records")))
 
 
 def read() -> dict[str, dict[str, float]]:
@@ -240,38 +161,42 @@ def read() -> dict[str, dict[str, float]]:
     return json.loads(PLANNED.read_text(encoding="utf8"))
 
 
-def errors(name: str, kind: str | None = None) -> list[float]:
-    """planned / measured - 1 of "reserved" or "tokens", of the rows of a kind (one of `KINDS`)."""
+def errors() -> pd.DataFrame:
+    """Each row's `kind`, and planned / measured - 1 of its "reserved" and "tokens"; none where
+    nothing was published."""
     plans = read()
-    pairs = [
-        (plans[key(row)][name], row.memory if name == "reserved" else row.tokens)
+    found = [
+        (row.kind, plans[row.key]["reserved"], row.memory, plans[row.key]["tokens"], row.tokens)
         for row in ROWS
-        if kind in (None, row.kind)
     ]
-    return [planned / measured - 1 for planned, measured in pairs if measured is not None]
+    table = pd.DataFrame(found, columns=["kind", "planned", "memory", "rate", "published"])
+    return pd.DataFrame(
+        {
+            "kind": table["kind"],
+            "reserved": table["planned"] / table["memory"].astype(float) - 1,
+            "tokens": table["rate"] / table["published"] - 1,
+        }
+    )
 
 
 def sentence() -> str:
     """How far the plans are off in the mean."""
-    parts = []
+    parts, found = [], errors()
     for kind in KINDS:
-        memory, tokens = (errors(name, kind) for name in ("reserved", "tokens"))
+        some = found[found["kind"] == kind]
+        memory, tokens = some["reserved"].dropna(), some["tokens"]
         rows = f"{len(tokens)} row{'s' if len(tokens) > 1 else ''} {kind}"
-        of_memory = f"memory by {_mean(memory)} and " if memory else ""
-        parts.append(f"of {rows} {of_memory}tokens per second by {_mean(tokens)}")
+        of_memory = f"memory by {memory.abs().mean():.1%} and " if len(memory) else ""
+        parts.append(f"of {rows} {of_memory}tokens per second by {tokens.abs().mean():.1%}")
     return f"The plan misses, in the mean, {'; '.join(parts)}."
 
 
-def _mean(values: Sequence[float]) -> str:
-    return f"{statistics.mean(map(abs, values)):.1%}"
-
-
-def table() -> Table:
+def table() -> pd.DataFrame:
     """A row per published row, measured beside planned."""
     plans = read()
     rows = []
     for row in ROWS:
-        plan = plans[key(row)]
+        plan = plans[row.key]
         rows.append(
             {
                 "Llama 3.1": row.name,
@@ -288,7 +213,7 @@ def table() -> Table:
                 "source": row.source,
             }
         )
-    return Table(rows, "torchtitan's tables: measured on H100s of 96 GB, and planned")
+    return pd.DataFrame(rows)
 
 
 def section() -> str:
@@ -299,17 +224,17 @@ def section() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan all rows and keep the results."""
     argparse.ArgumentParser(
-        prog="python -m benchmarks.torchtitan_steps",
+        prog=NAME,
         description="Plan the layouts that torchtitan measured and keep the results. Takes some "
         "minutes. `python -m benchmarks.peaks --page` writes them into docs/accuracy.md.",
     ).parse_args(arguments)
-    plans = {}
+    plans: dict[str, dict[str, float]] = {}
     for row in ROWS:
-        if key(row) not in plans:
-            plans[key(row)] = {name: round(value, 3) for name, value in row.planned().items()}
-            print(key(row), plans[key(row)], flush=True)
+        if row.key not in plans:
+            plans[row.key] = row.planned()
+            print(row.key, plans[row.key], flush=True)
     PLANNED.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(main, "python -m benchmarks.torchtitan_steps"))
+    raise SystemExit(run(main, NAME))

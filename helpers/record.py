@@ -227,7 +227,7 @@ def write(run: Run, folder: Path) -> Path:
 def measured_steps() -> list[tuple[str, Recipe, int, float]]:
     """(GPU, recipe, peak of allocated bytes, seconds) of the steps that GPUs have measured.
 
-    They are those of results/steps, which `make record` writes (`benchmarks.gpu_steps`).
+    They are those of results/steps, which `make record` writes (`benchmarks.measured_steps`).
     """
     found = []
     for path in sorted((RESULTS / "steps").glob("*.json")):

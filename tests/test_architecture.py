@@ -155,18 +155,12 @@ def test_no_circle():
         walk(module, ())
 
 
-def test_helpers_is_few_files():
-    """What a student opens: modules that all lie flat, none too long for one reading."""
+def test_no_file_is_too_long_to_read():
+    """And helpers, what a student opens, is few modules that all lie flat."""
+    assert not {name: lines(path) for name, path in sources().items() if lines(path) > LENGTH}
     modules = sorted((ROOT / "helpers").rglob("*.py"))
     assert {path.parent.name for path in modules} == {"helpers"}
     assert len(modules) <= MODULES, f"{len(modules)} modules: {[path.stem for path in modules]}"
-    long = [path.name for path in modules if lines(path) > 400]
-    assert not long
-
-
-def test_no_file_is_too_long_to_read():
-    longest = {name: lines(path) for name, path in sources().items() if lines(path) > LENGTH}
-    assert not longest
 
 
 def test_two_classes_never_share_a_name():
@@ -229,27 +223,21 @@ def test_what_is_said_to_be_slow_is_mostly_there():
     assert len(slow - there) <= len(slow) / 20, "time the tests anew: make durations"
 
 
-@pytest.mark.parametrize("folder", sorted(TESTED))
-def test_every_package_has_fast_tests(folder):
+def test_every_package_has_fast_tests():
     """`make quick` leaves out what is marked slow, and must not leave out a package."""
     slow = {test.partition("[")[0] for test in durations.read().slow}
-    fast = [
-        name
-        for path in (ROOT / "tests" / folder).glob("test_*.py")
-        for name in _tests_in(path)
-        if f"tests/{folder}/{path.name}::{name}" not in slow
-    ]
-    assert len(fast) >= 5
+    for folder in TESTED:
+        files = list((ROOT / "tests" / folder).glob("test_*.py"))
+        tests = [
+            f"tests/{folder}/{path.name}::{name}" for path in files for name in _tests_in(path)
+        ]
+        assert len(set(tests) - slow) >= 5, folder
 
 
-def test_of_each_test_the_quickest_parameters_are_quick():
+def test_what_waits_is_chosen_by_what_tests_take():
     taken = {"a.py::t[1]": 0.6, "a.py::t[2]": 0.3, "a.py::t[3]": 0.2, "a.py::u": 1.2, "b.py::t": 1}
     assert durations.left_out(taken, 1.6) == {"a.py::t[1]": 0.6, "a.py::u": 1.2}
     assert durations.left_out(taken, 1.6, {"a.py::u"}) == {"a.py::t[1]": 0.6}
-    assert durations.by_file(taken) == {"a.py": 2.3, "b.py": 1}
-
-
-def test_what_tests_share_is_divided_among_them():
     seconds = {"a.py::t": 4.5, "a.py::u": 0.5, "b.py::t": 1.0}  # a fixture takes 4 of them
     alone = {"a.py::t": 4.5, "a.py::u": 4.5, "b.py::t": 1.0}
     assert durations.shares(seconds, alone) == {"a.py::t": 2.5, "a.py::u": 2.5, "b.py::t": 1.0}

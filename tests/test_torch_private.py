@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 from pathlib import Path
 
-import pytest
 import torch
 
 from tight_fit import torch_private
@@ -26,22 +25,18 @@ def test_every_name_is_there():
     assert not moved, f"PyTorch {torch.__version__} moved these: mend them, and note it in BROKEN."
 
 
-@pytest.mark.parametrize(
-    "module, name", [torch_private.TRUNCATED_NORMAL, torch_private.MAKE_SUBCLASS]
-)
-def test_what_is_patched_is_there(module, name):
-    assert hasattr(module, name), f"PyTorch {torch.__version__} has no {module.__name__}.{name}."
+def test_what_is_patched_and_asked_is_there():
+    from torch.distributed.tensor.experimental._context_parallel import _attention
 
-
-def test_the_scaler_skips_steps_where_we_think_it_does():
-    assert hasattr(torch.amp.GradScaler, torch_private.SKIPS_STEPS)
-
-
-def test_fsdp_cuts_shards_where_we_think_it_does():
-    assert hasattr(torch_private_ranks.fsdp_param_module(), "_chunk_with_empty")
-
-
-def test_a_fake_store_can_be_made_and_caches_emptied():
+    fsdp, gather = torch_private_ranks.fsdp_param_module(), torch_private_ranks.RING_GATHER
+    wanted = [torch_private.TRUNCATED_NORMAL, torch_private.MAKE_SUBCLASS]
+    wanted += [(torch.amp.GradScaler, torch_private.SKIPS_STEPS), (fsdp, "_chunk_with_empty")]
+    wanted += [(_attention, f"_templated_ring_attention{which}") for which in ("", "_backward")]
+    functions = ("_maybe_wrap_tensor", gather, "permute_tensor", "wait_tensor")
+    wanted += [(_attention.ft_c, name) for name in functions]
+    for module, name in wanted:
+        assert hasattr(module, name), f"PyTorch {torch.__version__} has no {module}.{name}."
+    assert isinstance(_attention._cp_options.enable_load_balance, bool)
     assert isinstance(torch_private.fake_store(), torch.distributed.Store)
     torch_private_ranks.forget_process_groups()
 
@@ -50,17 +45,6 @@ def test_two_views_share_a_storage_key_and_two_tensors_do_not():
     whole = torch.zeros(4)
     keys = [torch_private.storage_key(t.untyped_storage()) for t in (whole, whole[1:], whole + 1)]
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_the_ring_is_where_we_think_it_is():
-    from torch.distributed.tensor.experimental._context_parallel import _attention
-
-    assert isinstance(_attention._cp_options.enable_load_balance, bool)
-    for name in ("_templated_ring_attention", "_templated_ring_attention_backward"):
-        assert callable(getattr(_attention, name, None)), name
-    gather = torch_private_ranks.RING_GATHER
-    for name in ("_maybe_wrap_tensor", gather, "permute_tensor", "wait_tensor"):
-        assert getattr(_attention.ft_c, name, None), name
 
 
 class Driver:

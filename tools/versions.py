@@ -84,11 +84,6 @@ def pins(text: str) -> dict[str, str]:
     return found
 
 
-def needed(text: str) -> list[str]:
-    """The names of the packages of a requirements file."""
-    return [pin.partition("==")[0] for pin in floors(text)]
-
-
 class Environment:
     """A set's environment. Raises OSError and RuntimeError with pip's words where it fails."""
 
@@ -113,7 +108,8 @@ class Environment:
         elif colab is not None:
             there = pins(colab)
             limits = [f"{name}=={release}" for name, release in there.items()]
-            wanted = [name for name in (*needed(text), *BESIDE) if name in there]
+            needed = [pin.partition("==")[0] for pin in floors(text)]
+            wanted = [name for name in (*needed, *BESIDE) if name in there]
         (self.folder / "limits.txt").write_text("\n".join(limits), encoding="utf8")
         limited = ["-c", str(self.folder / "limits.txt")]
         if index := os.environ.get("TORCH_INDEX"):
@@ -187,8 +183,8 @@ def copies(folder: str, numbers: tuple[str, ...] = (), code_cells: int | None = 
     """Copies of lessons in a folder of build/: all, or those of these numbers, whole or no more
     than their first code cells. Outputs are not compared: a plan is one of the installed releases.
     """
-    (ROOT / "build" / folder).mkdir(parents=True, exist_ok=True)
-    paths = []
+    paths, place = [], ROOT / "build" / folder
+    place.mkdir(parents=True, exist_ok=True)
     for lesson in sorted((ROOT / "notebooks").glob("*.ipynb")):
         if numbers and lesson.name[:2] not in numbers:
             continue
@@ -198,9 +194,8 @@ def copies(folder: str, numbers: tuple[str, ...] = (), code_cells: int | None = 
         notebook["cells"] = notebook["cells"][:end]
         for cell in notebook["cells"]:
             cell["metadata"].pop("tags", None)
-        path = ROOT / "build" / folder / lesson.name
-        path.write_text(json.dumps(notebook), encoding="utf8")
-        paths.append(str(path.relative_to(ROOT)))
+        (place / lesson.name).write_text(json.dumps(notebook), encoding="utf8")
+        paths.append(f"build/{folder}/{lesson.name}")
     return paths
 
 
@@ -258,11 +253,6 @@ def words(found: dict[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
-def page(text: str, kept: dict[str, Any]) -> str:
-    """The page's text with the table of what is kept."""
-    return with_block(text, "versions", table(kept))
-
-
 def read() -> dict[str, Any]:
     """What docs/data/versions.json holds; nothing before the first set was tried."""
     return json.loads(KEPT.read_text(encoding="utf8")) if KEPT.is_file() else {}
@@ -291,7 +281,10 @@ def main(arguments: list[str] | None = None) -> int:
             kept = read() | {name: entry}
             text = json.dumps(kept, indent=1, sort_keys=True) + "\n"
             replace_all(KEPT.parent, {KEPT.name: text})
-            replace_all(PAGE.parent, {PAGE.name: page(PAGE.read_text(encoding="utf8"), kept)})
+            replace_all(
+                PAGE.parent,
+                {PAGE.name: with_block(PAGE.read_text(encoding="utf8"), "versions", table(kept))},
+            )
         failed = [check for check in COLUMNS if entry.get(check, {"failed": ["install"]})["failed"]]
         good = good and not failed
     print(table(read()))

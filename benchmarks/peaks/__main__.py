@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.peaks import kept, page, qwen_plans
-from benchmarks.peaks.points import POINTS
+from benchmarks.peaks import page, points, qwen_plans
 from tight_fit.command.wrapper import run
 
 
@@ -24,10 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", action="store_true", help="plan nothing, only write the page")
     asked = parser.parse_args(arguments)
     names = asked.names
-    chosen = [point for point in POINTS if not names or any(name in point.name for name in names)]
+    chosen = [
+        point for point in points.POINTS if not names or any(name in point.name for name in names)
+    ]
     if asked.page:
         chosen = []
-    kept.make(chosen, lambda line: print(line, flush=True))
+    points.make(chosen, lambda line: print(line, flush=True))
     if not asked.page and (not names or any(name in "Qwen" for name in names)):
         qwen_plans.make(lambda line: print(line, flush=True))
     page.write()

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
 
 from benchmarks import markdown, torchtitan_steps
 from benchmarks.peaks import qwen_plans
-from benchmarks.peaks.kept import ALLOCATED, RESERVED, Miss, misses, read
-from benchmarks.peaks.points import LEFT_OUT
+from benchmarks.peaks.points import ALLOCATED, LEFT_OUT, RESERVED, misses
 from helpers.tables import Table
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 SUFFICES = 0.95  # of the reserved peaks that the margin suffices for
 GROUPS = ("2.5 or later", "2.2 to 2.4", "2.1", "before 2.1", "not stated")
+OLD = ("2.1", "before 2.1")
 
 TEXT = """# How far to trust a plan of memory
 
@@ -78,8 +76,7 @@ SENTENCE = (
 )
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """Mean and median of the sizes of errors, and the largest with its sign and its point."""
 
     mean: float
@@ -89,17 +86,11 @@ class Errors:
     count: int
 
     @classmethod
-    def of(cls, found: Sequence[Miss]) -> Errors:
-        """Raises ValueError for none."""
-        sizes = [abs(miss.error) for miss in found]
-        worst = max(found, key=lambda miss: abs(miss.error))
-        return cls(
-            statistics.mean(sizes),
-            statistics.median(sizes),
-            worst.error,
-            worst.point.name,
-            len(sizes),
-        )
+    def of(cls, found: pd.DataFrame) -> Errors:
+        """Of rows of `misses`. Raises ValueError for none."""
+        sizes = found["error"].abs()
+        worst = found.loc[sizes.idxmax()]
+        return cls(sizes.mean(), sizes.median(), worst["error"], worst["step"], len(sizes))
 
 
 def group(release: str) -> str:
@@ -108,36 +99,39 @@ def group(release: str) -> str:
         return "not stated"
     if "dev" in release:
         return "before 2.1"
-    major, minor = (int(part) for part in release.split(" ")[0].split(".")[:2])
-    if (major, minor) >= (2, 5):
+    numbers = tuple(int(part) for part in release.split(" ")[0].split(".")[:2])
+    if numbers >= (2, 5):
         return "2.5 or later"
-    if (major, minor) >= (2, 2):
+    if numbers >= (2, 2):
         return "2.2 to 2.4"
-    return "2.1" if (major, minor) == (2, 1) else "before 2.1"
+    return "2.1" if numbers == (2, 1) else "before 2.1"
 
 
-def counted(kind: str, found: Iterable[Miss] | None = None) -> list[Miss]:
-    """The figures of a kind that count."""
-    return [m for m in (misses() if found is None else found) if m.kind == kind and not m.why]
+def counted(kind: str) -> pd.DataFrame:
+    """The figures of a kind that count, with the `group` of their release."""
+    found = misses()
+    found = found[(found["peak"] == kind) & (found["why"] == "")]
+    return found.assign(group=found["release"].map(group))
 
 
 def sentences() -> list[str]:
     """One sentence on allocated peaks and one on reserved peaks."""
     return [
-        SENTENCE.format(kind=kind, things="steps", **vars(Errors.of(counted(kind))))
+        SENTENCE.format(kind=kind, things="steps", **Errors.of(counted(kind))._asdict())
         for kind in (ALLOCATED, RESERVED)
     ]
 
 
 def summary() -> Table:
     """A row per release and kind of figure."""
+    by_kind = {kind: counted(kind) for kind in (ALLOCATED, RESERVED)}
     rows = []
     for name in (*GROUPS, "all"):
-        for kind in (ALLOCATED, RESERVED):
-            found = [m for m in counted(kind) if name in ("all", group(m.point.release))]
-            if not found:
+        for kind, found in by_kind.items():
+            some = found if name == "all" else found[found["group"] == name]
+            if some.empty:
                 continue
-            errors = Errors.of(found)
+            errors = Errors.of(some)
             rows.append(
                 {
                     "PyTorch": name,
@@ -153,80 +147,77 @@ def summary() -> Table:
 
 def files() -> dict[str, str]:
     """{name of a file of docs/data: its text}"""
-    return {
+    frames = {
         "accuracy.csv": data(),
-        "qwen.csv": qwen_plans.table().frame.to_csv(index=False, lineterminator="\n"),
-        "torchtitan.csv": torchtitan_steps.table().frame.to_csv(index=False, lineterminator="\n"),
+        "qwen.csv": qwen_plans.table(),
+        "torchtitan.csv": torchtitan_steps.table(),
     }
+    return {name: frame.to_csv(index=False, lineterminator="\n") for name, frame in frames.items()}
 
 
-def data() -> str:
-    """The text of docs/data/accuracy.csv: a row per figure, what is left out included."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow("step GPU PyTorch peak measured_bytes planned_bytes error counts source".split())
-    for miss in misses():
-        point, counts = miss.point, "no" if miss.why else "yes"
-        sizes = (miss.measured, miss.planned, f"{miss.error:+.4f}")
-        release = point.release or "not stated"
-        out.writerow((point.name, point.gpu.name, release, miss.kind, *sizes, counts, point.source))
-    return text.getvalue()
-
-
-def is_old(miss: Miss) -> bool:
-    """Whether a figure is of a release before 2.2."""
-    return group(miss.point.release) in ("2.1", "before 2.1")
-
-
-def shortfalls(found: Iterable[Miss]) -> list[float]:
-    """What each plan is short of the reserved peak, as a part of what it allocates; at least 0."""
-    kept = read()
-    return sorted(
-        max(0.0, (miss.measured - miss.planned) / kept[miss.point.name][ALLOCATED])
-        for miss in found
+def data() -> pd.DataFrame:
+    """Every figure, those that do not count as well."""
+    found = misses()
+    return pd.DataFrame(
+        {
+            "step": found["step"],
+            "GPU": found["GPU"],
+            "PyTorch": found["release"].replace("", "not stated"),
+            "peak": found["peak"],
+            "measured_bytes": found["measured"],
+            "planned_bytes": found["planned"],
+            "error": found["error"].map("{:+.4f}".format),
+            "counts": (found["why"] == "").map({True: "yes", False: "no"}),
+            "source": found["source"],
+        }
     )
+
+
+def shortfalls() -> tuple[pd.Series, pd.Series]:
+    """What plans are short of the reserved peak, as a part of what they allocate, at least 0, from
+    the least to the most: (of PyTorch 2.2 or later, of older releases)."""
+    found = counted(RESERVED)
+    short = (found["measured"].astype(float) - found["planned"]).clip(lower=0) / found["tensors"]
+    old = found["group"].isin(OLD)
+    return short[~old].sort_values(), short[old].sort_values()
 
 
 def margin() -> float:
     """The margin that the reserved peaks of PyTorch 2.2 or later ask for, in whole percent."""
-    short = shortfalls(miss for miss in counted(RESERVED) if not is_old(miss))
-    enough = short[math.ceil(SUFFICES * len(short)) - 1]
+    short, _ = shortfalls()
+    enough = short.iloc[math.ceil(SUFFICES * len(short)) - 1]
     return max(1, math.ceil(100 * enough)) / 100
 
 
 def text() -> str:
     """The page."""
     every = misses()
-    reserved = counted(RESERVED, every)
-    short = shortfalls(miss for miss in reserved if not is_old(miss))
-    old = shortfalls(miss for miss in reserved if is_old(miss))
-    reasons = "\n".join(f"- {why}" for why in dict.fromkeys(LEFT_OUT.values()))
-    enough, old_enough = (sum(need <= margin() for need in needs) for needs in (short, old))
+    short, old = shortfalls()
+    enough, old_enough = (int((needs <= margin()).sum()) for needs in (short, old))
     return TEXT.format(
-        steps=len({miss.point.name for miss in every if not miss.why}),
+        steps=every[every["why"] == ""]["step"].nunique(),
         sentences="\n\n".join(sentences()),
         summary=markdown.of(summary()),
         margin=margin(),
         count=len(short),
         suffices=SUFFICES,
         enough=enough,
-        less=sum(need <= margin() - 0.01 for need in short),
+        less=int((short <= margin() - 0.01).sum()),
         succession=(enough + 1) / (len(short) + 2),
-        most=short[-1],
+        most=short.iloc[-1],
         old_count=len(old),
         old_enough=old_enough,
-        old_most=old[-1],
+        old_most=old.iloc[-1],
         language=qwen_plans.section(),
-        left_out=reasons,
+        left_out="\n".join(f"- {why}" for why in dict.fromkeys(LEFT_OUT.values())),
         layouts=torchtitan_steps.section(),
         waiting=len(to_plan()),
     )
 
 
-def to_plan() -> list[dict[str, str]]:
+def to_plan() -> pd.DataFrame:
     """The published peaks of docs/data/to-plan.csv, whose set-ups are still to be written."""
-    with (PAGE.parent / "data" / "to-plan.csv").open(encoding="utf8") as lines:
-        return list(csv.DictReader(lines))
+    return pd.read_csv(PAGE.parent / "data" / "to-plan.csv")
 
 
 def write() -> None:

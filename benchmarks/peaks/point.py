@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from tight_fit.gpus import GPU, find
 from tight_fit.memory.allocator import AllocatorPeaks
+from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model_step
-from tight_fit.plans.own_step import plan_custom_step
+from tight_fit.plans.own_step import CustomStepPlan, plan_custom_step
 from tight_fit.units import GIB
 
 Setup = Callable[[], tuple[list, Callable[[], object]]]
@@ -52,16 +53,18 @@ class Point:
     behaves: str | None = None
     ranks: int | None = None
 
-    def planned(self) -> AllocatorPeaks:
-        """The peaks of the step by its plan."""
+    def plan(self) -> CustomStepPlan | Plan:
+        """The plan of the step for its GPU."""
         if isinstance(self.setup, ModelStep):
-            step = self.setup.on(self.gpu.capability)
-            return plan_model_step(step).allocator_peaks(self.gpu)
-        plan = plan_custom_step(
+            return plan_model_step(self.setup.on(self.gpu.capability))
+        return plan_custom_step(
             self.setup,
             flash=self.gpu.bf16,
             steps=self.steps,
             torch_version=self.behaves,
             ranks=self.ranks,
         )
-        return plan.allocator_peaks(self.gpu)
+
+    def planned(self) -> AllocatorPeaks:
+        """The peaks of the step by its plan."""
+        return self.plan().allocator_peaks(self.gpu)

@@ -1,6 +1,17 @@
-"""All points, and those that were left out after their plan was seen, with the reason."""
+"""All points with their plans as they were made last, and those that were left out after their plan
+was seen, with the reason.
+
+Planning all of them takes half an hour, so planned.json keeps what came out; the tests plan some of
+them again. `python -m benchmarks.peaks` makes the file and docs/accuracy.md anew.
+"""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pandas as pd
 
 from benchmarks import published_peaks
 from benchmarks.peaks import (
@@ -14,27 +25,10 @@ from benchmarks.peaks import (
 )
 from benchmarks.peaks.point import Point
 
-PREFLIGHT = "torch-preflight 0.5.0 on PyPI, tests/calibration/measured_peaks.json"
-OPTIMUM = "https://huggingface.co/datasets/optimum-benchmark/cuda"
-
-
-def _of(step: published_peaks.Published) -> Point:
-    """A step of `published_peaks`, which says how it was measured."""
-    on_t4 = step.gpu.name == "T4"
-    return Point(
-        step.name,
-        PREFLIGHT if on_t4 else OPTIMUM,
-        "2.11" if on_t4 else "2.2 to 2.4",
-        step.gpu,
-        step.setup,
-        step.allocated,
-        step.reserved,
-        steps=2 if on_t4 else 5,
-    )
-
-
+PLANNED = Path(__file__).with_name("planned.json")
+ALLOCATED, RESERVED = "allocated", "reserved"
 POINTS: tuple[Point, ...] = (
-    *map(_of, published_peaks.STEPS),
+    *published_peaks.STEPS,
     *small_gpt.POINTS,
     *litgpt.POINTS,
     *litgpt_hub.POINTS,
@@ -59,3 +53,52 @@ LEFT_OUT: dict[str, str] = {
     for point in POINTS
     if point.name.startswith(start)
 }
+
+
+def read() -> dict[str, dict[str, int]]:
+    """{name of a point: {"allocated": bytes, "reserved": bytes}} by plan."""
+    return json.loads(PLANNED.read_text(encoding="utf8"))
+
+
+def make(points: Iterable[Point], report: Callable[[str], None] = lambda line: None) -> None:
+    """Plan points and keep the results; those of other points stay, those of none go."""
+    for point in points:
+        peaks = point.planned()
+        results = read() | {point.name: {ALLOCATED: peaks.allocated, RESERVED: peaks.reserved}}
+        ordered = {point.name: results[point.name] for point in POINTS if point.name in results}
+        PLANNED.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf8")
+        report(f"{point.name}: {peaks}")
+
+
+def misses() -> pd.DataFrame:
+    """Every published figure and its plan, in the order of `POINTS`: the name of the step, GPU,
+    release ("" where it is not stated), which peak, bytes measured and planned, planned / measured
+    - 1 as `error`, `why` it does not count ("" where it does), the source, and `tensors`, the bytes
+    that the plan allocates.
+
+    Points that are left out need no kept plan. Raises KeyError for another that has none.
+    """
+    planned = read()
+    figures = [
+        (point, kind, measured)
+        for point in POINTS
+        if point.name in planned or point.name not in LEFT_OUT
+        for kind, measured in ((ALLOCATED, point.allocated), (RESERVED, point.reserved))
+        if measured is not None
+    ]
+    rows = [
+        {
+            "step": point.name,
+            "GPU": point.gpu.name,
+            "release": point.release,
+            "peak": kind,
+            "planned": planned[point.name][kind],
+            "error": planned[point.name][kind] / measured - 1,
+            "why": LEFT_OUT.get(point.name, ""),
+            "source": point.source,
+            "tensors": planned[point.name][ALLOCATED],
+        }
+        for point, kind, measured in figures
+    ]
+    exact = pd.Series([measured for *_, measured in figures], dtype=object)  # bytes, or rounded
+    return pd.DataFrame(rows).assign(measured=exact)

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
+
+import pandas as pd
 
 from benchmarks.peaks.point import A100
 from benchmarks.peaks.qwen import (
@@ -20,7 +21,6 @@ from benchmarks.peaks.qwen import (
     QwenRow,
     qwen_setup,
 )
-from helpers.tables import Table
 from tight_fit.gpus import CONTEXT
 from tight_fit.kernels.op import OPTIMIZER
 from tight_fit.plans.own_step import plan_custom_step
@@ -58,55 +58,48 @@ def plan(row: QwenRow) -> dict[str, float]:
 
 def read() -> dict[str, dict[str, float]]:
     """{name of a row: what `plan` gave}"""
-    return json.loads(KEPT.read_text(encoding="utf8")) if KEPT.is_file() else {}
+    return json.loads(KEPT.read_text(encoding="utf8"))
 
 
-def errors() -> list[tuple[QwenRow, float, float]]:
-    """(row, error of its memory, error of its seconds), as planned / measured - 1, of all rows
-    that have a kept plan."""
-    kept = read()
-    return [
-        (
-            row,
-            (kept[row.name]["reserved"] + CONTEXT) / (row.memory * GB) - 1,
-            kept[row.name]["seconds"] / row.seconds - 1,
-        )
-        for row in PUBLISHED
-        if row.name in kept
-    ]
+def errors() -> pd.DataFrame:
+    """planned / measured - 1 of the "memory" and the "seconds" of every row, by its name."""
+    kept = pd.DataFrame(read()).T
+    published = pd.DataFrame({row.name: (row.memory, row.seconds) for row in PUBLISHED}).T
+    return pd.DataFrame(
+        {
+            "memory": (kept["reserved"] + CONTEXT) / (published[0] * GB) - 1,
+            "seconds": kept["seconds"] / published[1] - 1,
+        }
+    ).loc[published.index]
 
 
 def sentence() -> str:
     """How far the plans miss, in words."""
-    found = errors()
     words = []
-    for what, place in (("memory", 1), ("seconds", 2)):
-        misses = [row[place] for row in found]
-        worst = max(found, key=lambda row: abs(row[place]))
+    for what, found in errors().items():
+        sizes = found.abs()
+        worst = sizes.idxmax()
         words.append(
-            f"{what} by {statistics.mean(map(abs, misses)):.1%} in the mean "
-            f"({worst[place]:+.1%} at worst: {worst[0].name})"
+            f"{what} by {sizes.mean():.1%} in the mean ({found[worst]:+.1%} at worst: {worst})"
         )
-    said = f"The plan misses the {len(found)} steps' {words[0]}, and their {words[1]}."
-    missing = [row.name for row in PUBLISHED if row.name not in read()]
-    return f"{said} Set up and not planned yet: {'; '.join(missing)}." if missing else said
+    return f"The plan misses the {len(PUBLISHED)} steps' {words[0]}, and their {words[1]}."
 
 
-def table() -> Table:
+def table() -> pd.DataFrame:
     """A row per published step."""
-    kept = read()
-    return Table(
+    kept, missed = read(), errors()
+    return pd.DataFrame(
         [
             {
                 "Qwen-7B": row.name,
                 "nvidia-smi": f"{row.memory} GB",
                 "planned": f"{(kept[row.name]['reserved'] + CONTEXT) / GB:.2f} GB",
-                "error": f"{memory:+.1%}",
+                "error": f"{missed['memory'][row.name]:+.1%}",
                 "step": f"{row.seconds} s",
                 "planned step": duration(kept[row.name]["seconds"]),
-                "error of the time": f"{seconds:+.1%}",
+                "error of the time": f"{missed['seconds'][row.name]:+.1%}",
             }
-            for row, memory, seconds in errors()
+            for row in PUBLISHED
         ]
     )
 

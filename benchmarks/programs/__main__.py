@@ -3,11 +3,17 @@
 FOLDER holds clones by the name of the repository, such as FOLDER/trl and FOLDER/accelerate. Each
 program of benchmarks/data/programs.json that is there runs unchanged: planned without a GPU, and
 for real on this CPU. A program that is not there is left out with a sentence.
+
+With --published FOLDER is tests/calibration of torch-preflight 0.5.0's source package, which holds
+the program that measured the peaks it publishes, and these peaks. Each case that needs transformers
+alone is planned as `tight-fit script` plans it: two lines import the program, unchanged, and call
+its function for one case. Configurations come from the models that the package knows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -22,6 +28,12 @@ NAME = "python -m benchmarks.programs"
 STEPS = 3  # of which the last two are compared: the first one makes the optimizer's states
 SECONDS = 300.0  # for one plan
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft")
+PROGRAM, PEAKS, GPU = "measure_cuda.py", "measured_peaks.json", "T4"
+# It asks PyTorch whether the GPU computes in bf16, which says so of a T4, as it can emulate it.
+CALL = """import sys; sys.path.insert(0, {folder!r})
+import torch, measure_cuda
+measure_cuda.real_model_case({model!r}, {kind!r}, {batch}, {length}, torch.bfloat16)
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,11 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--gpu", metavar="NAME", help="plan for this GPU instead, and run nothing")
     options.add_argument("--new", action="store_true", help="only those without kept bytes")
     options.add_argument("--keep", action="store_true", help="write the bytes to programs.json")
+    options.add_argument("--published", action="store_true", help=f"{PROGRAM} of torch-preflight")
     asked = options.parse_args(arguments)
     folder = Path(asked.folder).resolve()
     if not folder.is_dir():
         options.error(f"{asked.folder} is no folder: name the one that holds the clones.")
     facts = table.read()
+    if asked.published:
+        for name in (PROGRAM, PEAKS):
+            if not (folder / name).is_file():
+                options.error(f"{asked.folder} holds no {name}: name tests/calibration.")
+        return _published(folder, facts, asked.keep)
     chosen = [entry for entry in facts["programs"] if asked.only in table.command(entry)]
     with tempfile.TemporaryDirectory() as work:
         _prepare(Path(work))
@@ -84,6 +102,38 @@ def _tried(folder: Path, entry: dict[str, Any], gpu: str | None, keep: bool) -> 
     if keep:
         entry.update(found)
     return differs and not keep
+
+
+def _published(folder: Path, facts: dict[str, Any], keep: bool) -> int:
+    """Plan each case of the program that measured a T4, and print a line; 1 where bytes differ."""
+    runs = json.loads((folder / PEAKS).read_text(encoding="utf8"))["runs"]
+    found = [_case(folder, run) for run in runs if "seq_len" in run["config"]]
+    for case in found:
+        named = f"{case['model']}, {case['batch']} x {case['length']}"
+        print(f"{named}: {case['planned']:,} planned, {case['measured']:,} measured", flush=True)
+    if keep:
+        digest = table.digest(folder / PROGRAM)
+        table.write(facts | {"published": {"gpu": GPU, "sha256": digest, "cases": found}})
+    return int(facts["published"]["cases"] != found and not keep)
+
+
+def _case(folder: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """What one published run says, and what is planned of it: allocated bytes."""
+    from tight_fit.models import names as model_names
+
+    config = run["config"]
+    kind = "causal-lm" if run["model"] == "gpt2" else "encoder"
+    case = {"model": run["model"], "batch": config["batch_size"], "length": config["seq_len"]}
+    with tempfile.TemporaryDirectory() as place:
+        values = model_names.known()[model_names.full_name(run["model"])]
+        mirrored = Path(place, "models", run["model"])
+        mirrored.mkdir(parents=True)
+        (mirrored / "config.json").write_text(json.dumps(values), encoding="utf8")
+        os.environ["TIGHT_FIT_MIRROR"] = place
+        script = Path(place, "one_case.py")
+        script.write_text(CALL.format(folder=str(folder), kind=kind, **case), encoding="utf8")
+        planned = _planned(script, "", GPU)["allocated"]
+    return case | {"planned": planned, "measured": run["measured_allocated_bytes"]}
 
 
 def _planned(script: Path, arguments: str, gpu: str | None) -> dict[str, Any]:

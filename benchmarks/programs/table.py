@@ -71,3 +71,19 @@ def markdown() -> str:
         )
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     return "\n".join([*lines, "", f"Versions: {versions}."])
+
+
+def miss(case: dict[str, Any]) -> float:
+    """The relative error of the plan of a published case."""
+    return case["planned"] / case["measured"] - 1
+
+
+def published() -> str:
+    """The table of published cases in docs/checked-programs.md."""
+    lines = ["| case | planned | measured | |", "| --- | ---: | ---: | ---: |"]
+    lines += [
+        f"| {case['model']}, {case['batch']} × {case['length']} tokens | {case['planned']:,} | "
+        f"{case['measured']:,} | {miss(case):+.2%} |"
+        for case in read()["published"]["cases"]
+    ]
+    return "\n".join(lines)

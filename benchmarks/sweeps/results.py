@@ -270,13 +270,18 @@ def _rows(sweep: Sweep) -> list[dict[str, str]]:
         }
         if any(other.against for other in sweep.arms):
             row["from"] = sweep.other(arm.name) if number else "n/a"
-        if len({sweep.steps(arm.name) for arm in sweep.arms}) > 1:
-            row["steps"] = str(sweep.steps(arm.name))
+        row |= _steps(sweep, arm)
         twice = sweep.gain_of_twice_the_steps(arm.name)
         if twice:
             row["twice the steps"] = twice.points
         rows.append(row)
     return rows
+
+
+def _steps(sweep: Sweep, arm: Arm) -> dict[str, str]:
+    """The cell of an arm's steps, where the arms differ in them."""
+    differ = len({sweep.steps(other.name) for other in sweep.arms}) > 1
+    return {"steps": str(sweep.steps(arm.name))} if differ else {}
 
 
 def _short(sweep: Sweep) -> list[dict[str, str]]:
@@ -291,11 +296,9 @@ def _short(sweep: Sweep) -> list[dict[str, str]]:
             "trained": arm.name,
             "best learning rate": f"{sweep.best(arm.name):.2g}",
             "accuracy": f"{statistics.mean(scores):.1%}",
-            "difference": "" if not number else _sure(sweep, arm.name),
+            "difference": _sure(sweep, arm.name) if number else "",
         }
-        if len({sweep.steps(arm.name) for arm in sweep.arms}) > 1:
-            row["steps"] = str(sweep.steps(arm.name))
-        rows.append(row)
+        rows.append(row | _steps(sweep, arm))
     return rows
 
 

@@ -107,14 +107,14 @@ def test_an_interrupt_while_libraries_load_is_one_line():
         "            sys.exit('it was not interrupted')\n"
         "sys.meta_path.insert(0, Slow())"
     )
-    process = started("benchmarks", code=slow)
+    process = started("tight_fit", "distilgpt2", "--gpu", "T4", "--quick", "--fresh", code=slow)
     try:
         assert process.stdout.readline() == "loading\n"
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     finally:
-        process.kill()  # it would compare plans with figures
+        process.kill()
     assert process.returncode == 130
     one_sentence(err, "Interrupted")
 

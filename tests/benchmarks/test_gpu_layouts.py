@@ -3,11 +3,9 @@
 What runs on the GPUs themselves is tried on pretended ones, in tests/tools/test_pretended.py.
 """
 
-import json
-
 import pytest
 
-from benchmarks import gpu_layouts, gpu_steps, proof, room
+from benchmarks import gpu_layouts, measured_steps, proof, room
 from helpers.parallel import RankFailed
 from helpers.recipe import Recipe
 from tight_fit import gpus
@@ -40,7 +38,7 @@ def two_gpus(monkeypatch):
 
 
 def test_a_step_has_the_figures_of_its_fullest_and_slowest_rank(two_gpus):
-    step = gpu_steps.one(two_gpus)
+    step = measured_steps.one(two_gpus)
     planned = plan_step(gpu_layouts.step_of(MINI), gpu_layouts.LAYOUTS[DDP][0])
     assert (step.planned, step.allocated, step.reserved) == (planned.peak, 100, 110)
     assert step.planned_allocated == planned.allocator_peaks("T4").allocated
@@ -51,13 +49,13 @@ def test_a_step_has_the_figures_of_its_fullest_and_slowest_rank(two_gpus):
 
 def test_a_gpu_of_unknown_speed_has_no_planned_seconds(two_gpus, monkeypatch):
     monkeypatch.setattr(gpu_layouts, "of_device", lambda name: None)
-    assert gpu_steps.one(two_gpus).planned_seconds is None
+    assert measured_steps.one(two_gpus).planned_seconds is None
 
 
 def test_a_step_that_is_too_large_is_not_begun(two_gpus, monkeypatch):
     monkeypatch.setattr(room, "MEMORY_FRACTION", 0.0)
     monkeypatch.setattr(gpu_layouts, "measure", lambda *_: pytest.fail("it was begun"))
-    assert gpu_steps.one(two_gpus) is None
+    assert measured_steps.one(two_gpus) is None
 
 
 @pytest.mark.parametrize("name", ["PCIe 3 x16", "NVLink 4"])
@@ -80,15 +78,4 @@ def test_a_rank_that_fails_is_told_in_its_own_words(monkeypatch):
 
     monkeypatch.setattr(gpu_layouts, "launch", failed)
     with pytest.raises(RuntimeError, match="^RuntimeError: out of memory$"):
-        gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])
-
-
-def test_what_nccl_prints_is_no_answer(monkeypatch):
-    """With NCCL_DEBUG=INFO it prints to the ranks' output."""
-    noise, answer = "host:9:9 [0] NCCL INFO comm 0x1 rank 0", json.dumps(RANKS[0])
-    texts = [f"{noise}\n{answer}\n{noise}\n", f"{answer}\n"]
-    monkeypatch.setattr(gpu_layouts, "launch", lambda *_, **options: texts)
-    assert gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0]) == [RANKS[0], RANKS[0]]
-    texts[1] = noise
-    with pytest.raises(RuntimeError, match="It gave no answer"):
         gpu_layouts.measure(MINI, gpu_layouts.LAYOUTS[DDP][0])

@@ -3,53 +3,44 @@
 import copy
 import json
 
+import pandas as pd
 import pytest
 
 from benchmarks import apart, gpu_models, gpu_models_table, gpu_seconds
 from benchmarks.gpu_model_cases import CASES, step_of
+from benchmarks.gpu_models_table import KINDS
 from tests.night import few_by_day
 
-KEPT = gpu_models_table.read()
-NAMES = [row["step"] for row in KEPT]
+KEPT = gpu_models_table.read().set_index("step")
 BY_DAY = ("BERT-base", "Qwen3-0.6B, fp32", "4 layers of Llama-3.1-8B, compile")
 
 
-def test_every_case_is_a_step():
-    for name in CASES:
-        assert step_of(name).micro_batch
-
-
 def test_the_page_holds_what_was_measured_and_what_was_planned_before():
+    (path,) = gpu_models_table.FOLDER.glob("*.json")
     (kept,) = gpu_models_table.files()
-    assert [row["step"] for row in KEPT] == list(kept["steps"])
-    for row in KEPT:
-        seen = kept["steps"][row["step"]]
-        for kind in gpu_models_table.KINDS:
-            assert row[kind] == str(seen[kind])
-            assert row[f"{kind}, planned before"] == str(seen["before"][kind])
+    assert path.name == gpu_models.file_of(kept["environment"]) and not kept["failed"]
+    assert json.loads(gpu_models.as_json(kept)) == kept
+    assert list(KEPT.index) == list(kept["steps"])
+    for step, seen in kept["steps"].items():
+        for kind in KINDS:
+            row = KEPT.loc[step]
+            assert (row[kind], row[f"{kind}, planned before"]) == (seen[kind], seen["before"][kind])
 
 
-@pytest.mark.parametrize("name", few_by_day(NAMES, BY_DAY.__contains__))
+@pytest.mark.parametrize("name", few_by_day(KEPT.index, BY_DAY.__contains__))
 def test_a_step_is_planned_as_the_page_says(name):
     """By day steps that all releases plan alike; at night all, with the releases of the page."""
-    (kept,) = [row for row in KEPT if row["step"] == name]
+    kept = KEPT.loc[name]
     if name not in BY_DAY and kept["planned with"] != gpu_models_table.releases():
         pytest.skip(f"it was planned with {kept['planned with']}")
-    (now,) = gpu_models_table.rows([name])
+    now = gpu_models_table.rows([name]).iloc[0]
     for kind, near in (("allocated", 1e-3), ("reserved", 0.02)):
-        assert float(now[f"{kind}, planned"]) == pytest.approx(
-            float(kept[f"{kind}, planned"]), rel=near
-        ), f"{name}: write docs/data/gpu-models.csv anew (python -m {gpu_models_table.__name__})"
+        assert now[f"{kind}, planned"] == pytest.approx(kept[f"{kind}, planned"], rel=near), (
+            f"{name}: write docs/data/gpu-models.csv anew (python -m {gpu_models_table.__name__})"
+        )
 
 
-def test_a_file_is_named_by_its_machine_and_reads_back():
-    (path,) = gpu_models_table.FOLDER.glob("*.json")
-    kept = json.loads(path.read_text(encoding="utf8"))
-    assert path.name == gpu_models.file_of(kept["environment"])
-    assert json.loads(gpu_models.as_json(kept)) == kept and not kept["failed"]
-
-
-def test_a_step_that_was_measured_but_never_planned_is_in_both_tables(monkeypatch):
+def test_a_step_that_was_measured_but_never_planned_is_in_both_tables(monkeypatch, tmp_path):
     (kept,) = copy.deepcopy(gpu_models_table.files())
     refused, fine = "BERT-base", "GPT-2 medium"
     kept["steps"] = {name: kept["steps"][name] for name in (refused, fine)}
@@ -64,20 +55,19 @@ def test_a_step_that_was_measured_but_never_planned_is_in_both_tables(monkeypatc
         return honest(step)
 
     monkeypatch.setattr(gpu_models, "plan_model_step", plan_model_step)
-    assert gpu_models.planned(step_of(refused), gpu_models.gpus.GPUS["H200"]) == {
-        "why": "It has no layers."
-    }
-    first, second = table = gpu_models_table.rows()
-    assert (first["allocated, planned before"], first["reserved, planned"]) == ("", "")
-    monkeypatch.setattr(gpu_models_table, "read", lambda: table)
+    table = gpu_models_table.rows()
+    planned = [f"{kind}, {when}" for kind in KINDS for when in ("planned", "planned before")]
+    assert table.loc[0, planned].isna().all() and table.loc[1, planned].notna().all()
+    monkeypatch.setattr(gpu_models_table, "PAGE", tmp_path / "page.csv")
+    assert gpu_models_table.main(["--write"]) == 0
+    assert gpu_models_table.read().isna().sum().sum() == len(planned)
     told = gpu_models_table.sentences()
     assert f"worst: {fine})" in told and told.count("(1 had no plan)") == 2
     both = gpu_models_table.short()
-    monkeypatch.setattr(gpu_models_table, "read", lambda: [second])
+    monkeypatch.setattr(gpu_models_table, "read", lambda: table.iloc[1:])
     assert gpu_models_table.short() == both.replace("(2)", "(1)")
     seconds = gpu_seconds.rows([refused, fine])
-    assert [row["planned"] == "" for row in seconds] == [True, False]
-    assert gpu_models_table.main([]) == 0
+    assert pd.isna(seconds["planned"]).tolist() == [True, False]
 
 
 def test_what_fails_is_kept_and_tried_again_after_the_others(monkeypatch, tmp_path):
@@ -101,3 +91,4 @@ def test_what_fails_is_kept_and_tried_again_after_the_others(monkeypatch, tmp_pa
     again = gpu_models.measure_all(tmp_path, "a test", jobs=1)
     assert not again["failed"] and set(again["steps"]) == set(names)
     assert gpu_models.measure_all(tmp_path, "a test", until=0.0) == again
+    assert all(step_of(name).micro_batch for name in CASES)

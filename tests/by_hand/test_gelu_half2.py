@@ -72,94 +72,61 @@ def bits(values: np.ndarray) -> np.ndarray:
     return values.view(np.uint16)
 
 
-@pytest.fixture(scope="module")
-def on_host(tmp_path_factory):
-    """The kernels as a C program: (kind, values, repeats) -> values."""
+def test_the_emulation_is_near_gelu_for_every_number():
+    result = gelu_half2.emulate(FINITE)
+    assert result.dtype == np.float16 and np.isfinite(result).all()
+    apart = np.abs(result.astype(np.float64) - EXACT)
+    assert (apart <= EMULATED).all()
+    assert (apart > EMULATED / 2).any(), "the bound is no tighter than it could be"
+
+
+def test_the_kernels_source_run_as_c_is_the_emulation(tmp_path):
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler here")
-    folder = tmp_path_factory.mktemp("half2")
-    (folder / "kernels.c").write_text(gelu_half2.source(HOST).replace('extern "C"', "") + MAIN)
+    (tmp_path / "kernels.c").write_text(gelu_half2.source(HOST).replace('extern "C"', "") + MAIN)
     command = [compiler, "-O1", "-ffp-contract=off", "-o", "kernels", "kernels.c", "-lm"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     if done.returncode and "_Float16" in done.stderr:
         pytest.skip("this C compiler has no 16-bit numbers")
     assert not done.returncode, done.stderr
 
     def run(kind, values, repeats=1):
-        done = subprocess.run(
-            [folder / "kernels", kind, str(len(values)), str(repeats)],
-            input=values.tobytes(),
-            capture_output=True,
-        )
+        command = [tmp_path / "kernels", kind, str(len(values)), str(repeats)]
+        done = subprocess.run(command, input=values.tobytes(), capture_output=True)
         assert not done.returncode, f"exit status {done.returncode}"
         return np.frombuffer(done.stdout, dtype=np.float16)
 
-    return run
+    for length in LENGTHS:
+        places = np.random.default_rng(length).permutation(len(FINITE))[:length]
+        values = FINITE[places]
+        once, twice = (gelu_half2.emulate(values), gelu_half2.emulate(gelu_half2.emulate(values)))
+        assert np.array_equal(bits(run("half2", values)), bits(once))
+        assert np.array_equal(bits(run("half2", values, repeats=2)), bits(twice))
+        apart = np.abs(run("fp32", values) - EXACT[places])
+        assert (apart <= SIZE[places] * 2.0**-10.9 + 2.0**-24).all()
 
 
-def test_the_emulation_is_near_gelu_for_every_number():
-    result = gelu_half2.emulate(FINITE)
-    assert result.dtype == np.float16 and np.isfinite(result).all()
-    assert (np.abs(result.astype(np.float64) - EXACT) <= EMULATED).all()
-    assert (np.abs(result.astype(np.float64) - EXACT) > EMULATED / 2).any(), (
-        "the bound is no tighter than it could be"
-    )
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_the_kernels_source_run_as_c_is_the_emulation(on_host, length):
-    values = np.random.default_rng(length).permutation(FINITE)[:length]
-    assert np.array_equal(bits(on_host("half2", values)), bits(gelu_half2.emulate(values)))
-    wide = F.gelu(torch.from_numpy(values.astype(np.float64)), approximate="tanh").numpy()
-    assert (
-        np.abs(on_host("fp32", values) - wide)
-        <= np.abs(values.astype(float)) * 2.0**-10.9 + 2.0**-24
-    ).all()
-
-
-def test_repeats_apply_it_again(on_host):
-    values = FINITE[::37].copy()
-    thrice = gelu_half2.emulate(gelu_half2.emulate(gelu_half2.emulate(values)))
-    assert np.array_equal(bits(on_host("half2", values, 3)), bits(thrice))
-
-
-def body(text: str, kind: str) -> str:
-    return next(
-        part
-        for part in text.split(".visible .entry")[1:]
-        if part.lstrip().startswith(f"kernel_{kind}")
-    )
-
-
-@pytest.fixture(scope="module")
-def compiler():
+def test_nvrtc_makes_of_it_what_the_names_say():
     try:
         nvrtc.library()
     except OSError as error:
         pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("capability", ["75", "80", "90"])
-def test_nvrtc_makes_of_it_what_the_names_say(compiler, capability):
-    text = gelu_half2.build(capability, "ptx").decode().rstrip("\0")
-    pair, single = body(text, "half2"), body(text, "fp32")
-    for instruction in ("fma.rn.f16x2", "mul.rn.f16x2", "tanh.approx.f16x2"):
-        assert instruction in pair and instruction not in single
-    for instruction in ("fma.rn.f32", "mul.rn.f32", "tanh.approx.f32"):
-        assert instruction in single and instruction not in pair
-    for part in (pair, single):
-        assert "ld.global.v4" in part and "st.global.v4" in part, "eight values a load and a store"
-    assert gelu_half2.build(capability)[:4] == b"\x7fELF", "machine code"
-
-
-def test_nvrtc_refuses_in_a_sentence(compiler):
+    for capability in ("75", "80", "90"):
+        text = gelu_half2.build(capability, "ptx").decode().rstrip("\0")
+        parts = {part.split("(")[0].strip(): part for part in text.split(".visible .entry")[1:]}
+        pair, single = parts["kernel_half2"], parts["kernel_fp32"]
+        for instruction in ("fma.rn.", "mul.rn.", "tanh.approx."):
+            assert instruction + "f16x2" in pair and instruction + "f16x2" not in single
+            assert instruction + "f32" in single and instruction + "f32" not in pair
+        for part in (pair, single):
+            assert "ld.global.v4" in part and "st.global.v4" in part, "eight values a load"
+        assert gelu_half2.build(capability)[:4] == b"\x7fELF", "machine code"
     with pytest.raises(RuntimeError, match="NVRTC does not compile for capability 12"):
         gelu_half2.build("12")
 
 
-@pytest.mark.parametrize("length", [0, 1, 2048, 2049, 4096, 5003])
-def test_a_long_tensor_is_done_in_several_launches(length, monkeypatch):
+def test_a_long_tensor_is_done_in_several_launches(monkeypatch):
     monkeypatch.setattr(gelu_half2, "LAUNCH", 2048)
     launches = []
 
@@ -170,30 +137,29 @@ def test_a_long_tensor_is_done_in_several_launches(length, monkeypatch):
         y.copy_(x + repeats)
         launches.append(count)
 
-    given = torch.arange(length, dtype=torch.float16) % 100
-    result = torch.zeros_like(given)
-    gelu_half2._launch(kernel, given, result, 3)
-    assert torch.equal(result, given + 3) and len(launches) == -(-length // 2048)
+    for length in (0, 1, 2048, 2049, 4096, 5003):
+        launches.clear()
+        given = torch.arange(length, dtype=torch.float16) % 100
+        result = torch.zeros_like(given)
+        gelu_half2._launch(kernel, given, result, 3)
+        assert torch.equal(result, given + 3) and len(launches) == -(-length // 2048)
 
 
-def test_a_machine_without_nvrtc_is_told_what_brings_it(monkeypatch):
+def test_what_cannot_run_is_refused(monkeypatch):
+    half = torch.zeros(3).half()
+    for call, error, said in (
+        (lambda: gelu_half2.emulate(np.zeros(3, np.float32)), TypeError, "float16"),
+        (lambda: gelu_half2.emulate(half), TypeError, "float16"),
+        (lambda: gelu_half2.gelu(half, "fp64"), ValueError, "half2, fp32"),
+        (lambda: gelu_half2.gelu(half, repeats=0), ValueError, "at least 1"),
+        (lambda: gelu_half2.gelu(half), TypeError, "on a GPU, not torch.float16 on cpu"),
+    ):
+        with pytest.raises(error, match=said):
+            call()
     monkeypatch.setattr(nvrtc, "_names", lambda: ["libnvrtc-that-is-not-there.so"])
     nvrtc.library.cache_clear()
     with pytest.raises(OSError, match="NVRTC is not installed: it comes with PyTorch's builds"):
         nvrtc.library()
-
-
-def test_bad_input_is_refused():
-    with pytest.raises(TypeError, match="float16"):
-        gelu_half2.emulate(np.zeros(3, np.float32))
-    with pytest.raises(TypeError, match="float16"):
-        gelu_half2.emulate(torch.zeros(3).half())
-    with pytest.raises(ValueError, match="half2, fp32"):
-        gelu_half2.gelu(torch.zeros(3).half(), "fp64")
-    with pytest.raises(ValueError, match="at least 1"):
-        gelu_half2.gelu(torch.zeros(3).half(), repeats=0)
-    with pytest.raises(TypeError, match="on a GPU, not torch.float16 on cpu"):
-        gelu_half2.gelu(torch.zeros(3).half())
 
 
 @pytest.mark.skipif(not gelu_half2.available()[0], reason="no GPU that can run the kernels")
@@ -204,9 +170,8 @@ def test_on_a_gpu_it_is_gelu(kind):
     assert (np.abs(result - EXACT) <= EMULATED + TANH).all()
     for length in LENGTHS:
         part = given[1 : 1 + length]  # an address that 16 does not divide
-        assert torch.equal(
-            gelu_half2.gelu(part, kind).cpu(), torch.from_numpy(result[1 : 1 + length]).half()
-        )
+        alone = torch.from_numpy(result[1 : 1 + length]).half()
+        assert torch.equal(gelu_half2.gelu(part, kind).cpu(), alone)
     square = given[:4096].view(64, 64).t()
     assert torch.equal(gelu_half2.gelu(square, kind), gelu_half2.gelu(square.contiguous(), kind))
     assert gelu_half2.gelu(square, kind).shape == square.shape

@@ -15,10 +15,8 @@ import torch
 from tight_fit import gpus
 from tight_fit.command import kept, question, ship
 from tight_fit.command.answer import Answers
-from tight_fit.command.main import main
 from tight_fit.command.options import parser
 from tight_fit.command.progress import Progress
-from tight_fit.command.question import Question
 from tight_fit.command.ship import SIZES, asked_of
 from tight_fit.models import config as hf_config
 from tight_fit.models import hub, made
@@ -52,11 +50,6 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_known_models_have_the_published_sizes(name):
     step = ModelStep(hf_config.read(name))
@@ -66,18 +59,17 @@ def test_known_models_have_the_published_sizes(name):
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(
-    "typed, full",
-    [("roberta-base", "FacebookAI/roberta-base"), ("gpt2", "openai-community/gpt2"),
-     ("bert-base-uncased", "google-bert/bert-base-uncased"),
-     ("distilbert", "distilbert/distilbert-base-uncased"), ("t5-small", "google-t5/t5-small"),
-     ("xlm-roberta-large", "FacebookAI/xlm-roberta-large"),
-     ("albert-base-v2", "albert/albert-base-v2"), ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
-     ("deberta-v3-base", "microsoft/deberta-v3-base"),
-     ("somebody/something", "somebody/something")],
-)  # fmt: skip
-def test_short_and_older_names_of_models(typed, full):
-    assert model_names.full_name(typed) == full
+def test_short_and_older_names_of_models():
+    for typed, full in {
+        "roberta-base": "FacebookAI/roberta-base",
+        "gpt2": "openai-community/gpt2",
+        "bert-base-uncased": "google-bert/bert-base-uncased",
+        "distilbert": "distilbert/distilbert-base-uncased",
+        "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+        "deberta-v3-base": "microsoft/deberta-v3-base",
+        "somebody/something": "somebody/something",
+    }.items():
+        assert model_names.full_name(typed) == full
 
 
 def test_a_known_model_needs_no_network(monkeypatch):
@@ -108,32 +100,30 @@ def test_a_size_is_what_pytorch_sees_of_it():
         assert 0.94 < gpus.find(f"{size}GB").memory / gpus.find(name).memory < 1
 
 
-def of(*typed: str) -> Question:
-    return question.of(parser().parse_args(typed))
-
-
-def test_an_answer_is_kept_and_found_again(monkeypatch, capsys):
+def test_an_answer_is_kept_and_found_again(monkeypatch, ask):
     """The second time nothing is planned; after a change of options, versions or code it is."""
-    typed = ["gpt2", "--gpu", "T4", "--batch", "3", "--length", "8", "--quick"]
-    first = main(typed), capsys.readouterr().out
-    anew = "tight_fit.command.answer.answers"
-    monkeypatch.setattr(anew, lambda *rest: pytest.fail("planned again"))
-    assert (main(typed), capsys.readouterr().out) == first
-    asked = of(*typed)
-    assert kept.find(asked)["batch_size"] == 3
-    assert kept.find(of(*typed[:-1])) is None, "with advice"
-    assert kept.find(of(*typed, "--optimizer", "adamw")) is not None, "as it was without"
-    assert kept.find(of(*typed, "--optimizer", "sgd")) is None
-    assert kept.find(of("distilgpt2", *typed[1:])) is None
-    with monkeypatch.context() as changed:
-        changed.setattr(question, "versions", lambda: {"torch": "9.9"})
-        assert kept.find(asked) is None
-    with monkeypatch.context() as changed:
-        changed.setattr(question, "code", lambda: "other")
-        assert kept.find(asked) is None
+
+    def found(options, model="gpt2"):
+        return kept.find(question.of(parser().parse_args([model, *options.split()])))
+
+    options = "--gpu T4 --batch 3 --length 8 --quick"
+    first = ask(options, "gpt2")
+    monkeypatch.setattr(
+        "tight_fit.command.answer.answers", lambda *rest: pytest.fail("planned again")
+    )
+    assert ask(options, "gpt2") == first
+    assert found(options)["batch_size"] == 3
+    assert found(f"{options} --optimizer adamw") is not None, "as it was without"
+    assert found(options.replace(" --quick", "")) is None, "with advice"
+    assert found(f"{options} --optimizer sgd") is None
+    assert found(options, "distilgpt2") is None
+    for name, other in (("versions", {"torch": "9.9"}), ("code", "other")):
+        with monkeypatch.context() as changed:
+            changed.setattr(question, name, lambda other=other: other)
+            assert found(options) is None
     (file,) = kept.folder().glob("*.json")
     file.write_text("{")
-    assert kept.find(asked) is None, "a damaged answer is made anew"
+    assert found(options) is None, "a damaged answer is made anew"
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
@@ -163,11 +153,10 @@ def test_shipped_answers_are_small_and_say_their_versions():
             assert kept.shipped(replace(asked, gpu=gpu))["planned_with"] == shipped["versions"]
 
 
-def test_a_shipped_answer_says_so(capsys):
-    main(["roberta-base", "--gpu", "8GB"])
-    assert "this plan came with the package, made with PyTorch" in capsys.readouterr().out
-    assert main(["roberta-base", "--gpu", "8GB", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["shipped"] is True
+def test_a_shipped_answer_says_so(ask, facts):
+    text = ask("--gpu 8GB", "roberta-base")[1]
+    assert "this plan came with the package, made with PyTorch" in text
+    assert facts("--gpu 8GB", "roberta-base")["shipped"] is True
 
 
 def test_the_entry_point_is_there():
@@ -224,33 +213,27 @@ ADAMW = "fused AdamW (Trainer's default, adamw_torch_fused)"
 FUSED = "sdpa attention in a fused kernel"
 
 
-def test_the_first_line_says_what_is_planned(capsys):
-    def first(*typed):
-        main([*typed, "--quick"])
-        return capsys.readouterr().out.splitlines()[0]
+def test_the_first_line_says_what_is_planned(ask):
+    def first(model, options):
+        return ask(f"{options} --quick", model)[1].splitlines()[0]
 
-    adapters = first(
-        "meta-llama/Llama-3.2-1B", "--gpu", "RTX 4090", "--batch", "1", "--lora-rank", "8"
-    )
-    assert adapters.startswith(
+    adapters = "--gpu RTX4090 --batch 1 --lora-rank 8"
+    assert first("meta-llama/Llama-3.2-1B", adapters).startswith(
         "Planned: bf16 weights, as its configuration says, frozen; fp32 adapters of rank 8; "
         f"bf16 autocast; {ADAMW}; {FUSED}. Assumed: 512 tokens (--length), causal-lm (--task)"
     )
-    plain = first("distilbert", "--gpu", "T4")
-    assert plain == (
-        f"Planned: fp32 weights; no autocast; {ADAMW}; {FUSED}. Assumed: batch 16 (--batch), "
-        "512 tokens (--length), sequence-classification (--task). Its configuration names "
-        "masked-lm."
+    plain = f"Planned: fp32 weights; no autocast; {ADAMW}; {FUSED}."
+    assert first("distilbert", "--gpu T4") == (
+        f"{plain} Assumed: batch 16 (--batch), 512 tokens (--length), sequence-classification "
+        "(--task). Its configuration names masked-lm."
     )
-    said = first(
-        "distilbert", "--gpu", "T4", "--task", "masked-lm", "--batch", "2", "--length", "9"
-    )
-    assert said == f"Planned: fp32 weights; no autocast; {ADAMW}; {FUSED}."
+    said = first("distilbert", "--gpu T4 --task masked-lm --batch 2 --length 9")
+    assert said == plain
 
 
-def test_an_ambiguous_gpu_is_said(capsys):
-    main(["distilbert", "--gpu", "A100", "--quick", "--length", "8"])
-    assert "There is also the A100-80GB: say which with --gpu." in capsys.readouterr().out
+def test_an_ambiguous_gpu_is_said(ask):
+    text = ask("--gpu A100 --quick --length 8")[1]
+    assert "There is also the A100-80GB: say which with --gpu." in text
 
 
 def test_what_is_shipped_has_six_digits_of_times_and_all_of_bytes():

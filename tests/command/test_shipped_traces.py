@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 
 from tests.command.test_kept_traces import ALONE
-from tests.small import configured
+from tests.small import configured, python
 from tight_fit import gpus
 from tight_fit.command import kept_traces, question
 from tight_fit.command.answer import answers, step_of
@@ -21,7 +19,6 @@ from tight_fit.command.ship import asked_of
 from tight_fit.command.ship_traces import CHANGES, at, line_of, ship, steps_of
 from tight_fit.models import names as model_names
 from tight_fit.models.step import ModelStep
-from tight_fit.plans import model as plans_model
 from tight_fit.plans.batch_line import general
 from tight_fit.plans.model import trace_model_step
 from tight_fit.plans.trace_line import equal, fitted, grid
@@ -35,19 +32,19 @@ ALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @cache
 def traced(*place):
     return trace_model_step(at(STEP, place))
 
 
 @cache
+def points():
+    return {place: traced(*place) for place in [*grid(512), (5, 200)]}
+
+
+@cache
 def line():
-    return fitted({place: traced(*place) for place in [*grid(512), (5, 200)]}, 512)
+    return fitted(points(), 512)
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def of_these_versions():
         pytest.skip("traced with other versions of the libraries")
 
 
-@pytest.mark.parametrize("place", [(2, 128), (7, 136), (16, 512), (4, 177)])
+@pytest.mark.parametrize("place", [(2, 128), (7, 136), (4, 177)])
 def test_a_line_gives_the_trace_at_every_place(place):
     assert equal(line().at(place), traced(*place))
     sizes = traced(*place)[0].bytes
@@ -74,19 +71,17 @@ def test_micro_batches_beyond_two_are_computed():
 
 
 def test_a_line_ends_where_it_was_not_proven():
-    assert line().at((1, 128)) is None, "one example takes other operations"
-    assert line().at((2, 120)) is None and line().at((2, 520)) is None
-    assert line().at((2, None)) is None
+    """One example takes other operations."""
+    assert not any(map(line().at, [(1, 128), (2, 120), (2, 520), (2, None)]))
 
 
 def test_traces_that_are_on_no_line_make_none():
-    traces = {place: traced(*place) for place in [*grid(512), (5, 200)]}
-    trace, parameters = traces[5, 200]
+    trace, parameters = traced(5, 200)
     other = replace(trace, bytes=[*trace.bytes[:-1], trace.bytes[-1] + 4])
-    assert fitted(traces | {(5, 200): (other, parameters)}, 512) is None
-    assert fitted(traces | {(5, 201): (other, parameters)}, 512).packed["multiple"] == 8
+    assert fitted(points() | {(5, 200): (other, parameters)}, 512) is None
+    assert fitted(points() | {(5, 201): (other, parameters)}, 512).packed["multiple"] == 8
     longer = replace(trace, bytes=[*trace.bytes, 4])
-    assert fitted(traces | {(2, 128): (longer, parameters)}, 512) is None
+    assert fitted(points() | {(2, 128): (longer, parameters)}, 512) is None
     assert line_of(replace(STEP, loss="chunked"), trace_model_step) is None
 
 
@@ -113,18 +108,15 @@ def test_a_sample_of_the_lines_is_what_is_traced_today(of_these_versions):
 @pytest.mark.parametrize(
     "fields, gpu",
     [
-        ({"batch_size": 6, "length": 333}, "T4"),
-        ({"batch_size": 30, "accumulation": 3}, "RTX 4090"),
-        ({"batch_size": 12, "precision": "fp16", "length": 200}, "8GB"),
+        ({"batch_size": 6, "precision": "fp16", "length": 333}, "T4"),
+        ({"batch_size": 30, "accumulation": 3}, "8GB"),
     ],
 )
-def test_an_answer_by_a_line_is_that_of_a_plan_made_anew(
-    fields, gpu, monkeypatch, of_these_versions
-):
+def test_an_answer_by_a_line_is_that_of_a_plan_made_anew(fields, gpu, no_trace, of_these_versions):
     name = "FacebookAI/roberta-base"
     asked = Question(name, name, model_names.known()[name], fields, gpus.find(gpu))
     *_, anew = answers(replace(asked, quick=True), fresh=True)
-    monkeypatch.setattr(plans_model, "trace_model_step", lambda *rest: pytest.fail("traced"))
+    no_trace()
     *_, found = answers(replace(asked, quick=True))
     assert json.dumps(found, sort_keys=True) == json.dumps(anew, sort_keys=True)
     *_, advised = answers(asked)
@@ -132,9 +124,8 @@ def test_an_answer_by_a_line_is_that_of_a_plan_made_anew(
 
 
 def test_a_first_question_needs_no_pytorch(of_these_versions):
-    typed = ["distilbert", "--gpu", "RTX 4090", "--batch", "9", "--length", "177"]
-    command = [sys.executable, "-c", ALONE, *typed]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    typed = "distilbert --gpu RTX4090 --batch 9 --length 177"
+    ended = python("-c", ALONE, *typed.split())
     assert (ended.returncode, ended.stderr) == (0, "") and "YES" in ended.stdout
 
 
@@ -147,10 +138,8 @@ def test_other_versions_and_damaged_files_have_no_lines(tmp_path, monkeypatch):
     assert KeptTraces(values).fact("trainer", lambda: pytest.fail("made")) == "x"
     found = KeptTraces(values).computed(general(STEP, "cuda"), at(STEP, (3, 200)))
     assert equal(found, traced(3, 200))
-    assert (
-        KeptTraces(values).computed(general(replace(STEP, checkpointing=True), "cuda"), STEP)
-        is None
-    )
+    other = general(replace(STEP, checkpointing=True), "cuda")
+    assert KeptTraces(values).computed(other, STEP) is None
     with monkeypatch.context() as changed:
         other = question.versions() | {"torch": "9.9"}
         changed.setattr(question, "versions", lambda: other)

@@ -1,4 +1,4 @@
-"""How a command ends, seen from the shell that started it."""
+"""How a command ends, seen from the shell that started it; faults are in tests/attack."""
 
 import gc
 
@@ -7,24 +7,19 @@ import pytest
 from tight_fit.command.wrapper import importing, run, sentence
 
 
-def test_what_a_command_returns_is_its_status():
-    assert [run(lambda status=status: status, "test") for status in (None, 0, 1, 7)] == [0, 0, 1, 7]
-
-
-@pytest.mark.parametrize(
-    "error, status, said",
-    [(KeyboardInterrupt, 130, "\nInterrupted: what was unfinished is not kept.\n"),
-     (BrokenPipeError, 141, "")],
-)  # fmt: skip
-def test_an_interrupt_and_a_reader_that_goes_away_are_no_error_of_ours(error, status, said, capsys):
+def raises(error):
     def main():
         raise error
 
-    assert run(main, "test") == status and capsys.readouterr().err == said
+    return main
 
 
-def test_a_fault_of_ours_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError):
+def test_how_a_command_ends_is_its_status(capsys):
+    assert [run(lambda status=status: status, "test") for status in (None, 0, 1, 7)] == [0, 0, 1, 7]
+    assert run(raises(BrokenPipeError), "test") == 141 and not capsys.readouterr().err
+    assert run(raises(KeyboardInterrupt), "test") == 130
+    assert capsys.readouterr().err == "\nInterrupted: what was unfinished is not kept.\n"
+    with pytest.raises(ZeroDivisionError):  # a fault of ours keeps its traceback
         run(lambda: 1 // 0, "test")
 
 

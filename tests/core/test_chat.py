@@ -1,5 +1,7 @@
 """Conversations: what the model reads, what its loss counts, and how answers are judged."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -27,14 +29,10 @@ def model():
     return models.build(RECIPE).eval()
 
 
-def conversation(text, label, tokenizer, length=64):
-    columns, lengths = chat.encode_conversations([text], [label], length, tokenizer)
-    return columns["input_ids"][0], columns["labels"][0], int(lengths[0])
-
-
-def test_a_conversation_is_the_chat_template_with_its_answer(tokenizer):
+def test_a_conversation_is_the_chat_template_and_its_loss_counts_the_answer(tokenizer):
     """As transformers renders the same messages, without the space after the last turn."""
-    ids, labels, length = conversation("oil prices rose", "crude", tokenizer)
+    columns, (length,) = chat.encode_conversations(["oil prices rose"], ["crude"], 64, tokenizer)
+    ids, labels = columns["input_ids"][0], columns["labels"][0]
     messages = [
         {"role": "user", "content": f"{chat.QUESTION}\n\noil prices rose"},
         {"role": "assistant", "content": "crude oil"},
@@ -42,25 +40,19 @@ def test_a_conversation_is_the_chat_template_with_its_answer(tokenizer):
     whole = tokenizer.apply_chat_template(messages)["input_ids"]
     assert ids[:length].tolist() == whole[:length] and len(whole) == length
     assert (ids[length:] == tokenizer.pad_token_id).all()
-
-
-def test_the_loss_counts_the_answer_and_the_end_of_the_turn_alone(tokenizer):
-    ids, labels, _ = conversation("oil prices rose", "crude", tokenizer)
     counted = labels != IGNORE
     assert tokenizer.decode(labels[counted]).strip() == "crude oil<|im_end|>"
     assert torch.equal(labels[counted], ids[counted])
 
 
 def test_only_the_text_of_a_long_conversation_is_cut(tokenizer):
+    long = "net profit rose sharply " * 50
     for length in (32, 48, 64):
-        ids, labels, used = conversation("net profit rose sharply " * 50, "acq", tokenizer, length)
-        said = tokenizer.decode(ids)
+        columns, (used,) = chat.encode_conversations([long], ["acq"], length, tokenizer)
+        said = tokenizer.decode(columns["input_ids"][0])
         assert used <= length < used + 4, "the room is used but for a token or two"
         assert said.count("net profit") > 1 and "acquisitions<|im_end|>" in said
-        assert "which topic" in said and (labels != IGNORE).sum() == 3
-
-
-def test_every_encoded_text_begins_as_it_is(tokenizer):
+        assert "which topic" in said and (columns["labels"][0] != IGNORE).sum() == 3
     texts = data.load("r8", 64)["train"]["text"][:]
     columns, _ = chat.encode_conversations(texts, ["earn"] * 64, 40, tokenizer)
     for text, ids in zip(texts, columns["input_ids"]):
@@ -69,38 +61,31 @@ def test_every_encoded_text_begins_as_it_is(tokenizer):
         assert "".join(kept.split()).startswith("".join(said.split()))
 
 
-def test_a_length_without_room_for_a_text_is_refused():
+def test_what_cannot_be_a_conversation_is_refused(split):
     with pytest.raises(ValueError, match="length=12 leaves no room"):
         train.encoded(replace(RECIPE, length=12))
-
-
-def test_a_tokenizer_without_a_template_is_refused():
     plain = AutoTokenizer.from_pretrained(models.MINI / "deberta")
     with pytest.raises(ValueError, match="no chat template"):
         chat.encode_conversations(["a text"], ["earn"], 64, plain)
-
-
-@pytest.mark.parametrize("model", ["deberta", "vit"])
-def test_a_split_of_another_task_is_refused(split, model):
-    with pytest.raises(ValueError, match="encode a split for this recipe"):
-        split.check_suits(Recipe(model, batch_size=4))
-    other = train.encoded(Recipe(model, train_size=16, test_size=8))["train"]
-    with pytest.raises(ValueError, match="encode a split for this recipe"):
-        other.check_suits(RECIPE)
+    image = Recipe("vit", train_size=16, test_size=8)
+    for wrong, asked in ((split, image), (train.encoded(image)["train"], RECIPE)):
+        with pytest.raises(ValueError, match="encode a split for this recipe"):
+            wrong.check_suits(asked)
 
 
 def test_the_loss_is_transformers_own(model, split):
     batch = split.batch(range(6))
+    counted = split.counted(range(6))
+    assert counted == (split.columns["labels"][:6] != IGNORE).sum()
     mean, total = model(**batch).loss.item(), loss_sum(model, batch, RECIPE).item()
-    assert total / split.counted(range(6)) == pytest.approx(mean, rel=1e-6)
+    assert total / counted == pytest.approx(mean, rel=1e-6)
 
 
 def test_padding_changes_neither_loss_nor_gradient(model, split):
     """No attention mask is given: what comes before a token never sees what comes after it."""
-    short = replace(split, trim=True)
     examples = split.lengths.argsort()[:4].tolist()
     results = []
-    for part in (split, short):
+    for part in (split, replace(split, trim=True)):
         batch = part.batch(examples)
         model.zero_grad()
         loss = loss_sum(model, batch, RECIPE)
@@ -112,36 +97,22 @@ def test_padding_changes_neither_loss_nor_gradient(model, split):
     assert torch.allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
-def test_counted_is_the_number_of_labels_that_count(split):
-    labels = split.columns["labels"][[3, 5, 8]]
-    assert split.counted([3, 5, 8]) == (labels != IGNORE).sum()
-    images = train.encoded(Recipe("vit"))["train"]
-    assert images.counted([3, 5, 8]) == 3
-
-
 def test_answers_are_split_off_and_prompts_padded_on_the_left(tokenizer):
-    columns, lengths = chat.encode_conversations(
-        ["oil prices rose", "it will buy the company and all of its shares"],
-        ["crude", "acq"],
-        64,
-        tokenizer,
-    )
+    texts = ["oil prices rose", "it will buy the company and all of its shares"]
+    columns, lengths = chat.encode_conversations(texts, ["crude", "acq"], 64, tokenizer)
     prompts, answers = chat.split_off_answers(columns)
-    for example, name in enumerate(("crude oil", "acquisitions")):
-        mask = prompts["attention_mask"][example].bool()
+    for row, name in enumerate(("crude oil", "acquisitions")):
+        mask = prompts["attention_mask"][row].bool()
         size = int(mask.sum())
-        assert not mask[: len(mask) - size].any()
-        assert torch.equal(
-            prompts["input_ids"][example][mask], columns["input_ids"][example, :size]
-        )
-        said = answers[example][answers[example] != IGNORE]
+        assert not mask[:-size].any()
+        assert torch.equal(prompts["input_ids"][row][mask], columns["input_ids"][row, :size])
+        said = answers[row][answers[row] != IGNORE]
         assert tokenizer.decode(said).strip() == f"{name}<|im_end|>"
-        assert size + len(said) == lengths[example]
+        assert size + len(said) == lengths[row]
 
 
 def test_greedy_generation_in_a_batch_is_that_of_each_example_alone(model, split):
-    batch = split.batch(range(8))
-    prompts, answers = chat.split_off_answers(batch)
+    prompts, _ = chat.split_off_answers(split.batch(range(8)))
     together = model.generate(**prompts, max_new_tokens=3, do_sample=False, use_cache=True)
     for example in range(8):
         ids = prompts["input_ids"][example][prompts["attention_mask"][example].bool()]
@@ -150,35 +121,18 @@ def test_greedy_generation_in_a_batch_is_that_of_each_example_alone(model, split
         assert torch.equal(ids[-3:], together[example, -3:])
 
 
-class Parrot(torch.nn.Module):
-    """A model that generates what it was given."""
-
-    def __init__(self, said):
-        super().__init__()
-        self.said = said
-
-    def generate(self, input_ids, attention_mask, **settings):
-        return torch.cat([input_ids, self.said], dim=1)
-
-
 def test_an_answer_is_right_only_word_for_word(split):
     batch = split.batch(range(8))
-    prompts, answers = chat.split_off_answers(batch)
+    _, answers = chat.split_off_answers(batch)
     stop = answers[0][answers[0] != IGNORE][-1]
     perfect = answers.where(answers != IGNORE, stop)
-    assert chat.right_answers(Parrot(perfect), batch).all()
-    wrong = perfect.clone()
+    wrong, endless = perfect.clone(), perfect.clone()
     wrong[3, 0] += 1
-    endless = perfect.clone()
     endless[5, (answers[5] == stop).int().argmax()] = 7  # goes on where the turn should end
-    assert (~chat.right_answers(Parrot(wrong), batch)).nonzero().tolist() == [[3]]
-    assert (~chat.right_answers(Parrot(endless), batch)).nonzero().tolist() == [[5]]
+    for said, mistaken in ((perfect, []), (wrong, [[3]]), (endless, [[5]])):
 
+        def generate(input_ids, said=said, **settings):
+            return torch.cat([input_ids, said], dim=1)
 
-def test_a_fine_tune_learns_to_answer():
-    """A few examples by heart: accuracy by generation on the examples it was trained on."""
-    recipe = replace(RECIPE, train_size=8, batch_size=8, steps=20, learning_rate=5e-3)
-    data = train.encoded(recipe)["train"]
-    tuned = train.fit(recipe, data)
-    assert train.evaluate(tuned.model, data, recipe) > 0.9
-    assert train.evaluate(models.build(recipe), data, recipe) == 0
+        right = chat.right_answers(SimpleNamespace(generate=generate), batch)
+        assert (~right).nonzero().tolist() == mistaken

@@ -17,18 +17,12 @@ NAMES = sorted(path.stem for path in DRAWINGS.glob("*.svg"))
 ENDS = {"start": 0, "middle": 0.5, "end": 1}  # the part of a text that lies left of its x
 
 
-def shown():
-    """{name: the notebooks whose cells show this drawing}."""
+def test_every_drawing_is_shown_by_its_lesson_and_none_is_missing():
     places = {}
     for path in every_notebook():
         for cell in nbformat.read(path, as_version=4).cells:
             for name in re.findall(r'^drawing\("(\w+)"\)$', cell.source, re.MULTILINE):
                 places.setdefault(name, []).append(path.stem)
-    return places
-
-
-def test_every_drawing_is_shown_by_its_lesson_and_none_is_missing():
-    places = shown()
     assert NAMES and sorted(places) == NAMES
     assert [name for name in NAMES if not any(p.startswith(name[:3]) for p in places[name])] == []
 
@@ -46,9 +40,8 @@ def lines(picture):
                 yield left, left + box.width, low - box.y1, low - box.y0, line.text
 
 
-def faults(svg):
+def faults(picture):
     """What is wrong with the places of the words of a drawing."""
-    picture = ElementTree.fromstring(svg)
     _, _, width, height = map(float, picture.get("viewBox").split())
     found = list(lines(picture))
     for left, right, top, low, words in found:
@@ -66,25 +59,12 @@ def test_a_drawing_is_described_and_keeps_inside_its_canvas(name):
     one = drawing(name)
     assert len(one.title.split()) >= 3 and not one.title.endswith(".")
     assert len(one.alt.split()) >= 10 and one.alt.endswith(".")
-    assert list(faults(one.svg)) == []
+    _, metadata = DisplayFormatter().format(one)
+    assert metadata["image/svg+xml"]["alt"] == one.alt
     picture = ElementTree.fromstring(one.svg)
+    assert list(faults(picture)) == []
     ids = {part.get("id") for part in picture.iter()} - {None}
     assert {*re.findall(r"url\(#([^)]*)\)", one.svg)} <= ids
     assert {*picture.get("aria-labelledby").split()} <= ids
     # White space between the lines of a text would be shown as a space.
     assert not re.search(r"\s<tspan|</tspan>\s", one.svg)
-
-
-def test_a_picture_carries_its_description():
-    """IPython would show the text form of a tuple in the place of the description."""
-    one = drawing("02_micro_batches")
-    data, metadata = DisplayFormatter().format(one)
-    assert data["image/svg+xml"] == (DRAWINGS / "02_micro_batches.svg").read_text(encoding="utf8")
-    assert data["text/plain"] == f"<schematic: {one.alt}>"
-    assert one.alt.startswith("Left: eight examples go through")
-    assert metadata["image/svg+xml"]["alt"] == one.alt
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_drawing_has_words(name):
-    assert drawing(name).title and drawing(name).alt.endswith(".")

@@ -17,72 +17,51 @@ LEFT_OUT = "This cell is left out: "
 
 
 @pytest.fixture
-def shell():
+def said(capsys):
+    """A function that runs a cell, after one of a missing package, and gives what it printed."""
     shell = InteractiveShell()
     setup.leave_out_cells(shell)
     setup.leave_out_cells(shell)
     assert len(shell.ast_transformers) == 1
-    shell.run_cell("from tight_fit.packages import needs\nold = 1")
-    return shell
 
+    def said(source):
+        shell.run_cell(source).raise_error()
+        return capsys.readouterr().out
 
-def said(shell, capsys, source):
-    result = shell.run_cell(source)
-    result.raise_error()
-    return capsys.readouterr().out
-
-
-def test_a_cell_without_its_package_is_one_sentence(shell, capsys):
-    assert said(shell, capsys, MADE) == (
+    said("from tight_fit.packages import needs\nold = 1")
+    assert said(MADE) == (
         f"{LEFT_OUT}it needs no-such-module-of-anyone, which this machine lacks "
         "(pip install no-such-module-of-anyone).\n"
     )
-    assert said(shell, capsys, "needs('json')\nprint('runs')") == "runs\n"
+    return said
 
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "table",
-        "print(table)",
-        "table['x'] = 1",
-        "table += 1",
-        "table = table + 1",
-        "rows = [row for row in table]",
-        "def show():\n    return table",
-        "old",  # it exists, but this value is not the one that the cell would have made
-        f"{ABSENT}.version",
-    ],
-)
-def test_what_uses_a_name_of_that_cell_is_left_out_too(source, shell, capsys):
-    said(shell, capsys, MADE)
-    found = said(shell, capsys, source)
+    ["print(table)", "table['x'] = 1", "table += 1", "table = table + 1",
+     "rows = [row for row in table]", "def show():\n    return table", f"{ABSENT}.version",
+     "old"],  # it exists, but this value is not the one that the cell would have made
+)  # fmt: skip
+def test_what_uses_a_name_of_that_cell_is_left_out_too(source, said):
+    found = said(source)
     assert found.startswith(LEFT_OUT) and found.count("\n") == 1
     assert found.endswith("of a cell that needs no-such-module-of-anyone.\n")
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["print('table')", "table = 2\nprint(table)", "for table in [1]:\n    print(table)",
-     "print([table for table in [1]])", "def show(table):\n    return table\nprint(show(1))",
-     "import json as table\nprint(table.__name__)"],
-)  # fmt: skip
-def test_what_makes_the_name_itself_runs(source, shell, capsys):
-    said(shell, capsys, MADE)
-    assert not said(shell, capsys, source).startswith(LEFT_OUT)
+def test_what_makes_the_name_itself_runs(said):
+    for source in (
+        "needs('json')", "print('table')", "for table in [1]:\n    pass",
+        "[table for table in [1]]", "def show(table):\n    return table\nshow(1)",
+        "import json as table",
+    ):  # fmt: skip
+        assert not said(f"{source}\nprint('runs')").startswith(LEFT_OUT), source
 
 
-def test_a_name_that_was_made_again_can_be_used_again(shell, capsys):
-    said(shell, capsys, MADE)
-    said(shell, capsys, "table = 3")
-    assert said(shell, capsys, "print(table)") == "3\n"
-    assert said(shell, capsys, "print(old)").startswith(LEFT_OUT)
-
-
-def test_what_a_left_out_cell_makes_is_missing_in_turn(shell, capsys):
-    said(shell, capsys, MADE)
-    assert said(shell, capsys, "figure = table.plot()").startswith(LEFT_OUT)
-    assert "it uses `figure` of" in said(shell, capsys, "print(figure)")
+def test_names_come_back_when_they_are_made_and_go_on_missing_in_turn(said):
+    assert said("figure = table.plot()").startswith(LEFT_OUT)
+    assert "it uses `figure` of" in said("print(figure)")
+    assert said("table = 3\nprint(table)") == said("print(table)") == "3\n"
+    assert said("print(old)").startswith(LEFT_OUT)
 
 
 def test_outside_a_notebook_it_is_an_error_of_one_sentence():
@@ -98,54 +77,37 @@ def test_only_a_call_in_the_cell_itself_counts():
     assert setup.asked(ast.parse(f"# first\nneeds({ABSENT!r}, 'json')")) == [ABSENT, "json"]
 
 
-@pytest.fixture
-def headers(tmp_path):
-    """A folder with Python's headers."""
+@pytest.mark.parametrize(
+    "gpu, there, asked, missing",
+    [
+        (False, ["clang++", "headers", "json"], ["g++", "torch.compile"], []),
+        (False, ["headers", "json"], ["g++", "json", "g++"], ["g++"]),
+        (None, [], ["torch.compile"], ["g++", "python3-dev"]),  # torch is not imported yet
+        ("pretended", [], ["torch.compile", "g++"], ["g++", "python3-dev"]),
+        (True, [], ["torch.compile"], ["triton", "gcc", "python3-dev"]),
+        (True, ["gcc", "triton"], ["torch.compile"], ["python3-dev"]),
+        (True, ["gcc", "triton", "headers"], ["torch.compile"], []),
+    ],
+)
+def test_a_compiler_is_asked_for_like_a_package_and_on_a_gpu_triton_with_its_own(
+    gpu, there, asked, missing, monkeypatch, tmp_path
+):
     folder = tmp_path / "include"
     folder.mkdir()
-    (folder / "Python.h").touch()
-    return folder
-
-
-def test_a_compiler_is_asked_for_like_a_package(headers, monkeypatch):
-    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(headers))
-    monkeypatch.setattr(here.shutil, "which", lambda name: "/bin/x" if name == "clang++" else None)
-    assert here.missing("g++") == here.missing("torch.compile") == []
-    monkeypatch.setattr(here.shutil, "which", lambda name: None)
-    assert here.missing("g++", "json", "g++") == ["g++"]
-    with pytest.raises(ModuleNotFoundError, match=r"needs g\+\+, .* `apt-get install g\+\+`"):
-        here.needs("g++")
-
-
-@pytest.fixture
-def bare(monkeypatch, tmp_path):
-    """A machine with nothing to compile with, whose torch sees a GPU."""
-    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    if "headers" in there:
+        (folder / "Python.h").touch()
     monkeypatch.delenv(REHEARSAL, raising=False)
-    monkeypatch.setattr(here.shutil, "which", lambda name: None)
-    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(here.importlib.util, "find_spec", lambda name: None)
-
-
-def test_on_a_gpu_torch_compile_needs_triton_and_what_triton_compiles_with(
-    bare, headers, monkeypatch
-):
-    with pytest.raises(ModuleNotFoundError) as error:
-        here.needs("torch.compile")
-    assert "needs triton and gcc and python3-dev, which" in str(error.value)
-    assert "`apt-get install gcc python3-dev && pip install triton`" in str(error.value)
-    monkeypatch.setattr(here.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(here.importlib.util, "find_spec", lambda name: name)
-    assert here.missing("torch.compile") == ["python3-dev"]
-    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(headers))
-    assert here.missing("torch.compile") == []
-
-
-def test_without_a_gpu_or_on_a_pretended_one_it_needs_a_compiler_of_cpp(bare, monkeypatch):
-    assert here.missing("g++") == ["g++", "python3-dev"]
-    monkeypatch.setenv(REHEARSAL, "T4:1")
-    assert here.missing("torch.compile", "g++") == ["g++", "python3-dev"]
-    monkeypatch.delenv(REHEARSAL)
-    monkeypatch.delitem(sys.modules, "torch")
-    assert here.missing("torch.compile") == ["g++", "python3-dev"]
+    if gpu == "pretended":
+        monkeypatch.setenv(REHEARSAL, "T4:1")
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: bool(gpu)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    if gpu is None:
+        monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(here.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(here.sysconfig, "get_path", lambda name: str(folder))
+    monkeypatch.setattr(here.importlib.util, "find_spec", lambda name: name in there or None)
+    assert here.missing(*asked) == missing
+    if gpu is True and not there:
+        told = "needs triton and gcc and python3-dev, which.*`apt-get install gcc python3-dev && "
+        with pytest.raises(ModuleNotFoundError, match=f"{told}pip install triton`"):
+            here.needs(*asked)

@@ -28,37 +28,24 @@ class Keep(torch.optim.SGD):
     """An optimizer that changes nothing and remembers the gradients it was given."""
 
     def step(self, closure=None):
-        self.gradients = {
-            id(parameter): parameter.grad.clone() for parameter in self.param_groups[0]["params"]
-        }
+        self.gradients = {id(p): p.grad.clone() for p in self.param_groups[0]["params"]}
 
 
-def still(recipe: Recipe):
-    return without_dropout(models.build(recipe))
+def batches(recipe: Recipe) -> list:
+    batch = train.encoded(recipe)["train"].batch
+    starts = range(0, recipe.batch_size, recipe.micro_batch)
+    return [batch(range(start, start + recipe.micro_batch)) for start in starts]
 
 
 def gradients(recipe: Recipe) -> tuple[dict[str, torch.Tensor], float]:
     """Gradients by name of the first step, before clipping, and its loss."""
-    model = still(recipe)
-    keep = Keep([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1.0)
-    batch = train.encoded(recipe)["train"].batch
-    parts = [
-        batch(range(start, start + recipe.micro_batch))
-        for start in range(0, recipe.batch_size, recipe.micro_batch)
-    ]
-    loss = train_step(
-        model,
-        keep,
-        parts,
-        recipe.batch_size,
-        replace(recipe, max_grad_norm=1e9),
-        scaler=torch.amp.GradScaler("cpu", init_scale=256.0, enabled=recipe.precision == "fp16"),
-    )
-    return {
-        key: keep.gradients[id(value)]
-        for key, value in model.named_parameters()
-        if value.requires_grad
-    }, loss.item()
+    model = without_dropout(models.build(recipe))
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    keep = Keep(list(trained.values()), lr=1.0)
+    unclipped = replace(recipe, max_grad_norm=1e9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=recipe.precision == "fp16")
+    loss = train_step(model, keep, batches(recipe), recipe.batch_size, unclipped, scaler=scaler)
+    return {name: keep.gradients[id(p)] for name, p in trained.items()}, loss.item()
 
 
 @lru_cache
@@ -112,23 +99,17 @@ def the_first_gradient_is_the_plain_runs(fields: dict) -> None:
         )
         assert (one - other).norm() / other.norm() < tolerance
     new = {key: value for key, value in actual.items() if key not in reference}
-    assert all("lora_" in key for key in new) and all(
-        value.any() for key, value in new.items() if "lora_B" in key
-    )
+    assert all("lora_" in key for key in new)
+    assert all(value.any() for key, value in new.items() if "lora_B" in key)
 
 
 def three_steps_move_what_should_train_and_nothing_else(fields: dict) -> None:
     trained = recipe(fields, weight_decay=0.0, learning_rate=1e-3, warmup=0.0, steps=3)
-    net = still(trained)
+    net = without_dropout(models.build(trained))
     before = {key: value.clone() for key, value in net.named_parameters()}
     frozen = models.frozen_names(net, trained)
     optimizer, scaler = make_optimizer(net, trained), make_scaler(trained, "cpu")
-    data, losses = train.encoded(trained)["train"], []
-    batch = [
-        data.batch(range(start, start + trained.micro_batch))
-        for start in range(0, trained.batch_size, trained.micro_batch)
-    ]
-    scale = scaler.get_scale()
+    batch, losses, scale = batches(trained), [], scaler.get_scale()
     while len(losses) < 3:  # the same batch three times: the loss must fall
         loss = train_step(net, optimizer, batch, trained.batch_size, trained, scaler=scaler)
         if scaler.get_scale() == scale:
@@ -141,10 +122,7 @@ def three_steps_move_what_should_train_and_nothing_else(fields: dict) -> None:
     # rounding, or nothing. Half of an adapter has none until the other half has moved, and what SGD
     # adds to it then may be lost in rounding.
     little = ("key", "k_proj", *(["lora_A"] if trained.optimizer == "sgd" else []))
-    unmoved = {
-        key for key in set(before) - frozen - moved if not any(part in key for part in little)
-    }
-    assert unmoved == set()
-    assert {id(parameter) for parameter in optimizer.state} == {
-        id(parameter) for key, parameter in net.named_parameters() if key not in frozen
-    }
+    unmoved = set(before) - frozen - moved
+    assert {key for key in unmoved if not any(part in key for part in little)} == set()
+    should = {id(value) for key, value in net.named_parameters() if key not in frozen}
+    assert {id(parameter) for parameter in optimizer.state} == should

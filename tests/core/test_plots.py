@@ -17,7 +17,7 @@ from tight_fit.command.told_apart import told_apart
 from tight_fit.units import size
 
 
-def test_a_plans_figures_say_its_numbers_and_notebooks_get_them():
+def test_figures_of_plans_and_runs_say_their_numbers_and_notebooks_get_them():
     planned = plan(Recipe(batch_size=8, length=32))
     for figure in (
         plots.timeline({"mini": planned}),
@@ -30,15 +30,12 @@ def test_a_plans_figures_say_its_numbers_and_notebooks_get_them():
         _, metadata = DisplayFormatter().format(figure)
         assert metadata["image/png"]["alt"] == figure.alt
     assert "the T4 has 14.6 GiB" in figure.alt
-
-
-def test_figures_of_runs_say_their_numbers():
     figure = plots.losses({"before": [2.0, 1.0, 0.5]}, smooth=1)
     assert "before: from 2 to 0.5 in 3 steps" in figure.alt
     assert "a 1.5" in plots.bars({"a": [1.0, 2.0]}, "seconds").alt
 
 
-def test_a_plain_figure_gets_words_and_its_numbers_and_notebooks_get_them():
+def test_a_plain_figure_gets_words_and_its_numbers():
     figure, (left, right) = plt.subplots(1, 2)
     left.plot([1, 2, 4], [0.5, np.nan, 12345.6], label="long")
     left.axhline(7, label="limit")
@@ -55,52 +52,30 @@ def test_a_plain_figure_gets_words_and_its_numbers_and_notebooks_get_them():
         "Bars beside a curve. Title, GiB over ranks: long: 0.5 at one, 12,346 at four; limit 7. "
         "MiB: bars: 1.5 at a, 2 at b; 3 at a, 4 at b."
     )
-    data, metadata = DisplayFormatter().format(shown)
+    _, metadata = DisplayFormatter().format(shown)
     assert metadata["image/png"]["alt"] == figure.alt and repr(shown).startswith("<Figure size")
-
-
-def test_a_long_curve_and_an_area_are_told_by_their_ends_and_extremes():
-    figure, axis = plt.subplots()
-    x = np.arange(10)
-    axis.plot(x, -((x - 4.0) ** 2), label="hill")
-    axis.stackplot(x, [x + 1.0, np.full(10, 2.0)], labels=["first", "second"])
-    axis.errorbar([0, 1], [5, 6], yerr=[1, 1], label="means")
-    axis.hexbin(x, x)
-    plt.close(figure)
-    assert numbers(figure) == (
-        "Values: hill: from -16 at 0, to -25 at 9, highest 0 at 4; means: 5 at 0, 6 at 1; "
-        "first: from 1 at 0, to 10 at 9; second: from 2 at 0, to 2 at 9."
-    )
-
-
-def test_names_on_an_axis_and_curves_without_points_are_told():
-    figure, axis = plt.subplots()
-    axis.plot([1, 2], ["x", "y"], "o", label="dots")
-    axis.plot([], [], label="none")
-    axis.plot([0, 1], [float("nan"), 1], label="half")
-    axis.set(xlim=(0, 1), ylim=(0, 1))
-    plt.close(figure)
-    assert numbers(figure) == "Values: dots: x at 1, y at 2; none: nothing; half: y at 1."
-
-
-def test_many_bars_without_a_name_are_left_to_the_words():
-    figure, axis = plt.subplots()
-    for place in range(13):
-        axis.barh(0, 1, left=place)
-    axis.barh(1, 2, label="named")
-    assert plots.described(figure, "A timetable of two ranks.").alt == (
-        "A timetable of two ranks. Values: named: 2 at 1."
-    )
-
-
-def test_words_are_a_sentence_about_a_figure():
-    figure = plt.figure()
-    plt.close(figure)
     with pytest.raises(ValueError, match="whole sentence"):
         plots.described(figure, "Loss")
     with pytest.raises(TypeError, match="matplotlib figure, not Axes"):
-        plots.described(plt.subplots()[1], "The loss of a step.")
-    plt.close("all")
+        plots.described(left, "The loss of a step.")
+
+
+def test_long_curves_areas_and_names_are_told_by_their_ends_and_extremes():
+    figure, (left, right) = plt.subplots(1, 2)
+    x = np.arange(10)
+    left.plot(x, -((x - 4.0) ** 2), label="hill")
+    left.stackplot(x, [x + 1.0, np.full(10, 2.0)], labels=["first", "second"])
+    left.errorbar([0, 1], [5, 6], yerr=[1, 1], label="means")
+    left.hexbin(x, x)
+    right.plot([1, 2], ["x", "y"], "o", label="dots")
+    right.plot([], [], label="none")
+    right.set(xlim=(0, 1), ylim=(0, 1), xlabel="names")
+    plt.close(figure)
+    assert numbers(figure) == (
+        "Values: hill: from -16 at 0, to -25 at 9, highest 0 at 4; means: 5 at 0, 6 at 1; "
+        "first: from 1 at 0, to 10 at 9; second: from 2 at 0, to 2 at 9. "
+        "names: dots: x at 1, y at 2; none: nothing."
+    )
 
 
 def in_legend(figure, what):
@@ -126,34 +101,10 @@ def test_bars_that_only_colours_tell_apart_get_hatches_and_rows_without_a_name_t
     parts = {"parameters": "#0072B2", "gradients": "#D55E00", "sent": "#CC79A7", "kept": "#56B4E9"}
     for row in (0, 1):
         for place, (name, colour) in enumerate(parts.items()):
-            label = None if row else name
-            axis.barh(row, 1, left=place, color=colour, label=label)
+            axis.barh(row, 1, left=place, color=colour, label=None if row else name)
     axis.legend()
     plots.described(figure, "Two rows of four bars.")
     hatches = [container.patches[0].get_hatch() or "" for container in axis.containers]
     assert hatches[:4] == hatches[4:] and hatches[:2] == ["", "////"]
     assert len(set(hatches[1:4])) == 3 and all(hatches[1:4])
     assert in_legend(figure, lambda handle: handle.get_hatch() or "") == hatches[:4]
-
-
-def test_areas_get_hatches_and_bars_that_their_place_names_stay_as_they_are():
-    figure, (left, right) = plt.subplots(1, 2)
-    areas = left.stackplot([0, 1, 2], [[1, 1, 1], [2, 2, 2]], labels=["a", "b"])
-    bars = right.bar(["a", "b"], [1, 2], color=["red", "blue"])
-    plt.close(figure)
-    told_apart(figure)
-    assert areas[0].get_hatch() != areas[1].get_hatch()
-    assert not any(bar.get_hatch() for bar in bars)
-
-
-def test_lines_of_a_collection_have_no_face_and_stay_as_they_are():
-    figure, axis = plt.subplots()
-    lines = axis.vlines([1, 2], 0, 3, label="limits")
-    axis.bar([1, 2], [3, 4], label="one")
-    axis.bar([1, 2], [1, 1], label="two")
-    axis.legend()
-    told_apart(figure)
-    assert lines.get_hatch() is None and lines.get_label() == "limits"
-    hatches = {bar.get_hatch() for bar in axis.patches}
-    plt.close(figure)
-    assert len(hatches) == 2

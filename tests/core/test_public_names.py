@@ -8,20 +8,14 @@ import pytest
 import tight_fit
 from tests.small import python
 
-MOST = 15
 
-
-def test_there_are_few_and_each_is_at_its_home():
-    assert len(tight_fit.__all__) <= MOST
+def test_there_are_few_and_none_is_imported_before_it_is_asked_for():
+    assert len(tight_fit.__all__) <= 15
     assert sorted(tight_fit._HOMES) == sorted(tight_fit.__all__)
     with pytest.raises(AttributeError, match="no attribute 'plan_modle'"):
         tight_fit.plan_modle  # noqa: B018
-
-
-def test_none_is_imported_before_it_is_asked_for():
     asked = "import sys, tight_fit; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    done = python("-c", asked, check=True, cwd=None)
-    assert done.stdout.strip() == "[]"
+    assert python("-c", asked, check=True).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", tight_fit.__all__)

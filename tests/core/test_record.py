@@ -14,6 +14,7 @@ from tests.small import a_run
 from tight_fit.units import size
 
 RECIPE = Recipe(model="vit", steps=6, batch_size=8, train_size=24)
+CUT = replace(RECIPE, accumulation=4)
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,9 @@ def before():
     return record.run(RECIPE, "99_test/before", device="cpu")
 
 
-@pytest.fixture(scope="module")
-def after():
-    return record.run(replace(RECIPE, accumulation=4), "99_test/after", device="cpu")
+@pytest.fixture
+def after(before):
+    return with_(before, name="99_test/after", recipe=CUT)
 
 
 def test_a_run_knows_all_about_itself(before):
@@ -44,38 +45,28 @@ def test_a_measurement_that_does_not_fit_says_what_would(monkeypatch):
 
 
 def test_the_drivers_version_is_read_from_its_own_words(tmp_path):
-    old = (
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
-        "GCC version: gcc 12.2.0"
-    )
-    new = (
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
-        "GCC version: gcc 12.2.0"
-    )
+    old = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024"
+    new = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
     file = tmp_path / "version"
     assert profile.driver_version(file) is None
     for text, version in {old: "535.183.01", new: "580.159.04", "no driver": None}.items():
-        file.write_text(text)
+        file.write_text(f"{text}\nGCC version: gcc 12.2.0")
         assert profile.driver_version(file) == version
 
 
 def test_the_newest_record_of_each_label_is_read(before, after, tmp_path):
     assert record.read("99_test", tmp_path) == {}
     old = with_(before, date="2020-01-01T00:00:00+00:00")
-    for name, run in {
-        "99_test.before.a.json": old,
-        "99_test.before.b.json": before,
-        "99_test.after.a.json": after,
-    }.items():
-        (tmp_path / name).write_text(run.to_json())
+    for name, run in {"before.a": old, "before.b": before, "after.a": after}.items():
+        (tmp_path / f"99_test.{name}.json").write_text(run.to_json())
     assert record.read("99_test", tmp_path) == {"after": after, "before": before}
 
 
 def test_named_runs_are_written_when_asked(before, tmp_path, monkeypatch):
     monkeypatch.setenv(record.RUNS, str(tmp_path))
     run = record.run(RECIPE, "99_test/again", device="cpu")
-    assert [path.name for path in tmp_path.iterdir()] == ["99_test.again.json"]
-    assert record.Run.from_json((tmp_path / "99_test.again.json").read_text()) == run
+    (path,) = tmp_path.iterdir()
+    assert path.name == "99_test.again.json" and Run.from_json(path.read_text()) == run
     assert run.losses == before.losses
     with pytest.raises(ValueError, match="no name"):
         record.write(with_(run, name="../escape"), tmp_path)
@@ -83,32 +74,21 @@ def test_named_runs_are_written_when_asked(before, tmp_path, monkeypatch):
 
 def test_a_comparison_changes_one_field(before, after):
     text = str(tables.before_after(before, after))
-    assert "before: accumulation=1" in text
-    assert "after: accumulation=4" in text
+    assert "before: accumulation=1" in text and "after: accumulation=4" in text
     assert size(before.peak) in text
     with pytest.raises(ValueError, match="none"):
         tables.before_after(before, before)
     with pytest.raises(ValueError, match="accumulation, seed"):
         tables.before_after(before, with_(after, recipe=replace(after.recipe, seed=9)))
-
-
-def test_accuracies_of_random_weights_are_labelled(before):
     random = with_(before, recipe=replace(RECIPE, weights="random"))
     assert "(random weights)" in str(tables.runs({"x": random}))
     assert "random" not in str(tables.runs({"x": before}))
-    assert random.accuracy_label == "accuracy (random weights)"
-
-
-def test_tables_are_text_html_and_markdown():
-    table = tables.plans({"one": plan(RECIPE), "four": plan(replace(RECIPE, accumulation=4))})
-    assert "<table" in table._repr_html_() and str(table).count("\n") == 2
-    assert markdown.of(table).splitlines()[1].count("---") == len(table.frame.columns)
 
 
 def test_figures_stay_closed_and_show_what_they_say(before, after):
     import matplotlib.pyplot as plt
 
-    both = {"before": plan(RECIPE), "after": plan(replace(RECIPE, accumulation=4))}
+    both = {"before": plan(RECIPE), "after": plan(CUT)}
     figures = [
         plots.timeline(both),
         plots.timeline(both["before"], capacity=2**30),
@@ -119,19 +99,22 @@ def test_figures_stay_closed_and_show_what_they_say(before, after):
     assert plt.get_fignums() == []
     heights = [axis.lines[-1].get_ydata()[0] for axis in figures[0].axes]
     assert heights == pytest.approx([one.peak / 2**20 for one in both.values()])
+    table = tables.plans(both)
+    assert "<table" in table._repr_html_() and str(table).count("\n") == 2
+    assert markdown.of(table).splitlines()[1].count("---") == len(table.frame.columns)
 
 
 def test_a_record_of_a_gpu_has_planned_seconds_beside_measured_ones():
-    planned = plan(a_run("00_small/before").recipe)
+    run = a_run("00_small/before")
+    planned = plan(run.recipe)
     assert record.seconds_on(planned, "Tesla T4") == planned.seconds("T4").total
     assert record.seconds_on(planned, "Another GPU") is None
-    bf16 = plan(with_(planned.recipe, precision="bf16"))
+    bf16 = plan(replace(run.recipe, precision="bf16"))
     assert record.seconds_on(bf16, "Tesla T4") is None
     adapters = {"lora_rank": 2, "lora_targets": "all-linear", "base": "nf4"}
     inside = plan(Recipe("decoder", batch_size=2, **adapters))  # its products are in bf16
     assert record.seconds_on(inside, "Tesla T4") is None
     assert record.seconds_on(inside, "NVIDIA A100-SXM4-40GB") > 0
-    run = a_run("00_small/before")
     timed = with_(run, plan=run.plan | {"seconds": 0.25})
     assert run.planned_seconds is None and Run.from_json(timed.to_json()).planned_seconds == 0.25
     both = tables.runs({"before": run, "after": timed}).frame

@@ -11,13 +11,9 @@ import torch
 
 from helpers import profile
 from helpers import setup as notebook_setup
-from tests.small import notebook, python
+from tests.small import ROOT, notebook, python
 from tight_fit import gpus
-from tools.course import ROOT, badges, opening, stress
-from tools.course.execute import execute
-
-# Badges and the first cell
-
+from tools.course import badges, opening, stress
 
 ADDRESS = "https://github.com/some/course"
 COMMIT = "0123456789" * 4
@@ -26,11 +22,9 @@ COMMIT = "0123456789" * 4
 def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, monkeypatch):
     path = notebook(folder, "import torch")
     page, cited = tmp_path / "README.md", tmp_path / "CITATION.cff"
-    page.write_text(
-        "# T\n<!-- badges -->\nold\n<!-- /badges -->\n<!-- clone -->\n<!-- /clone -->\nend\n"
-    )
+    marks = "<!-- badges -->\nold\n<!-- /badges -->\n<!-- clone -->\n<!-- /clone -->"
+    page.write_text(f"# T\n{marks}\nend\n")
     cited.write_text("version: 1\nlicense: MIT\n")
-
     monkeypatch.setattr(opening, "release", lambda: COMMIT)
 
     def told(address):
@@ -39,11 +33,11 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
         for file, text in found.items():
             file.write_text(text)
         assert badges.stale(folder, page, cited, address) == {}
-        return found, [cell.source for cell in nbformat.read(path, 4).cells]
+        return set(found), [cell.source for cell in nbformat.read(path, 4).cells]
 
-    bare = told("")[1]
+    _, bare = told("")
     found, cells = told(ADDRESS)
-    assert set(found) == {path, page, cited}
+    assert found == {path, page, cited}
     assert cells[0].count("some/course/blob/main/notebooks/00_small.ipynb") == 2
     assert cells[0].startswith("# Small\n\n[![") and "\n\nSee [the next]" in cells[0]
     assert cells[1:] == [opening.first_cell(ADDRESS), "import torch"]
@@ -52,16 +46,10 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
     assert cited.read_text() == f"version: 1\nrepository-code: {ADDRESS}\nlicense: MIT\n"
     assert set(badges.stale(folder, page, cited, f"{ADDRESS}-2")) == {path, page, cited}
 
-    found, cells = told("")
-    assert set(found) == {path, page, cited}
-    assert cells == bare
-    assert cells[1:] == [
-        opening.first_cell(""),
-        "import torch",
-    ]
-    for text in (*cells, page.read_text(), cited.read_text()):
+    assert told("") == ({path, page, cited}, bare)
+    assert bare[1:] == [opening.first_cell(""), "import torch"]
+    for text in (*bare, page.read_text(), cited.read_text()):
         assert "some/course" not in text and "git" not in text
-
     monkeypatch.setattr(opening, "release", lambda: "")
     assert told(ADDRESS)[1][1] == opening.first_cell("")  # without a release none is fetched
 
@@ -69,9 +57,8 @@ def test_an_address_is_put_in_everywhere_and_taken_out_again(folder, tmp_path, m
 def start(folder, address="", commit="", **environment):
     """What the first cell says in a kernel in `folder`, up to the check of the machine."""
     program = opening.first_cell(address, commit).partition("from helpers")[0]
-    done = python(
-        "-c", f"{program}\nprint(sys.path[0])", cwd=folder, env={**os.environ, **environment}
-    )
+    env = os.environ | environment
+    done = python("-c", f"{program}\nprint(sys.path[0])", cwd=folder, env=env)
     # git's other end is a process of its own, and may say last that it lacks a commit
     said = [line for line in done.stderr.splitlines() if not line.startswith("fatal: git ")]
     return done.stdout.strip(), (said or [""])[-1]
@@ -96,23 +83,17 @@ def test_the_first_cell_finds_the_files_or_says_how_to_bring_them(tmp_path):
     assert start(apart) == (str(attached), "")
 
 
-@pytest.fixture
-def origin(tmp_path):
-    """A repository of the course, and the commits of its release and of what came after it."""
-    folder, commits = copied(tmp_path / "origin"), []
+def test_with_an_address_the_first_cell_fetches_the_release(tmp_path, monkeypatch):
+    origin, commits = copied(tmp_path / "origin"), []
     as_me = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org"]
     for name in ("released", "later"):
-        (folder / name).write_text("")
+        (origin / name).write_text("")
         for words in (["init", "-q"], ["add", "."], ["commit", "-qm", name]):
-            subprocess.run([*as_me, *words], cwd=folder, check=True)
-        said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True)
+            subprocess.run([*as_me, *words], cwd=origin, check=True)
+        said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=origin, capture_output=True)
         commits.append(said.stdout.decode().strip())
-    return f"file://{folder}", *commits
-
-
-def test_with_an_address_the_first_cell_fetches_the_release(tmp_path, origin):
-    address, released, later = origin
-    reader = tmp_path / "reader"
+    address, released = f"file://{origin}", commits[0]
+    reader, other = tmp_path / "reader", tmp_path / "other"
     reader.mkdir()
     said = "FileNotFoundError: Unpack the course's zip"
     assert start(reader, f"file://{tmp_path}/none", released)[1].startswith(said)
@@ -122,50 +103,26 @@ def test_with_an_address_the_first_cell_fetches_the_release(tmp_path, origin):
     assert start(reader, address, released) == (str(reader / "origin"), "")
     assert (reader / "origin" / "released").exists()
     assert not (reader / "origin" / "later").exists() and not (reader / ".origin").exists()
-
-
-def test_a_fetch_leaves_a_folder_of_that_name_alone(tmp_path, origin):
-    reader = tmp_path / "reader"
-    copied(reader / "origin", "tight_fit/units.py")
-    assert start(reader, *origin[:2])[1].startswith("FileNotFoundError")
-    assert (reader / "origin" / "helpers" / "recipe.py").exists()
-
-
-def test_a_release_is_a_whole_commit(monkeypatch):
+    copied(other / "origin", "tight_fit/units.py")  # a folder of that name is left alone
+    assert start(other, address, released)[1].startswith("FileNotFoundError")
+    assert (other / "origin" / "helpers" / "recipe.py").exists()
     monkeypatch.setattr(opening, "_setting", lambda name: "v0.2.0")
     with pytest.raises(ValueError, match="is no commit: write all 40 digits"):
         opening.release()
 
 
-# The commands, as make calls them
-
-
-def make(*words):
-    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
-
-
-def test_make_help_names_every_target():
-    text = (ROOT / "Makefile").read_text(encoding="utf8")
-    targets = next(line for line in text.splitlines() if line.startswith(".PHONY:")).split()[1:]
-    said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True).stdout
-    assert [name for name in targets if name != "help" and f"make {name} " not in said] == []
-
-
-@pytest.mark.parametrize("target", ["lab", "run", "notebooks"])
-def test_lessons_run_on_one_thread(target, monkeypatch):
-    """In JupyterLab as well: with two threads small models wait for each other."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert f"\n{target}: OMP_NUM_THREADS = 1\n" in make("-p", target, "PY=python3").stdout
-
-
 # The first cell's check of the machine
 
 
-def test_notebook_says_what_runs_in_two_lines(capsys):
+def test_notebook_says_what_runs_in_two_lines_and_warns_of_nothing_that_is_to_come(capsys):
     notebook_setup.setup()
     said = capsys.readouterr().out.splitlines()
     assert 2 <= len(said) <= 3 and said[0].startswith("Python 3.") and ", torch 2." in said[0]
     assert said[1].startswith("Profile mini: the small bundled models (chosen by TIGHT_FIT_PROF")
+    with warnings.catch_warnings(record=True) as caught:
+        for module in ("transformers.modeling_utils", "peft.tuners", "__main__", "torchless"):
+            warnings.warn_explicit(module, FutureWarning, "a file", 1, module)
+    assert [str(one.message) for one in caught] == ["__main__", "torchless"]
 
 
 SETUP = """
@@ -179,26 +136,14 @@ print(torch.cuda.is_available(), torch.cuda.device_count(), repr(visible))
 """
 
 
-def test_libraries_warn_of_nothing_that_is_to_come(capsys):
-    notebook_setup.setup()
-    with warnings.catch_warnings(record=True) as caught:
-        for module in ("transformers.modeling_utils", "peft.tuners", "__main__", "torchless"):
-            warnings.warn_explicit("to come", FutureWarning, "a file", 1, module)
-    assert [str(one.message) for one in caught] == ["to come"] * 2
-
-
 def test_a_gpu_that_cannot_be_used_is_named_and_hidden():
     """The simulation, that of the soak, shows the GPU if torch is asked before it is hidden."""
     environment = stress.environment("no-kernels") | {gpus.VISIBLE: "0,1"}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT)
-    lines = python(
-        "-c", SETUP, check=True, env=os.environ | environment, cwd=None
-    ).stdout.splitlines()
+    done = python("-c", SETUP, check=True, env=os.environ | environment, cwd=None)
+    lines = done.stdout.splitlines()
     assert lines[0].endswith("on the CPU.")
-    assert lines[1].startswith(
-        "Profile mini: the small bundled models (there is a GPU, but it cannot run this PyTorch "
-        "(CUDA error: no kernel image"
-    )
+    assert "(there is a GPU, but it cannot run this PyTorch (CUDA error: no kernel im" in lines[1]
     assert lines[-1] == "False 0 ''"
 
 
@@ -211,6 +156,14 @@ def test_notebook_says_why_a_gpu_cannot_be_used_whatever_the_profile(capsys, mon
     assert os.environ[gpus.VISIBLE] == "" and not gpus.some_hidden()  # for ranks as well
 
 
+class Started(Exception):
+    """Somebody started a process."""
+
+
+def refuse(*_, **__):
+    raise Started
+
+
 @pytest.fixture
 def no_sign(monkeypatch, tmp_path):
     """A machine on which nothing points to a GPU."""
@@ -221,34 +174,24 @@ def no_sign(monkeypatch, tmp_path):
     monkeypatch.delenv(gpus.VISIBLE, raising=False)
 
 
-class Started(Exception):
-    pass
-
-
-def refuse(*_, **__):
-    raise Started
-
-
-@pytest.mark.parametrize("visible", [None, "", "-1"])
-def test_without_a_gpu_no_process_is_started(visible, no_sign, monkeypatch):
-    if visible is not None:
-        monkeypatch.setenv(gpus.VISIBLE, visible)
-    monkeypatch.setattr(gpus.subprocess, "run", refuse)
-    assert gpus.probe() == (False, gpus.NO_GPU)
-
-
 @pytest.mark.parametrize("sign", ["driver", "variable", "nvidia-smi", "torch"])
-def test_every_sign_of_a_gpu_starts_the_probe(sign, no_sign, monkeypatch, tmp_path):
-    if sign == "driver":
-        (tmp_path / "0000:04").mkdir()
-        monkeypatch.setattr(gpus, "DRIVER", tmp_path)
-    elif sign == "variable":
-        monkeypatch.setenv(gpus.VISIBLE, "1")
-    elif sign == "nvidia-smi":
-        monkeypatch.setattr(gpus.shutil, "which", lambda name: f"/usr/bin/{name}")
-    else:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_every_sign_of_a_gpu_starts_the_probe_and_nothing_else_does(
+    sign, no_sign, monkeypatch, tmp_path
+):
     monkeypatch.setattr(gpus.subprocess, "run", refuse)
+    for visible in (None, "", "-1"):
+        if visible is not None:
+            monkeypatch.setenv(gpus.VISIBLE, visible)
+        assert gpus.probe() == (False, gpus.NO_GPU)
+        monkeypatch.setattr(gpus, "_probed", None)
+    monkeypatch.delenv(gpus.VISIBLE)
+    (tmp_path / "0000:04").mkdir()
+    {
+        "driver": lambda: monkeypatch.setattr(gpus, "DRIVER", tmp_path),
+        "variable": lambda: monkeypatch.setenv(gpus.VISIBLE, "1"),
+        "nvidia-smi": lambda: monkeypatch.setattr(gpus.shutil, "which", str),
+        "torch": lambda: monkeypatch.setattr(torch.cuda, "is_available", lambda: True),
+    }[sign]()
     with pytest.raises(Started):
         gpus.probe()
 
@@ -274,27 +217,19 @@ def test_the_probe_s_answer_is_one_sentence_asked_once(
     assert gpus.probe() == answer == profile.usable_cuda()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_the_real_probe_finds_no_gpu_where_there_is_none(no_sign, monkeypatch):
-    monkeypatch.setenv(gpus.VISIBLE, "0")
-    assert gpus.probe() == (False, gpus.NO_GPU)
-
-
 def test_old_or_missing_libraries_are_one_sentence(monkeypatch):
+    assert notebook_setup.problems() == {}
+    assert notebook_setup.installed("no-such-package-of-anyone") is None
+    real = importlib.metadata.version
+    old = {"transformers": "4.50.0"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or real(name))
+    assert set(notebook_setup.problems()) == {"transformers"}
     found = {"torch": "torch>=2.11 is needed but 1.0 is installed"}
     monkeypatch.setattr(notebook_setup, "problems", lambda: found)
     with pytest.raises(RuntimeError, match=f"{found['torch']}: run `pip install"):
         notebook_setup.complain()
     monkeypatch.setattr(notebook_setup, "problems", lambda: {"peft": "peft>=0.17 is not installed"})
     assert notebook_setup.complain() == ["peft>=0.17 is not installed"]
-
-
-def test_problems_compares_versions(monkeypatch):
-    assert notebook_setup.problems() == {}
-    real = importlib.metadata.version
-    old = {"transformers": "4.50.0"}
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or real(name))
-    assert set(notebook_setup.problems()) == {"transformers"}
 
 
 @pytest.mark.parametrize(
@@ -311,15 +246,3 @@ def test_one_gpu_hides_the_others(given, count, then, monkeypatch, tmp_path):
     if given is None:
         monkeypatch.delenv(gpus.VISIBLE)
     assert gpus.hide_all_but_first() == count and os.environ[gpus.VISIBLE] == then
-
-
-def test_say_shows_markdown_with_a_text_form(folder):
-    cell = (
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from helpers.setup import say\nsay('**9** GiB')"
-    )
-    done, _ = execute(notebook(folder, cell), {})
-    assert done.cells[1].outputs[0].data == {
-        "text/markdown": "**9** GiB",
-        "text/plain": "**9** GiB",
-    }

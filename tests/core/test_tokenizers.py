@@ -21,45 +21,33 @@ from tests.models.test_hub import make_deberta
 from tools.course import NOTEBOOKS
 
 LIBRARIES = {"json": json, "math": math, "re": re, "unicodedata": unicodedata}
-OLD = (
-    unicodedata.ucd_3_2_0
-)  # Python's table of Unicode 3.2; every later version normalises its characters alike
-
-
-@lru_cache(maxsize=1)
-def tokenizer():
-    return models.processor(Recipe("deberta"))
-
-
-@lru_cache(maxsize=1)
-def cells():
-    notebook = nbformat.read(NOTEBOOKS / "labs" / "08_fast_tokenizers_lab.ipynb", as_version=4)
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    heads = ("def viterbi(", "class ByHand:")  # each section of the lab repeats them
-    return "\n".join(next(text for text in sources if text.startswith(head)) for head in heads)
+OLD = unicodedata.ucd_3_2_0  # Unicode 3.2: every later version normalises its characters alike
 
 
 def by_hand_of(tokenizer):
+    notebook = nbformat.read(NOTEBOOKS / "labs" / "08_fast_tokenizers_lab.ipynb", as_version=4)
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     names = {**LIBRARIES, "tokenizer": tokenizer}
-    exec(compile(cells(), "notebook 08", "exec"), names)
+    for head in ("def viterbi(", "class ByHand:"):  # each section of the lab repeats them
+        source = next(text for text in sources if text.startswith(head))
+        exec(compile(source, "lab 08", "exec"), names)
     return names["by_hand"]
 
 
 @lru_cache(maxsize=1)
-def by_hand():
-    made = by_hand_of(tokenizer())
+def both():
+    """The one by hand and the Rust one."""
+    tokenizer = models.processor(Recipe("deberta"))
+    made = by_hand_of(tokenizer)
     made.cut = lru_cache(maxsize=100_000)(made.cut)
-    return made
+    return made, tokenizer.backend_tokenizer
 
 
-def differing(texts, ours=None, rust=None):
+def differing(texts, pair=None):
     """The texts whose ids differ."""
-    ours, rust = ours or by_hand(), rust or tokenizer().backend_tokenizer
-    return [
-        text
-        for text, encoding in zip(texts, rust.encode_batch(texts), strict=True)
-        if ours(text) != encoding.ids
-    ]
+    ours, rust = pair or both()
+    ids = [encoding.ids for encoding in rust.encode_batch(texts)]
+    return [text for text, there in zip(texts, ids, strict=True) if ours(text) != there]
 
 
 def alike(text):
@@ -80,7 +68,6 @@ texts = st.lists(st.one_of(letters, odd, plain, st.just(" ")), max_size=60).map(
 @given(texts)
 @example("")
 @example(" \t\n ")
-@example("▁")
 @example("▁▁ ▁")
 @example("［MASK］[MASK]")
 @example("[UNK]日本[UNK] 日本")
@@ -92,31 +79,12 @@ def test_any_text(text):
     assert differing([text]) == []
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.text(st.one_of(letters, odd, st.sampled_from("oil pre")), min_size=1, max_size=12),
-    st.integers(200, 3000),
-)
-def test_very_long_text_and_very_long_words(text, times):
-    assume(alike(text * 2))
-    assert differing([text * times]) == []
-
-
 def test_every_character_that_unicode_3_2_knew():
-    known = [
-        chr(code)
-        for code in range(1, 0x110000)
-        if OLD.category(chr(code)) not in ("Cn", "Cs", "Co")
-    ]
-    assert len(known) > 90_000
-    assert [letter for letter in known if not alike(letter)] == []
+    every = map(chr, range(1, 0x110000))
+    known = [one for one in every if OLD.category(one) not in ("Cn", "Cs", "Co")]
+    assert len(known) > 90_000 and all(map(alike, known))
     assert differing([f"oil{letter}the" for letter in known]) == []
     assert differing(known) == []
-
-
-def test_all_of_r8():
-    splits = data.load("r8")
-    assert differing(splits["train"]["text"][:] + splits["test"]["text"][:]) == []
 
 
 def test_a_tokenizer_converted_from_debertas_own_files(tmp_path):
@@ -124,14 +92,7 @@ def test_a_tokenizer_converted_from_debertas_own_files(tmp_path):
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(make_deberta(tmp_path / "model"))
-    samples = [
-        "the new price of oil", "the  net\tsale [MASK] of gold", "ﬁne grain\nin june", "日本 bank",
-        "THE oil!",
-    ]  # fmt: skip
+    samples = ["the  net\tsale [MASK] of gold", "ﬁne grain\nin june", "日本 bank", "THE oil!"]
     samples += data.load("r8")["test"]["text"][:300]
-    assert (
-        differing(
-            [normalise(text) for text in samples], by_hand_of(theirs), theirs.backend_tokenizer
-        )
-        == []
-    )
+    pair = by_hand_of(theirs), theirs.backend_tokenizer
+    assert differing([normalise(text) for text in samples], pair) == []

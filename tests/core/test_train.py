@@ -1,63 +1,48 @@
 """The loop: repeatable, resumable, and honest when it cannot go on."""
 
 import gc
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from helpers import checkpoint, models, train
 from helpers.plan import OutOfMemory, or_explain
 from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
+from tests.small import ROOT
+from tight_fit import gpus
 
-SHORT = Recipe(
-    model="vit", steps=5, batch_size=8, accumulation=2, train_size=20
-)  # 20 rows: a partial third group
+# 20 rows: a partial third group
+SHORT = Recipe(model="vit", steps=5, batch_size=8, accumulation=2, train_size=20)
 TEXT = Recipe(steps=5, batch_size=4, length=16, train_size=30, accumulation=2)
-
-
-def weights(fit):
-    return {name: value.clone() for name, value in fit.model.state_dict().items()}
+UNIFORM = replace(TEXT, padding="uniform", steps=3, lora_rank=2, optimizer="adamw8bit_embed32")
 
 
 def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize("recipe", [SHORT, TEXT], ids=["vit", "deberta"])
-def test_the_same_recipe_gives_the_same_run_bit_for_bit(recipe):
-    torch.manual_seed(123)  # whatever happened before
-    one = train.fit(recipe, device="cpu", progress=False)
-    torch.rand(17)
-    two = train.fit(recipe, device="cpu", progress=False)
-    assert one.losses == two.losses and same(weights(one), weights(two))
-    assert train.fit(replace(recipe, seed=1), device="cpu", progress=False).losses != one.losses
+    """Whether two runs had the same losses and ended with the same weights."""
+    held, there = one.model.state_dict(), other.model.state_dict()
+    assert one.losses == other.losses and one.skipped == other.skipped
+    return held.keys() == there.keys() and all(
+        torch.equal(held[name], there[name]) for name in held
+    )
 
 
 @pytest.mark.parametrize(
     "recipe",
-    few_by_day(
-        [
-            SHORT,
-            TEXT,
-            replace(SHORT, precision="fp16"),
-            replace(TEXT, padding="uniform", steps=3, lora_rank=2, optimizer="adamw8bit_embed32"),
-        ]
-    ),
+    few_by_day([SHORT, TEXT, replace(SHORT, precision="fp16"), UNIFORM]),
     ids=["vit", "deberta", "fp16", "uniform-lora"],
 )
 def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_path, monkeypatch):
+    torch.manual_seed(123)  # whatever happened before
     whole = train.fit(recipe, device="cpu", progress=False)
+    other = train.fit(replace(recipe, seed=1), device="cpu", progress=False)
+    assert other.losses != whole.losses
     real = train.train_step
     for dies_in in range(recipe.steps):
         calls = 0
@@ -69,21 +54,18 @@ def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_pat
             calls += 1
             return real(*arguments, **keywords)
 
-        folder = tmp_path / str(dies_in)
+        kept = {"checkpoint": tmp_path / str(dies_in), "save_every": 2}
         monkeypatch.setattr(train, "train_step", step)
         with pytest.raises(KeyboardInterrupt):
-            train.fit(recipe, device="cpu", checkpoint=folder, save_every=2, progress=False)
+            train.fit(recipe, device="cpu", progress=False, **kept)
         monkeypatch.setattr(train, "train_step", real)
         torch.manual_seed(dies_in)  # another session
-        resumed = train.fit(recipe, device="cpu", checkpoint=folder, save_every=2, progress=False)
-        assert resumed.losses == whole.losses and resumed.skipped == whole.skipped
-        assert len(resumed.seconds) == recipe.steps - dies_in // 2 * 2, (
-            "it went on from the last save"
-        )
-        assert same(weights(resumed), weights(whole)), f"killed in step {dies_in}"
+        resumed = train.fit(recipe, device="cpu", progress=False, **kept)
+        left = recipe.steps - dies_in // 2 * 2
+        assert len(resumed.seconds) == left, "it went on from the last save"
+        assert same(resumed, whole), f"killed in step {dies_in}"
 
 
-LONG = replace(SHORT, steps=40)
 CHILD = """
 import sys
 from helpers import train
@@ -95,22 +77,19 @@ train.fit(recipe, device="cpu", checkpoint=sys.argv[1], save_every=3, progress=F
 
 def test_a_killed_process_resumes_to_the_same_weights(tmp_path):
     """SIGKILL, as a hosted session ends."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path), repr(LONG.to_dict())],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
+    long = replace(SHORT, steps=40)
+    words = [sys.executable, "-c", CHILD, str(tmp_path), repr(long.to_dict())]
+    child = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     while child.poll() is None and not (tmp_path / checkpoint.FILE).exists():
         time.sleep(0.005)
     child.kill()
     assert child.wait() == -signal.SIGKILL, "the child ended before it could be killed"
-    resumed = train.fit(LONG, device="cpu", checkpoint=tmp_path, progress=False)
-    assert 0 < len(resumed.seconds) < LONG.steps
-    whole = train.fit(LONG, device="cpu", progress=False)
-    assert resumed.losses == whole.losses and same(weights(resumed), weights(whole))
+    resumed = train.fit(long, device="cpu", checkpoint=tmp_path, progress=False)
+    assert 0 < len(resumed.seconds) < long.steps
+    assert same(resumed, train.fit(long, device="cpu", progress=False))
 
 
-def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
+def test_a_loss_that_is_no_number_stops_the_run_and_other_errors_pass_through(monkeypatch):
     real, calls = train.train_step, 0
 
     def step(*arguments, **keywords):
@@ -122,6 +101,13 @@ def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
     with pytest.raises(train.Diverged, match="nan at step 3"):
         train.fit(SHORT, device="cpu", progress=False)
 
+    def broken(*arguments, **keywords):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(train, "train_step", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        train.fit(SHORT, device="cpu", progress=False)
+
 
 @pytest.mark.parametrize(
     "error",
@@ -131,46 +117,28 @@ def test_a_loss_that_is_no_number_stops_the_run(monkeypatch):
     ],
 )
 def test_out_of_memory_says_what_would_fit_and_lets_go(monkeypatch, error):
-    from tight_fit import gpus
-
-    alive = []
+    alive, build = [], models.build
 
     def step(model, *rest, **keywords):
-        alive.append(weakref.ref(model))
         kept = torch.zeros(1000)  # a tensor in the failed frame
-        alive.append(weakref.ref(kept))
+        alive.extend([weakref.ref(model), weakref.ref(kept)])
         raise error
 
-    monkeypatch.setattr(train, "train_step", step)
-    monkeypatch.setattr(gpus, "here", lambda: gpus.GPUS["T4"])
     recipe = Recipe(profile="full", model="deberta", batch_size=64, weights="random", data="r8")
     small = replace(recipe, profile="mini")
-    monkeypatch.setattr(train.models, "build", lambda recipe, device: REAL_BUILD(small, device))
+    data = train.encoded(small)["train"]
+    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(gpus, "here", lambda: gpus.GPUS["T4"])
+    monkeypatch.setattr(train.models, "build", lambda recipe, device: build(small, device))
     with pytest.raises(OutOfMemory) as caught:
-        or_explain(
-            recipe, lambda: train.fit(recipe, train.encoded(small)["train"], "cpu", progress=False)
-        )
+        or_explain(recipe, lambda: train.fit(recipe, data, "cpu", progress=False))
     message = str(caught.value)
-    assert "T4" in message
-    assert "more than" in message
-    assert "accumulation=" in message
+    assert "T4" in message and "more than" in message and "accumulation=" in message
     assert "\n" not in message
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     error.__traceback__ = None  # the test itself made the error and holds it
     gc.collect()
     assert [reference() for reference in alive] == [None] * len(alive)
-
-
-REAL_BUILD = models.build
-
-
-def test_other_errors_pass_through(monkeypatch):
-    def step(*arguments, **keywords):
-        raise RuntimeError("shapes do not match")
-
-    monkeypatch.setattr(train, "train_step", step)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        train.fit(SHORT, device="cpu", progress=False)
 
 
 @pytest.mark.parametrize(
@@ -182,30 +150,9 @@ def test_a_bar_is_there_where_it_is_asked_for(asked, disabled, shown, monkeypatc
     assert bool(capsys.readouterr().err) is shown
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    rows=st.integers(1, 200),
-    accumulation=st.integers(1, 8),
-    micro=st.integers(1, 8),
-    seed=st.integers(0, 5),
-)
-def test_every_row_exactly_once_an_epoch(rows, accumulation, micro, seed):
-    recipe = Recipe(batch_size=accumulation * micro, accumulation=accumulation, seed=seed)
-    steps = math.ceil(rows / recipe.batch_size)
-    for epoch in range(2):
-        groups = [train.rows_of_step(recipe, rows, epoch * steps + step) for step in range(steps)]
-        assert sorted(row for group in groups for part in group for row in part) == list(
-            range(rows)
-        )
-        assert all(1 <= len(part) <= micro for group in groups for part in group)
-        assert all(sum(map(len, group)) == recipe.batch_size for group in groups[:-1])
-    assert groups == [train.rows_of_step(recipe, rows, steps + step) for step in range(steps)]
-
-
 def test_accuracy_is_that_of_a_plain_count():
     recipe = Recipe(model="vit", steps=1)
-    model = models.build(recipe)
-    split = train.encoded(recipe)["test"]
+    model, split = models.build(recipe), train.encoded(recipe)["test"]
     batch = split.batch(range(len(split)))
     labels = batch.pop("labels")
     model.eval()
@@ -217,11 +164,10 @@ def test_accuracy_is_that_of_a_plain_count():
 
 
 def test_encoded_data_that_a_caller_changes_is_not_changed_in_the_next_call():
-    recipe = TEXT
-    for part, split in train.encoded(recipe).items():
-        before = train.encoded(recipe)[part]
+    for part, split in train.encoded(TEXT).items():
+        before = train.encoded(TEXT)[part]
         split.columns["labels"].fill_(-1)
         split.lengths.zero_()
-        after = train.encoded(recipe)[part]
+        after = train.encoded(TEXT)[part]
         assert torch.equal(after.columns["labels"], before.columns["labels"])
         assert torch.equal(after.lengths, before.lengths) and int(after.lengths.min()) > 0

@@ -47,24 +47,31 @@ def each_by_one_user(deeds: Iterable[str]) -> list:
     return few_by_day(pairs, lambda pair: places[pair][0] % len(USERS) == places[pair][1])
 
 
-BEFORE = "import os\n"
-
-
-def started(user: int | None, home: Path, *arguments: str, **options) -> subprocess.Popen:
-    """`tests.isolation.alone` with these arguments, in a home, as this user."""
+def started(
+    user: int | None, home: Path, before: str, deed: str, mark: str, **options
+) -> subprocess.Popen:
+    """`tests.isolation.alone` in a home, as this user; `os` is imported before."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     paths = os.pathsep.join([str(ROOT), *packages])
     environment = {**os.environ, "HOME": str(home), "PYTHONPATH": paths}
     who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-    command = [python_for(user) or "", "-B", "-m", "tests.isolation.alone", *arguments]
+    command = [python_for(user) or "", "-B", "-m", "tests.isolation.alone"]
+    command += [f"import os\n{before}", deed, mark]
     return subprocess.Popen(
         command, cwd=home, env=environment, stderr=subprocess.PIPE, text=True, **who, **options
     )
 
 
 def end_of(process: subprocess.Popen) -> tuple[int, str]:
+    """(exit status, what it said as errors)."""
     _, said = process.communicate(timeout=120)
     return process.returncode, said
+
+
+def holds(user: int | None, home: Path, before: str, deed: str, mark: str = "x", **options) -> None:
+    """Assert that nothing fails in such a process, whose deed asserts what it finds."""
+    status, said = end_of(started(user, home, before, deed, mark, **options))
+    assert status == 0, said
 
 
 @pytest.fixture

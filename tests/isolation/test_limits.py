@@ -1,11 +1,9 @@
 """What an isolated process may not take or call, as the user who runs the tests and as another."""
 
-import subprocess
-
 import psutil
 import pytest
 
-from tests.isolation.homes import BEFORE, USERS, end_of, started
+from tests.isolation.homes import USERS, end_of, holds, started
 from tight_fit import isolation
 from tight_fit.isolation import limits
 
@@ -47,8 +45,7 @@ assert done and subprocess.run(["true"]).returncode == 0
 for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6): socket.socket(family).close()
 assert libc.unshare(0x400) == 0  # open files of its own
 """
-    status, said = end_of(started(user, home(user), BEFORE, text, "calls"))
-    assert status == 0, said
+    holds(user, home(user), "", text)
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -64,7 +61,7 @@ except RuntimeError: assert number > limits.TASKS // 2, number
 threading.Event().wait(30)
 """
     before = "from tight_fit.isolation import limits; limits.TASKS = 400"
-    status, said = end_of(started(user, home(user), f"{BEFORE}{before}", text, "many"))
+    status, said = end_of(started(user, home(user), before, text, "many"))
     refused_by_the_system = status == 0 and user is not None
     assert status == limits.TOO_MANY or refused_by_the_system, said
 
@@ -85,8 +82,7 @@ file = os.memfd_create("large")
 for _ in range(1 << 9): os.write(file, bytes(1 << 20))
 time.sleep(30)
 """
-    started_one = started(None, home(None), f"{BEFORE}{before}", deed, "memory")
-    status, said = end_of(started_one)
+    status, said = end_of(started(None, home(None), before, deed, "memory"))
     assert status == limits.TOO_LARGE, said
 
 
@@ -94,17 +90,19 @@ time.sleep(30)
 def test_a_crash_starts_no_handler_of_the_system(user, home):
     """Linux starts one at a limit of 0 bytes as well, and none at 1 byte."""
     text = "import resource; assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)"
-    status, said = end_of(started(user, home(user), BEFORE, text, "crash"))
-    assert status == 0, said
+    holds(user, home(user), "", text)
 
 
 def test_limits_hold(home):
-    files = "f = open('/dev/shm/x', 'wb')\nfor _ in range(65): f.write(bytes(1 << 20)); f.flush()"
-    status, said = end_of(started(None, home(None), BEFORE, files, "files"))
+    folder = home(None)
+    write = "f = open({!r}, 'wb')\nfor _ in range({}): f.write(bytes(1 << 20)); f.flush()"
+    status, said = end_of(started(None, folder, "", write.format("/dev/shm/x", 65), "files"))
     assert status == 1 and "No space left on device" in said
-    there = "f = open('y', 'wb')\nfor _ in range(60): f.write(bytes(1 << 20)); f.flush()"
-    assert end_of(started(None, home(None), BEFORE, there, "files"))[0] == 0
-    memory = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
-    process = started(None, home(None), BEFORE, memory, "memory", stdout=subprocess.PIPE)
-    told, _ = process.communicate(timeout=60)
-    assert int(told) == psutil.virtual_memory().total
+    holds(None, folder, "", write.format("y", 60))
+    total = psutil.virtual_memory().total
+    holds(
+        None,
+        folder,
+        "import resource",
+        f"assert resource.getrlimit(resource.RLIMIT_DATA)[0] == {total}",
+    )

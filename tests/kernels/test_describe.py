@@ -42,12 +42,6 @@ def test_linear_and_its_backward_pass_are_three_products():
     assert (found[0].read, found[0].written) == (SINGLE * (6 * 10 + 14 * 10), SINGLE * 6 * 14)
 
 
-def test_batched_product_counts_every_batch():
-    left, right = torch.randn(5, 3, 7), torch.randn(5, 7, 4)
-    op = only(kernels(lambda: left @ right), "matmul")
-    assert (op.shape, op.flops) == ((5, 3, 4, 7), 2 * 5 * 3 * 4 * 7)
-
-
 def test_grouped_products_are_those_of_each_expert():
     """Forward and backward, against PyTorch's own count of a loop over the experts."""
     x, weights = torch.randn(12, 8, requires_grad=True), torch.randn(3, 8, 4, requires_grad=True)
@@ -81,18 +75,6 @@ def test_convolution_is_a_product_of_pixels_and_taps(groups):
         assert 2 * batch * m * n * k == flops
 
 
-def test_a_channel_by_itself_is_depthwise():
-    layer = torch.nn.Conv2d(4, 4, 3, groups=4, bias=False)
-    op = only(kernels(lambda: layer(torch.randn(1, 4, 5, 5))), "depthwise")
-    assert op.flops == 2 * 4 * 9 * 9
-
-
-def test_fused_dropout_writes_a_byte_an_element_beside_its_result():
-    x = torch.randn(8, 16)
-    found = only(kernels(lambda: torch.native_dropout(x, 0.1, True)), "elementwise")
-    assert (found.read, found.written) == (SINGLE * 128, SINGLE * 128 + 128)
-
-
 def test_layer_norm_backward_is_two_kernels():
     x, norm = torch.randn(32, 64, requires_grad=True), torch.nn.LayerNorm(64)
     found = kernels(lambda: norm(x).square().sum().backward())
@@ -113,22 +95,6 @@ def test_attention_keeps_its_scores_on_the_chip():
     assert op.read == 3 * SINGLE * 2 * 3 * 32 * 8  # and no score
 
 
-def test_views_launch_nothing():
-    x = torch.randn(4, 6)
-    assert kernels(lambda: x.view(6, 4).t().transpose(0, 1)[1:].detach()) == []
-
-
-def test_an_expanded_operand_is_read_once():
-    row, matrix = torch.randn(1, 16), torch.randn(8, 16)
-    assert only(kernels(lambda: matrix + row.expand(8, 16)), "elementwise").read == SINGLE * (
-        128 + 16
-    )
-
-
-def test_asking_for_a_value_is_a_wait():
-    assert [op.kind for op in kernels(lambda: torch.ones(1).sum().item())][-1] == "wait"
-
-
 def test_a_fused_optimizer_reads_four_and_writes_three_numbers_a_parameter():
     weights = [torch.nn.Parameter(torch.zeros(100, 10)) for _ in range(3)]
     optimizer = torch.optim.AdamW(weights, fused=True)
@@ -143,10 +109,43 @@ def test_a_fused_optimizer_reads_four_and_writes_three_numbers_a_parameter():
     assert op.written - op.read in (0, -steps)  # PyTorch declares the gradient as changed, too
 
 
-def test_many_tensors_take_several_launches():
-    lists = [torch.zeros(4) for _ in range(250)]
-    op = only(kernels(lambda: torch._foreach_mul_(lists, 2.0)), "multi_tensor")
-    assert op.kernels == 3  # 110 a launch
+LEFT, ROW, MATRIX = torch.randn(5, 3, 7), torch.randn(1, 16), torch.randn(8, 16)
+ONE_BY_ONE = torch.nn.Conv2d(4, 4, 3, groups=4, bias=False)  # each channel by itself
+SMALL = {  # {case: (what runs, the kind of its only kernel, fields by hand)}
+    "a product of every batch": (
+        lambda: LEFT @ torch.randn(5, 7, 4),
+        "matmul",
+        {"shape": (5, 3, 4, 7), "flops": 2 * 5 * 3 * 4 * 7},
+    ),
+    "a channel by itself": (
+        lambda: ONE_BY_ONE(torch.randn(1, 4, 5, 5)),
+        "depthwise",
+        {"flops": 2 * 4 * 9 * 9},
+    ),
+    "fused dropout, whose mask has a byte an element": (
+        lambda: torch.native_dropout(MATRIX, 0.1, True),
+        "elementwise",
+        {"read": SINGLE * 128, "written": SINGLE * 128 + 128},
+    ),
+    "an expanded operand, which is read once": (
+        lambda: MATRIX + ROW.expand(8, 16),
+        "elementwise",
+        {"read": SINGLE * (128 + 16)},
+    ),
+    "many tensors, of which a launch takes 110": (
+        lambda: torch._foreach_mul_([torch.zeros(4) for _ in range(250)], 2.0),
+        "multi_tensor",
+        {"kernels": 3},
+    ),
+    "asking for a value": (lambda: torch.ones(1).sum().item(), "wait", {}),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_a_kernel_has_the_numbers_that_are_counted_by_hand(case):
+    run, kind, fields = SMALL[case]
+    op = only(kernels(run), kind)
+    assert {name: getattr(op, name) for name in fields} == fields
 
 
 def test_the_gradient_of_an_embedding_is_as_large_as_its_table():
@@ -158,7 +157,6 @@ def test_the_gradient_of_an_embedding_is_as_large_as_its_table():
 
 RECIPES = {
     "deberta": Recipe(batch_size=8, length=32, checkpointing=True),
-    "vit": Recipe(model="vit", batch_size=8, precision="bf16"),
     "accumulated": Recipe(model="vit", batch_size=16, accumulation=8),
     "8 bits": Recipe(model="vit", batch_size=4, optimizer="adamw8bit"),
 }

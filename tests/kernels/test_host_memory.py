@@ -80,16 +80,3 @@ def test_prefetching_hides_what_the_link_can_carry():
         plain, offloaded = kept.seconds(gpu).total, away.seconds(gpu).total
         floor = away.host / link_rate(find_gpu(gpu))
         assert max(plain, floor) < offloaded < plain + 2.2 * floor
-
-
-def test_an_optimizer_on_the_host_is_slow_for_all_weights_and_not_for_adapters():
-    recipe = Recipe(model="vit", profile="full", batch_size=16)
-    ratios = []
-    for fields in ({}, {"lora_rank": 8}):
-        before = replace(recipe, **fields)
-        plain, moved = (
-            plan(replace(before, offload=offload)).seconds("A100-40GB").total
-            for offload in (None, "optimizer")
-        )
-        ratios.append(moved / plain)
-    assert ratios[0] > 1.5 > 1.1 > ratios[1] > 1

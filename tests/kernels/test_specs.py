@@ -91,13 +91,10 @@ def test_attention_on_hopper_takes_what_its_paper_measured():
         assert 0.5 * older.bf16 < 1e15 / kernel_seconds([some], older)[0] < 0.73 * older.bf16
 
 
-def test_every_gpu_has_a_source_and_measurements_to_stand_on():
-    for gpu in SPECS.values():
-        assert gpu.source and gpu.like in MEASURED and SPECS[gpu.like].measured
-
-
 def test_the_rows_are_gpus_that_can_be():
     """Within what `described` takes, and with the peaks that a compute capability has."""
+    for gpu in SPECS.values():
+        assert gpu.source and gpu.like in MEASURED and SPECS[gpu.like].measured
     for name, gpu in KNOWN.items():
         assert 3 * GIB < gpu.memory < 300 * GIB, name
         if name in AMD:
@@ -122,24 +119,17 @@ def test_the_rows_are_gpus_that_can_be():
 
 
 SPOKEN = (
-    ("4090", "RTX 4090"), ("rtx4090", "RTX 4090"), ("RTX 3080 Ti", "RTX 3080 Ti"),
-    ("3080ti", "RTX 3080 Ti"), ("RTX 3080 10GB", "RTX 3080"), ("2080 Ti", "RTX 2080 Ti"),
-    ("4060 Ti 16GB", "RTX 4060 Ti 16GB"), ("RTX 4070 Mobile", "RTX 4070 Laptop"),
-    ("4070 Ti Super", "RTX 4070 Ti Super"), ("5090", "RTX 5090"), ("a6000", "RTX A6000"),
-    ("6000 Ada", "RTX 6000 Ada"), ("rtx pro 6000 blackwell", "RTX PRO 6000"), ("l40s", "L40S"),
-    ("A10", "A10"), ("a10g", "A10G"), ("a100", "A100-40GB"), ("A100 80GB", "A100-80GB"),
-    ("A100 PCIe", "A100-80GB-PCIe"), ("v100 32gb", "V100-32GB"), ("H-100", "H100"),
-    ("H100 PCIe", "H100-PCIe"), ("h100 nvl", "H100 NVL"), ("gh200", "GH200"), ("B200", "B200"),
-    ("AMD Instinct MI300X", "MI300X"), ("1080 Ti", "GTX 1080 Ti"), ("TITAN RTX", "Titan RTX"),
-    ("tesla p40", "P40"), ("A100 80GB SXM", "A100-80GB"),
-    ("RTX 3060 Laptop GPU", "RTX 3060 Laptop"), ("v100-32gb", "V100-32GB"), ("a30", "A30"),
-    ("A2", "A2"), ("T4G", "T4G"), ("NVIDIA H20", "H20"), ("A800 80GB", "A800-80GB"),
-    ("H800 PCIe", "H800-PCIe"), ("Quadro RTX 8000", "RTX 8000"),
-    ("quadro rtx 6000", "Quadro RTX 6000"), ("Quadro RTX A4000", "RTX A4000"),
-    ("RTX 5000 Ada", "RTX 5000 Ada"), ("a2000", "RTX A2000 6GB"), ("NVIDIA TITAN V", "Titan V"),
-    ("GTX 1060", "GTX 1060 6GB"), ("1660 Super", "GTX 1660 Super"),
-    ("RTX 5080 Laptop GPU", "RTX 5080 Laptop"), ("RTX PRO 4500 Blackwell", "RTX PRO 4500"),
-    ("NVIDIA B300 SXM6", "B300"), ("AMD Instinct MI325X OAM", "MI325X"), ("H200 NVL", "H200 NVL"),
+    ("4090", "RTX 4090"), ("rtx4090", "RTX 4090"), ("3080ti", "RTX 3080 Ti"),
+    ("RTX 3080 10GB", "RTX 3080"), ("4060 Ti 16GB", "RTX 4060 Ti 16GB"),
+    ("RTX 4070 Mobile", "RTX 4070 Laptop"), ("RTX 3060 Laptop GPU", "RTX 3060 Laptop"),
+    ("4070 Ti Super", "RTX 4070 Ti Super"), ("a6000", "RTX A6000"), ("6000 Ada", "RTX 6000 Ada"),
+    ("rtx pro 6000 blackwell", "RTX PRO 6000"), ("l40s", "L40S"), ("A10", "A10"), ("a10g", "A10G"),
+    ("A2", "A2"), ("a2000", "RTX A2000 6GB"), ("a100", "A100-40GB"), ("A100 80GB", "A100-80GB"),
+    ("A100 80GB SXM", "A100-80GB"), ("A100 PCIe", "A100-80GB-PCIe"), ("H-100", "H100"),
+    ("h100 nvl", "H100 NVL"), ("AMD Instinct MI325X OAM", "MI325X"), ("tesla p40", "P40"),
+    ("Quadro RTX 8000", "RTX 8000"), ("quadro rtx 6000", "Quadro RTX 6000"),
+    ("Quadro RTX A4000", "RTX A4000"), ("NVIDIA TITAN V", "Titan V"), ("GTX 1060", "GTX 1060 6GB"),
+    ("NVIDIA B300 SXM6", "B300"),
 )  # fmt: skip
 
 
@@ -149,15 +139,12 @@ def test_a_gpu_is_found_however_people_write_it():
         assert matches(spoken)[0] is KNOWN[meant], spoken
 
 
-def test_a_name_that_means_several_means_the_one_with_the_least_memory():
-    assert [gpu.name for gpu in matches("A100")] == ["A100-40GB", "A100-80GB"]
-    assert [gpu.name for gpu in matches("4060 Ti")] == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]
-
-
 def test_a_size_is_found_and_a_card_of_another_size_is_not():
     for spoken, meant in (("8GB", "8GB"), ("8 gb", "8GB"), ("24GiB", "24GiB")):
         assert [gpu.name for gpu in matches(spoken)] == [meant]
     assert matches("RTX 3060 6GB") == matches("") == []
+    several = [gpu.name for gpu in matches("4060 Ti")]
+    assert several == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"], "the one with the least first"
 
 
 @pytest.mark.parametrize(
@@ -218,10 +205,6 @@ def test_the_gpus_of_a_size():
     assert not of_size(find("T4")) and not of_size(find("5GB"))
 
 
-def test_a_gpu_that_memory_is_planned_for():
-    assert find_gpu(find("T4")) is SPECS["T4"]
-
-
 def test_a_gpu_of_ones_own():
     own = described(
         "mine", sms=40, lanes=64, clock=1.59e9, bandwidth=320e9, l2=4 << 20, fp16=65e12, like="T4"
@@ -231,7 +214,7 @@ def test_a_gpu_of_ones_own():
     assert not seconds(step, own).measured
 
 
-@pytest.mark.parametrize("gpu", ("T4", "V100-16GB", "P100", "GTX 1650"))
+@pytest.mark.parametrize("gpu", ("T4", "GTX 1650"))
 def test_bf16_where_there_is_none(gpu):
     with pytest.raises(ValueError, match=f"The {gpu} has no bf16 arithmetic: use fp32 or fp16."):
         plan(Recipe(model="vit", batch_size=8, precision="bf16")).seconds(gpu)

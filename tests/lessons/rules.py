@@ -11,8 +11,19 @@ import tokenize
 
 from nbformat.v4 import new_markdown_cell
 
-from tools.course.lesson import CARD, HEADINGS
-
+# What every lesson has, in this order, and what its decision card names.
+HEADINGS = (
+    "The problem",
+    "The idea",
+    "Before and after",
+    "The models you came for",
+    "In your own code",
+    "When it does not help",
+    "Decision card",
+    "Exercises",
+    "References",
+)
+CARD = ("Use when", "Start from", "Watch")
 WORDS, LINES, CELL, COLUMNS, ASSERTS, REFERENCES = 1400, 200, 15, 100, 5, 8
 EMPTY = "No record of this comparison"
 

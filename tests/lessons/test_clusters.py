@@ -72,8 +72,3 @@ def test_the_restart_of_the_page_starts_and_goes_on(tmp_path):
     whole = a_trainer(tmp_path / "whole", 6)
     whole.train()
     torch.testing.assert_close(second.model.state_dict(), whole.model.state_dict())
-
-
-def test_true_alone_does_not_start(tmp_path):
-    with pytest.raises(ValueError, match="No valid checkpoint found"):
-        a_trainer(tmp_path / "out", 2).train(resume_from_checkpoint=True)

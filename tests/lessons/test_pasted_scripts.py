@@ -8,7 +8,7 @@ import pytest
 from transformers import Qwen3Config
 
 from helpers import models
-from tests.lessons.cells import markdown_of, own_code, the_cell
+from tests.lessons.cells import the_cell
 from tests.script import run
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
@@ -16,7 +16,6 @@ from tight_fit.models import names as model_names
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
-from tight_fit.script.given import load_what_is_mentioned
 from tight_fit.script.ranks import ProgramRank
 from tools.course import NOTEBOOKS
 
@@ -49,35 +48,6 @@ def test_the_fine_tune_of_lesson_23_takes_its_rung_and_the_logits_of_a_chunk(tmp
     assert facts["at_peak"]["parameters"] == pytest.approx(parameters, rel=0.01)
     chunk = 256 * config.vocab_size * 4  # bytes of its logits, which are there twice
     assert 0 < facts["peak"] - planned.peak < 2 * chunk
-
-
-@pytest.mark.night
-def test_the_lines_of_lesson_26_take_their_row(tmp_path):
-    """TRL's trainer as the first screen has it, with four layers, beside "adapters off, in chunks".
-
-    On a GPU TRL's kernels of Triton work in place, and hold nothing.
-    """
-    pytest.importorskip("peft")
-    pytest.importorskip("trl", minversion="1.16")
-    names = {"needs": lambda *packages: None}
-    exec(the_cell("26", "pair = dict(").partition("plans = ")[0], names)
-    config = read(names["LLAMA"])
-    config.num_hidden_layers = 4
-    _laid_out(tmp_path, config, "LlamaForCausalLM")
-    head = f"""
-from datasets import Dataset
-name, answers = {str(tmp_path)!r}, [{TEXT!r}] * 16
-pairs = Dataset.from_dict({{"prompt": ["?"] * 16, "chosen": answers, "rejected": answers}})
-"""
-    lines = markdown_of("26").split("```python\n")[1].split("```")[0]
-    out = f'{str(tmp_path / "out")!r}, max_steps=4, report_to="none", '
-    assert lines.count('"out", ') == 1
-    path = tmp_path / "train.py"
-    path.write_text(head + lines.replace('"out", ', out), encoding="utf8")
-    load_what_is_mentioned(str(path), ())  # as the command does
-    facts = run(str(path), gpu="H100", seconds=300)
-    planned = plan_model(config, **names["pair"] | names["ways"]["adapters off, in chunks"])
-    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -135,35 +105,6 @@ for step in range(5):
     facts = run(str(path), gpu="RTX 3060", seconds=300, rank=ProgramRank(1, 4))
     job = ModelStep(config, 4, 512, weights="fp32", precision="bf16", checkpointing=True)
     _as_planned(facts, plan_step(job, parse(layout)))
-
-
-@pytest.mark.night
-def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
-    """Lesson 13: the pasted step in fp16, with accumulation, on one of two GPUs."""
-    name = "microsoft/deberta-v3-base"
-    call = "train_step(model, micro_batches, optimizer, scaler, "
-    text = own_code(
-        "13",
-        ("def train_step(", "micro_batches = [("),
-        ("DebertaV2Config(vocab_size=100, **sizes))", "DebertaV2Config(**FULL)).to('cuda')"),
-        ('"gloo", store=dist.HashStore(), rank=0, world_size=1', '"nccl"'),
-        ('GradScaler("cpu")', 'GradScaler("cuda")'),
-        ("start = tiny.classifier.weight.clone()\n", ""),
-        ("(4, 12))}", "(8, 256)).cuda()}"),
-        ("torch.arange(4) % 2)", "torch.arange(8).cuda() % 2)"),
-        (f'{call}torch.device("cpu"))', f'for step in range(5):\n    {call}torch.device("cuda"))'),
-        ('print("the step was made:", not torch.equal(start, tiny.classifier.weight))\n', ""),
-        ("dist.destroy_process_group()", ""),
-    )
-    head = "import contextlib\nimport json\nimport torch\nimport torch.distributed as dist\n"
-    head += "import torch.nn.functional as F\n"
-    head += "from torch.nn.parallel import DistributedDataParallel\n"
-    head += f"FULL = json.loads({json.dumps(read(name).to_dict())!r})\n"
-    path = tmp_path / "train.py"
-    path.write_text(head + text, encoding="utf8")
-    facts = run(str(path), gpu="T4", seconds=300, rank=ProgramRank(1, 2))
-    job = ModelStep(read(name), batch_size=64, length=256, accumulation=4, precision="fp16")
-    _as_planned(facts, plan_step(job, parse("ddp=2")))
 
 
 def _laid_out(folder, config, kind):

@@ -37,33 +37,32 @@ def test_lesson_18_says_that_the_published_layout_is_too_tight_for_80_gb(eight):
     assert f"{int(row['tokens/s per GPU planned']):,} are planned" in text
 
 
+@pytest.mark.parametrize(
+    "lesson, compiled, count, says, step",
+    [
+        ("22", "yes", 2, "took {list} % longer than so planned", {"compile": True}),
+        ("27", "with float8", 3, "took {least} to {most} % longer", {"float8": "tensorwise"}),
+    ],
+)
+def test_a_lesson_and_the_answer_say_how_far_compiled_plans_were_off(
+    lesson, compiled, count, says, step
+):
+    """Of the rows of FSDP alone, as docs/data/torchtitan.csv has them."""
+    with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
+        rows = [row for row in csv.DictReader(file) if row["torch.compile"] == compiled]
+    off = [row for row in rows if "," not in row["layout"]]
+    assert len(off) == count and all(abs(float(row["GiB off"].strip("+%"))) < 1 for row in off)
+    times = [round(float(row["tokens/s off"].strip("+%"))) for row in off]
+    listed = " and ".join(", ".join(map(str, times)).rsplit(", ", 1))
+    said = says.format(list=listed, least=min(times), most=max(times))
+    assert said in markdown_of(lesson)
+    planned = ModelStep(read("meta-llama/Llama-3.1-8B"), **{"compile": True} | step)
+    assert any(f"took {listed} % more time" in note for note in notes.of_step(planned, None))
+
+
 def test_lesson_22_says_on_which_gpus_compiling_was_measured(eight):
     text = markdown_of("22")
     eager, compiled = eight[False], eight[True]
     assert f"{compiled.tokens:,} instead of {eager.tokens:,} tokens per second and GPU" in text
     assert f"in {compiled.memory} instead of {eager.memory} GiB" in text
     assert "H100s of 96 GB and 500 W" in text and "96 GB" in CARD.name
-
-
-def test_lesson_27_and_the_answer_say_how_far_compiled_plans_with_float8_were_off():
-    with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
-        rows = [row for row in csv.DictReader(file) if row["torch.compile"] == "with float8"]
-    off = [row for row in rows if "," not in row["layout"]]
-    assert len(off) == 3 and all(abs(float(row["GiB off"].strip("+%"))) < 1 for row in off)
-    times = "{}, {} and {}".format(*(round(float(row["tokens/s off"].strip("+%"))) for row in off))
-    step = ModelStep(read("meta-llama/Llama-3.1-8B"), compile=True, float8="tensorwise")
-    assert any(f"took {times} % more time" in note for note in notes.of_step(step, None))
-    errors = sorted(round(float(row["tokens/s off"].strip("+%"))) for row in off)
-    assert f"took {errors[0]} to {errors[-1]} % longer" in markdown_of("27")
-
-
-def test_lesson_22_and_the_answer_say_how_far_compiled_plans_were_off():
-    """Of the rows of FSDP alone, as docs/data/torchtitan.csv has them."""
-    with (ROOT / "docs" / "data" / "torchtitan.csv").open(encoding="utf8") as file:
-        rows = [row for row in csv.DictReader(file) if row["torch.compile"] == "yes"]
-    off = [row for row in rows if "," not in row["layout"]]
-    times = " and ".join(str(round(float(row["tokens/s off"].strip("+%")))) for row in off)
-    assert len(off) == 2 and all(abs(float(row["GiB off"].strip("+%"))) < 0.6 for row in off)
-    assert f"took {times} % longer than so planned" in markdown_of("22")
-    step = ModelStep(read("openai-community/gpt2"), compile=True)
-    assert any(f"took {times} % more time" in note for note in notes.of_step(step, None))

@@ -1,16 +1,12 @@
 """Lesson 14: what its `shard` of a language model sends and keeps, on two ranks. It and lesson 16:
 what transformers loads in shards and in cuts by itself."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.forked import forked, results
 from tests.lessons.cells import markdown_of, the_cell
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +35,6 @@ def test_its_loop_accumulates_and_clips_as_on_one_rank(told):
 
 def test_tied_embeddings_cannot_be_a_group_of_their_own(told):
     assert "shared with a parameter already managed by another FSDP group" in told["alone"]
-
-
-def test_a_checkpoint_in_bf16_stays_so_unless_fp32_is_asked_for(tmp_path):
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
-    Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).bfloat16().save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained
-    assert loaded(tmp_path).dtype == torch.bfloat16
-    assert loaded(tmp_path, dtype=torch.float32).dtype == torch.float32
-    assert "dtype=torch.float32" in the_cell("14", "shard(model, mesh=")
-
-
-def test_the_script_does_not_move_the_whole_model_to_the_gpu():
-    text = (ROOT / "scripts" / "fsdp.py").read_text()
-    made = text.index("from_pretrained(")
-    assert ".to(device)" not in text[made : text.index("fully_shard(model")]
 
 
 def test_transformers_loads_shards_and_cuts_as_the_lessons_say(tmp_path):

@@ -1,11 +1,7 @@
 """Lesson 24: a model whose text is split in zig-zag must make no mask, as the ring takes none."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -68,32 +64,6 @@ def as_it_was():
     """No test of another file is left with the ring that the lesson chooses."""
     yield
     set_rotate_method("allgather")
-
-
-def test_its_step_is_that_of_the_whole_text():
-    """One rank, whose `with` splits nothing: labels, their count and the gradients are right, when
-    17 tokens are filled up to 20 for two ranks.
-    """
-    config, kind = MODELS["llama"]
-    ids = torch.randint(32, (1, 17), generator=torch.Generator().manual_seed(1))
-    weights, names = [], {"torch": torch}
-    exec(own_code("24", ("def in_chunks(", "def split_step("), IN_FP32), names)
-    names["context_parallel"] = lambda *given, **more: nullcontext()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        for step in ("split", "whole"):
-            torch.manual_seed(0)
-            model = kind(config(**SIZES, **HEADS, attn_implementation="sdpa")).train()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            if step == "split":
-                names["split_step"](model, optimizer, SimpleNamespace(size=lambda: 2), ids)
-            else:
-                model(ids, labels=ids).loss.backward()
-                optimizer.step()
-            weights.append(torch.nn.utils.parameters_to_vector(model.parameters()))
-    finally:
-        dist.destroy_process_group()
-    torch.testing.assert_close(*weights)
 
 
 def test_its_program_trains_as_on_whole_texts_on_two_ranks(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.plan import plan
-from helpers.recipe import Recipe, replace
+from helpers.recipe import Recipe
 from tight_fit.gpus import CONTEXT, MARGIN, WORKSPACE, find
 from tight_fit.memory.allocator import (
     AllocationTrace,
@@ -18,8 +18,6 @@ from tight_fit.memory.allocator import (
     replay,
 )
 from tight_fit.units import KIB, MIB
-
-MINI = {"deberta": Recipe(batch_size=8, length=32), "vit": Recipe(model="vit", batch_size=8)}
 
 
 @dataclass
@@ -39,13 +37,8 @@ class Plain:
             if not block[1] and block[0] >= asked
         ]
         if not fitting:
-            whole = (
-                2 * MIB
-                if small
-                else 20 * MIB
-                if asked < 10 * MIB
-                else (asked + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
-            )
+            large = 20 * MIB if asked < 10 * MIB else -(-asked // (2 * MIB)) * 2 * MIB
+            whole = 2 * MIB if small else large
             self.segments.append((small, [[whole, False]]))
             fitting = [(whole, len(self.segments) - 1, 0)]
         _, number, index = min(fitting)
@@ -102,9 +95,8 @@ def test_the_same_as_a_plain_one(wishes):
     for block, _ in alive:
         quick.free(block)
     assert quick.allocated == 0
-    assert all(block.previous is block.next is None for block in quick._blocks.values()), (
-        "every segment is whole again"
-    )
+    blocks = quick._blocks.values()
+    assert all(block.previous is block.next is None for block in blocks), "segments whole again"
 
 
 def test_by_hand():
@@ -113,80 +105,71 @@ def test_by_hand():
     assert (cuda.allocated, cuda.reserved) == (512, 2 * MIB)
     cuda.malloc(3 * MIB)
     assert (cuda.allocated, cuda.reserved) == (512 + 3 * MIB, 22 * MIB)
-    cuda.malloc(
-        16 * MIB + 512
-    )  # from the 17 MiB left there; what is left now, 512 bytes short of 1 MiB, stays with it
+    # From the 17 MiB left there; what is left now, 512 bytes short of 1 MiB, stays with it.
+    cuda.malloc(16 * MIB + 512)
     assert (cuda.allocated, cuda.reserved) == (512 + 20 * MIB, 22 * MIB)
-    cuda.malloc(
-        11 * MIB
-    )  # a segment of its own, rounded up to 12 MiB; 1 MiB is not more than 1 MiB
+    # A segment of its own, rounded up to 12 MiB; 1 MiB is not more than 1 MiB.
+    cuda.malloc(11 * MIB)
     assert (cuda.allocated, cuda.reserved) == (512 + 32 * MIB, 34 * MIB)
 
 
 def test_free_memory_that_does_not_lie_together():
     """Thirty free MiB in three segments cannot hold twenty-one, and go back to the driver."""
     cuda = CachingAllocator(capacity=60 * MIB)
-    kept = [cuda.malloc(10 * MIB) for _ in range(3)]
-    gone = [cuda.malloc(10 * MIB) for _ in range(3)]
+    blocks = [cuda.malloc(10 * MIB) for _ in range(6)]
     assert cuda.reserved == 60 * MIB
-    for block in gone:
+    for block in blocks[3:]:
         cuda.free(block)
-    with pytest.raises(
-        CapacityExceeded, match="the 62914560 that there are, 31457280 of them used"
-    ):
+    message = "the 62914560 that there are, 31457280 of them used"
+    with pytest.raises(CapacityExceeded, match=message):
         cuda.malloc(31 * MIB)
     assert cuda.reserved == 30 * MIB and cuda.malloc(21 * MIB) is not None
-    assert cuda.reserved == 52 * MIB and len(kept) == 3
+    assert cuda.reserved == 52 * MIB
 
 
 def test_a_step_is_repeated_until_nothing_new_is_reserved():
     """A parameter of 4 MiB, a state as large from the first step on, and a step that needs 3 MiB
     and returns 512 bytes."""
-    allocation_trace = AllocationTrace(
+    trace = AllocationTrace(
         np.array([4 * MIB, 4 * MIB, 3 * MIB, 100, 0]), np.array([0]), np.array([1]),
         np.array([3, 5, 4, -3], dtype=np.int32), np.array([0, 0, 1, 2], dtype=np.int8),
     )  # fmt: skip
-    assert replay(allocation_trace) == AllocatorPeaks(11 * MIB + 512, 22 * MIB)
+    assert replay(trace) == AllocatorPeaks(11 * MIB + 512, 22 * MIB)
     # The workspaces leave 5 MiB in the first segment; the state, which comes last, takes them all.
-    assert replay(allocation_trace, workspace=8 * MIB) == AllocatorPeaks(28 * MIB + 512, 42 * MIB)
+    assert replay(trace, workspace=8 * MIB) == AllocatorPeaks(28 * MIB + 512, 42 * MIB)
     with pytest.raises(CapacityExceeded):
-        replay(allocation_trace, capacity=21 * MIB)
+        replay(trace, capacity=21 * MIB)
 
 
-CASES = [
-    MINI["deberta"],
-    replace(MINI["deberta"], accumulation=4, precision="fp16"),
-    MINI["vit"],
-    Recipe("vit", profile="full", batch_size=8, checkpointing=True),
-]
+CASES = {
+    "deberta mini fp16": Recipe(batch_size=8, length=32, accumulation=4, precision="fp16"),
+    "vit full fp32": Recipe("vit", profile="full", batch_size=8, checkpointing=True),
+}
 
 
-@pytest.mark.parametrize(
-    "recipe", CASES, ids=lambda recipe: f"{recipe.model} {recipe.profile} {recipe.precision}"
-)
+@pytest.mark.parametrize("recipe", CASES.values(), ids=CASES)
 def test_a_plan_on_a_gpu(recipe):
     planned = plan(recipe)
-    peaks = planned.allocator_peaks("T4")
-    assert planned.peak + 2 * WORKSPACE <= peaks.allocated <= peaks.reserved
-    assert peaks.allocated < 1.05 * planned.peak + 2 * WORKSPACE + 8 * MIB, (
-        "blocks are little more than their tensors"
-    )
+    peaks, tensors = planned.allocator_peaks("T4"), planned.peak + 2 * WORKSPACE
+    assert tensors <= peaks.allocated <= peaks.reserved
+    most = 1.05 * planned.peak + 2 * WORKSPACE + 8 * MIB
+    assert peaks.allocated < most, "blocks are little more than their tensors"
     least = planned.allocation_trace.least
-    assert planned.peak + 2 * WORKSPACE <= least <= peaks.reserved
+    assert tensors <= least <= peaks.reserved
     assert planned.allocator_peaks("T4", capacity=least).reserved <= least
     with pytest.raises(CapacityExceeded):
         planned.allocator_peaks("T4", capacity=peaks.allocated - 512)
     room = find("T4")._replace(memory=least + CONTEXT + int(MARGIN * planned.peak))
-    assert planned.fits(room)
-    assert planned.fits(room).over == 0
+    assert planned.fits(room) and planned.fits(room).over == 0
     assert not planned.fits(room._replace(memory=room.memory - KIB))
 
 
 def test_a_cpu_has_none():
+    recipe = Recipe(model="vit", batch_size=8)
     with pytest.raises(ValueError, match="CPU has no caching allocator"):
-        plan(MINI["vit"], "cpu").allocator_peaks("T4")
+        plan(recipe, "cpu").allocator_peaks("T4")
     with pytest.raises(ValueError, match="GTX 9999"):
-        plan(MINI["vit"]).allocator_peaks("GTX 9999")
+        plan(recipe).allocator_peaks("GTX 9999")
 
 
 def test_segments_are_named_block_by_block():

@@ -1,5 +1,8 @@
 """Memory snapshots of steps on a CPU, in bytes counted by hand; PyTorch's own calls on a GPU."""
 
+from collections import Counter
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -30,14 +33,9 @@ def test_the_bytes_in_use_are_those_counted_by_hand(tmp_path):
 
     held = taken(tmp_path / "x.pickle", run)
     events = [(event["action"], event["size"]) for event in held["device_traces"][0]]
-    assert events == [
-        ("alloc", 4000),
-        ("alloc", 4000),
-        ("free_completed", 4000),
-        ("alloc", 80),
-        ("alloc", 160),
-        ("free_completed", 80),
-    ]
+    made, freed = "alloc", "free_completed"
+    assert events[:3] == [(made, 4000), (made, 4000), (freed, 4000)]
+    assert events[3:] == [(made, 80), (made, 160), (freed, 80)]
     in_use = snapshot.moment(held)
     assert in_use.allocated == 8000 and not in_use.asked
     assert sum(segment["total_size"] for segment in held["segments"]) == 4160
@@ -56,9 +54,9 @@ def test_a_step_has_its_categories_and_lines(tmp_path, capsys):
         return model, optimizer
 
     in_use = snapshot.moment(taken(tmp_path / "x.pickle", run))
-    sums = {}
+    sums = Counter()
     for block in in_use.blocks:
-        sums[block.category] = sums.get(block.category, 0) + block.bytes
+        sums[block.category] += block.bytes
     assert sums["weights"] == 4 * 2 * layer
     assert sums["optimizer states and temporaries"] == 4 * 2 * layer  # SGD's momentum
     # At the peak the results of both layers and of GELU are kept for the backward pass.
@@ -71,23 +69,18 @@ def test_a_step_has_its_categories_and_lines(tmp_path, capsys):
 def test_on_a_gpu_pytorch_writes_it(monkeypatch, tmp_path, fails):
     calls = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    for name in ("_record_memory_history", "_dump_snapshot"):
-        monkeypatch.setattr(
-            f"torch.cuda.memory.{name}",
-            lambda *args, name=name, **settings: calls.append((name, args, settings)),
-        )
+    begin, dump = "_record_memory_history", "_dump_snapshot"
+    for name in (begin, dump):
+
+        def called(*args, name=name, **settings):
+            calls.append((name, args, settings))
+
+        monkeypatch.setattr(f"torch.cuda.memory.{name}", called)
     path = tmp_path / "x.pickle"
-    try:
-        with history.recorded(path):
-            if fails:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-    except torch.OutOfMemoryError:
-        assert fails
-    assert calls == [
-        ("_record_memory_history", (), {}),
-        ("_dump_snapshot", (str(path),), {}),
-        ("_record_memory_history", (), {"enabled": None}),
-    ]
+    with suppress(torch.OutOfMemoryError), history.recorded(path):
+        if fails:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+    assert calls == [(begin, (), {}), (dump, (str(path),), {}), (begin, (), {"enabled": None})]
 
 
 def test_a_snapshot_is_written_after_an_error(tmp_path):

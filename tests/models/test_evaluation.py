@@ -4,56 +4,42 @@ import pytest
 import torch
 import transformers as library
 
+from tests.small import configured
 from tight_fit.models.evaluation import logits_bytes
 from tight_fit.models.made import make
 from tight_fit.models.step import ModelStep
 
-SIZES = {
-    "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 64, "max_position_embeddings": 64,
-}  # fmt: skip
-IMAGES = {"image_size": 32, "patch_size": 8}
+SIZES = 32, 2, 4, 64, 128
+LLAMA = configured(library.LlamaConfig, *SIZES)
+T5 = library.T5Config(
+    vocab_size=128, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+)
+VIT = configured(library.ViTConfig, *SIZES, image_size=32, patch_size=8)
 CASES = {
-    "bert masked-lm": (library.BertConfig(**SIZES), "masked-lm", {}),
-    "llama causal-lm": (library.LlamaConfig(**SIZES), "causal-lm", {}),
-    "llama in bf16": (library.LlamaConfig(**SIZES), "causal-lm", {"weights": "bf16"}),
-    "llama, autocast": (
-        library.LlamaConfig(**SIZES),
-        "causal-lm",
-        {"weights": "bf16", "precision": "bf16"},
+    "llama": (LLAMA, "causal-lm", {}),
+    "llama in bf16": (LLAMA, "causal-lm", {"weights": "bf16"}),
+    "llama, autocast": (LLAMA, "causal-lm", {"weights": "bf16", "precision": "bf16"}),
+    "bert": (
+        configured(library.BertConfig, *SIZES), "sequence-classification", {"classes": 7},
     ),
-    "roberta classes": (library.RobertaConfig(**SIZES), "sequence-classification", {"classes": 7}),
-    "bert tokens": (library.BertConfig(**SIZES), "token-classification", {"classes": 5}),
-    "t5 seq2seq-lm": (
-        library.T5Config(
-            vocab_size=128, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-            decoder_start_token_id=0,
-        ),
-        "seq2seq-lm",
-        {},
-    ),
-    "vit": (
-        library.ViTConfig(**{name: SIZES[name] for name in list(SIZES)[1:5]}, **IMAGES),
-        "image-classification",
-        {"classes": 11},
-    ),
+    "t5": (T5, "seq2seq-lm", {}),
+    "vit": (VIT, "image-classification", {"classes": 11}),
 }  # fmt: skip
 EXAMPLES, LENGTH = 6, 16
 
 
-def rows(step: ModelStep) -> list[dict]:
+def row(step: ModelStep) -> dict:
     if step.reads == "image":
-        return [{"pixel_values": torch.rand(3, 32, 32), "labels": torch.tensor(1)}] * EXAMPLES
+        return {"pixel_values": torch.rand(3, 32, 32), "labels": torch.tensor(1)}
     ids = torch.ones(LENGTH, dtype=torch.long)
     each = step.kind.each == "token"
-    row = {"input_ids": ids, "attention_mask": ids, "labels": ids if each else torch.tensor(1)}
-    return [row] * EXAMPLES
+    return {"input_ids": ids, "attention_mask": ids, "labels": ids if each else torch.tensor(1)}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_keeps_what_trainer_keeps(name, tmp_path):
     config, task, fields = CASES[name]
-    length = {} if task.startswith("image") else {"length": LENGTH}
+    length = {} if name == "vit" else {"length": LENGTH}
     step = ModelStep(config, task=task, **length, **fields)
     kept = []
 
@@ -67,7 +53,7 @@ def test_it_keeps_what_trainer_keeps(name, tmp_path):
             tmp_path, report_to=[], use_cpu=True, bf16=step.precision == "bf16",
             per_device_eval_batch_size=2, disable_tqdm=True,
         ),
-        eval_dataset=rows(step),
+        eval_dataset=[row(step)] * EXAMPLES,
         preprocess_logits_for_metrics=watched,
         compute_metrics=lambda prediction: {},
     )  # fmt: skip

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 
 from helpers import kept_layouts
 from helpers.show import layouts
+from tests.night import few_by_day
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import SCHEDULES, parse
 from tight_fit.layouts.plan import plan_step
@@ -19,9 +20,6 @@ from tools.course import NOTEBOOKS, kept_plans
 
 PAIR = Cluster("RTX 3060", per_machine=2)
 QUESTIONS = list(kept_plans.questions())
-# Those that take seconds to plan: by day; the others by night.
-QUICK = [one for one in QUESTIONS if one[0].tokens in (None, 8_192)]
-REST = [one for one in QUESTIONS if one[0].tokens not in (None, 8_192)]
 
 
 def test_all_that_lessons_ask_is_kept_and_nothing_else():
@@ -30,7 +28,8 @@ def test_all_that_lessons_ask_is_kept_and_nothing_else():
 
 @pytest.mark.parametrize(
     "asked",
-    [*QUICK, *[pytest.param(one, marks=pytest.mark.night) for one in REST]],
+    # Those that take seconds to plan: by day; the others by night.
+    few_by_day([(one,) for one in QUESTIONS], lambda values: values[0][0].tokens in (None, 8_192)),
     ids=lambda asked: f"{asked[0].config.model_type}, {asked[1]}, {asked[1].schedule}, {asked[2]}",
 )
 def test_what_is_kept_is_planned_alike_today(asked):
@@ -69,9 +68,9 @@ def test_what_is_not_kept_is_planned_once_for_all_clusters(monkeypatch):
 
 
 def test_a_question_is_told_from_every_other():
-    asked = [(small(), parse("ddp=2"), PAIR), (small(intermediate_size=96), parse("ddp=2"), PAIR)]
-    asked += [(small(), parse("fsdp=2"), PAIR), (small(), parse("ddp=2"), Cluster("T4", 2))]
-    pipeline = [parse("pipeline=2", schedule=schedule) for schedule in ("1f1b", "gpipe")]
-    asked += [(small(), layout, PAIR) for layout in pipeline]
+    two, other = parse("ddp=2"), small(intermediate_size=96)
+    asked = [(small(), two, PAIR), (other, two, PAIR), (small(), two, Cluster("T4", 2))]
+    for layout in (parse("fsdp=2"), *(parse("pipeline=2", schedule=s) for s in ("1f1b", "gpipe"))):
+        asked.append((small(), layout, PAIR))
     assert len({kept_layouts.key(*one) for one in asked}) == len(asked)
     assert kept_layouts.key(*asked[0]) == kept_layouts.key(small(), parse("ddp=2"), PAIR)

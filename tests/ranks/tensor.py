@@ -1,4 +1,4 @@
-"""Run by test_tensor_by_hand.py as ranks: layers cut by hand, over both kinds of exchange."""
+"""Run by tests/by_hand/test_tensor.py as ranks: layers cut by hand, over both kinds of exchange."""
 
 import json
 

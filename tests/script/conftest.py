@@ -7,26 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     BertConfig,
     GPT2Config,
     T5Config,
-    ViTConfig,
 )
+
+from tests.small import configured
 
 MINI = Path(__file__).parents[2] / "helpers" / "mini" / "deberta"
 WORDS = 8192  # of the mini DeBERTa's tokenizer, as the fixture checks
 KINDS = {
-    "bert": (
-        AutoModelForMaskedLM,
-        BertConfig(
-            vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-            intermediate_size=128, max_position_embeddings=128,
-        ),
-    ),
+    "bert": (AutoModelForMaskedLM, configured(BertConfig, 64, 2, 4, 128, WORDS)),
     "gpt2": (
         AutoModelForCausalLM,
         GPT2Config(vocab_size=WORDS, n_embd=64, n_layer=2, n_head=4, n_positions=128),
@@ -36,13 +30,6 @@ KINDS = {
         T5Config(
             vocab_size=WORDS, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
             decoder_start_token_id=0,
-        ),
-    ),
-    "vit": (
-        AutoModel,
-        ViTConfig(
-            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-            image_size=32, patch_size=8,
         ),
     ),
 }  # fmt: skip

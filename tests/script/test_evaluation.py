@@ -5,14 +5,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.programs.real import steps_of
-from tests.script import HEAD, LOOP, STEP, run
+from tests.script import HEAD, LOOP, run
 from tight_fit.script import process, report
 from tight_fit.script.program import ToPlan, script_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEPS = 8  # of an epoch of both programs
 NUMBERS = 64  # bytes of the numbers of which a CPU makes tensors
-NO_LOADER = f"{HEAD}for step in range(100):\n{STEP}"
+LOADS = f"""\
+{HEAD}
+from torch.utils.data import DataLoader
+for epoch in range(1):
+    for x in DataLoader(torch.rand(64, 256), batch_size=8):
+        model(x.to(device)).square().mean().backward()
+"""
 
 
 def arguments_of(name, tiny, *more):
@@ -77,18 +83,14 @@ def test_a_result_that_is_kept_is_counted_each_time(program):
 
 def test_an_evaluation_that_is_not_reached_is_named(program):
     seldom = "    if step % 1000 == 999:\n        model.eval()\n        model.train()\n"
-    facts = run(program(NO_LOADER + seldom))
+    facts = run(program(LOOP + seldom))
     assert "Its evaluation (train.py:12) is not planned." in report.verdict(facts)
-    assert not any("evaluation" in line for line in report.verdict(run(program(NO_LOADER))))
+    assert not any("evaluation" in line for line in report.verdict(run(program(LOOP))))
 
 
 def test_an_evaluation_that_cannot_be_planned_leaves_the_plan_of_the_training(program):
     text = (
-        f"{HEAD}from torch.utils.data import DataLoader\n"
-        "loader = DataLoader(torch.rand(64, 256), batch_size=8)\n"
-        "for epoch in range(3):\n    for x in loader:\n"
-        "        loss = model(x.to(device)).square().mean()\n        optimizer.zero_grad()\n"
-        "        loss.backward()\n        optimizer.step()\n"
+        f"{LOADS}        optimizer.step()\n        optimizer.zero_grad()\n"
         "    model.eval()\n    with torch.no_grad():\n        y = model(x.to(device))\n"
         "    y[y > 0].tolist()[3]\n    model.train()\n"
     )
@@ -101,10 +103,7 @@ def test_an_evaluation_that_cannot_be_planned_leaves_the_plan_of_the_training(pr
 def test_an_evaluation_without_eval_is_one_once_training_is_planned(program):
     """Who forgets `model.eval()` evaluates all the same: four results of 64 examples are kept."""
     text = (
-        f"{HEAD}from torch.utils.data import DataLoader\n"
-        "for x in DataLoader(torch.rand(64, 256), batch_size=8):\n"
-        "    loss = model(x.to(device)).square().mean()\n"
-        "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        f"{LOADS}        optimizer.step()\n        optimizer.zero_grad()\n"
         "kept = []\nwith torch.no_grad():\n    for x in DataLoader(torch.rand(256, 256), 64):\n"
         "        kept.append(model(x.to(device)))\n"
     )

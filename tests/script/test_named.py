@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tests.script import HEAD, LOOP, run
+from tests.script import LOOP, run
 from tight_fit.script import report
-from tight_fit.script.program import ProgramFailed
 
 ATTENTION = (
     "import torch\nimport torch.nn.functional as F\n"
@@ -18,10 +17,7 @@ ATTENTION = (
     "    optimizer.step()\n    optimizer.zero_grad()\n"
 )
 # PyTorch's memory-efficient kernel takes fp16 and fp32 from Volta on, bf16 from Ampere on.
-FUSED = {
-    ("T4", "float16"): True, ("T4", "float32"): True, ("T4", "bfloat16"): False,
-    ("V100-16GB", "float16"): True, ("RTX 3060", "bfloat16"): True,
-}  # fmt: skip
+FUSED = {("T4", "float16"): True, ("T4", "bfloat16"): False, ("RTX 3060", "bfloat16"): True}
 
 
 @pytest.mark.parametrize("gpu, dtype", FUSED)
@@ -66,25 +62,3 @@ def test_what_gets_no_gradient_is_said(program):
     notes = report.notes(run(program(text)))
     assert any(note.startswith("1 of the 2 tensors") for note in notes)
     assert not any("no gradient" in note for note in report.notes(run(program(LOOP))))
-
-
-@pytest.mark.parametrize(
-    "text, todo",
-    [
-        (
-            f"{HEAD}model.half()\nscaler = torch.amp.GradScaler()\n"
-            "loss = model(torch.rand(8, 256, device=device).half()).square().mean()\n"
-            "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n",
-            "Keep the trained weights in fp32",
-        ),
-        (
-            f"{HEAD}model.requires_grad_(False)\n" + LOOP.removeprefix(HEAD),
-            "model.enable_input_require_grads()",
-        ),
-    ],
-    ids=["fp16 gradients", "nothing trains"],
-)
-def test_a_failure_that_is_known_names_its_remedy(text, todo, program):
-    with pytest.raises(ProgramFailed) as error:
-        run(program(text))
-    assert todo in str(error.value) and "\n" not in str(error.value)

@@ -10,7 +10,7 @@ from tests.script import LOOP, run
 from tight_fit.command import script as command
 from tight_fit.gpus import NCCL
 from tight_fit.script import process, report
-from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
+from tight_fit.script.program import ToPlan, script_of
 from tight_fit.script.ranks import ProgramRank
 
 ROOT = Path(__file__).parents[2]
@@ -18,19 +18,29 @@ PROGRAMS = Path(__file__).parent / "programs"
 REAL = ROOT / "tests" / "ranks" / "program.py"
 STEPS = 4
 NUMBERS = 64  # bytes of the numbers of which a CPU makes tensors
-PUBLISHED = ("ddp", "fsdp", "tensor_parallel")  # of scripts/
+MODEL = str(ROOT / "helpers" / "mini" / "decoder")
+FINE_TUNE = ["--model", MODEL, "--data", "data.jsonl", "--base", "nf4", "--batch", "2"]
+FINE_TUNE += ["--held", "0", "--length", "64"]
 
 
-def planned(name, *arguments, number=0, ranks=2):
-    wanted = ToPlan(name, arguments, None, STEPS, rank=ProgramRank(number, ranks))
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def planned(name, *arguments, ranks=2):
+    wanted = ToPlan(name, arguments, None, STEPS, rank=ProgramRank(0, ranks))
     return process.plan(wanted, script_of(name, arguments), 300.0)
 
 
+def sent_bytes(facts):
+    return sum(count for _, count in facts["rank"]["sent"].values())
+
+
 @pytest.mark.parametrize("options", [(), ("--view",)], ids=["beside", "views"])
-def test_a_rank_of_ddp_takes_what_a_real_rank_takes(options, tmp_path, monkeypatch):
+def test_a_rank_of_ddp_takes_what_a_real_rank_takes(options):
     """By the allocator's record. Gradients lie beside DDP's buckets, unless the program asks for
     views of them, as the first step shows, whose peak is all that is alive."""
-    monkeypatch.chdir(tmp_path)
     path = str(PROGRAMS / "ddp_loop.py")
     facts = planned(path, *options)
     plan = [step["peak"] - step["begin"] for step in facts["steps"]]
@@ -46,119 +56,63 @@ def test_a_rank_of_ddp_takes_what_a_real_rank_takes(options, tmp_path, monkeypat
     assert facts["rank"]["sent"]["all_reduce"][1] == weights  # 2 (n - 1) / n of it, of 2 ranks
 
 
-def test_a_rank_of_fsdp_takes_and_sends_what_a_real_rank_does(tmp_path, monkeypatch):
-    """Bytes sent are equal. Gloo lets go of messages later than a plan, so memory is within 5%."""
-    monkeypatch.chdir(tmp_path)
+def test_a_rank_of_fsdp_takes_and_sends_what_a_real_rank_does():
+    """Bytes sent are equal. Gloo lets go of messages later than a plan, so memory is within 5%.
+    Of eight ranks each holds a quarter of the states."""
     path = str(PROGRAMS / "fully_shard_loop.py")
-    facts = planned(path)
+    facts, of_eight = planned(path), planned(path, ranks=8)
+    plan = [step["peak"] for step in facts["steps"]]
     for peaks, sent in results(forked(REAL, "tracked", path, STEPS, ranks=2)):
-        plan = [step["peak"] for step in facts["steps"]]
         assert plan[1:] == pytest.approx(peaks[1:], rel=0.05), (plan, peaks)
-        assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
-    assert facts["parameters"] == 4 * 789_760
-
-
-@pytest.mark.parametrize("base", ["nf4", pytest.param("bf16", marks=pytest.mark.night)])
-def test_a_rank_of_a_fine_tune_of_adapters_sends_what_a_real_rank_does(base, tmp_path, monkeypatch):
-    """LoRA and QLoRA with FSDP2: scripts/finetune_llm.py as it is."""
-    pytest.importorskip("bitsandbytes")
-    monkeypatch.chdir(tmp_path)
-    Path("data.jsonl").write_text('{"prompt": "Oil rose.", "answer": "crude"}\n' * 4, "utf8")
-    path = str(ROOT / "scripts" / "finetune_llm.py")
-    model = str(ROOT / "helpers" / "mini" / "decoder")
-    asked = ["--model", model, "--data", "data.jsonl", "--base", base]
-    asked += ["--batch", "2", "--held", "0", "--length", "64"]
-    facts = run(path, *asked, gpu="RTX 3090", seconds=300.0, rank=ProgramRank(0, 2))
-    for _, sent in results(forked(REAL, "tracked", path, STEPS, *asked, ranks=2)):
-        assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
+        assert sent_bytes(facts) == sent[-1]
+    assert facts["parameters"] == of_eight["parameters"] == 4 * 789_760
+    states = [found["at_peak"]["optimizer states"] for found in (facts, of_eight)]
+    assert states[0] == pytest.approx(4 * states[1], rel=0.01)
 
 
 @pytest.mark.parametrize(
     "script, arguments",
     few_by_day(
         [
-            ("expert_parallel", ()),
-            ("context_parallel", ("--attention", "ring")),
-            ("context_parallel", ("--attention", "ulysses")),
-            ("cluster", ()),
+            ("expert_parallel", []),
+            ("context_parallel", ["--attention", "ring"]),
+            ("cluster", []),
+            ("finetune_llm", FINE_TUNE),  # QLoRA with FSDP2
         ],
         lambda case: case[0] == "expert_parallel",
     ),
 )
-def test_a_script_with_messages_of_its_own_is_planned_as_a_real_rank(
-    script, arguments, tmp_path, monkeypatch
-):
-    """Of scripts/, those that no layout of lessons 24 and 25 is. Gloo holds on to messages of
-    FSDP's longer than a plan (cluster, 1.4%), and its thread to any message in a step now and then:
-    the least of the settled steps is compared."""
-    monkeypatch.chdir(tmp_path)
+def test_a_script_with_messages_of_its_own_is_planned_as_a_real_rank(script, arguments):
+    """Gloo holds on to messages of FSDP's longer than a plan (cluster, 1.4%), and its thread to any
+    message in a step now and then: the least of the settled steps is compared."""
+    if script == "finetune_llm":
+        pytest.importorskip("bitsandbytes")
+        Path("data.jsonl").write_text('{"prompt": "Oil rose.", "answer": "crude"}\n' * 4, "utf8")
     path = str(ROOT / "scripts" / f"{script}.py")
     facts = run(path, *arguments, gpu="RTX 3060", seconds=300.0, rank=ProgramRank(1, 2))
     for peaks, sent in results(forked(REAL, "tracked", path, STEPS, *arguments, ranks=2)):
-        assert facts["peak"] == pytest.approx(min(peaks[1:]), rel=0.02)
-        assert sum(count for _, count in facts["rank"]["sent"].values()) == sent[-1]
+        assert sent_bytes(facts) == sent[-1] > 0
+        if script != "finetune_llm":  # whose weights in 4 bits a CPU computes with in its own way
+            assert facts["peak"] == pytest.approx(min(peaks[1:]), rel=0.02)
 
 
-def test_more_ranks_hold_less_each(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = str(PROGRAMS / "fully_shard_loop.py")
-    two, eight = (planned(path, number=1, ranks=ranks) for ranks in (2, 8))
-    assert two["at_peak"]["optimizer states"] == pytest.approx(
-        4 * eight["at_peak"]["optimizer states"], rel=0.01
-    )
-    assert two["parameters"] == eight["parameters"] and eight["rank"]["number"] == 1
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_scripts_of_this_repository_are_planned_as_they_are(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    facts = run(
-        str(ROOT / "scripts" / f"{name}.py"), gpu="T4", seconds=200.0, rank=ProgramRank(1, 2)
-    )
-    assert facts["fits"] and facts["terms"]["NCCL buffers"] == NCCL
-    assert sum(count for _, count in facts["rank"]["sent"].values()) > 0
+def test_a_script_that_scatters_its_weights_is_planned_as_it_is():
+    """Scattering is not counted of a real rank, but the plan's steps have none."""
+    path = str(ROOT / "scripts" / "tensor_parallel.py")
+    facts = run(path, gpu="T4", seconds=200.0, rank=ProgramRank(1, 2))
+    assert facts["fits"] and facts["terms"]["NCCL buffers"] == NCCL and sent_bytes(facts) > 0
     assert any("Planned is rank 1 of 2, which sends" in line for line in report.verdict(facts))
-
-
-def test_a_pipeline_that_asks_other_ranks_for_shapes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refused, match=r"pipeline.py:\d+: the program receives objects of another"):
-        run(str(ROOT / "scripts" / "pipeline.py"), rank=ProgramRank(1, 2))
-
-
-@pytest.mark.parametrize("asks", ["os.environ['LOCAL_RANK']", "os.environ['RANK']; exit(2)"])
-def test_without_the_option_a_program_for_torchrun_is_told_of_it(asks, program):
-    text = f"import os\nimport torch.distributed as dist\n{asks}\ndist.init_process_group('nccl')\n"
-    with pytest.raises(ProgramFailed) as error:
-        run(program(text + LOOP))
-    assert "plan one of its ranks with --ranks" in str(error.value)
 
 
 def test_the_option_and_torchruns_environment_name_the_rank(program, capsys, monkeypatch):
     text = LOOP.replace("device =", "import torch.distributed as dist\ndevice =", 1)
     text = text.replace("for step", "dist.init_process_group('nccl')\nfor step")
-    path = program(text + "    assert dist.get_world_size() == 4 and dist.get_rank() == RANK\n")
-    program(Path(path).read_text().replace("RANK", "0"))
-    assert command.main([path, "--gpu", "T4", "--quick", "--ranks", "4"]) == command.FITS
+    text += "    assert dist.get_world_size() == 4 and dist.get_rank() == {}\n"
+    asked = [program(text.format(0)), "--gpu", "T4", "--quick"]
+    assert command.main([*asked, "--ranks", "4"]) == command.FITS
     assert "Planned is rank 0 of 4" in capsys.readouterr().out
-    program(Path(path).read_text().replace("get_rank() == 0", "get_rank() == 3"))
+    program(text.format(3))
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert command.main([path, "--gpu", "T4", "--quick"]) == command.FITS
+    assert command.main(asked) == command.FITS
     assert "Planned is rank 3 of 4" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("version", (1, 2))
-def test_accelerates_own_sharding_is_refused_with_a_way_on(version, tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(
-        "import torch\n"
-        "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
-        f"plugin = FullyShardedDataParallelPlugin(fsdp_version={version})\n"
-        "accelerator = Accelerator(fsdp_plugin=plugin)\n"
-        "model = torch.nn.Linear(64, 64)\n"
-        "model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))\n",
-        encoding="utf8",
-    )
-    with pytest.raises(Refused, match=r"^train.py:6: .*FSDP plugin.*--layout fsdp=2.*fully_shard"):
-        run(str(path), rank=ProgramRank(0, 2))

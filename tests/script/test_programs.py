@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.programs.real import steps_of
-from tests.night import few_by_day
+from tests.script import run
 from tight_fit.gpus import find
 from tight_fit.script import process
 from tight_fit.script.program import ToPlan, script_of
@@ -29,9 +29,8 @@ ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of th
         "--report_to none --train_sampling_strategy sequential"
     ),
     "language_model_own": "",
-    "accelerate_loop": "--model_name_or_path {}/bert",
+    "accelerate_loop": "{}/bert",
     "translation_seq2seq_trainer": "{}/t5",
-    "image_classification_trainer": "{}/vit",
     "vision_mixup_loop": "",
     "lora_loop": "{}/gpt2",
     "quantized_lora_loop": "{}/gpt2",
@@ -40,40 +39,25 @@ ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of th
     "loss_in_chunks": "",
     "pooled_words": "",
     "convolution_reference": "",
-    "checkpointed_compiled_loop": "--dtype bfloat16",
+    "checkpointed_compiled_loop": "bfloat16",
     "compiled_blocks": "",
     "evaluation_loop": "--first",
     "lightning_module": "",
-    "supervised_trl": "{}/gpt2",
     "preferences_trl dpo": "{}/gpt2 DPO",
-    "preferences_trl kto": "{}/gpt2 KTO",
     "preferences_trl reward": "{}/gpt2 Reward",
+    "preferences_trl sft": "{}/gpt2 SFT",
 }
-NEEDED = {  # packages that not everybody has
-    "lightning_module": "lightning",
-    "supervised_trl": "trl",
-    "preferences_trl dpo": "trl",
-    "preferences_trl kto": "trl",
-    "preferences_trl reward": "trl",
-}
+NEEDED = {"lightning_module": "lightning", "preferences_trl": "trl"}
 ELSEWHERE = {  # in other files, and below
-    "ddp_loop",
-    "fully_shard_loop",
-    "evaluation_trainer",
-    "text_classification_loop",
+    "ddp_loop", "fully_shard_loop", "evaluation_trainer", "text_classification_loop",
     "compiled_early_trainer",
-}
-# By day for a GPU: a few shapes, and what is not compared with a run on a CPU.
-FOR_A_GPU = {
-    "text_classification_trainer",
-    "language_model_own",
-    "accelerate_loop",
-    "lora_loop",
-    "fabric_loop",
-    "checkpointed_compiled_loop",
-    "evaluation_loop",
-    "preferences_trl reward",
-}
+}  # fmt: skip
+# For a GPU: a few shapes, and what is not compared with a run on a CPU.
+FOR_A_GPU = [
+    "text_classification_trainer", "language_model_own", "lora_loop", "fabric_loop",
+    "checkpointed_compiled_loop", "evaluation_loop", "preferences_trl reward",
+    "convolution_reference", "quantized_lora_loop", "compiled_blocks",
+]  # fmt: skip
 # oneDNN's convolutions lay their images out anew inside the kernel, which no operation tells of;
 # bitsandbytes's products are planned as those of its CUDA kernels; inductor's code for a CPU has a
 # test of its own.
@@ -84,13 +68,18 @@ NUMBERS = 64  # bytes
 STEPS = 3
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def program(name: str) -> Path:
     return PROGRAMS / f"{name.partition(' ')[0]}.py"
 
 
 def arguments_of(name: str, tiny: Path) -> tuple[str, ...]:
-    if name in NEEDED:
-        pytest.importorskip(NEEDED[name])
+    if needed := NEEDED.get(program(name).stem):
+        pytest.importorskip(needed)
     return tuple(ARGUMENTS[name].format(tiny).split())
 
 
@@ -102,20 +91,14 @@ def planned(name: str, arguments: tuple[str, ...], gpu=None, **wanted):
 
 def test_every_program_is_tried():
     assert {*PROGRAMS.glob("*.py")} == {program(name) for name in (*ARGUMENTS, *ELSEWHERE)}
+    assert {*FOR_A_GPU} >= NOT_ON_A_CPU
 
 
-@pytest.mark.parametrize(
-    "name",
-    few_by_day(
-        (name for name in ARGUMENTS if name not in NOT_ON_A_CPU),
-        lambda name: name not in {"preferences_trl kto", "preferences_trl reward"},
-    ),
-)
-def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in NOT_ON_A_CPU])
+def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path):
     """The last two of three steps, by the record of the CPU's own allocator, to the byte."""
     if "bfloat16" in ARGUMENTS[name] and not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("This CPU has no products in bf16: oneDNN takes room for them that it hides.")
-    monkeypatch.chdir(tmp_path)
     arguments = arguments_of(name, tiny)
     steps = planned(name, arguments, steps=STEPS)["steps"]
     plan = [step["peak"] - step["begin"] for step in steps]
@@ -127,20 +110,16 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.night
-def test_a_compiled_module_takes_what_inductors_code_takes_and_a_little_more(tmp_path, monkeypatch):
+def test_a_compiled_module_takes_what_inductors_code_takes_and_a_little_more(tmp_path):
     """Inductor's code writes the gradient of logits over what it reads for the last time; a plan
     holds both. Uncompiled the step takes half as much again."""
-    monkeypatch.chdir(tmp_path)
     facts = planned("compiled_blocks", (), steps=STEPS)
     plan = [step["peak"] - step["begin"] for step in facts["steps"]][1:]
     real = steps_of(program("compiled_blocks"), (), STEPS, tmp_path)[1:]
     assert all(1 <= here / there < 1.15 for here, there in zip(plan, real, strict=True))
 
 
-def test_a_module_that_checkpoints_inside_is_planned_uncompiled_and_the_plan_says_so(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_module_that_checkpoints_inside_is_planned_uncompiled_and_the_plan_says_so():
     whole, checkpoints = (
         planned(name, (), "RTX 3060")["notes"]
         for name in ("compiled_blocks", "checkpointed_compiled_loop")
@@ -149,18 +128,16 @@ def test_a_module_that_checkpoints_inside_is_planned_uncompiled_and_the_plan_say
     assert said == [False, True]
 
 
-def test_a_model_compiled_before_trainer_is_planned_in_trainers_precision(tmp_path, monkeypatch):
+def test_a_model_compiled_before_trainer_is_planned_in_trainers_precision():
     """torch compiles at the first call, when Accelerate has put autocast around the `forward`."""
-    monkeypatch.chdir(tmp_path)
     early, late = (
         planned("compiled_early_trainer", arguments, "RTX 3060") for arguments in (("--early",), ())
     )
     assert early["peak"] == late["peak"] and not early["notes"] and not late["notes"]
 
 
-@pytest.mark.parametrize("name", few_by_day(ARGUMENTS, (FOR_A_GPU | NOT_ON_A_CPU).__contains__))
-def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("name", FOR_A_GPU)
+def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path):
     facts = planned(name, arguments_of(name, tiny), "RTX 3060")
     assert facts["fits"] and facts["peak"] == sum(facts["at_peak"].values())
     assert facts["peak"] <= facts["allocated"] <= facts["reserved"] < facts["need"]
@@ -171,9 +148,8 @@ def test_programs_run_unchanged_for_a_gpu(name, tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [(), ("--prepare",)], ids=["as loaded", "prepared"])
-def test_weights_in_4_bits_take_what_the_libraries_take(options, tiny, tmp_path, monkeypatch):
+def test_weights_in_4_bits_take_what_the_libraries_take(options, tiny):
     """Against the model that transformers, bitsandbytes and peft make on a CPU, to the byte."""
-    monkeypatch.chdir(tmp_path)
     folder = str(tiny / "gpt2")
     facts = planned("quantized_lora_loop", (folder, *options), "T4")
     module = runpy.run_path(str(PROGRAMS / "quantized_lora_loop.py"))
@@ -183,3 +159,22 @@ def test_weights_in_4_bits_take_what_the_libraries_take(options, tiny, tmp_path,
     by_id = {id(tensor): tensor.nbytes for tensor in held}  # peft's layer has its base's weight
     assert facts["at_peak"]["parameters"] == sum(by_id.values())
     assert facts["parameters"] == model.get_nb_trainable_parameters()[1]
+
+
+@pytest.mark.parametrize("bits", ("8", "32"))
+def test_paged_states_are_counted_on_the_gpu(bits):
+    """As the same optimizer's without pages, of which a CPU can make real ones."""
+    pytest.importorskip("bitsandbytes")
+    Path("train.py").write_text(
+        "import sys, torch, bitsandbytes as bnb\n"
+        "model = torch.nn.Linear(1024, 1024, bias=False).cuda()\n"
+        "optimizer = getattr(bnb.optim, sys.argv[1])(model.parameters())\n"
+        "for step in range(5):\n"
+        "    model(torch.rand(8, 1024, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n",
+        encoding="utf8",
+    )
+    paged, plain = (run("train.py", f"{kind}AdamW{bits}bit") for kind in ("Paged", ""))
+    assert paged["at_peak"]["optimizer states"] == plain["at_peak"]["optimizer states"] > 2**21
+    assert any(note.startswith("Paged optimizer states") for note in paged["notes"])

@@ -66,7 +66,7 @@ def started(course: Path, home: Path) -> Iterator[str]:
             _end(server)
 
 
-def _wait(address: str, server: subprocess.Popen, said: Path, seconds: float = 120) -> None:
+def _wait(address: str, server: subprocess.Popen, said: Path, seconds: float = 600) -> None:
     """Until the server answers. What it said is in the error when it does not."""
     here = build_opener(ProxyHandler({}))
     request = Request(f"{address}/api/status", headers={"Authorization": f"token {TOKEN}"})

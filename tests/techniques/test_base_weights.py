@@ -17,11 +17,13 @@ def dtypes(model, trains: bool) -> set[torch.dtype]:
     return {value.dtype for value in model.parameters() if value.requires_grad == trains}
 
 
-@pytest.mark.parametrize("recipe", [DEBERTA, VIT], ids=["deberta", "vit"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("base", ["bf16", "nf4"])
+@pytest.mark.parametrize(
+    "recipe, base, precision",
+    [(DEBERTA, "bf16", "fp32"), (DEBERTA, "nf4", "bf16"), (VIT, "bf16", "bf16")],
+    ids=str,
+)
 def test_the_frozen_base_is_stored_small_and_adapters_and_head_learn_in_fp32(
-    recipe, precision, base
+    recipe, base, precision
 ):
     recipe = replace(recipe, base=base, precision=precision, lora_targets="all-linear")
     model = models.build(recipe)
@@ -45,32 +47,6 @@ def test_without_adapters_all_weights_are_bf16_and_train():
 def test_nf4_in_fp16_has_no_bf16_beside_it():
     model = models.build(replace(VIT, base="nf4", precision="fp16"))
     assert dtypes(model, trains=False) == {torch.float16, torch.uint8}
-
-
-def test_nf4_is_near_the_weights_and_keeps_the_answers():
-    batch = train.encoded(VIT)["train"].batch(range(8))
-    batch.pop("labels")
-    with torch.no_grad():
-        plain, four = (
-            models.build(replace(VIT, base=base)).eval()(**batch).logits.float()
-            for base in ("fp32", "nf4")
-        )
-    assert torch.nn.functional.cosine_similarity(plain, four).min() > 0.9
-    assert not torch.equal(plain, four)
-
-
-def test_adapters_of_all_linear_layers_stand_beside_every_one_below_the_head():
-    model = models.build(replace(DEBERTA, lora_targets="all-linear", frozen=2))
-    adapted = {
-        name.rpartition(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name
-    }
-    names = {
-        name.replace(".base_layer", "")
-        for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and ".layer." in name and "lora" not in name
-    }
-    assert adapted == {name for name in names if int(name.split(".")[3]) >= 2}
-    assert len(adapted) == 12
 
 
 def test_rslora_multiplies_by_alpha_over_the_root_of_the_rank():

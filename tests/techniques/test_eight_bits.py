@@ -96,45 +96,6 @@ def test_what_is_kept_is_what_torchao_keeps_and_four_scales_a_layer():
     assert kept[0].count(scale) == 2 * 4
 
 
-def by_formula(x, weight, gradient, scaling):
-    """The three products of a layer in fp64, their operands rounded to 8 bits."""
-    low = torch.float8_e5m2 if scaling == "tensorwise" else torch.float8_e4m3fn
-
-    def rounded(numbers, axis, dtype=torch.float8_e4m3fn):
-        most = numbers.abs().amax(axis, keepdim=True) if axis is not None else numbers.abs().max()
-        scale = (torch.finfo(dtype).max / most.double()).float()
-        scale = 2 ** scale.log2().floor() if axis is not None else scale
-        return (numbers.float() * scale).to(dtype).double() / scale.double()
-
-    def axis(which):
-        return which if scaling == "rowwise" else None
-
-    return (
-        rounded(x, axis(1)) @ rounded(weight, axis(1)).T,
-        rounded(gradient, axis(1), low) @ rounded(weight, axis(0)),
-        rounded(gradient, axis(0), low).T @ rounded(x, axis(0)),
-    )
-
-
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_the_three_products_are_those_of_operands_rounded_to_8_bits(scaling):
-    torch.manual_seed(0)
-    layer = nn.ModuleList([nn.Linear(64, 48, bias=False, dtype=torch.bfloat16)])
-    model = nn.Module()
-    model.layers = layer
-    weight = layer[0].weight.detach()
-    eight_bits.multiply_in_8_bits(model, scaling)
-    x = (torch.randn(32, 64) * torch.linspace(0.01, 9, 32)[:, None]).bfloat16().requires_grad_()
-    gradient = torch.randn(32, 48).bfloat16()
-    y = model.layers[0](x)
-    y.backward(gradient)
-    wanted = by_formula(x.detach(), weight, gradient, scaling)
-    for got, want in zip((y.detach(), x.grad, model.layers[0].weight.grad), wanted, strict=True):
-        assert (got.double() - want).abs().max() < 2**-8 * want.abs().max()  # bf16's rounding
-    exact = x.detach().double() @ weight.double().T
-    assert not torch.allclose(y.double(), exact, rtol=2**-8)  # 8 bits are seen
-
-
 def test_zeros_have_a_finite_scale():
     scale, inverse = eight_bits.scales(torch.zeros(4, 4), torch.float8_e4m3fn)
     assert scale.isfinite() and inverse.isfinite()
@@ -175,7 +136,7 @@ def test_memory_is_not_what_it_buys():
     assert 0 <= usual.peak - eight.peak <= 2 * linear + 2**20
 
 
-@pytest.mark.parametrize("name", ["T4", "A100-40GB", "RTX 3090", "V100-32GB", "MI300X"])
+@pytest.mark.parametrize("name", ["A100-40GB", "MI300X"])
 def test_a_gpu_without_fp8_is_refused_in_one_sentence(name):
     assert not KNOWN[name].fp8
     with pytest.raises(ValueError) as caught:

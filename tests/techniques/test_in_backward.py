@@ -22,7 +22,7 @@ def trained(recipe: Recipe, steps: int = 3) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor", "adamw8bit", "lion"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "adamw8bit"])
 def test_the_weights_are_those_of_the_ordinary_step_bit_for_bit(optimizer):
     recipe = replace(VIT, optimizer=optimizer)
     early = trained(replace(recipe, optimizer_in_backward=True))

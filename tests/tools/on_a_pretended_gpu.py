@@ -6,27 +6,19 @@ python on_a_pretended_gpu.py    prints {name of a check: "" or what was wrong} a
 import gc
 import json
 import os
-import pickle
 import sys
 import tempfile
 import traceback
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-import transformers
 
-from benchmarks import gpu_models
-from by_hand import gelu_half2
-from tight_fit import gpus
 from tight_fit.command import calibrate
 from tight_fit.gpus import REHEARSAL, calibration
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.memory.allocator import CachingAllocator
-from tight_fit.models.step import ModelStep
-from tight_fit.plans.model import plan_model_step
 from tools.pretend.cards import CONTEXT
 
 T4 = torch.cuda.get_device_capability() == (7, 5)
@@ -121,6 +113,10 @@ def devices_do_not_mix():
     refused("same device", lambda: F.linear(on_gpu, torch.ones(2, 3)))
     refused("convert cuda", on_gpu.numpy, TypeError)
     refused("invalid device ordinal", lambda: torch.empty(1, device="cuda:1"))
+    host, gpu = torch.Generator(), torch.Generator("cuda")
+    refused("'cuda' device type", partial(torch.randperm, 9, device="cuda", generator=host))
+    refused("'cpu' device type", partial(torch.randn, 3, generator=gpu))
+    assert sorted(torch.randperm(9, device="cuda", generator=gpu).tolist()) == list(range(9))
 
 
 @check
@@ -149,15 +145,6 @@ def what_cuda_kernels_refuse_is_refused():
         refused("CUBLAS_WORKSPACE_CONFIG", lambda: half @ half.T)
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@check
-def generators_are_of_the_device_that_draws():
-    host, gpu = torch.Generator(), torch.Generator("cuda")
-    refused("'cuda' device type", partial(torch.randperm, 9, device="cuda", generator=host))
-    refused("'cpu' device type", partial(torch.randn, 3, generator=gpu))
-    assert torch.randn(3, device="cuda", generator=gpu).is_cuda
-    assert sorted(torch.randperm(9, device="cuda", generator=gpu).tolist()) == list(range(9))
 
 
 @check
@@ -248,27 +235,6 @@ def events_and_streams():
 
 
 @check
-def half2_is_launched_as_on_a_gpu():
-    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    given = torch.from_numpy(every).cuda()
-    made = gelu_half2.gelu(given).cpu().numpy()
-    assert np.array_equal(made, gelu_half2.emulate(every), equal_nan=True)
-    other = "80" if T4 else "75"
-    from tight_fit import torch_private
-
-    def foreign():
-        return torch_private.load_cuda_kernel(gelu_half2.build(other), "kernel_half2")
-
-    refused("no kernel image", foreign)
-    here = "".join(map(str, torch.cuda.get_device_capability()))
-    kernel = torch_private.load_cuda_kernel(gelu_half2.build(here), "kernel_half2")
-    few, block = (1, 1, 1), (256, 1, 1)  # threads for 2,048 of 65,536 values
-    refused("illegal memory", lambda: kernel(few, block, [given, given, 2**16, 1]))
-    refused("CUDA tensors", lambda: kernel(few, block, [given.cpu(), given, 8, 1]), ValueError)
-    refused("misaligned", lambda: kernel(few, block, [given[1:], given, 8, 1]))
-
-
-@check
 def a_step_is_what_its_plan_says():
     """The narrow DeBERTa: every tensor of a step on the pretended GPU, by category."""
     from helpers import measure, profile, train
@@ -321,69 +287,6 @@ def a_callback_plans_what_trainer_reserves():
         arguments = TrainingArguments(folder, per_device_train_batch_size=4, max_steps=4, **options)
         trainer = Trainer(llama(), arguments, train_dataset=TEXTS, callbacks=[callback])
         planned_as_reserved(callback, trainer.train)
-
-
-@check
-def a_callback_plans_what_lightning_reserves():
-    import lightning
-
-    from tight_fit import LightningPlanCallback
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = llama()
-
-        def training_step(self, batch, index):
-            return self.model(**batch).loss
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters())
-
-    callback = LightningPlanCallback(say=lambda line: None)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = lightning.Trainer(max_steps=4, callbacks=[callback], **options)
-    loader = torch.utils.data.DataLoader(TEXTS, batch_size=4)
-    planned_as_reserved(callback, lambda: trainer.fit(Module(), loader))
-
-
-@check
-def a_snapshot_has_the_blocks_of_the_allocator(path="build/pretended-snapshot.pickle"):
-    """Every allocation since the recording, and the blocks that are in use at its end."""
-    from tight_fit.memory.history import recorded
-
-    before = torch.empty(1000, device="cuda")
-    with recorded(path):
-        gone, kept = (torch.empty(count, device="cuda") for count in (300, 2**20))
-        del gone
-        now = torch.cuda.memory_allocated()
-    with open(path, "rb") as file:
-        found = pickle.load(file)
-    events = [(event["action"], event["size"]) for event in found["device_traces"][0]]
-    assert events == [("alloc", 1200), ("alloc", 2**22), ("free_completed", 1200)]
-    blocks = [block for segment in found["segments"] for block in segment["blocks"]]
-    used = [block["size"] for block in blocks if block["state"] == "active_allocated"]
-    assert sum(used) == now and 4096 in used and 2**22 in used
-    assert sum(segment["total_size"] for segment in found["segments"]) == (
-        torch.cuda.memory_reserved()
-    )
-    assert before.numel() + kept.numel() == 1000 + 2**20
-
-
-@check
-def a_step_of_another_model_is_measured_as_it_is_planned():
-    """What `benchmarks.gpu_models` measures, of a step that a real GPU had too."""
-    config = transformers.Qwen3Config(
-        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=128, head_dim=16,
-    )  # fmt: skip
-    step = ModelStep(config, batch_size=4, length=64, weights="fp32", checkpointing=True)
-    before = torch.cuda.memory_allocated()
-    seen = gpu_models.measure(step)
-    gpu = gpus.here()
-    peaks = plan_model_step(step.on(gpu.capability)).allocator_peaks(gpu)
-    assert abs((seen["allocated"] - before) / peaks.allocated - 1) < 0.04, (seen, before, peaks)
-    assert seen["seconds"] > 0 and seen["first"] > 0 and seen["parameters"] == 139_648, seen
 
 
 @check

@@ -11,26 +11,30 @@ from tight_fit.models.local import MIRROR, LocalCopy, in_mirror
 from tools.course import ROOT, bundle, opening
 
 
-@pytest.fixture
-def offline(monkeypatch):
-    monkeypatch.setattr(bundle, "network", lambda seconds: False)
-
+def test_without_a_network_a_notebook_finds_the_course_and_the_rest_is_named(
+    tmp_path, monkeypatch, capsys
+):
     def refuse(kind, name):
         raise hub.HubUnavailable("no hub")
 
+    monkeypatch.setattr(bundle, "network", lambda seconds: False)
     monkeypatch.setattr(hub, "find", refuse)
-
-
-def test_without_a_network_the_course_is_packed_and_the_rest_named(offline, tmp_path, capsys):
     bundle.bundle(tmp_path / "bundle.zip")
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("Left out: all wheels, as no network answers; model microsoft/deb")
-    names = set(zipfile.ZipFile(tmp_path / "bundle.zip").namelist())
-    wanted = ("helpers/recipe.py", "helpers/r8/r8.jsonl.xz", "notebooks/00_start_here.ipynb")
-    wanted += ("notebooks/drawings/02_micro_batches.svg",)
-    assert {f"{bundle.TOP}/{name}" for name in (*wanted, "requirements.txt")} <= names
-    assert not any("/.venv/" in name or "__pycache__" in name for name in names)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle.zip"]
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:
+        names = set(packed.namelist())
+        packed.extractall(tmp_path / "input" / "attached")
+    wanted = ("helpers/r8/r8.jsonl.xz", "notebooks/00_start_here.ipynb", "requirements.txt")
+    wanted += ("notebooks/drawings/02_micro_batches.svg",)
+    assert {f"{bundle.TOP}/{name}" for name in wanted} <= names
+    assert not any("/.venv/" in name or "__pycache__" in name for name in names)
+    (tmp_path / "working").mkdir()
+    program = opening.first_cell().replace("; setup()", "\nimport helpers; print(helpers.__file__)")
+    done = python("-c", program, cwd=tmp_path / "working", check=True)
+    course = str(tmp_path / "input" / "attached" / bundle.TOP)
+    assert course in done.stdout.replace("working/../", "")
 
 
 def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeypatch, capsys):
@@ -44,7 +48,8 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
     monkeypatch.setattr(bundle, "network", lambda seconds: True)
 
     def download(folder, names):
-        assert "peft" in names and "torch" not in names and bundle.TEXT in names
+        assert {"transformers", "bitsandbytes", "peft", bundle.TEXT} <= set(names)
+        assert not {"torch", "numpy", "pandas", "triton", "ipykernel"} & set(names)  # the host's
         (folder / "peft-1-py3-none-any.whl").write_bytes(b"")
         return []
 
@@ -52,44 +57,19 @@ def test_wheels_models_and_data_lie_where_the_first_cell_looks(tmp_path, monkeyp
     bundle.bundle(tmp_path / "bundle.zip")
     assert "Left out" not in capsys.readouterr().out
     with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:
-        packed.extractall(tmp_path / "input" / "attached")
-    home = tmp_path / "input" / "attached" / bundle.TOP
+        packed.extractall(tmp_path / "input")
+    home = tmp_path / "input" / bundle.TOP
     assert (home / setup.WHEELS.relative_to(ROOT) / "peft-1-py3-none-any.whl").exists()
     monkeypatch.setenv(MIRROR, str(home / "mirror"))
     copy = in_mirror(vit)
     assert copy is not None and not (copy.path / "notes.md").exists()
 
 
-def test_a_notebook_finds_the_course_in_an_attached_bundle(offline, tmp_path):
-
-    bundle.bundle(tmp_path / "bundle.zip", models=False)
-    with zipfile.ZipFile(tmp_path / "bundle.zip") as packed:
-        packed.extractall(tmp_path / "input" / "attached")
-    (tmp_path / "working").mkdir()
-    program = opening.first_cell().replace("; setup()", "")
-    done = python(
-        "-c",
-        f"{program}\nimport helpers; print(helpers.__file__)",
-        cwd=tmp_path / "working",
-        check=True,
-    )
-    assert str(tmp_path / "input" / "attached" / bundle.TOP) in done.stdout.replace(
-        "working/../", ""
-    )
-
-
-def test_what_a_bundle_carries_leaves_the_host_s_pytorch_alone():
-    names = bundle.carried()
-    assert {"transformers", "bitsandbytes", "lightning-fabric", "lightning-utilities"} <= set(names)
-    assert not {"torch", "numpy", "pandas", "pyarrow", "triton", "ipykernel"} & set(names)
-
-
 def test_a_package_without_a_wheel_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr(bundle, "PYTHONS", ("3.12",))
-    assert bundle.download(tmp_path, ["no-such-package-of-anyone"]) == [
-        "no-such-package-of-anyone for Python 3.12"
-    ]
+    missing = bundle.download(tmp_path, ["no-such-package-of-anyone"])
+    assert missing == ["no-such-package-of-anyone for Python 3.12"]
 
 
 def test_a_bundle_that_cannot_be_written_leaves_the_old_one(tmp_path):

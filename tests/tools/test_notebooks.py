@@ -38,25 +38,16 @@ def outputs(nb):
 
 
 def errors(nb):
-    return [
-        f"an error in an output: {output.ename}"
-        for output in outputs(nb)
-        if output.output_type == "error"
-    ]
-
-
-def stderr(nb):
-    return [
-        f"text on stderr: {output.text[:80]}"
-        for output in outputs(nb)
-        if output.get("name") == "stderr" and output.text.strip()
-    ]
-
-
-def widgets(nb):
-    state = ["widget state is saved"] if "widgets" in nb.metadata else []
-    left = [output for output in outputs(nb) if clean.WIDGET in output.get("data", {})]
-    return state + ["a widget without its kernel"] * len(left)
+    """Errors, words on stderr, and widgets, which do nothing without their kernel."""
+    wrong = ["widget state is saved"] if "widgets" in nb.metadata else []
+    for output in outputs(nb):
+        if output.output_type == "error":
+            wrong.append(f"an error in an output: {output.ename}")
+        if output.get("name") == "stderr" and output.text.strip():
+            wrong.append(f"text on stderr: {output.text[:80]}")
+        if clean.WIDGET in output.get("data", {}):
+            wrong.append("a widget without its kernel")
+    return wrong
 
 
 def long_cells(nb, most=35):
@@ -160,26 +151,18 @@ def _uses_random(source, random):
 
 
 RULES = [
-    executed, errors, stderr, widgets, clean.paths, long_cells, compared, pictures, undescribed,
+    executed, errors, clean.paths, long_cells, compared, pictures, undescribed,
     first_cell, first_screen, prose, random_accuracy,
 ]  # fmt: skip
 
 
-def wrong(nb):
-    return [fault for rule in RULES for fault in rule(nb)]
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_notebook(path):
-    nb = nbformat.read(path, as_version=4)
-    nbformat.validate(nb)
-    assert not wrong(nb)
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_nothing_is_left_to_clean(path):
     text = path.read_text(encoding="utf8")
-    cleaned = nbformat.writes(clean.clean(nbformat.reads(text, as_version=4)))
+    nb = nbformat.reads(text, as_version=4)
+    nbformat.validate(nb)
+    assert [fault for rule in RULES for fault in rule(nb)] == []
+    cleaned = nbformat.writes(clean.clean(nb))
     assert cleaned.rstrip("\n") + "\n" == text, "`make notebooks N=NN` cleans it"
 
 
@@ -203,23 +186,20 @@ TEMPLATES = {
 }
 
 
-def strangers(text, address):
-    """What in the text leads a reader to this project by another address than `address`."""
-    owner = address.removeprefix("https://github.com/")  # badges name it without the host
-    return [way[0] for way in WAY_HERE.finditer(text) if not owner or owner not in way[0]]
-
-
 def test_no_address_but_the_setting_s_leads_to_this_project():
     """Whoever owns an address that notebooks fetch runs code on every reader's machine."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("This is no checkout: git names no files here.")
-    address, found = opening.repository(), {}
+    owner = opening.repository().removeprefix("https://github.com/")  # badges name it without it
+    read, strange = 0, {}
     for name in set(listed.stdout.splitlines()) - TEMPLATES:
         if (ROOT / name).suffix in {".ipynb", ".md", ".py", ".toml", ".cff", ".js", ".html"}:
-            text = (ROOT / name).read_text(encoding="utf8")
-            found[name] = strangers(text, address)
-    assert len(found) > 300, "git named too few files"
-    assert {name: ways for name, ways in found.items() if ways} == {}, (
+            ways = WAY_HERE.findall((ROOT / name).read_text(encoding="utf8"))
+            if others := [way for way in ways if not owner or owner not in way]:
+                strange[name] = others
+            read += 1
+    assert read > 300, "git named too few files"
+    assert strange == {}, (
         "name the address in pyproject.toml ([tool.tight-fit] repository) and run `make badges`"
     )

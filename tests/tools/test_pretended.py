@@ -7,8 +7,9 @@ need processes that start with it.
 import json
 import os
 import re
-import subprocess
-import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -16,17 +17,17 @@ import nbformat
 import pytest
 
 from benchmarks import gpu_layouts, proof
-from benchmarks.gpu_steps import every_case
+from benchmarks.measured_steps import every_case
 from helpers import record
 from helpers.recipe import Recipe, difference
-from tests.benchmarks.test_measured_steps import a_proof, a_step
+from tests.benchmarks.test_measured_steps import a_step
 from tests.script.test_magic import said_after_a_plan
 from tests.small import notebook, python
 from tight_fit.gpus import REHEARSAL, VISIBLE
 from tight_fit.units import MIB
-from tools.course import ROOT, records, session
+from tools.course import records, session
 from tools.course.notebooks import chosen
-from tools.pretend import build, cards, kept, page, rehearse
+from tools.pretend import build, cards, mirror, rehearse
 
 HERE = Path(__file__).parent
 LINES = (HERE / "on_a_pretended_gpu.py").read_text(encoding="utf8").splitlines()
@@ -120,24 +121,11 @@ def test_a_broken_branch_for_gpus_is_caught(tmp_path):
 def test_a_lesson_runs_on_a_pretended_gpu(card):
     """With full models, and with mini ones where the GPU is too small for them.
 
-    One lesson of all: `make soak SOAK="--only pretended"` runs every notebook.
+    One lesson of all: `python -m tools.pretend` runs every notebook.
     """
     (path,) = chosen(["00"])
     found = rehearse.rehearse(path, card, 1)
     assert found.ran == found.cells >= 15 and not found.failed
-
-
-@pytest.mark.night
-@needs_the_library
-def test_lab_20_compares_weights_of_the_gpu_with_those_at_the_start(tmp_path):
-    """`fit` leaves its model on the GPU, and `models.build` makes one on the CPU."""
-    (path,) = chosen(["20_a_language_model_on_one_card_lab"])
-    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells]
-    cells = [text for text in sources if "import models" in text or "models.build(way)" in text]
-    assert len(cells) == 2 and "steps=12" in cells[1]
-    cells[1] = cells[1].replace("steps=12", "steps=1")
-    found = rehearse.rehearse(notebook(tmp_path, *cells), "T4", 1)
-    assert found.ran == 2 and not found.failed
 
 
 TOO_LARGE = """
@@ -209,34 +197,6 @@ def test_a_plan_of_a_recipe_lets_a_kernel_without_a_gpu_be_copied():
     assert "YES, it fits on a T4" in said_after_a_plan(hidden)
 
 
-PROGRAM = """
-import torch
-model = torch.nn.Linear(64, 64).to("cuda")
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(3):
-    model(torch.ones(8, 64, device="cuda")).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-@pytest.mark.night
-@needs_the_library
-def test_a_program_is_planned_on_a_machine_with_a_gpu(tmp_path):
-    """Whose GPUs the command hides from itself, so that a copy of it can compute gradients."""
-    (tmp_path / "train.py").write_text(PROGRAM)
-    done = python(
-        "-m",
-        "tight_fit",
-        "script",
-        str(tmp_path / "train.py"),
-        "--gpu",
-        "T4",
-        env=variables("A100"),
-    )
-    assert done.returncode == 0 and "YES, it fits on a T4" in done.stdout, done.stderr
-
-
 def test_each_excuse_is_of_one_cell():
     for name, excuses in rehearse.EXCUSED.items():
         (path,) = chosen([name])
@@ -266,8 +226,8 @@ def test_what_it_writes_is_marked_and_refused_everywhere(tmp_path, capsys):
 
 
 def test_steps_of_a_rehearsal_are_refused(tmp_path, monkeypatch):
-    real = a_proof(a_step())
-    pretended = proof.Proof({**real.environment, "rehearsal": "T4:1"}, "", "", real.steps)
+    machine = {"device": "cpu", "name": "x86_64", "rehearsal": "T4:1"}
+    pretended = proof.Proof(machine, "", "", [a_step()])
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     for finished in (True, False):
         with pytest.raises(ValueError, match="rehearsal on a pretended GPU"):
@@ -305,44 +265,9 @@ def answer_of_a_step(model, technique, gpus):
     (case,) = [case for case in every_case(2) if case[:2] == (model, technique)]
     changes = {name: new for name, (_, new) in difference(Recipe(), case[-1]).items()}
     asked = json.dumps({"model": model, "technique": technique, "recipe": changes})
-    done = python("-m", "benchmarks.gpu_steps", asked, env=variables("T4", gpus))
+    done = python("-m", "benchmarks.measured_steps", "--one", asked, env=variables("T4", gpus))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.night
-@needs_the_library
-def test_make_proof_measures_what_it_plans(tmp_path):
-    """`make proof` on a GPU; a part of its steps keeps nothing."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.measured_steps",
-        "--only",
-        "ViT-B/16, 32 images, L",  # LoRA and Lion
-    ]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "steps")],
-        env=variables("A100"),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "ViT-B/16, 32 images, LoRA, rank 8: " in done.stdout and "Lion: " in done.stdout
-    assert "FAILED" not in done.stderr and not (tmp_path / "steps").exists()
-
-
-@pytest.mark.night
-@needs_the_library
-def test_make_record_refuses_to_rehearse_into_results(tmp_path):
-    command = [sys.executable, "-m", "tools.course", "record", "--minutes", "1"]
-    done = subprocess.run(
-        command, env=variables("T4"), capture_output=True, text=True, timeout=300, cwd=ROOT
-    )
-    assert done.returncode == 1
-    assert "nothing of it is a record: name another folder" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["P100", "T4:0", "T4:x", "T4:99", ":2"])
@@ -359,5 +284,20 @@ def test_without_a_compiler_one_sentence_says_so(monkeypatch):
         build.library()
 
 
-def test_the_page_is_what_was_rehearsed():
-    assert page.written(page.PAGE.read_text("utf8"), kept.read()) == page.PAGE.read_text("utf8")
+def test_processes_side_by_side_take_one_mirror(tmp_path, monkeypatch):
+    """A second one made at the same time took the first from those who were reading it."""
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(mirror, "FOLDER", tmp_path / "mirror")
+    both, made = threading.Barrier(2), []
+
+    def make(place):
+        made.append(place)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1)  # for the other one, who makes a mirror too unless it waits
+        place.mkdir(exist_ok=True)
+
+    monkeypatch.setattr(mirror, "make", make)
+    with ThreadPoolExecutor(2) as pool:  # each opens the lock for itself, as a process does
+        found = list(pool.map(lambda _: mirror.folder(), range(2)))
+    assert len(made) == 1 and set(found) == {tmp_path / "mirror"}
+    assert (tmp_path / "mirror" / "version").read_text() == mirror.VERSION

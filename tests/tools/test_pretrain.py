@@ -83,32 +83,22 @@ def test_pretraining_helps_beyond_the_spread(name):
         )
 
 
-def test_masked_lm_loads_whole_and_prefers_words_that_fit():
-    model, news = DebertaV2ForMaskedLM.from_pretrained(
-        ROOM / "deberta", dtype=torch.float32, output_loading_info=True
-    )
+@pytest.mark.parametrize(
+    "name, kind, text, fits",
+    [
+        ("deberta", DebertaV2ForMaskedLM, "qtr net shr cts vs [MASK] net mln vs mln revs", "▁cts"),
+        ("decoder", Qwen3ForCausalLM, "qtr net shr cts vs cts net mln vs mln revs mln vs", "▁mln"),
+    ],
+)
+def test_a_language_model_loads_whole_and_tied_and_prefers_words_that_fit(name, kind, text, fits):
+    model, news = kind.from_pretrained(ROOM / name, dtype=torch.float32, output_loading_info=True)
     assert not news["missing_keys"] and not news["unexpected_keys"]
-    assert model.cls.predictions.decoder.weight is model.deberta.embeddings.word_embeddings.weight
-    tok = AutoTokenizer.from_pretrained(ROOM / "deberta")
-    rows = tok(
-        ["qtr net shr cts vs [MASK] net mln vs mln revs mln vs mln reuter"], return_tensors="pt"
-    )
-    logits = model.eval()(**rows).logits[0, rows["input_ids"][0].tolist().index(tok.mask_token_id)]
-    fitting, strange = tok.convert_tokens_to_ids(["▁cts", "▁windows"])
-    assert logits[fitting] > logits[strange]
-
-
-def test_decoder_loads_in_float32_whole_and_tied_and_prefers_words_that_fit():
-    model, news = Qwen3ForCausalLM.from_pretrained(
-        ROOM / "decoder", dtype=torch.float32, output_loading_info=True
-    )
-    assert not news["missing_keys"] and not news["unexpected_keys"]
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    tok = AutoTokenizer.from_pretrained(ROOM / "decoder")
-    rows = tok(["qtr net shr cts vs cts net mln vs mln revs mln vs"], return_tensors="pt")
-    logits = model.eval()(rows["input_ids"]).logits[0, -1]
-    fitting, strange = tok.convert_tokens_to_ids(["▁mln", "▁windows"])
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    tok = AutoTokenizer.from_pretrained(ROOM / name)
+    ids = tok([text], return_tensors="pt")["input_ids"]
+    place = ids[0].tolist().index(tok.mask_token_id) if tok.mask_token_id else -1
+    logits = model.eval()(ids).logits[0, place]
+    fitting, strange = tok.convert_tokens_to_ids([fits, "▁windows"])
     assert logits[fitting] > logits[strange]
 
 
@@ -141,11 +131,6 @@ def test_no_test_document_in_the_corpus():
     assert sizes == card("deberta")["corpus"] == card("decoder")["corpus"]
 
 
-def test_every_test_document_with_a_word_changed_would_be_dropped():
-    forbidden = [text for text in corpus.held_out() if len(text.split()) > 30][:200]
-    assert all(corpus.near([text.replace(" the ", " a ", 1) for text in forbidden], forbidden))
-
-
 @pytest.mark.night
 def test_tokenizer_is_reproducible(tmp_path):
     for model, tok in (("deberta", trained_tokenizer()), ("decoder", chat_tokenizer())):
@@ -154,29 +139,26 @@ def test_tokenizer_is_reproducible(tmp_path):
             assert path.read_bytes() == (ROOM / model / path.name).read_bytes()
 
 
-@pytest.mark.night
-def test_first_deberta_steps_are_the_cards():
-    facts = card("deberta")
-    rooms = corpus.encode(room(), trained_tokenizer())
-    _, log = pretrain_deberta.train(
-        pretrain_deberta.TextPretraining(**facts["plan"]), rooms, stop=3
+def trained(name):
+    """The losses of the first steps of a model, trained as its card says."""
+    plan = card(name)["plan"]
+    if name == "vit":
+        return pretrain_vit.train(pretrain_vit.ImagePretraining(**plan), stop=3)[1]
+    if name == "decoder":
+        rooms, plan = (
+            corpus.encode(room(), chat_tokenizer()),
+            pretrain_decoder.DecoderPretraining(**plan),
+        )
+        return pretrain_decoder.train(plan, rooms, stop=3)[1]
+    rooms, plan = (
+        corpus.encode(room(), trained_tokenizer()),
+        pretrain_deberta.TextPretraining(**plan),
     )
-    for now, then in zip(log, facts["first_losses"]):
+    return pretrain_deberta.train(plan, rooms, stop=3)[1]
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_steps_are_the_cards(name):
+    for now, then in zip(trained(name), card(name)["first_losses"][:3], strict=True):
         assert now == pytest.approx(then, rel=OTHER_CPU)
-
-
-@pytest.mark.night
-def test_first_decoder_steps_are_the_cards():
-    facts = card("decoder")
-    rooms = corpus.encode(room(), chat_tokenizer())
-    _, log = pretrain_decoder.train(
-        pretrain_decoder.DecoderPretraining(**facts["plan"]), rooms, stop=3
-    )
-    assert log == pytest.approx(facts["first_losses"][:3], rel=OTHER_CPU)
-
-
-@pytest.mark.night
-def test_first_vit_steps_are_the_cards():
-    facts = card("vit")
-    _, log = pretrain_vit.train(pretrain_vit.ImagePretraining(**facts["plan"]), stop=5)
-    assert log == pytest.approx(facts["first_losses"][:5], rel=OTHER_CPU)

@@ -6,7 +6,7 @@ from dataclasses import replace as with_
 import pytest
 from PIL import Image
 
-from helpers import record, show, sweeps, tables
+from helpers import record, show
 from tests.small import a_run
 from tight_fit.command import main as command
 from tools.course import blocks, readme, trust
@@ -47,16 +47,6 @@ def test_the_answer_in_readme_is_the_commands(capsys):
     assert all(line in said for line in shown if line != "...")
 
 
-def test_the_accuracy_in_readme_is_the_sweeps():
-    with pytest.raises(FileNotFoundError):
-        blocks._accuracy(("99_none", "an arm"))
-    table = sweeps.table("03_freezing").frame.set_index("arm")["difference"]
-    assert (
-        blocks._accuracy(("03_freezing", "lower half frozen")).replace(" points", "")
-        == table["lower half frozen"]
-    )
-
-
 def test_the_notebooks_table_marks_its_rows():
     marked = show.techniques("precision").frame.set_index("technique")[""]
     assert {name for name, mark in marked.items() if mark} == {
@@ -84,9 +74,6 @@ def test_records_change_what_it_says_of_trust(tmp_path, monkeypatch):
             memory=run.memory | {"allocated": 100, "reserved": 120, "device": 200},
         )
         (tmp_path / f"00_small.{label}.card-x.json").write_text(gpu.to_json())
-    assert "104 bytes" in str(tables.runs({"after": gpu})), (
-        "planned beside measured, both of the allocator"
-    )
     text = trust.of_records()
     assert "by 3.0% in the mean and by +4.0% at worst (00_small/after, Card X)" in text
     row = ("00_small/after", "vit, mini", "Card X", "104 bytes", "100 bytes", "+4.0%")

@@ -35,34 +35,27 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     )[0]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("lora_rank", [None, 8])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("model, examples", [("deberta", 16), ("vit", 32)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("lora_rank, checkpointing", [(None, False), (None, True), (8, False)])
 def test_the_forward_pass_keeps_what_cuda_keeps(
     model, examples, precision, lora_rank, checkpointing, monkeypatch
 ):
-    recipe = Recipe(
-        model=model, profile="full", batch_size=examples, precision=precision, lora_rank=lora_rank,
-        checkpointing=checkpointing,
-    )  # fmt: skip
+    fields = {"precision": precision, "lora_rank": lora_rank, "checkpointing": checkpointing}
+    recipe = Recipe(model, profile="full", batch_size=examples, **fields)
     planned = plan(recipe, "cuda")
     end = int((planned.phases == PHASES.index("forward")).nonzero()[0][-1])
     expected = planned.timeline[end, ACTIVATIONS]
 
     # copies a number to the device, which needs one; the sizes are the same
-    monkeypatch.setattr(
-        deberta, "make_log_bucket_position", lambda positions, buckets, most: positions.clone()
-    )
+    monkeypatch.setattr(deberta, "make_log_bucket_position", lambda where, *rest: where.clone())
     monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
     tracker = Tracker()
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device("cuda"):
             net = models.empty(recipe)
             batch = fake_batch(net, recipe)
-        monkeypatch.setattr(
-            torch.cuda, "is_available", lambda: True
-        )  # else autocast switches itself off
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # else autocast is off
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True)
         with steady_memory(), tracker:
             tracker.adopt([list(net.parameters()), list(net.buffers())], PARAMETERS)
@@ -77,11 +70,6 @@ def test_the_forward_pass_keeps_what_cuda_keeps(
             where[storage] = category
         elif kind == DIES:
             del where[storage]
-    sizes = [
-        tracker.storage_trace.bytes[storage]
-        for storage, category in where.items()
-        if category == ACTIVATIONS
-    ]
-    assert sum(-(-size // BLOCK["cuda"]) * BLOCK["cuda"] for size in sizes) == pytest.approx(
-        expected, rel=TOLERANCE
-    )
+    kept = [storage for storage, category in where.items() if category == ACTIVATIONS]
+    blocks = [-(-tracker.storage_trace.bytes[one] // BLOCK["cuda"]) for one in kept]
+    assert sum(blocks) * BLOCK["cuda"] == pytest.approx(expected, rel=TOLERANCE)

@@ -10,6 +10,8 @@ import json
 import lzma
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,11 @@ from tight_fit.gpus import GPUS
 from tight_fit.models import config as hf_config
 from tight_fit.models import names as model_names
 from tight_fit.models.step import ModelStep
-from tools.calculator.copies import pack, unpack
 from tools.calculator.families import ModelStreams
 
 FILE = Path(__file__).parent / "plans.json.xz"
+FIRST = 0x23  # code point of the first letter of a packed stream; no quotation mark comes after it
+MOST = 0xD800 - FIRST  # letters of one UTF-16 unit
 # Those that people ask for most, and that no other one of the list stands for.
 MODELS = (
     "google-bert/bert-base-uncased",
@@ -96,41 +99,65 @@ def times(name: str) -> dict[str, list[float]]:
 
 
 def read_file() -> dict[str, Any]:
-    """The kept plans as the file has them, streams packed beside them; empty without a file.
+    """The kept plans as the file has them, streams packed; no words and models without a file.
 
     Raises ValueError for a damaged file.
     """
     try:
         kept = json.loads(lzma.decompress(FILE.read_bytes()))
     except FileNotFoundError:
-        return {"models": {}, "streams": {}}
+        return {"words": "", "models": {}}
     except (lzma.LZMAError, EOFError, ValueError) as error:
         raise ValueError(f"{FILE} is damaged ({error}): delete it, or restore it.") from None
-    if not isinstance(kept, dict) or not {"models", "streams"} <= kept.keys():
+    if not isinstance(kept, dict) or not {"words", "models"} <= kept.keys():
         raise ValueError(f"{FILE} holds no plans of the calculator: delete it, or restore it.")
     return kept
 
 
 def write_file(models: dict[str, dict[str, Any]]) -> None:
     """Write plans whose streams are lists of words, whole or not at all."""
-    streams = {name: facts["streams"] for name, facts in models.items()}
-    others = {
-        name: {key: value for key, value in facts.items() if key != "streams"}
-        for name, facts in models.items()
-    }
-    data = {"versions": question.versions(), "streams": pack(streams), "models": others}
+    data = {"versions": question.versions(), **pack(models)}
     unfinished = FILE.with_suffix(".unfinished")
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     unfinished.write_bytes(lzma.compress(text.encode(), preset=9))
     os.replace(unfinished, FILE)
 
 
+def pack(models: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """{"words": those in use, the most frequent first, "models": streams with a letter per word}.
+
+    Letters compress better than words. Raises ValueError where there are more words than letters.
+    """
+    sections = [
+        s for facts in models.values() for each in facts["streams"].values() for s in each.values()
+    ]
+    words = [word for word, _ in Counter(word for said in sections for word in said).most_common()]
+    if len(words) >= MOST:
+        raise ValueError(f"The streams have {len(words)} words, and there are letters for {MOST}.")
+    letters = {word: chr(FIRST + number) for number, word in enumerate(words)}
+    return {
+        "words": " ".join(words),
+        "models": _spelled(models, lambda said: "".join(letters[word] for word in said)),
+    }
+
+
 def kept_models() -> dict[str, dict[str, Any]]:
     """The kept plans, their streams as lists of words again."""
-    data = read_file()
+    packed = read_file()
+    words = packed["words"].split()
+    return _spelled(packed["models"], lambda said: [words[ord(letter) - FIRST] for letter in said])
+
+
+def _spelled(models: dict[str, dict[str, Any]], spell: Callable) -> dict[str, dict[str, Any]]:
     return {
-        name: facts | {"streams": unpack(data["streams"], name)}
-        for name, facts in data["models"].items()
+        name: facts
+        | {
+            "streams": {
+                key: {section: spell(said) for section, said in sections.items()}
+                for key, sections in facts["streams"].items()
+            }
+        }
+        for name, facts in models.items()
     }
 
 

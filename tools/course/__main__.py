@@ -11,9 +11,7 @@ tables [NN ...]              print the tables of the last run
 grade FILE ... [--csv FILE]  run students' copies of notebooks, print which exercises are right;
                              exit status 1 where one could not be graded whole
 assign NN ... --out DIR      lessons as assignments for nbgrader, with answers and checks apart
-soak [NN ...] [--only KIND]  run notebooks in random order, offline, interrupted, with a GPU that
-                             has no kernels, on a pretended GPU
-lesson NN TITLE              write a new lesson, its lab and its exercises, as stubs that fail
+soak [NN ...] [--only KIND]  run notebooks offline, and with a GPU that has no kernels
 badges [--check]             the repository's address into notebooks and README
 """
 
@@ -29,13 +27,7 @@ from tight_fit.command.wrapper import run as run_command
 from tight_fit.command.wrapper import sentence
 
 NAME = "python -m tools.course"
-KINDS = (
-    "order",
-    "offline",
-    "interrupted",
-    "no-kernels",
-    "pretended",
-)  # of tools.course.stress, a test compares
+KINDS = ("offline", "no-kernels")  # of tools.course.stress, a test compares
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,74 +36,31 @@ def parser() -> argparse.ArgumentParser:
         prog=NAME, formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__
     )
     commands = whole.add_subparsers(dest="command", required=True)
-    for name in ("run", "save", "record", "clean", "tables", "soak"):
-        command = commands.add_parser(name)
+    made = {name: commands.add_parser(name) for name in ("run", "save", "record", "clean", "soak")}
+    for command in (*made.values(), commands.add_parser("tables")):
         command.add_argument(
             "numbers", nargs="*", metavar="NN", help="notebooks, as 02; all when none is named"
         )
-        if name == "record":
-            command.add_argument(
-                "--dry-run", action="store_true", help="small models, any device, nothing is kept"
-            )
-            command.add_argument("--out", type=new_folder, help="another folder than results/")
-            command.add_argument(
-                "--minutes",
-                type=whole_number(1, 10_000),
-                help="after which the rest is left for the next call (no limit)",
-            )
-        if name == "soak":
-            add = command.add_argument
-            add("--rounds", type=whole_number(1, 1000), default=3, help="of random order (3)")
-            add(
-                "--seed",
-                type=whole_number(0, 2**32 - 1),
-                default=0,
-                help="of the order and the interrupts (0)",
-            )
-            add("--only", choices=KINDS, help="one kind instead of all")
-            add(
-                "--cells",
-                type=whole_number(1, 10_000),
-                help="only the first so many code cells: a quick look",
-            )
-    grading = commands.add_parser("grade")
-    grading.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="students' notebooks, or folders of them",
-    )
-    grading.add_argument("--csv", type=new_file, help="also write the grades there, row by row")
-    grading.add_argument(
-        "--exercises",
-        nargs="+",
-        metavar="NN.k",
-        default=[],
-        help="what counts in every notebook (those of the lesson, or of its lab)",
-    )
-    grading.add_argument(
-        "--seconds",
-        type=whole_number(1, 86_400),
-        default=900,
-        help="that a notebook may take before it is ended (900)",
-    )
-    grading.add_argument(
-        "--memory",
-        type=whole_number(1, 4096),
-        default=8,
-        metavar="GIB",
-        help="that all processes of a notebook may take together (8)",
-    )
-    assign = commands.add_parser("assign")
-    assign.add_argument("numbers", nargs="+", metavar="NN", help="lessons, as 02, or names of labs")
-    assign.add_argument(
-        "--out", type=new_folder, required=True, help="the assignment's folder in source/"
-    )
+    add = made["record"].add_argument
+    add("--dry-run", action="store_true", help="small models, any device, nothing is kept")
+    add("--out", type=new_folder, help="another folder than results/")
+    left = "after which the rest is left for the next call (no limit)"
+    add("--minutes", type=whole_number(1, 10_000), help=left)
+    made["soak"].add_argument("--only", choices=KINDS, help="one kind instead of both")
+    add = commands.add_parser("grade").add_argument
+    notebooks = "students' notebooks, or folders of them"
+    add("files", nargs="+", type=Path, metavar="FILE", help=notebooks)
+    add("--csv", type=new_file, help="also write the grades there, row by row")
+    counts = "what counts in every notebook (those of the lesson, or of its lab)"
+    add("--exercises", nargs="+", metavar="NN.k", default=[], help=counts)
+    ended = "that a notebook may take before it is ended (900)"
+    add("--seconds", type=whole_number(1, 86_400), default=900, help=ended)
+    memory = "that all processes of a notebook may take together (8)"
+    add("--memory", type=whole_number(1, 4096), default=8, metavar="GIB", help=memory)
+    add = commands.add_parser("assign").add_argument
+    add("numbers", nargs="+", metavar="NN", help="lessons, as 02, or names of labs")
+    add("--out", type=new_folder, required=True, help="the assignment's folder in source/")
     commands.add_parser("keep").add_argument("folder", type=Path, metavar="DIR")
-    new = commands.add_parser("lesson")
-    new.add_argument("number", metavar="NN", help="two digits that no lesson has")
-    new.add_argument("title", metavar="TITLE", help="what stands above it")
     commands.add_parser("badges").add_argument(
         "--check", action="store_true", help="change nothing, fail where stale"
     )
@@ -149,12 +98,6 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(asked: argparse.Namespace, typed: str) -> int:
     if asked.command in ("record", "keep"):
         return _record(asked, typed)
-    if asked.command == "lesson":
-        from tools.course import lesson
-
-        written = lesson.write(asked.number, asked.title)
-        print("Written:\n" + "\n".join(f"    {path}" for path in written))
-        return 0
     if asked.command == "assign":
         from tools.course import assignment
         from tools.course.notebooks import chosen
@@ -172,7 +115,7 @@ def _run(asked: argparse.Namespace, typed: str) -> int:
         return grade.command(asked.files, asked.csv, limits, asked.exercises)
     paths = chosen(asked.numbers, labs=asked.command in ("save", "soak", "clean"))
     if asked.command == "soak":
-        return stress.soak(paths, asked.rounds, asked.seed, asked.only, asked.cells)
+        return stress.soak(paths, asked.only)
     if asked.command == "run":
         build.run(paths, typed)
     elif asked.command == "save":

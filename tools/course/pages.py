@@ -41,20 +41,11 @@ td:first-child, th:first-child { text-align: left } .small { opacity: .7 }
 .wide { overflow-x: auto }"""  # a table scrolls by itself, and the page stays as wide as a phone
 
 
-# What nbconvert's theme leaves out: drawings as wide as the page at most, figures on white.
-LOOK = """<style>.jp-RenderedSVG img {{ max-width: 100%; height: auto }}
-@media (prefers-color-scheme: dark) {{
-{theme}
-:root {{ color-scheme: dark }}
-.jp-RenderedImage img, .jp-RenderedSVG img, .jp-RenderedMarkdown img {{
-  background: #fff; padding: 4px
-}}
-}}</style>
-</head>"""
+LOOK = "<style>.jp-RenderedSVG img { max-width: 100%; height: auto }</style>\n</head>"
 
 
 def html(notebook: NotebookNode, path: Path, folder: Path, pages: Container[str] = ()) -> str:
-    """One self-contained page, light or dark as the reader's system is.
+    """One self-contained page.
 
     path    the notebook's own file, which its links start from
     folder  where the page will lie
@@ -89,9 +80,7 @@ def html(notebook: NotebookNode, path: Path, folder: Path, pages: Container[str]
             kept = [line for line in cell.source.split("\n") if badges.MARK not in line]
             cell.source = "\n".join(kept)
     page, _ = exporter.from_notebook_node(notebook)
-    loader, environment = exporter.environment.loader, exporter.environment
-    theme, *_ = loader.get_source(environment, "static/theme-dark.css")
-    page = page.replace("</head>", LOOK.format(theme=theme), 1)
+    page = page.replace("</head>", LOOK, 1)
     words = iter([text for cell in notebook.cells for text in described(cell)])
     page = PICTURE.sub(lambda found: f'{found[1]} alt="{escape.escape(next(words))}"', page)
 

@@ -10,9 +10,8 @@ build        compiles the library
 book         how much memory is taken, by `tight_fit.memory.allocator`, up to the card's limit
 cuda         torch.cuda's side in Python
 nccl         NCCL's side of torch.distributed, over gloo
-half2        NVRTC and the launch of a kernel
 startup/     puts all this into a Python process that starts
 narrow       full models that are narrow, short texts, few steps: what a CPU can do in minutes
 mirror       a mirror of the hub under the real names, with such models
-rehearse     runs lessons, labs and commands on a pretended GPU
+rehearse     runs lessons and labs on a pretended GPU
 """

@@ -40,14 +40,11 @@ def around(name: str) -> Iterator[None]:
 
 
 def after_torch(module: ModuleType) -> None:
-    from tools.pretend import cards, cuda, half2
+    from tools.pretend import cards, cuda
 
     asked = cards.asked()
     assert asked is not None and _library is not None  # sitecustomize.py has looked
     cuda.install(cuda.PretendedCUDA(_library, *asked))
-    import torch.cuda._utils
-
-    torch.cuda._utils._cuda_load_module = half2.load_module
 
 
 def after_distributed(module: ModuleType) -> None:
@@ -85,12 +82,6 @@ def after_gpus(module: ModuleType) -> None:
     for number in range(count):
         (folder / f"0000:{number:02x}:00.0").mkdir(parents=True, exist_ok=True)
     vars(module)["DRIVER"] = Path(folder)
-
-
-def after_nvrtc(module: ModuleType) -> None:
-    from tools.pretend import half2
-
-    vars(module).update(compile_cuda=half2.compile_cuda, library=lambda: None)
 
 
 def after_recipe(module: ModuleType) -> None:

@@ -44,7 +44,7 @@ WIDTHS: dict[str, dict[str, int]] = {
     "vit": {"hidden_size": 96, "intermediate_size": 192, "image_size": 32},
 }
 # Processes that measure one step beside its plan have nothing to plan at its true size.
-MEASURE = ("benchmarks.gpu_steps", "benchmarks.measured_steps", "gpu_layout_ranks.py")
+MEASURE = ("benchmarks.measured_steps", "gpu_layout_ranks.py")
 _measures = any(word.endswith(MEASURE) for word in sys.orig_argv)
 _narrow: ContextVar[bool] = ContextVar("narrow", default=_measures)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
@@ -19,7 +19,6 @@ from tools.course import ROOT
 from tools.course.execute import COLOURS, QUIET, Line, client_for, failures, runs
 from tools.course.notebooks import Failed
 from tools.pretend import build, mirror
-from tools.pretend.kept import Rehearsed
 
 STARTUP = Path(__file__).resolve().parent / "startup"
 WORK = build.FOLDER / "work"
@@ -39,6 +38,22 @@ EXCUSED: dict[str, dict[str, str]] = {
         "assert max(rates.values()) < goal - 0.2": NO_PRETRAINING,
     },
 }
+
+
+@dataclass
+class Rehearsed:
+    """What became of a notebook's code cells.
+
+    cells    how many there are
+    ran      those that ran to their end
+    excused  {number of a code cell: why it may fail}, of those that failed
+    failed   {number of a code cell: the error}, of the others
+    """
+
+    cells: int
+    ran: int = 0
+    excused: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def environment(card: str, count: int) -> dict[str, str]:
@@ -81,8 +96,7 @@ def rehearse(path: Path, card: str, count: int, folder: Path | None = None) -> R
         on_cell_start=line.start,
         on_cell_executed=line.step,
     )
-    begun = time.perf_counter()
-    result = Rehearsed(path.stem, card, count, len(code), 0, 0.0)
+    result = Rehearsed(len(code))
     try:
         with failures(client, path, line):
             client.execute(env={**os.environ, **QUIET, **environment(card, count)})
@@ -100,7 +114,6 @@ def rehearse(path: Path, card: str, count: int, folder: Path | None = None) -> R
         (result.failed if reason is None else result.excused)[str(number)] = reason or _short(
             f"{errors[0].ename}: {COLOURS.sub('', errors[0].evalue)}"
         )
-    result.seconds = round(time.perf_counter() - begun, 1)
     return result
 
 

@@ -2,25 +2,19 @@
 
 A rehearsal builds narrow models, which have room everywhere. So each step that is about to run is
 also planned at its true size; where that is more than the GPU has, CUDA's error is raised as a real
-GPU would raise it. The plans' two figures are kept in build/pretended/needs, one file a step.
+GPU would raise it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 from collections.abc import Callable
 from functools import cache, wraps
 from types import SimpleNamespace
 from typing import Any
 
 from helpers.recipe import Recipe
-from tight_fit.files import replace_all
-from tools.course import ROOT
-from tools.pretend import build, narrow
-
-FOLDER = build.FOLDER / "needs"
+from tools.pretend import narrow
 
 
 def checked(function: Callable) -> Callable:
@@ -80,24 +74,7 @@ def refuse(recipe: Recipe, device: Any) -> None:
 @cache
 def need(recipe: Recipe) -> tuple[int, int]:
     """(peak, overhead) in bytes of a recipe's plan for a GPU at its true size."""
-    from helpers.plan import plan, plan_key
+    from helpers.plan import plan
 
-    key = json.dumps(plan_key(recipe).to_dict(), sort_keys=True)
-    name = hashlib.sha256(f"{_code()}{key}".encode()).hexdigest()[:24] + ".json"
-    try:
-        peak, overhead = json.loads((FOLDER / name).read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        planned = narrow.outside(plan)(recipe, "cuda")
-        peak, overhead = planned.peak, planned.overhead
-        with build.alone("needs"):  # two processes that replace one file trip over each other
-            replace_all(FOLDER, {name: json.dumps([peak, overhead])})
-    return peak, overhead
-
-
-@cache
-def _code() -> str:
-    """Changes with everything that a plan is made of."""
-    digest = hashlib.sha256()
-    for path in sorted((ROOT / "helpers").rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    planned = narrow.outside(plan)(recipe, "cuda")
+    return planned.peak, planned.overhead

@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ import transformers
 from tight_fit.command.arguments import new_folder, whole_number
 
 # Files that say something about the model and are no part of it.
-WRITTEN = ("card.json", "comparison.json", "README.md")
+WRITTEN = ("card.json", "README.md")
 LICENCE = (
     "The weights were made from scratch by this script; they are ours, under the project's licence."
 )
@@ -61,13 +61,9 @@ def facts(model: torch.nn.Module, folder: Path) -> dict[str, object]:
     }
 
 
-def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """`content` as JSON, indented, with a newline at the end."""
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
-
-
-def write_text(folder: Path, title: str, prose: str) -> None:
-    """folder/README.md."""
+def write(folder: Path, title: str, content: Mapping[str, object], prose: str) -> None:
+    """folder/card.json and folder/README.md."""
+    (folder / "card.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
     (folder / "README.md").write_text(f"# {title}\n\n{prose.strip()}\n", encoding="utf8")
 
 
@@ -76,15 +72,9 @@ def percent(entry: dict[str, float]) -> str:
     return f"{100 * entry['mean']:.1f} ± {100 * entry['std']:.1f} %"
 
 
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows))
-
-
 def score_table(scores: dict[str, dict[str, dict]]) -> str:
     """{"60 steps": {"shipped": spread, "random": spread}} as a table, accuracy in per cent."""
-    rows = [
-        (name, percent(entry["shipped"]), percent(entry["random"]))
-        for name, entry in scores.items()
-    ]
-    return table(("fine-tune", "from these weights", "from random weights"), rows)
+    rows = ["| fine-tune | from these weights | from random weights |", "| --- | --- | --- |"]
+    for name, entry in scores.items():
+        rows.append(f"| {name} | {percent(entry['shipped'])} | {percent(entry['random'])} |")
+    return "\n".join(rows)

@@ -11,11 +11,9 @@ CPU.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,8 @@ from tight_fit.command.wrapper import run as run_command
 from tools.pretrain import card, corpus, loop, lsa, score_chat, tokenizer
 
 FOLDER = MINI / "decoder"
+SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+SHAPE += ("num_key_value_heads", "head_dim", "intermediate_size")
 END, _, STOP, _ = range(4)  # tokens: end of a document, end of a turn
 
 
@@ -126,15 +126,9 @@ def train(
     return model, [step["loss"] for step in log]
 
 
-def store(model: Qwen3ForCausalLM, tok, folder: Path, half: bool = True) -> None:
-    """Write the weights, in fp16 or in fp32, the configuration and the tokenizer."""
-    (model.half() if half else model).save_pretrained(folder)
-    tok.save_pretrained(folder)
-
-
 def describe(content: dict) -> str:
     """The model card's prose around its figures."""
-    plan, text, half = content["plan"], content["corpus"], content["storage"]
+    plan, text = content["plan"], content["corpus"]
     shape, fine_tune = content["shape"], content["fine_tune"]
     return f"""
 A Qwen3 of {content["parameters"]:,} parameters ({shape["num_hidden_layers"]} layers, hidden size
@@ -158,9 +152,6 @@ conversations of at most {fine_tune["length"]} tokens. Mean and standard deviati
 batches of {fine_tune["batch_size"]}, learning rate {fine_tune["learning_rate"]}.
 
 {card.score_table(content["scores"])}
-
-From the same weights kept in float32, {fine_tune["steps"]} steps give
-{card.percent(half["float32"])}.
 
 ## Making of
 
@@ -189,34 +180,23 @@ def main() -> None:
     tok = tokenizer.train_chat(text["reuters"] + text["others"])
     model, log = train(plan, corpus.encode(text, tok))
     seconds = round(time.process_time())
-    content = {"cpu_seconds": seconds, **score_and_store(model, tok, plan, log, args.out)}
-    content["corpus"] = {name: len(part) for name, part in text.items()}
-    content["corpus"] |= {"dropped": corpus.dropped()}
-    card.write_json(args.out / "card.json", content)
-    card.write_text(args.out, "Mini decoder", describe(content))
-
-
-def score_and_store(
-    model: Qwen3ForCausalLM, tok, plan: DecoderPretraining, log: list[float], folder: Path
-) -> dict[str, Any]:
-    """Write the model to `folder`, and give what its card says of it and of its scores."""
-    with tempfile.TemporaryDirectory() as folder_of_fp32:
-        store(model, tok, Path(folder_of_fp32), half=False)
-        full = score_chat.repeat(Path(folder_of_fp32), True, score_chat.STEPS[0])
-    store(model, tok, folder)
+    model.half().save_pretrained(args.out)
+    tok.save_pretrained(args.out)
     recipe = score_chat.recipe(0, score_chat.STEPS[0])
     fine_tune = ("length", "batch_size", "learning_rate", "steps")
-    return {
+    content = {
+        "cpu_seconds": seconds,
         "plan": asdict(plan),
-        "shape": {name: getattr(model.config, name) for name in score_chat.SHAPE},
+        "shape": {name: getattr(model.config, name) for name in SHAPE},
         "first_losses": log[:20],
         "last_loss": round(float(np.mean(log[-100:])), 3),
-        **card.facts(model, folder),
+        **card.facts(model, args.out),
         "fine_tune": {name: getattr(recipe, name) for name in fine_tune},
-        "test_examples": score_chat.test_examples(folder),
-        "scores": score_chat.against_random(folder),
-        "storage": {"float32": full},
+        "test_examples": len(score_chat.splits(args.out, recipe)["test"]),
+        "scores": score_chat.against_random(args.out),
+        "corpus": {name: len(part) for name, part in text.items()} | {"dropped": corpus.dropped()},
     }
+    card.write(args.out, "Mini decoder", content, describe(content))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ CPU.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -100,19 +99,16 @@ def train(plan: ImagePretraining, stop: int | None = None) -> tuple[ViTModel, li
     return model.vit, [step["loss"] for step in log]
 
 
-def store(backbone: ViTModel, folder: Path, half: bool = True) -> None:
-    """Write the backbone without a head, and preprocessor_config.json.
-
-    half  weights in fp16; False writes fp32
-    """
+def store(backbone: ViTModel, folder: Path) -> None:
+    """Write the backbone in fp16 without a head, and preprocessor_config.json."""
     backbone.config = config()
-    (backbone.half() if half else backbone).save_pretrained(folder)
+    backbone.half().save_pretrained(folder)
     processor().save_pretrained(folder)
 
 
 def describe(content: dict) -> str:
     """The model card's prose around its figures."""
-    plan, half = content["plan"], content["storage"]
+    plan = content["plan"]
     return f"""
 A ViT of {content["parameters"]:,} parameters (16 x 16 pixels, patches of 4 x 4, 4 layers, hidden
 size 96, 4 heads), without a head, made by `python -m tools.pretrain.pretrain_vit` for lessons that
@@ -132,9 +128,6 @@ mean and standard deviation of three seeds; batches of {score.IMAGE["batch"]}, l
 {score.IMAGE["learning_rate"]}.
 
 {card.score_table(content["scores"])}
-
-From the same weights kept in float32, {score.IMAGE["steps"]} steps give
-{card.percent(half["float32"])}.
 
 ## Making of
 
@@ -158,11 +151,6 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     backbone, log = train(plan)
     seconds = round(time.perf_counter() - begin)
-    with tempfile.TemporaryDirectory() as folder_of_fp32:
-        store(backbone, Path(folder_of_fp32), half=False)
-        full = score.repeat(
-            Path(folder_of_fp32), score.digits(Path(folder_of_fp32)), True, **score.IMAGE
-        )
     store(backbone, args.out)
     content = {
         "plan": asdict(plan),
@@ -173,10 +161,8 @@ def main() -> None:
         "last_loss": round(sum(log[-100:]) / len(log[-100:]), 4),
         **card.facts(backbone, args.out),
         "scores": score.against_random(args.out, score.digits(args.out), score.IMAGE, (60, 100)),
-        "storage": {"float32": full},
     }
-    card.write_json(args.out / "card.json", content)
-    card.write_text(args.out, "Mini ViT", describe(content))
+    card.write(args.out, "Mini ViT", content, describe(content))
 
 
 if __name__ == "__main__":

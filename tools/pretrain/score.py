@@ -25,8 +25,6 @@ from transformers import (
 from helpers.sets import read_tab
 
 LENGTH = 64  # tokens per example, padded to a fixed length
-# How many of R8's training examples choose objectives; test examples are for the model card alone.
-VALIDATION = 1000
 TEXT = {"steps": 60, "batch": 16, "learning_rate": 1e-3}
 SEEDS = (0, 1, 2)
 IMAGE = {"steps": 60, "batch": 32, "learning_rate": 1e-3}
@@ -34,11 +32,8 @@ IMAGE = {"steps": 60, "batch": 32, "learning_rate": 1e-3}
 Split = tuple[dict[str, Tensor], Tensor]
 
 
-def r8(folder: Path, held_out: str = "test") -> tuple[Split, Split]:
-    """(train, held out) of Reuters R8, as inputs (examples, LENGTH) int64 and labels (examples,).
-
-    held_out  "test", or "validation": examples that are taken out of the training split
-    """
+def r8(folder: Path) -> tuple[Split, Split]:
+    """(train, test) of Reuters R8, as inputs (examples, LENGTH) int64 and labels (examples,)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     names = sorted(set(read_tab("reuters-r8-train")[0]))
 
@@ -49,11 +44,7 @@ def r8(folder: Path, held_out: str = "test") -> tuple[Split, Split]:
         numbers = torch.tensor([names.index(label) for label in labels])
         return {name: inputs[name] for name in ("input_ids", "attention_mask")}, numbers
 
-    train = encode("reuters-r8-train")
-    if held_out == "test":
-        return train, encode("reuters-r8-test")
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(train[1])))
-    return pick(train, order[VALIDATION:]), pick(train, order[:VALIDATION])
+    return encode("reuters-r8-train"), encode("reuters-r8-test")
 
 
 def digits(folder: Path) -> tuple[Split, Split]:
@@ -142,20 +133,13 @@ def spread(values: list[float]) -> dict[str, object]:
     }
 
 
-def repeat(folder: Path, data: tuple[Split, Split], pretrained: bool, **loop) -> dict[str, object]:
-    """`spread` of `score` over SEEDS."""
-    return spread([score(folder, data, pretrained, seed, **loop) for seed in SEEDS])
-
-
 def against_random(
     folder: Path, data: tuple[Split, Split], loop: dict, steps: tuple[int, ...]
 ) -> dict[str, dict]:
     """{"60 steps": {"shipped": spread, "random": spread}, ...}, with all else equal."""
-    loops = {f"{n} steps": loop | {"steps": n} for n in steps}
-    return {
-        name: {
-            "shipped": repeat(folder, data, True, **x),
-            "random": repeat(folder, data, False, **x),
-        }
-        for name, x in loops.items()
-    }
+
+    def repeat(pretrained: bool, count: int) -> dict[str, object]:
+        given = loop | {"steps": count}
+        return spread([score(folder, data, pretrained, seed, **given) for seed in SEEDS])
+
+    return {f"{n} steps": {"shipped": repeat(True, n), "random": repeat(False, n)} for n in steps}

@@ -15,15 +15,6 @@ from tight_fit.techniques.step import learning_rate, train_step
 from tools.pretrain.score import SEEDS, spread
 
 STEPS = (60,)
-SHAPE = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-)
 
 
 def recipe(seed: int, steps: int) -> Recipe:
@@ -48,11 +39,6 @@ def splits(folder: Path, tuned: Recipe) -> dict[str, data.Encoded]:
     return {part: data.encode(loaded[part], tuned, tokenizer) for part in ("train", "test")}
 
 
-def test_examples(folder: Path) -> int:
-    """How many test examples the scores are of."""
-    return len(splits(folder, recipe(0, 1))["test"])
-
-
 def score(folder: Path, pretrained: bool, seed: int, steps: int) -> float:
     """Accuracy by generation after one fine-tune of the weights in `folder`, or of random ones."""
     tuned = recipe(seed, steps)
@@ -74,17 +60,13 @@ def score(folder: Path, pretrained: bool, seed: int, steps: int) -> float:
     return evaluate(model, parts["test"], tuned)
 
 
-def repeat(folder: Path, pretrained: bool, steps: int) -> dict[str, object]:
-    """`spread` of `score` over SEEDS."""
-    return spread([score(folder, pretrained, seed, steps) for seed in SEEDS])
-
-
 def against_random(folder: Path) -> dict[str, dict]:
     """{"60 steps": {"shipped": spread, "random": spread}, ...}, with all else equal."""
+
+    def repeat(pretrained: bool, steps: int) -> dict[str, object]:
+        return spread([score(folder, pretrained, seed, steps) for seed in SEEDS])
+
     return {
-        f"{steps} steps": {
-            "shipped": repeat(folder, True, steps),
-            "random": repeat(folder, False, steps),
-        }
+        f"{steps} steps": {"shipped": repeat(True, steps), "random": repeat(False, steps)}
         for steps in STEPS
     }

@@ -70,7 +70,7 @@ def build(folder: Path = BUILD) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     source = work / "source"
     (source / "_static").mkdir(parents=True)
-    for name in ("site.css", "site.js", "search.js"):
+    for name in ("site.css", "site.js"):
         shutil.copy(HERE / name, source / "_static" / name)
     sources = Sources(source)
     sources.write()

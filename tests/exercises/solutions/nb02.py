@@ -81,7 +81,7 @@ def momenta(m, k):
 RIGHT = {"02.1": 1.75, "02.2": 4, "02.3": train_group, "02.4": momenta}
 WRONG = {
     "02.1": [1.0, 0.75, 1.25, 7, 4, "1.75"],
-    "02.2": [2, 5, 8, 1, 3, 40, 4.5],
+    "02.2": [2, 8, 3, 4.5],
     "02.3": [
         mean_of_means, reads_a_generator_twice, all_at_once, one_backward_for_all,
         steps_every_time, never_clears, says_nothing, 3,

@@ -18,19 +18,16 @@ def steps(order, once=True, scheduled="made", returns="scale"):
                 scaler.update()
                 optimizer.zero_grad()
         before = scaler.get_scale()
+        parts = {
+            "unscale": lambda: scaler.unscale_(optimizer),
+            "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), limit),
+            "step": lambda: scaler.step(optimizer),
+            "bare step": optimizer.step,
+            "update": scaler.update,
+            "clear": optimizer.zero_grad,
+        }
         for part in order:
-            if part == "unscale":
-                scaler.unscale_(optimizer)
-            elif part == "clip":
-                nn.utils.clip_grad_norm_(model.parameters(), limit)
-            elif part == "step":
-                scaler.step(optimizer)
-            elif part == "bare step":
-                optimizer.step()
-            elif part == "update":
-                scaler.update()
-            elif part == "clear":
-                optimizer.zero_grad()
+            parts[part]()
         made = {
             "scale": scaler.get_scale() >= before,
             "same": scaler.get_scale() == before,

@@ -1,6 +1,7 @@
 """Answers to the exercises of notebook 06, right and wrong."""
 
 import math
+from functools import partial
 
 from torch.utils.checkpoint import checkpoint
 
@@ -11,11 +12,11 @@ def through(layers, x):
     return x
 
 
-def keep_last(layers, x, segment):
+def keep_last(layers, x, segment, **settings):
     for start in range(0, len(layers), segment):
         part = layers[start : start + segment]
         if start + segment < len(layers):
-            x = checkpoint(through, part, x, use_reentrant=False)
+            x = checkpoint(through, part, x, **{"use_reentrant": False} | settings)
         else:
             x = through(part, x)
     return x
@@ -38,27 +39,6 @@ def every_layer(layers, x, segment):
     return through(layers[last:], x)
 
 
-def other_masks(layers, x, segment):
-    for start in range(0, len(layers), segment):
-        part = layers[start : start + segment]
-        if start + segment < len(layers):
-            x = checkpoint(through, part, x, use_reentrant=False, preserve_rng_state=False)
-        else:
-            x = through(part, x)
-    return x
-
-
-def reentrant(layers, x, segment):
-    for start in range(0, len(layers), segment):
-        part = layers[start : start + segment]
-        x = (
-            checkpoint(through, part, x, use_reentrant=True)
-            if start + segment < len(layers)
-            else through(part, x)
-        )
-    return x
-
-
 def late_binding(layers, x, segment):
     parts = [
         lambda x: through(layers[start : start + segment], x)  # noqa: B023 (this is the mistake)
@@ -74,8 +54,8 @@ WRONG = {
     "06.1": [8, 1, 2, 16, 64, 4.5, 0, math.nan],
     "06.2": [4 / 3, 7 / 6, 11 / 9, 20 / 24, "23/18", 1.25],
     "06.3": [
-        plain, all_segments, every_layer, other_masks, reentrant,
-        late_binding, 3,
+        plain, all_segments, every_layer, partial(keep_last, preserve_rng_state=False),
+        partial(keep_last, use_reentrant=True), late_binding, 3,
     ],
     "06.4": [
         lambda m: m / 2, lambda m: math.sqrt(1 - m), lambda m: 1 - (1 - m) ** 2, lambda m: m, 0.05,

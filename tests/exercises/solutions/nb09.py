@@ -1,6 +1,7 @@
 """Answers to the exercises of notebook 09, right and wrong."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +15,8 @@ def batch(rows, pad_id, multiple=8, label=-100, by_length=True, width=None):
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, label)
     for place, row in enumerate(rows):
         count = len(row["input_ids"])
-        ids[place, :count], labels[place, :count] = (
-            torch.tensor(row["input_ids"]),
-            torch.tensor(row["labels"]),
-        )
+        ids[place, :count] = torch.tensor(row["input_ids"])
+        labels[place, :count] = torch.tensor(row["labels"])
         mask[place, :count] = 1
     return {
         "input_ids": ids,
@@ -27,26 +26,15 @@ def batch(rows, pad_id, multiple=8, label=-100, by_length=True, width=None):
 
 
 def changes_rows(rows, pad_id):
-    width = -(-max(len(row["input_ids"]) for row in rows) // 8) * 8
+    found = batch(rows, pad_id)
     for row in rows:
-        extra = width - len(row["input_ids"])
-        row["mask"] = [1] * len(row["input_ids"]) + [0] * extra
-        row["input_ids"] += [pad_id] * extra
-        row["labels"] += [-100] * extra
-    return {
-        "input_ids": torch.tensor([row["input_ids"] for row in rows]),
-        "attention_mask": torch.tensor([row["mask"] for row in rows]),
-        "labels": torch.tensor([row["labels"] for row in rows]),
-    }
+        row["labels"].append(-100)
+    return found
 
 
 def on_the_left(rows, pad_id):
-    return {
-        name: values.flip(1)
-        for name, values in batch(
-            [{key: value[::-1] for key, value in row.items()} for row in rows], pad_id
-        ).items()
-    }
+    turned = [{key: value[::-1] for key, value in row.items()} for row in rows]
+    return {name: values.flip(1) for name, values in batch(turned, pad_id).items()}
 
 
 def boolean_mask(rows, pad_id):
@@ -97,10 +85,8 @@ WRONG = {
         0.5,
     ],
     "09.2": [
-        lambda rows, pad_id: batch(rows, pad_id, multiple=1),
-        lambda rows, pad_id: batch(rows, pad_id, label=0),
-        lambda rows, pad_id: batch(rows, pad_id, by_length=False),
-        lambda rows, pad_id: batch(rows, pad_id, width=40), lambda rows, pad_id: batch(rows, 0),
+        partial(batch, multiple=1), partial(batch, label=0), partial(batch, by_length=False),
+        partial(batch, width=40), lambda rows, pad_id: batch(rows, 0),
         changes_rows, on_the_left, boolean_mask, without_labels,
         lambda rows, pad_id: batch(rows, pad_id)["input_ids"], 3,
     ],

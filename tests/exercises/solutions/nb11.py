@@ -1,5 +1,7 @@
 """Answers to the exercises of notebook 11, right and wrong."""
 
+from functools import partial
+
 import torch.nn.functional as F
 from torch import nn
 
@@ -7,64 +9,21 @@ GIB = 2**30
 ONE = 4 * 85.8e6 / GIB
 
 
-def convert(fabric, net, optimizer, loader):
-    return loop(fabric, net, optimizer, loader)
-
-
-def loop(
-    fabric,
-    net,
-    optimizer,
-    loader,
-    wrapped=True,
-    own_backward=False,
-    own_clip=False,
-    clip=True,
-    setup_loader=True,
-    bare=False,
-):
+def loop(fabric, net, optimizer, loader, wrong=""):
     model, optimizer = fabric.setup(net, optimizer)
-    model = model if wrapped else net
+    model = net if wrong == "model" else model
     losses = []
-    for x, y in fabric.setup_dataloaders(loader) if setup_loader else loader:
+    for x, y in loader if wrong == "loader" else fabric.setup_dataloaders(loader):
         loss = F.mse_loss(model(x), y)
-        loss.backward() if own_backward else fabric.backward(loss)
-        if clip and own_clip:
+        loss.backward() if wrong == "backward" else fabric.backward(loss)
+        if wrong == "clip":
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        elif clip:
-            fabric.clip_gradients(model if wrapped else net, optimizer, max_norm=1.0)
+        elif wrong != "no clip":
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses if not bare else sum(losses)
-
-
-def unwrapped(fabric, net, optimizer, loader):
-    return loop(fabric, net, optimizer, loader, wrapped=False)
-
-
-def old_backward(fabric, net, optimizer, loader):
-    return loop(fabric, net, optimizer, loader, own_backward=True)
-
-
-def old_clip(fabric, net, optimizer, loader):
-    return loop(fabric, net, optimizer, loader, own_clip=True)
-
-
-def no_clip(fabric, net, optimizer, loader):
-    return loop(fabric, net, optimizer, loader, clip=False)
-
-
-def old_loader(fabric, net, optimizer, loader):
-    return loop(fabric, net, optimizer, loader, setup_loader=False)
-
-
-def one_number(fabric, net, optimizer, loader):
-    return loop(fabric, net, optimizer, loader, bare=True)
-
-
-def go_on(fabric, net, optimizer, loader, path):
-    return resumed(fabric, net, optimizer, loader, path)
+    return sum(losses) if wrong == "result" else losses
 
 
 def resumed(fabric, net, optimizer, loader, path, names=("model", "optimizer", "step"), late=0):
@@ -82,37 +41,23 @@ def resumed(fabric, net, optimizer, loader, path, names=("model", "optimizer", "
     return losses
 
 
-def forgets_the_optimizer(fabric, net, optimizer, loader, path):
-    return resumed(fabric, net, optimizer, loader, path, names=("model", "step"))
-
-
-def forgets_the_model(fabric, net, optimizer, loader, path):
-    return resumed(fabric, net, optimizer, loader, path, names=("optimizer", "step"))
-
-
-def one_batch_late(fabric, net, optimizer, loader, path):
-    return resumed(fabric, net, optimizer, loader, path, late=1)
-
-
-def from_the_start(fabric, net, optimizer, loader, path):
-    return resumed(fabric, net, optimizer, loader, path, late=-9)
-
-
-RIGHT = {
-    "11.1": 8,
-    "11.3": go_on,
-    "11.4": (5 * ONE, 4 * ONE, ONE / 2),
-    "11.2": convert,
-}
+RIGHT = {"11.1": 8, "11.2": loop, "11.3": resumed, "11.4": (5 * ONE, 4 * ONE, ONE / 2)}
 WRONG = {
     "11.1": [9, 5, 4, 7, 10, 0, 12, 8.0, "8"],
     "11.3": [
-        forgets_the_optimizer, forgets_the_model, one_batch_late, from_the_start, 4,
+        partial(resumed, names=("model", "step")), partial(resumed, names=("optimizer", "step")),
+        partial(resumed, late=1), partial(resumed, late=-9), 4,
     ],
     "11.4": [
         (4 * ONE, 4 * ONE, ONE / 2), (5 * ONE, 4 * ONE, 5 * ONE / 8),
         (5 * ONE / 8, 4 * ONE / 8, ONE / 2), (5 * ONE, 5 * ONE, ONE / 2), (5 * ONE, 4 * ONE), 1.6,
         (4 * ONE, 3 * ONE, ONE / 2),
     ],
-    "11.2": [unwrapped, old_backward, old_clip, no_clip, old_loader, one_number, 3],
+    "11.2": [
+        *(
+            partial(loop, wrong=part)
+            for part in ("model", "loader", "backward", "clip", "no clip", "result")
+        ),
+        3,
+    ],
 }  # fmt: skip

@@ -40,27 +40,19 @@ def on_the_gpu(config, ranks):
     )
 
 
-def blind_to_offload(config, ranks):
-    stage = config["zero_optimization"]["stage"]
-    return (
-        4 / (ranks if stage == 3 else 1),
-        4 / (ranks if stage >= 2 else 1),
-        8 / (ranks if stage >= 1 else 1),
-    )
-
-
-def all_away(config, ranks):
-    return (
-        (0, 0, 0)
-        if "offload_optimizer" in config["zero_optimization"]
-        else blind_to_offload(config, ranks)
-    )
-
-
 def diagnosis(kind, counted, started):
     if kind != "DEEPSPEED":
         return "dropped"
     return "alone" if counted < started else "fine"
+
+
+def blind_to_offload(config, ranks):
+    return on_the_gpu({"zero_optimization": {"stage": config["zero_optimization"]["stage"]}}, ranks)
+
+
+def all_away(config, ranks):
+    away = "offload_optimizer" in config["zero_optimization"]
+    return (0, 0, 0) if away else blind_to_offload(config, ranks)
 
 
 RIGHT = {"12.1": place, "12.2": handed, "12.3": on_the_gpu, "12.4": diagnosis}

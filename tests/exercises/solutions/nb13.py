@@ -1,5 +1,7 @@
 """Answers to the exercises of notebook 13, right and wrong."""
 
+from functools import partial
+
 
 def exposed(size, ranks, bandwidth, backward):
     return max(0, 2 * (size - size / ranks) / bandwidth - backward)
@@ -18,18 +20,6 @@ def reduce_scatter(transport, tensor, side=1, missing=0, copied=True):
         transport.send(parts[give], (rank - side) % ranks)
         parts[take] += transport.receive(parts[take], (rank + side) % ranks)
     return parts[rank].clone()
-
-
-def in_place(transport, tensor):
-    return reduce_scatter(transport, tensor, copied=False)
-
-
-def to_the_right(transport, tensor):
-    return reduce_scatter(transport, tensor, side=-1)
-
-
-def one_step_short(transport, tensor):
-    return reduce_scatter(transport, tensor, missing=1)
 
 
 def whole_tensors(transport, tensor):
@@ -61,10 +51,6 @@ def others_only(events):
     return found
 
 
-def counts_itself(events):
-    return [value + 1 for value in staleness(events)]
-
-
 RIGHT = {"13.1": exposed, "13.2": reduce_scatter, "13.3": 3, "13.4": staleness}
 WRONG = {
     "13.1": [
@@ -74,11 +60,13 @@ WRONG = {
         lambda size, ranks, bandwidth, backward: 2 * (size - size / ranks) / bandwidth, 5,
     ],
     "13.2": [
-        in_place, to_the_right, one_step_short, whole_tensors,
+        partial(reduce_scatter, copied=False), partial(reduce_scatter, side=-1),
+        partial(reduce_scatter, missing=1), whole_tensors,
         lambda transport, tensor: tensor.tensor_split(transport.ranks)[transport.rank], 3,
     ],
     "13.3": [4, 1.5, 1 / 3, 1, "3", 9, 1 / 6],
     "13.4": [
-        others_only, counts_itself, lambda events: sum(staleness(events)), lambda events: [], 3,
+        others_only, lambda events: [value + 1 for value in staleness(events)],
+        lambda events: sum(staleness(events)), lambda events: [], 3,
     ],
 }  # fmt: skip

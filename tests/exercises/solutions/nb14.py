@@ -46,43 +46,15 @@ def always_scaled(transport, piece, most):
 
 
 def sends_gradients(transport, piece, most):
-    if transport.ranks == 1:
-        return clip(transport, piece, most)
-    for other in range(transport.ranks):
-        if other != transport.rank:
-            transport.send(torch.zeros(20), other)
-    return clip(_After(transport), piece, most)
-
-
-class _After:
-    """The same wire, once the others' gradients are off it."""
-
-    def __init__(self, transport):
-        for other in range(transport.ranks):
-            if other != transport.rank:
-                transport.receive(torch.zeros(20), other)
-        self.rank, self.ranks, self.send, self.receive = (
-            transport.rank,
-            transport.ranks,
-            transport.send,
-            transport.receive,
-        )
+    rank, ranks = transport.rank, transport.ranks
+    if ranks > 1:
+        transport.send(torch.zeros(20), (rank + 1) % ranks)
+        transport.receive(torch.zeros(20), (rank - 1) % ranks)
+    return clip(transport, piece, most)
 
 
 def psis(stage, micro):
     return {0: 2, 1: 2, 2: 1 + micro, 2.5: 2 * micro, 3: 3 * micro}[stage]
-
-
-def scatters_once(stage, micro):
-    return {0: 2, 1: 2, 2: 2, 2.5: 2 * micro, 3: 3 * micro}[stage]
-
-
-def reduces_every_time(stage, micro):
-    return {0: 2 * micro, 1: 1 + micro, 2: 1 + micro, 2.5: 2 * micro, 3: 3 * micro}[stage]
-
-
-def gathers_once(stage, micro):
-    return {0: 2, 1: 2, 2: 1 + micro, 2.5: 1 + micro, 3: 3 * micro}[stage]
 
 
 RIGHT = {"14.1": stage, "14.2": clip, "14.3": 2, "14.4": psis}
@@ -97,6 +69,9 @@ WRONG = {
     ],
     "14.3": [4, 1, 184 / 98, 1024, "2", 3],
     "14.4": [
-        scatters_once, reduces_every_time, gathers_once, lambda stage, micro: 3 * micro, 2,
+        lambda stage, micro: 2 if stage == 2 else psis(stage, micro),
+        lambda stage, micro: {0: 2 * micro, 1: 1 + micro}.get(stage, psis(stage, micro)),
+        lambda stage, micro: 1 + micro if stage == 2.5 else psis(stage, micro),
+        lambda stage, micro: 3 * micro, 2,
     ],
 }  # fmt: skip

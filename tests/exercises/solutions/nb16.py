@@ -1,5 +1,7 @@
 """Answers to the exercises of notebook 16, right and wrong."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -24,18 +26,14 @@ def no_bias(transport, x, weight, bias):
 
 
 def bias_is_sent_too(transport, x, weight, bias):
-    return (
-        ring_all_reduce(transport, F.linear(x, weight))
-        + ring_all_reduce(transport, bias) / transport.ranks
-    )
+    mean = ring_all_reduce(transport, bias) / transport.ranks
+    return ring_all_reduce(transport, F.linear(x, weight)) + mean
 
 
 def likeliest(transport, logits, begin):
     exchange = Ring(transport)
-    highest, word = (
-        logits.max(-1).values,
-        (logits == logits.amax(-1, keepdim=True)).int().argmax(-1) + begin,
-    )
+    highest = logits.amax(-1)
+    word = (logits == highest[..., None]).int().argmax(-1) + begin
     top = exchange.reduce(highest, op="max")
     return -exchange.reduce(torch.where(highest == top, -word, -(2**60)), op="max")
 
@@ -57,24 +55,13 @@ def larger_word(transport, logits, begin):
 RIGHT = {"16.1": step_bytes, "16.2": rows_linear, "16.3": likeliest, "16.4": 5}
 WRONG = {
     "16.1": [
-        lambda layers, rows, tokens, hidden, ranks, itemsize: (
-            step_bytes(layers, rows, tokens, hidden, ranks, itemsize) / 2
-        ),
-        lambda layers, rows, tokens, hidden, ranks, itemsize: (
-            4 * layers * rows * tokens * hidden * itemsize
-        ),
-        lambda layers, rows, tokens, hidden, ranks, itemsize: step_bytes(
-            layers, rows, tokens, hidden, ranks, 4
-        ),
-        7,
+        lambda *job: step_bytes(*job) / 2, lambda *job: 4 * math.prod((*job[:4], job[5])),
+        lambda *job: step_bytes(*job[:5], 4), 7,
     ],
     "16.2": [
-        bias_in_the_sum,
-        no_bias,
-        bias_is_sent_too,
-        lambda transport, x, weight, bias: F.linear(x, weight, bias),
-        2,
+        bias_in_the_sum, no_bias, bias_is_sent_too,
+        lambda transport, x, weight, bias: F.linear(x, weight, bias), 2,
     ],
     "16.3": [gathers_everything, larger_word, 3],
     "16.4": [4, 6, 8, 2, "5", 3],
-}
+}  # fmt: skip

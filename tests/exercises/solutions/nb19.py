@@ -58,14 +58,11 @@ RIGHT = {
 }
 WRONG = {
     "19.1": [
-        ("optimizer", "checkpointing"), ("checkpointing", "checkpointing"),
-        ("lora_rank", "optimizer"), ("lora_rank", "frozen"), ("lora_rank", "accumulation"),
-        ("lora_rank", "lora_rank"), "lora_rank", 3,
+        ("optimizer", "checkpointing"), ("lora_rank", "optimizer"), ("lora_rank", "lora_rank"), 3,
     ],
     "19.2": [
         replace(small, accumulation=4), replace(small, lora_rank=8), replace(small, length=256),
-        replace(small, batch_size=8, accumulation=8), replace(small, frozen=18),
-        replace(small, precision="bf16"), START, 3,
+        replace(small, frozen=18), replace(small, precision="bf16"), 3,
     ],
     "19.3": [
         {"checkpointing"}, {"checkpointing", "freezing", "accumulation"},

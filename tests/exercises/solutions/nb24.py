@@ -16,18 +16,6 @@ def overflows(output_a, sum_a, output_b, sum_b):
     return (a * output_a + b * output_b) / (a + b), (a + b).log()[:, 0]
 
 
-def plain_mean(output_a, sum_a, output_b, sum_b):
-    return (output_a + output_b) / 2, torch.logaddexp(sum_a, sum_b)
-
-
-def sum_of_sums(output_a, sum_a, output_b, sum_b):
-    return merge(output_a, sum_a, output_b, sum_b)[0], sum_a + sum_b
-
-
-def output_only(output_a, sum_a, output_b, sum_b):
-    return merge(output_a, sum_a, output_b, sum_b)[0]
-
-
 def pairs(tokens, ranks, rank, zigzag):
     if not zigzag:
         size = tokens // ranks
@@ -37,18 +25,6 @@ def pairs(tokens, ranks, rank, zigzag):
     first = range(rank * size, (rank + 1) * size)
     last = range(tokens - (rank + 1) * size, tokens - rank * size)
     return sum(place + 1 for place in (*first, *last))
-
-
-def without_itself(tokens, ranks, rank, zigzag):
-    return pairs(tokens, ranks, rank, zigzag) - tokens // ranks
-
-
-def even(tokens, ranks, rank, zigzag):
-    return tokens * (tokens + 1) / 2 / ranks
-
-
-def never_zigzag(tokens, ranks, rank, zigzag):
-    return pairs(tokens, ranks, rank, False)
 
 
 def dropped(chosen, capacity):
@@ -66,13 +42,19 @@ def free_seats_count_too(chosen, capacity):
     return abs(sum(count - seats for count in chosen))
 
 
-def without_capacity(chosen, capacity):
-    return dropped(chosen, 1.0)
-
-
 RIGHT = {"24.1": merge, "24.2": pairs, "24.3": dropped}
 WRONG = {
-    "24.1": [overflows, plain_mean, sum_of_sums, output_only, 3],
-    "24.2": [without_itself, even, never_zigzag, 36],
-    "24.3": [rounded_down, free_seats_count_too, without_capacity, 2],
-}
+    "24.1": [
+        overflows,
+        lambda *both: ((both[0] + both[2]) / 2, torch.logaddexp(both[1], both[3])),
+        lambda *both: (merge(*both)[0], both[1] + both[3]), lambda *both: merge(*both)[0], 3,
+    ],
+    "24.2": [
+        lambda tokens, ranks, *how: pairs(tokens, ranks, *how) - tokens // ranks,
+        lambda tokens, ranks, rank, zigzag: tokens * (tokens + 1) / 2 / ranks,
+        lambda tokens, ranks, rank, zigzag: pairs(tokens, ranks, rank, False), 36,
+    ],
+    "24.3": [
+        rounded_down, free_seats_count_too, lambda chosen, capacity: dropped(chosen, 1.0), 2,
+    ],
+}  # fmt: skip

@@ -14,14 +14,6 @@ def without_reference(own, reference, beta):
     return -F.logsigmoid(beta * (chosen - rejected)).mean()
 
 
-def summed(own, reference, beta):
-    return dpo(own, reference, beta) * (len(own) // 2)
-
-
-def turned(own, reference, beta):
-    return dpo(reference, own, beta)
-
-
 def one_after_another(own, reference, beta):
     gained = own - reference
     return -F.logsigmoid(beta * (gained[::2] - gained[1::2])).mean()
@@ -56,6 +48,10 @@ def across(rewards, group):
 RIGHT = {"26.1": 8 * 2**30, "26.2": dpo, "26.3": advantages}
 WRONG = {
     "26.1": [4 * 2**30, 8, 2**37, 131072, "8"],
-    "26.2": [without_reference, summed, turned, one_after_another, 0.5, lambda *given: 0.5],
+    "26.2": [
+        without_reference, one_after_another, 0.5, lambda *given: 0.5,
+        lambda own, reference, beta: dpo(own, reference, beta) * (len(own) // 2),
+        lambda own, reference, beta: dpo(reference, own, beta),
+    ],
     "26.3": [of_all, not_scaled, divided_by_zero, across, torch.zeros(8), lambda *given: 0],
-}
+}  # fmt: skip

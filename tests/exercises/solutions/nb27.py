@@ -21,38 +21,21 @@ def by_the_largest(numbers):
     return (numbers.float() * scale).to(LOW), scale
 
 
-def not_scaled(numbers):
-    return numbers.to(LOW), torch.tensor(1.0)
-
-
-def in_fp32(numbers):
-    low, scale = scaled(numbers)
-    return low.float(), scale
-
-
-def numbers_alone(numbers):
-    return scaled(numbers)[0]
-
-
 def blocks(numbers):
     largest = numbers.view(-1, 32).abs().amax(1)
     return 2.0 ** (largest.log2().floor() - 8)
 
 
-def no_power_of_two(numbers):
-    return numbers.view(-1, 32).abs().amax(1) / 448
-
-
-def one_scale(numbers):
-    return 2.0 ** (numbers.abs().max().log2().floor() - 8)
-
-
 RIGHT = {"27.1": 13.0, "27.2": scaled, "27.3": blocks}
 WRONG = {
     "27.1": [5.0, 10.5, 13 * 2**3, "13", 1.625],
-    "27.2": [no_case_for_zero, by_the_largest, not_scaled, in_fp32, numbers_alone],
-    "27.3": [
-        no_power_of_two,
-        one_scale,
+    "27.2": [
+        no_case_for_zero, by_the_largest, lambda numbers: (numbers.to(LOW), torch.tensor(1.0)),
+        lambda numbers: (scaled(numbers)[0].float(), scaled(numbers)[1]),
+        lambda numbers: scaled(numbers)[0],
     ],
-}
+    "27.3": [
+        lambda numbers: numbers.view(-1, 32).abs().amax(1) / 448,
+        lambda numbers: 2.0 ** (numbers.abs().max().log2().floor() - 8),
+    ],
+}  # fmt: skip

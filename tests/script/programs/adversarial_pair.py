@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-torch.manual_seed(5)
 noise_size, batch_size = 16, 8
 generator = nn.Sequential(
     nn.Linear(noise_size, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(True),
@@ -13,18 +12,6 @@ generator = nn.Sequential(
 discriminator = nn.Sequential(
     nn.Flatten(), nn.Linear(192, 96, bias=False), nn.LeakyReLU(0.2, inplace=True), nn.Linear(96, 1)
 ).to(device)
-
-
-def initialise(module):
-    if isinstance(module, nn.BatchNorm1d):
-        torch.nn.init.normal_(module.weight, 1.0, 0.02)
-        torch.nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Linear):
-        torch.nn.init.normal_(module.weight, 0.0, 0.02)
-
-
-generator.apply(initialise)
-discriminator.apply(initialise)
 criterion = nn.BCEWithLogitsLoss()
 fixed = torch.randn(batch_size, noise_size, device=device)
 first = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
@@ -34,11 +21,10 @@ for epoch in range(3):
     for picture in pictures:
         discriminator.zero_grad()
         real = picture.to(device)
-        label = torch.full((real.size(0), 1), 1.0, device=device)
+        label = torch.full((batch_size, 1), 1.0, device=device)
         on_real = criterion(discriminator(real), label)
         on_real.backward()
-        noise = torch.randn(real.size(0), noise_size, device=device)
-        fake = generator(noise)
+        fake = generator(torch.randn(batch_size, noise_size, device=device))
         label.fill_(0.0)
         on_fake = criterion(discriminator(fake.detach()), label)
         on_fake.backward()

@@ -1,6 +1,6 @@
 """A decoder with checkpointed layers, compiled, with a GradScaler or in bf16, with workers."""
 
-import argparse
+import sys
 
 import torch
 from torch import nn
@@ -25,34 +25,25 @@ class Decoder(nn.Module):
         return self.head(x)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
-    args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = Decoder().to(device)
-    if device == "cuda":
-        model = torch.compile(model)
-    tokens = torch.randint(0, 1000, (256, 64))
-    loader = DataLoader(
-        TensorDataset(tokens), batch_size=8, num_workers=2 if device == "cuda" else 0
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    scaler = torch.amp.GradScaler(device, enabled=args.dtype == "float16")
-    for _ in range(3):
-        for (batch,) in loader:
-            batch = batch.to(device, non_blocking=True)
-            with torch.autocast(device, getattr(torch, args.dtype)):
-                logits = model(batch[:, :-1])
-            targets = batch[:, 1:].reshape(-1)
-            loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), targets)
-            optimizer.zero_grad(set_to_none=True)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-
-
-if __name__ == "__main__":
-    main()
+dtype = torch.float16 if "float16" in sys.argv else torch.bfloat16
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = Decoder().to(device)
+if device == "cuda":
+    model = torch.compile(model)
+tokens = TensorDataset(torch.randint(0, 1000, (256, 64)))
+loader = DataLoader(tokens, batch_size=8, num_workers=2 if device == "cuda" else 0)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16)
+for _ in range(3):
+    for (batch,) in loader:
+        batch = batch.to(device, non_blocking=True)
+        with torch.autocast(device, dtype):
+            logits = model(batch[:, :-1])
+        targets = batch[:, 1:].reshape(-1)
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), targets)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()

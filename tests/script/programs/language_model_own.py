@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-batch_size, block_size = int(os.environ.get("BATCH", "4")), int(os.environ.get("BLOCK", "32"))
-layers, heads, width, vocabulary = 2, 4, int(os.environ.get("WIDTH", "64")), 512
-accumulation, eval_iters, out_dir = 2, 2, "out-gpt"
+batch_size, block_size, layers, heads, width, vocabulary = 4, 32, 2, 4, 64, 512
+accumulation, out_dir = 2, "out-gpt"
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
 
@@ -19,35 +18,32 @@ os.makedirs(out_dir, exist_ok=True)
 torch.manual_seed(1337)
 torch.backends.cuda.matmul.allow_tf32 = True
 ctx = nullcontext() if dtype == "float32" else torch.autocast("cuda", dtype=getattr(torch, dtype))
-
-with open(os.path.join(out_dir, "tokens.bin"), "wb") as file:
-    np.arange(20_000, dtype=np.uint16).__mod__(vocabulary).astype(np.uint16).tofile(file)
-with open(os.path.join(out_dir, "tokens.bin"), "rb") as file:
+np.arange(20_000, dtype=np.uint16).__mod__(vocabulary).tofile(f"{out_dir}/tokens.bin")
+with open(f"{out_dir}/tokens.bin", "rb") as file:
     tokens = np.frombuffer(file.read(), dtype=np.uint16)
 
 
 def get_batch():
     starts = torch.randint(len(tokens) - block_size - 1, (batch_size,))
-    x = torch.stack([torch.from_numpy(tokens[i : i + block_size].astype(np.int64)) for i in starts])
-    y = torch.stack(
-        [torch.from_numpy(tokens[i + 1 : i + 1 + block_size].astype(np.int64)) for i in starts]
-    )
+    rows = [torch.from_numpy(tokens[i : i + block_size + 1].astype(np.int64)) for i in starts]
+    x, y = torch.stack([row[:-1] for row in rows]), torch.stack([row[1:] for row in rows])
     if device == "cuda":
-        return (
-            x.pin_memory().to(device, non_blocking=True),
-            y.pin_memory().to(device, non_blocking=True),
-        )
-    return x.to(device), y.to(device)
+        x, y = x.pin_memory(), y.pin_memory()
+    return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
 
-class Attention(nn.Module):
+class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         mask = torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size)
         self.register_buffer("mask", mask)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
-    def forward(self, x):
+    def attention(self, x):
         examples, length, _ = x.size()
         q, k, v = (
             part.view(examples, length, heads, -1).transpose(1, 2)
@@ -57,16 +53,6 @@ class Attention(nn.Module):
         scores = scores.masked_fill(self.mask[:, :, :length, :length] == 0, float("-inf"))
         y = F.softmax(scores, dim=-1) @ v
         return self.out(y.transpose(1, 2).contiguous().view(examples, length, width))
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.attention = nn.LayerNorm(width), Attention()
-        self.second = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
 
     def forward(self, x):
         x = x + self.attention(self.first(x))
@@ -98,14 +84,11 @@ class GPT(nn.Module):
 
 model = GPT().to(device)
 scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
-decayed = [p for p in model.parameters() if p.dim() >= 2]
-others = [p for p in model.parameters() if p.dim() < 2]
-optimizer = torch.optim.AdamW(
-    [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-    lr=6e-4,
-    betas=(0.9, 0.95),
-    fused=device == "cuda",
-)
+groups = [
+    {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+    {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+]
+optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=device == "cuda")
 if device == "cuda":
     model = torch.compile(model)
 
@@ -113,11 +96,10 @@ if device == "cuda":
 @torch.no_grad()
 def estimate_loss():
     model.eval()
-    losses = torch.zeros(eval_iters)
-    for k in range(eval_iters):
-        x, y = get_batch()
+    losses = torch.zeros(2)
+    for k in range(2):
         with ctx:
-            _, loss = model(x, y)
+            _, loss = model(*get_batch())
         losses[k] = loss.item()
     model.train()
     return losses.mean()

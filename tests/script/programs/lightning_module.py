@@ -1,40 +1,48 @@
-"""A LightningModule with validation, and a loader with workers, as its documentation has it."""
+"""A LightningModule of two encoder layers, on texts of several lengths, with validation."""
 
 import lightning
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
+
+lightning.seed_everything(0, verbose=False)
 
 
-class Classifier(lightning.LightningModule):
-    def __init__(self):
+class Tagger(lightning.LightningModule):
+    def __init__(self, width=256):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 100))
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+        self.words = nn.Embedding(512, width)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.tags = nn.Linear(width, 512)
 
-    def training_step(self, batch, index):
-        features, labels = batch
-        loss = nn.functional.cross_entropy(self.layers(features), labels)
+    def loss(self, batch):
+        words, tags = batch
+        return nn.functional.cross_entropy(self.tags(self.layers(self.words(words))).mT, tags)
+
+    def training_step(self, batch, number):
+        loss = self.loss(batch)
         self.log("loss", loss)
         return loss
 
-    def validation_step(self, batch, index):
-        features, labels = batch
-        self.log("validation", nn.functional.cross_entropy(self.layers(features), labels))
+    def validation_step(self, batch, number):
+        self.log("validation", self.loss(batch))
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters())
 
 
+def collate(rows):
+    pad = nn.utils.rnn.pad_sequence
+    return tuple(pad([row[number] for row in rows], batch_first=True) for number in (0, 1))
+
+
+data = [(torch.arange(count),) * 2 for count in (17, 33, 64, 20, 9, 12, 40, 50) * 8]
+options = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+options |= {"enable_progress_bar": False, "max_steps": 8}
 if __name__ == "__main__":
-    data = TensorDataset(torch.randn(512, 64), torch.randint(0, 100, (512,)))
-    trainer = lightning.Trainer(
-        max_epochs=2,
-        accelerator="auto",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
+    trainer = lightning.Trainer(accelerator="auto", devices=1, **options)
+    train = DataLoader(
+        data, 8, num_workers=2 if torch.cuda.is_available() else 0, collate_fn=collate
     )
-    workers = 2 if torch.cuda.is_available() else 0
-    train = DataLoader(data, batch_size=64, num_workers=workers)
-    trainer.fit(Classifier(), train, DataLoader(data, batch_size=128))
+    trainer.fit(Tagger(), train, DataLoader(data, 16, collate_fn=collate))

@@ -82,9 +82,8 @@ function asked() {
 
 /* Show only what this model can be trained with. */
 function restrict() {
-  const { models, streams } = Planner.data(), model = form.elements.model.value;
-  const facts = models[model];
-  const kept = Object.keys(streams.sections[model]).filter((key) => /^\w+\/[01]\//.test(key));
+  const facts = Planner.data().models[form.elements.model.value];
+  const kept = Object.keys(facts.streams).filter((key) => /^\w+\/[01]\//.test(key));
   const has = (part) => kept.some((key) => key.startsWith(part) || key.endsWith(part));
   const weights = [...(has("mixed") ? ["fp32"] : []), ...(has("bf16/") ? ["bf16"] : [])];
   options("weights", weights, NAMES.weights);

@@ -9,39 +9,14 @@ const Planner = (() => {
   const CATEGORIES = ["parameters", "gradients", "optimizer states", "activations", "temporaries"];
   const up = (size, unit) => Math.ceil(size / unit) * unit;
   const DATA = { value: null };
+  let WORDS = [];  // of the streams, which have a letter for each (tools/calculator/make.py)
 
   async function load(packed) {
     const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     DATA.value = JSON.parse(await new Response(stream).text());
+    WORDS = DATA.value.words.split(" ");
     return DATA.value;
-  }
-
-  const UNPACKED = {};
-
-  /* The streams of a model, {family: {section: words}}: tools/calculator/copies.py packs them. */
-  function unpacked(model) {
-    const { words, sections, letters, backs, lengths } = DATA.value.streams;
-    const known = words.split(" "), said = [], streams = {};
-    let copy = 0, begin = 0;
-    for (const letter of letters[model]) {
-      const number = letter.charCodeAt(0) - 0x23;
-      if (number) {
-        said.push(known[number - 1]);
-        continue;
-      }
-      const back = backs[model][copy], end = said.length + lengths[model][copy++];
-      while (said.length < end) said.push(said[said.length - back]);
-    }
-    for (const [key, names] of Object.entries(sections[model])) {
-      streams[key] = {};
-      for (const name of names) {
-        const end = said.indexOf("e", begin);
-        streams[key][name] = said.slice(begin, end);
-        begin = end + 1;
-      }
-    }
-    return streams;
   }
 
   /* The family of streams that a step belongs to: [its key, that of another optimizer]. */
@@ -56,8 +31,7 @@ const Planner = (() => {
   /* {bytes, given, states, moves, phases, categories} of a step; null where it is not kept. */
   function trace(model, step) {
     const facts = DATA.value.models[model], [key, other] = keys(step);
-    UNPACKED[model] ??= unpacked(model);
-    const streams = UNPACKED[model];
+    const streams = facts.streams;
     let sections = streams[key];
     if (!sections) return null;
     if (step.weights === "bf16" && step.precision !== "bf16") return null;
@@ -74,8 +48,8 @@ const Planner = (() => {
     let phase = 0, begin = -1;
     for (const name of names) {
       if (name === "second" && step.accumulation === 1) continue;
-      for (const word of sections[name]) {
-        const kind = word[0];
+      for (const letter of sections[name]) {
+        const word = WORDS[letter.charCodeAt(0) - 0x23], kind = word[0];
         if (kind === "p") {
           if (begin < 0) begin = events.length;
           phase = +word.slice(1);

@@ -21,7 +21,6 @@ CHANGED = {
     "bitsandbytes": "",
     "benchmarks.room": "after_room",
     "tight_fit.gpus": "after_gpus",
-    "by_hand.nvrtc": "after_nvrtc",
     "helpers.recipe": "after_recipe",
     "helpers.models": "after_models",
     "helpers.plan": "after_plan",
