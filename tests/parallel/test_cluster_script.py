@@ -291,6 +291,8 @@ def test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue(alone,
             if "step 3:" in log.read_text():
                 break
             time.sleep(0.2)
+        else:
+            raise TimeoutError(f"Step 3 was not printed: {log.read_text()}")
         running.send_signal(signal.SIGUSR1)
         assert running.wait(timeout=120) == 0
     finally:

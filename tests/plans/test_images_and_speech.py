@@ -89,11 +89,12 @@ def step_of(name, **fields):
 
 
 LORA = {"lora_rank": 2, "lora_targets": "all-linear"}
-HARD = {"precision": "bf16", "checkpointing": True, "batch_size": 4, "accumulation": 2}
+TWICE = {"precision": "bf16", "batch_size": 4, "accumulation": 2}
 FIELDS = [
-    ("qwen2_5_vl", LORA | HARD),
+    ("qwen2_5_vl", {"checkpointing": True}),
     ("qwen2_5_vl", {"attention": "eager", "side": 112, "length": 80}),
-    ("whisper", HARD),
+    ("whisper", TWICE | {"checkpointing": True}),
+    ("qwen2_5_vl", LORA | TWICE),
     ("whisper", LORA | {"attention": "eager"}),
 ]
 
