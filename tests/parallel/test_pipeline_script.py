@@ -1,4 +1,4 @@
-"""scripts/pipeline.py: clipped over its stages it makes the whole model's steps, in fp32 and bf16."""
+"""scripts/pipeline.py, clipped over its stages, makes the whole model's steps, in fp32 and bf16."""
 
 from pathlib import Path
 
