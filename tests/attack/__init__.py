@@ -14,7 +14,7 @@ import contextlib
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,42 +36,32 @@ def sections() -> dict[str, tuple[str, str]]:
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def counted(items: Iterable[pytest.Item]) -> Counter[str]:
-    """{file name: cases} of the collected tests that lie in this folder."""
-    return Counter(item.path.name for item in items if item.path.parent == HERE)
+class Counts:
+    """{file name: cases} of what pytest collects."""
 
-
-class Collector:
-    """Keeps what pytest collects."""
-
-    items: tuple[pytest.Item, ...] = ()
+    cases: Counter[str] = Counter()
 
     def pytest_collection_finish(self, session):
-        self.items = tuple(session.items)
+        self.cases = Counter(item.path.name for item in session.items)
 
 
-def collected() -> Counter[str]:
+def counted() -> Counter[str]:
     """{file name: cases} of all sections, collected anew. RuntimeError where pytest fails."""
-    collector, printed = Collector(), io.StringIO()
+    counts, printed = Counts(), io.StringIO()
     with contextlib.redirect_stdout(printed):
-        status = pytest.main(
-            ["--collect-only", "-q", "-p", "no:cacheprovider", str(HERE)], plugins=[collector]
-        )
-    if status:
-        raise RuntimeError(printed.getvalue())
-    return counted(collector.items)
+        options = ["--collect-only", "-q", "-n0", "-p", "no:cacheprovider", str(HERE)]
+        if pytest.main(options, plugins=[counts]):
+            raise RuntimeError(printed.getvalue())
+    return counts.cases
 
 
 def table(cases: Counter[str]) -> str:
     """The rows of all sections in Markdown, with their sum."""
     rows = ["| section | cases | what is tried |", "| --- | --- | --- |"]
-    rows += [f"| {title} | {cases[file]} | {tried} |" for file, (title, tried) in rows_of(cases)]
+    rows += [
+        f"| {title} | {cases[file]} | {tried} |" for file, (title, tried) in sections().items()
+    ]
     return "\n".join([*rows, f"| **all** | **{sum(cases[file] for file in sections())}** | |"])
-
-
-def rows_of(cases: Counter[str]) -> list[tuple[str, tuple[str, str]]]:
-    """The sections that have cases."""
-    return [(file, said) for file, said in sections().items() if cases[file]]
 
 
 def one_sentence(text: str, *parts: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack import one_sentence, refused
-from tight_fit.command.arguments import new_file, new_folder, whole_number
+from tests.attack import command_refuses, one_sentence, refused
+from tight_fit.command.arguments import whole_number
 from tight_fit.command.wrapper import run
 from tools.course import ROOT, build, kept_plans, record, stress
 from tools.course import __main__ as course
@@ -43,47 +43,36 @@ def started(module: str, *arguments: str, code: str = "", **more) -> subprocess.
 
 
 USUAL = {**os.environ, "PYTHONPATH": str(ROOT)}
-MACHINES = {  # {what it is: (its environment, the commands that are tried there)}
-    "usual": (USUAL, QUICK),
-    "without a home": ({n: v for n, v in USUAL.items() if n != "HOME"}, QUICK[:2]),
-    "ascii": (USUAL | {"PYTHONIOENCODING": "ascii"}, QUICK[:2]),
-    "utf-16": (USUAL | {"PYTHONIOENCODING": "utf-16"}, QUICK[:1]),
-}
-PLACES = [(place, module) for place, (_, modules) in MACHINES.items() for module in modules]
+HOMELESS = {name: value for name, value in USUAL.items() if name != "HOME"}
 
 
-@pytest.mark.parametrize("place, module", PLACES)
-def test_help_is_quick_starts_nothing_and_prints_what_it_can(place, module):
-    process = started(module, "--help", code=NO_TORCH, env=MACHINES[place][0], text=False)
+@pytest.mark.parametrize(
+    "module, environment, encoding",
+    [
+        *((module, USUAL, "utf-8") for module in QUICK),
+        (QUICK[1], HOMELESS | {"PYTHONIOENCODING": "ascii"}, "ascii"),
+        (QUICK[0], USUAL | {"PYTHONIOENCODING": "utf-16"}, "utf-16"),
+    ],
+)
+def test_help_is_quick_starts_nothing_and_prints_what_it_can(module, environment, encoding):
+    process = started(module, "--help", code=NO_TORCH, env=environment, text=False)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and not err
-    text = out.decode("utf-16" if place == "utf-16" else "utf-8")
-    assert text.startswith(f"usage: python -m {module}")
+    assert out.decode(encoding).startswith(f"usage: python -m {module}")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_command_is_wrapped(module):
-    path = ROOT.joinpath(*module.split("."))
-    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-    text = path.read_text(encoding="utf8")
-    after = text.partition('if __name__ == "__main__"')[2]
-    wrapped = any(call in after for call in ("run(", "run_command(", "entry("))
-    assert wrapped, f"{module} is not wrapped"
+def test_every_command_is_wrapped():
+    for module in MODULES:
+        path = ROOT.joinpath(*module.split("."))
+        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        after = path.read_text(encoding="utf8").partition('if __name__ == "__main__"')[2]
+        assert any(call in after for call in ("run(", "run_command(", "entry(")), module
 
 
-@pytest.mark.parametrize("module", QUICK)
-def test_a_misspelt_option_is_refused_without_pytorch(module):
-    process = started(module, "--nonsense", code=NO_TORCH)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 2 and not out and "Traceback" not in err
-    assert "error:" in err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("module", QUICK[:2])
-def test_a_closed_pipe_ends_a_command_in_silence(module):
+def test_a_closed_pipe_ends_a_command_in_silence():
     reading, writing = os.pipe()
     os.close(reading)
-    process = started(module, "--help", code=NO_TORCH, stdout=writing)
+    process = started("tools.course", "--help", code=NO_TORCH, stdout=writing)
     os.close(writing)
     assert "Traceback" not in process.communicate(timeout=120)[1]
 
@@ -149,55 +138,36 @@ def test_a_fault_is_one_sentence(error, says, capsys):
 # -- outputs and bounds ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["run", ""], "There is no notebook ''"),
-        (["run", " "], "There is no notebook ' '"),
-        (["run", "02", ""], "There is no notebook ''"),
-        (["run", "99"], "There is no notebook '99'"),
-        (["run", "../02"], "There is no notebook"),
-        (["run", "٠٢"], "There is no notebook"),
-        (["record", "--dry-run", ""], "There is no notebook ''"),
-        (["record", "--dry-run", "x" * 5000], "There is no notebook"),
-    ],
-)
-def test_a_notebook_that_is_none_is_refused(arguments, says, capsys):
-    assert course.main(arguments) == 1
-    assert says in capsys.readouterr().err
+@pytest.mark.parametrize("command", [["run"], ["run", "02"], ["record", "--dry-run"]])
+@pytest.mark.parametrize("name", ["", " ", "99", "../02", "٠٢", "x" * 5000])
+def test_a_notebook_that_is_none_is_refused(command, name, capsys):
+    assert course.main([*command, name]) == 1
+    assert "There is no notebook" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monkeypatch, tmp_path):
-    def never(*_, **__):
-        raise AssertionError("a notebook was run")
-
-    monkeypatch.setattr("tools.course.execute.execute", never)
+    monkeypatch.setattr("tools.course.execute.execute", None)
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         record.record([tmp_path / "02_x.ipynb"], True, tmp_path / "file" / "out", "")
 
 
-@pytest.mark.parametrize("groups", [["nothing"], [""], ["layouts", "Ladder"]])
-def test_plans_that_are_not_kept_are_refused(groups, capsys):
-    with pytest.raises(SystemExit) as ended:
-        kept_plans.main(groups)
-    assert ended.value.code == 2
-    assert "use layouts, searches" in capsys.readouterr().err.splitlines()[-1]
+def test_plans_that_are_not_kept_are_refused(capsys):
+    for groups in (["nothing"], [""], ["layouts", "Ladder"]):
+        command_refuses(kept_plans.main, groups, capsys, "use layouts, searches")
 
 
 def test_the_kinds_of_soak_are_those_of_its_module():
     assert course.KINDS == stress.KINDS
 
 
-@pytest.mark.parametrize("typed", ["", "x", "1.5", "1e9", "-1", "10**9", "9" * 5000, "nan", "٣x"])
-def test_numbers_have_bounds_that_are_said(typed):
-    refused(argparse.ArgumentTypeError, "from 1 to 99", lambda: whole_number(1, 99)(typed))
-
-
-@pytest.mark.parametrize("kind", [new_file, new_folder])
-@pytest.mark.parametrize("typed", ["", " ", "\t"])
-def test_a_name_of_nothing_is_no_output(kind, typed):
-    refused(argparse.ArgumentTypeError, "empty", lambda: kind(typed))
+def test_numbers_have_bounds_that_are_said():
+    for typed in ("", "x", "1.5", "1e9", "-1", "10**9", "9" * 5000, "nan", "٣x"):
+        refused(
+            argparse.ArgumentTypeError,
+            "from 1 to 99",
+            lambda typed=typed: whole_number(1, 99)(typed),
+        )
 
 
 # -- what is left behind ---------------------------------------------------------------------------
@@ -218,9 +188,9 @@ def test_what_a_killed_command_left_is_removed_and_what_lives_stays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run", "00"], ["record", "--dry-run", "00", "--out", "x/y"]]
+    "arguments, fault",
+    [("run 00", errno.EROFS), ("record --dry-run 00 --out x/y", errno.ENOSPC)],
 )
-@pytest.mark.parametrize("fault", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_checkout_that_cannot_be_written_is_one_sentence(
     arguments, fault, capsys, monkeypatch, tmp_path
 ):
@@ -230,5 +200,5 @@ def test_a_checkout_that_cannot_be_written_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "fingerprint", lambda path: "never")
     monkeypatch.setattr(Path, "mkdir", refuses)
-    assert course.main(arguments) == 1
+    assert course.main(arguments.split()) == 1
     one_sentence(capsys.readouterr().err, "cannot be written")

@@ -1,7 +1,9 @@
-"""Conversations, sessions, scripts: texts that answer themselves, damaged records and data."""
+"""Conversations, sessions, scripts: texts that answer themselves, damaged records, lost work."""
 
 import dataclasses
 import importlib.util
+import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from transformers import AutoTokenizer
 from helpers import train
 from helpers.chat import encode_conversations, split_off_answers
 from helpers.recipe import Recipe
-from tests.attack import refused
+from tests.attack import one_sentence, refused
 from tight_fit.checks import IGNORE
 from tools.course import session
 
@@ -85,12 +87,6 @@ def test_what_is_no_batch_of_conversations(batch):
     refused(ValueError, "onversation", lambda: split_off_answers(batch))
 
 
-def changed(name, change):
-    """The recipe's training split, one column of it changed."""
-    split = train.encoded(RECIPE)["train"]
-    return dataclasses.replace(split, columns={**split.columns, name: change(split.columns[name])})
-
-
 COLUMNS = {
     "no answers": ("labels", lambda held: torch.full_like(held, IGNORE)),
     "one without an answer": ("labels", lambda held: held.index_fill(0, torch.tensor([0]), IGNORE)),
@@ -105,21 +101,22 @@ COLUMNS = {
 }
 
 
+def fit(split):
+    return train.fit(RECIPE, train=split, device="cpu", progress=False)
+
+
 @pytest.mark.parametrize("name, change", COLUMNS.values(), ids=COLUMNS)
 def test_conversations_that_the_model_cannot_learn(name, change):
-    split = changed(name, change)
-    refused(ValueError, [], lambda: train.fit(RECIPE, train=split, device="cpu", progress=False))
-
-
-@pytest.mark.parametrize("count", [0, -1, 65, 10**6])
-def test_lengths_are_those_of_the_columns(count):
     split = train.encoded(RECIPE)["train"]
-    split = dataclasses.replace(split, lengths=torch.full_like(split.lengths, count))
-    refused(
-        ValueError,
-        "from 1 to 64 tokens",
-        lambda: train.fit(RECIPE, train=split, device="cpu", progress=False),
-    )
+    columns = {**split.columns, name: change(split.columns[name])}
+    refused(ValueError, [], lambda: fit(dataclasses.replace(split, columns=columns)))
+
+
+def test_lengths_are_those_of_the_columns():
+    split = train.encoded(RECIPE)["train"]
+    for count in (0, -1, 65, 10**6):
+        wrong = dataclasses.replace(split, lengths=torch.full_like(split.lengths, count))
+        refused(ValueError, "from 1 to 64 tokens", lambda wrong=wrong: fit(wrong))
 
 
 # -- what a session wrote
@@ -132,21 +129,26 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-@pytest.mark.parametrize("name", ["a.json", "steps/a.json", "steps/a.unfinished"])
-def test_a_file_that_is_no_record_is_kept_nowhere(name, content, tmp_path):
-    file = tmp_path / "session" / name
-    file.parent.mkdir(parents=True)
-    file.write_bytes(content)
+def test_a_file_that_is_no_record_is_kept_nowhere(content, tmp_path):
     results = tmp_path / "results"
-    refused(ValueError, file.name, lambda: session.keep(tmp_path / "session", results))
+    for name in ("a.json", "steps/a.json", "steps/a.unfinished"):
+        file = tmp_path / name.replace("/", "-") / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+        folder = tmp_path / name.replace("/", "-")
+        refused(ValueError, file.name, lambda folder=folder: session.keep(folder, results))
     assert not results.exists()
 
 
-@pytest.mark.parametrize("name", ["gone", "file", "empty"])
-def test_a_folder_without_results_is_said(name, tmp_path):
+def test_a_folder_without_results_is_said(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    refused(ValueError, "holds no result", lambda: session.keep(tmp_path / name, tmp_path / "out"))
+    for name in ("gone", "file", "empty"):
+        refused(
+            ValueError,
+            "holds no result",
+            lambda name=name: session.keep(tmp_path / name, tmp_path / "out"),
+        )
 
 
 # -- scripts
@@ -159,89 +161,120 @@ def script(name):
     return module
 
 
-def ends(name, arguments, says, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        script(name).main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and "Traceback" not in said
-    assert says in said.splitlines()[-1]
+@pytest.fixture
+def ends(capsys, monkeypatch):
+    """What a script says, on one line, where it refuses its arguments or to train."""
+
+    def end(name, *arguments, **replaced):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        module = script(name)
+        for part, value in replaced.items():
+            monkeypatch.setattr(module, part, value)
+        with pytest.raises(SystemExit) as ended:
+            module.main()
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        if ended.value.code == 2:  # where Python's own words end without a full stop
+            return said.splitlines()[-1]
+        return one_sentence(str(ended.value.code))
+
+    return end
 
 
+RANKS = ("ddp", "fsdp", "pipeline", "tensor_parallel")
+NO_COUNTS = ("0", "-1", "x")
 OF_SCRIPTS = [
-    *((["--steps", n], "--steps") for n in ("0", "-1", "x", "1.5", "")),
-    *((["--batch-size", n], "--batch-size") for n in ("0", "-1", "1298", "x")),
-    (["--nonsense"], "--nonsense"),
-]
+    *((name, ["--steps", n], "--steps") for name in RANKS for n in NO_COUNTS),
+    *((name, ["--batch-size", n], "--batch-size") for name in RANKS for n in ("1298", *NO_COUNTS)),
+    *(("pipeline", ["--micro-batches", n], "divide") for n in ("0", "-1", "3", "64")),
+    ("pipeline", ["--schedule", "zigzag"], "invalid choice"),
+    ("fsdp", ["--resume", "nowhere"], "holds no checkpoint"),
+    ("fsdp", ["--resume", "."], "holds no checkpoint"),
+    ("fsdp", ["--save", __file__], "is a file"),
+    *((name, [], "start it with torchrun")
+      for name in (*RANKS, "context_parallel", "expert_parallel")),
+    ("cluster", ["--folder", "."], "start it with torchrun"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "pipeline", "tensor_parallel"])
-@pytest.mark.parametrize("arguments, says", OF_SCRIPTS, ids=lambda value: "".join(value))
-def test_arguments_of_ranks(name, arguments, says, capsys, monkeypatch):
-    ends(name, arguments, says, capsys, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    "name, arguments, says",
-    [
-        *(("pipeline", ["--micro-batches", n], "divide") for n in ("0", "-1", "3", "64")),
-        ("pipeline", ["--schedule", "zigzag"], "invalid choice"),
-        ("fsdp", ["--resume", "nowhere"], "holds no checkpoint"),
-        ("fsdp", ["--resume", "."], "holds no checkpoint"),
-        ("fsdp", ["--save", __file__], "is a file"),
-    ],
-)
-def test_arguments_of_one_script(name, arguments, says, capsys, monkeypatch):
-    ends(name, arguments, says, capsys, monkeypatch)
-
-
-TORCHRUN = ["ddp", "fsdp", "pipeline", "tensor_parallel", "context_parallel", "expert_parallel"]
-
-
-@pytest.mark.parametrize("name", [*TORCHRUN, "cluster"])
-def test_a_script_of_ranks_without_torchrun(name, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("name, arguments, says", OF_SCRIPTS)
+def test_arguments_of_ranks(name, arguments, says, ends, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    arguments = ["--folder", str(tmp_path)] if name == "cluster" else []
-    ends(name, arguments, "start it with torchrun", capsys, monkeypatch)
+    assert says in ends(name, *arguments)
 
 
+PAIR = b'{"prompt": "a", "answer": "b"}\n'
 DATA = {
     "empty": (b"", "no examples"),
     "no json": (b"oil,crude\n", "line 1"),
     "a list": (b"[]\n", "line 1"),
     "no answer": (b'{"prompt": "a"}\n', "line 1"),
     "an empty answer": (b'{"prompt": "a", "answer": ""}\n', "line 1"),
-    "a number": (b'{"prompt": "a", "answer": 3}\n', "line 1"),
     "null": (b'{"prompt": null, "answer": "b"}\n', "line 1"),
-    "half": (b'{"prompt": "a", "answer": "b"}\n{"prompt": "a"', "line 2"),
-    "utf-16": ('{"prompt": "a", "answer": "b"}\n'.encode("utf-16"), "cannot be used"),
+    "half": (PAIR + PAIR[:13], "line 2"),
+    "utf-16": (PAIR.decode().encode("utf-16"), "cannot be used"),
     "binary": (b"\x93" * 99, "cannot be used"),
 }
-LORA = ["--model", "nowhere", "--data"]
 
 
 @pytest.mark.parametrize("content, says", DATA.values(), ids=DATA)
-def test_data_of_a_fine_tune(content, says, tmp_path, capsys, monkeypatch):
+def test_data_of_a_fine_tune(content, says, tmp_path, ends):
     (tmp_path / "x.jsonl").write_bytes(content)
-    ends("finetune_llm", [*LORA, str(tmp_path / "x.jsonl")], says, capsys, monkeypatch)
+    assert says in ends("finetune_llm", "--model", "nowhere", "--data", tmp_path / "x.jsonl")
 
 
-@pytest.mark.parametrize(
-    "more, says",
-    [
-        *(
-            ([f"--{name}", n], f"--{name}")
-            for name in ("length", "rank", "batch", "steps", "every")
-            for n in "0x"
-        ),
-        *((["--rate", n], "--rate") for n in ("0", "nan", "inf", "1", "x")),
-        (["--rate=-1"], "--rate"),
-        (["--out", __file__], "is a file"),
-        (["--merge", __file__], "is a file"),
-        (["--held", "1"], "--held"),
-        ([], "cannot be used"),
-    ],
-    ids=lambda value: "".join(value)[:30],
-)
-def test_arguments_of_a_fine_tune(more, says, capsys, monkeypatch):
-    ends("finetune_llm", [*LORA, ".", *more], says, capsys, monkeypatch)
+OF_A_FINE_TUNE = [
+    *([f"--{name}", n] for name in ("length", "rank", "batch", "steps", "every") for n in "0x"),
+    *([f"--rate={n}"] for n in ("0", "-1", "nan", "inf", "1", "x")),
+    *(["--out", out] for out in (__file__, f"{__file__}/x", "/proc/adapter")),
+    ["--merge", __file__],
+    ["--held", "1"],
+]
+
+
+@pytest.mark.parametrize("arguments", OF_A_FINE_TUNE, ids="".join)
+def test_arguments_of_a_fine_tune(arguments, ends, tmp_path):
+    """They are refused before the model, which is nowhere, is asked for."""
+    (tmp_path / "x.jsonl").write_bytes(PAIR)
+    said = ends("finetune_llm", "--model", "nowhere", "--data", tmp_path / "x.jsonl", *arguments)
+    says = arguments[1] if arguments[0] in ("--out", "--merge") else arguments[0].split("=")[0]
+    assert says in said
+
+
+# Work that would be lost at its end is refused before it begins.
+
+
+@pytest.fixture
+def tuned(ends, tmp_path):
+    """What finetune_llm says of the small decoder and two examples; nothing is written."""
+    pytest.importorskip("bitsandbytes")
+    lines = [{"prompt": "Oil rose.", "answer": "crude"}, {"prompt": "w " * 200, "answer": "acq"}]
+    data, out = tmp_path / "data.jsonl", tmp_path / "out"
+    data.write_text("\n".join(map(json.dumps, lines)))
+
+    def tune(*arguments, model=ROOT / "helpers" / "mini" / "decoder", **replaced):
+        words = ["--model", model, "--data", data, "--out", out, *arguments]
+        said = ends("finetune_llm", *words, **replaced)
+        assert not out.exists() or not list(out.iterdir())
+        return said
+
+    return tune
+
+
+@pytest.mark.parametrize("model", ["gone", __file__, str(ROOT)])
+def test_a_model_that_is_none_is_one_sentence(model, tuned, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "cannot be loaded" in tuned(model=model)
+
+
+def test_an_answer_that_is_cut_off_is_said_before_the_training(tuned):
+    assert "1 of 2 examples have no answer left" in tuned("--length", 64)
+
+
+def test_an_adapter_of_a_loss_that_is_not_finite_is_not_saved(tuned):
+    def no_number(model, *_):
+        trained = (value for value in model.parameters() if value.requires_grad)
+        return sum(value.sum() for value in trained) * math.nan
+
+    said = tuned("--steps", 2, loss_sum=no_number)
+    assert "step 1 is nan" in said and "--rate" in said

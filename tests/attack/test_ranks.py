@@ -11,6 +11,8 @@ import pytest
 from helpers import keeper
 from helpers.parallel import RankFailed, launch
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+
 # -- processes that try to stay. Each writes its id into the file that it gets.
 
 STAYS = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
@@ -26,7 +28,6 @@ def wait():
 WAYS = {
     "a child": "start()",
     "in a session of its own": "start(start_new_session=True)",
-    "in a process group of its own": "start(process_group=0)",
     "without its parent's environment": "start(start_new_session=True, env={})",
     "an orphan": """
         if os.fork() == 0:
@@ -63,24 +64,30 @@ def body(way, end):
     return CHILD + textwrap.dedent(WAYS[way]) + "\nwait()\n" + end + "\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def command(folder, text):
+    """The keeper alone, which is what launch starts, with a rank: no torchrun, so it is quick."""
+    (folder / "rank.py").write_text(text)
+    return [
+        sys.executable,
+        keeper.__file__,
+        "5",
+        sys.executable,
+        folder / "rank.py",
+        folder / "pid",
+    ]
+
+
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_no_process_outlives_the_command(way, end, tmp_path):
-    """Of the keeper alone, which is what launch starts: no torchrun, so that this is quick."""
-    (tmp_path / "rank.py").write_text(body(way, end))
-    command = [sys.executable, str(tmp_path / "rank.py"), str(tmp_path / "pid")]
-    code = subprocess.run([sys.executable, keeper.__file__, "5", *command]).returncode
+    code = subprocess.run(command(tmp_path, body(way, end))).returncode
     assert code == {"": 0, "raise SystemExit(3)": 3}.get(end, -9)
     assert stopped(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 @pytest.mark.parametrize("way", list(WAYS)[1::2])
 def test_no_process_outlives_a_command_that_is_told_to_end(way, tmp_path):
-    (tmp_path / "rank.py").write_text(body(way, "time.sleep(600)"))
-    command = [sys.executable, str(tmp_path / "rank.py"), str(tmp_path / "pid")]
-    running = subprocess.Popen([sys.executable, keeper.__file__, "5", *command])
+    running = subprocess.Popen(command(tmp_path, body(way, "time.sleep(600)")))
     while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
         time.sleep(0.05)
     running.terminate()
@@ -88,7 +95,6 @@ def test_no_process_outlives_a_command_that_is_told_to_end(way, tmp_path):
     assert stopped(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 def test_no_process_of_a_rank_outlives_the_launch(tmp_path):
     fails = "if os.environ['RANK'] == '1':\n    raise SystemExit(3)\ntime.sleep(600)"
     text = body("a daemon, forked twice", fails)

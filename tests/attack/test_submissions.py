@@ -1,7 +1,6 @@
-"""Submissions: links, lost folders, copies, neighbours' files, unusual answers, forged messages."""
+"""Submissions: odd tags and names, tables of grades, unusual answers, forged messages."""
 
 import base64
-import csv
 import json
 import shutil
 import socket
@@ -19,86 +18,21 @@ from exercises.handout import MOST_PARTS, Broken, receive, send
 from tests.attack import one_sentence, refused
 from tests.small import HEAD, submission
 from tight_fit.command.wrapper import sentence
-from tools.course import grade, sandbox, submissions
-from tools.course.__main__ import main
+from tools.course import grade, submissions
 from tools.course.judge import Judge
 
 RIGHT = "check('02.1', 1.75)"
 
 
-# -- a class whose files are not what they seem
+# -- notebooks that are not what they seem; a class of such files is in test_grading.py
 
 
-@pytest.fixture(scope="module")
-def graded(tmp_path_factory):
-    """{file or folder: its rows} of one class."""
-    folder = tmp_path_factory.mktemp("class")
-    bob = submission(folder / "bob" / "02.ipynb", RIGHT)
-    for student in ("linked", "dangling", "round", "renamed", "other_suffix"):
-        (folder / student).mkdir()
-    (folder / "linked" / "02.ipynb").symlink_to("../bob/02.ipynb")
-    (folder / "dangling" / "02.ipynb").symlink_to("gone.ipynb")
-    (folder / "round" / "02.ipynb").symlink_to("02.ipynb")
-    (folder / "linked_folder").symlink_to("bob")
-    (folder / "renamed" / "02.ipynb.txt").write_bytes(bob.read_bytes())
-    (folder / "other_suffix" / "02.IPYNB").write_bytes(bob.read_bytes())
-    submission(folder / "dated" / "17-11 anna.ipynb", RIGHT)
-    submission(folder / "a_copy" / "02_gradient_accumulation_lab (1).ipynb", "check('02.4', None)")
-    reads = (
-        f"import json\nfor cell in json.load(open({str(bob)!r}))['cells']:\n"
-        "    exec(cell['source'] if isinstance(cell['source'], str) else ''.join(cell['source']))"
-    )
-    submission(folder / "reads_a_neighbour" / "02.ipynb", reads)
-    submission(folder / "a_fraction" / "02.ipynb", "from fractions import Fraction",
-          "check('02.1', Fraction(7, 4))")  # fmt: skip
-    to = folder.parent / "grades.csv"
-    assert main(["grade", str(folder), "--csv", str(to), "--seconds", "120"]) == 1
-    rows: dict[str, list[dict[str, str]]] = {}
-    with to.open(newline="", encoding="utf8") as file:
-        for row in csv.DictReader(file):
-            rows.setdefault(row["file"].partition("/")[0], []).append(row)
-    return rows
-
-
-def points(rows):
-    return {row["exercise"]: int(row["points"]) for row in rows}
-
-
-@pytest.mark.parametrize(
-    "student, says",
-    [
-        ("linked", "is a link to another file"),
-        ("dangling", "is a link to another file"),
-        ("round", "is a link to another file"),
-        ("linked_folder", "is a link to a folder"),
-        ("renamed", "holds no notebook"),
-    ],
-)
-def test_a_file_of_others_gives_no_points_and_a_lost_one_is_said(student, says, graded):
-    (row,) = graded[student]
-    assert row["points"] == "0" and row["exercise"] == grade.NO_EXERCISE
-    one_sentence(row["said"], student, says)
-
-
-def test_a_suffix_in_capitals_is_a_notebook(graded):
-    assert points(graded["other_suffix"])["02.1"] == 1
-
-
-def test_a_date_in_a_name_is_no_chapter(graded):
-    assert points(graded["dated"]) == {"02.1": 1, "02.2": 0, "02.3": 0}
-
-
-def test_a_copy_of_a_lab_is_a_lab(graded):
-    assert points(graded["a_copy"]) == {"02.4": 0}
-
-
-@pytest.mark.skipif(not sandbox.separate(), reason="this machine allows no namespaces")
-def test_a_neighbour_s_file_cannot_be_run(graded):
-    assert sum(points(graded["reads_a_neighbour"]).values()) == 0
-
-
-def test_a_fraction_is_a_number_as_it_is_in_the_notebook(graded):
-    assert points(graded["a_fraction"])["02.1"] == 1
+def test_names_of_files_say_the_chapter_only_where_they_begin_with_it(tmp_path):
+    for name, handed, counted in (
+        ("17-11 anna.ipynb", ["02.1"], ["02.1", "02.2", "02.3"]),
+        ("02_gradient_accumulation_lab (1).ipynb", [], ["02.4"]),
+    ):
+        assert grade.of_its_chapter(tmp_path / name, [], handed) == counted
 
 
 @pytest.mark.parametrize("given", ["02.ipynb", "02.IPYNB", "new.ipynb", "linked.csv"])
@@ -117,19 +51,12 @@ def test_an_exercise_that_is_named_twice_counts_once(tmp_path):
     assert [one.points for one in grades] == [1]
 
 
-def test_a_notebook_of_many_outputs_is_read_without_them(tmp_path):
-    path = submission(tmp_path / "02.ipynb", RIGHT)
-    values = json.loads(path.read_text())
-    values["cells"][1]["outputs"] = [[{"a": 1}]] * 100_000 + [{"output_type": 3}]
-    path.write_text(json.dumps(values))
-    assert submissions.code_cells(path, "x") == [HEAD, RIGHT]
-
-
 @pytest.mark.parametrize("tags", [None, [], [None], ["a"]])
-def test_odd_tags_cost_no_points(tags, tmp_path):
+def test_odd_tags_and_many_outputs_cost_no_points(tags, tmp_path):
     path = submission(tmp_path / "02.ipynb", RIGHT)
     values = json.loads(path.read_text())
     values["cells"][1]["metadata"] = {"tags": tags}
+    values["cells"][1]["outputs"] = [[{"a": 1}]] * 100_000 + [{"output_type": 3}]
     path.write_text(json.dumps(values))
     assert submissions.code_cells(path, "x") == [HEAD, RIGHT]
 
