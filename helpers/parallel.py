@@ -279,7 +279,9 @@ class RankOutput:
         return first.rank, first.exitcode, self.errors(first.rank)
 
     def _is_consequence(self, failed: Failure) -> bool:
-        return bool(GONE.search(self.errors(failed.rank)))
+        # torchrun ends the other ranks by SIGTERM once it sees a failure.
+        ended = failed.exitcode == -signal.SIGTERM
+        return ended or bool(GONE.search(self.errors(failed.rank)))
 
 
 def failures(report: str) -> list[Failure]:

@@ -219,6 +219,12 @@ def test_nor_is_it_where_torchrun_saw_both_at_once(tmp_path):
     assert RankOutput([tmp_path], 2, show=False).failure()[:2] == (1, -9)
 
 
+def test_a_rank_that_torchrun_ended_is_not_the_cause(tmp_path):
+    written(tmp_path, 1, 0, f"{TRACE}ValueError: my own\n", "stderr")
+    (tmp_path / REPORT).write_text("Failures:\n" + FAILED.format(0, -15) + FAILED.format(1, 1))
+    assert RankOutput([tmp_path], 2, show=False).failure()[:2] == (1, 1)
+
+
 def test_what_threads_write_after_the_traceback_is_not_its_error(tmp_path):
     trace = f"{TRACE}RuntimeError: the cause\n"
     after = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  []\n"
