@@ -43,6 +43,11 @@ DEEDS = {
     "moves a folder": ("", "assert os.system('mv data old') == 0; os.stat('old/1.txt')"),
     "appends": ("", "open('best.pt', 'a').write('!'); assert open('best.pt').read()[-1] == '!'"),
     "changes modes": ("", "os.chmod('best.pt', 0); os.utime('data', (1, 1))"),
+    "marks that it is done": (
+        "from pathlib import Path",
+        "Path('done').touch(); Path('done').touch(); assert Path('done').exists()"
+        "; os.utime('done', (1, 1)); assert os.system('touch done new') == 0; os.stat('new')",
+    ),
     "cleans a checkout": ("", "assert os.system('git clean -fdxq && git checkout -q .') == 0"),
     "commits": ("", "assert os.system('git add -A && git commit -qm x') == 0"),
     "writes a database": (

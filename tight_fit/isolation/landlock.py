@@ -32,8 +32,7 @@ SYSTEM = ("devices", "fs/cgroup", "class", "bus", "block", "module", "kernel/mm"
 _MARKS = {  # answered as if done: a copy of a file has the marks that it was made with
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, None),
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None),
-    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
-    "setpriority": (141, 140),
+    "utimes": (235, None), "futimesat": (261, None), "setpriority": (141, 140),
 }  # fmt: skip
 _ATTRIBUTES = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
@@ -55,13 +54,14 @@ _REFUSED = {
 }  # fmt: skip
 _OWN_ONLY = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}  # the first argument is 0
 _PAIR, _CONTROL, _FILE = (53, 199), (16, 29), (72, 25)  # socketpair, ioctl, fcntl
+_TIMES = (280, 88)  # utimensat
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, FICLONE, FICLONERANGE
 CONTROLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5451, 0x5450, 0x40049409, 0x4020940D)
 _NEWEST = 424  # from here on numbers are the same on every machine, and others are refused
 # close_range, openat2, faccessat2, epoll_pwait2, Landlock's, futex_waitv, cachestat, and waits for
 # futexes
 _NEW = (436, 437, 439, 441, 444, 445, 446, 449, 451, 454, 455, 456)
-_SECOND = calls.FIRST + 8
+_SECOND, _THIRD, _HIGH = calls.FIRST + 8, calls.FIRST + 16, 4
 _AND = 0x54
 
 
@@ -173,6 +173,11 @@ def _filter(machine: int, other: bool) -> list[tuple[int, int, int, int]]:
     pair += [(load, 0, 0, _SECOND), (_AND, 0, 0, 0xF), (equal, 1, 0, 1), (equal, 0, 1, 5)]
     pair += [allow, fail(errno.EPROTONOSUPPORT)]
     lines += [(equal, 0, len(pair), _PAIR[other]), *pair]
+    # Marks, but for "now" of a path: Path.touch asks so whether there is a file, or makes one.
+    now = [(load, 0, 0, _THIRD), (equal, 0, 6, 0), (load, 0, 0, _THIRD + _HIGH), (equal, 0, 4, 0)]
+    now += [(load, 0, 0, _SECOND), (equal, 0, 3, 0), (load, 0, 0, _SECOND + _HIGH)]
+    now += [(equal, 0, 1, 0), fail(0), fail(errno.EPERM)]
+    lines += [(equal, 0, len(now), _TIMES[other]), *now]
     # F_SETOWN and F_SETOWN_EX name whom a signal goes to.
     owner = [(load, 0, 0, _SECOND), (equal, 1, 0, 8), (equal, 0, 1, 15), fail(errno.EPERM), allow]
     lines += [(equal, 0, len(owner), _FILE[other]), *owner]
