@@ -2,6 +2,9 @@
 
 import os
 import termios
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Event
 
 import pytest
 
@@ -76,6 +79,28 @@ def test_a_program_that_waits_is_ended(program, monkeypatch):
     monkeypatch.setattr(clock, "WAITS", 1.5)
     with pytest.raises(Refused, match="see whether it ends or waits"):
         said_while(f"{HEAD}import time\ntime.sleep(600)\n", program, seconds=100.0)
+
+
+def test_a_program_that_waits_for_a_core_is_not_ended(program, monkeypatch, tmp_path):
+    """Others' work is pretended: what the kernel counts grows while the program sleeps."""
+    counted, ended = tmp_path / "schedstat", Event()
+    counted.write_text("0 0 1")
+
+    def busy():
+        for turn in count():
+            counted.write_text(f"0 {turn * 10**9} 1")
+            if ended.wait(0.3):
+                return
+
+    monkeypatch.setattr(clock, "WAITS", 1.5)
+    monkeypatch.setattr(clock, "SCHEDULED", str(counted))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(busy)
+        try:
+            with pytest.raises(Refused, match="after 2 seconds of CPU time"):
+                said_while(WAITS, program, seconds=2.0)
+        finally:
+            ended.set()
 
 
 def test_nothing_is_told_without_a_terminal_or_with_json(program, capfd):

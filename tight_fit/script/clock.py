@@ -1,7 +1,7 @@
 """How long a planned program may run, in seconds of its own CPU time, and what is said meanwhile.
 
 A machine with other work does not end a plan that would have ended in time. A program that waits
-takes no CPU time, and is ended all the same.
+takes no CPU time, and is ended all the same, unless it waits for a core that others have.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 TICK = 0.5  # seconds
 WAITS = 60.0  # seconds without CPU time after which a program is taken to wait
 WORKS = 0.01  # seconds of CPU time in a tick that are work
+SCHEDULED = "/proc/self/schedstat"  # its second number: nanoseconds for which it waited for a core
 CLEAR = "\r\x1b[K"
 State = Callable[[FrameType | None], str]
 
@@ -41,6 +42,10 @@ class Clock:
         self._end = self._began = time.process_time()
         self._worked = self._said = time.monotonic()
         self._before = self._began
+        try:
+            self._scheduled = os.open(SCHEDULED, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # not Linux
+            self._scheduled = -1
 
     def start(self) -> None:
         """The program starts."""
@@ -64,15 +69,23 @@ class Clock:
 
     def _tick(self, number: int, frame: Any) -> None:
         used, now = time.process_time(), time.monotonic()
-        if used - self._before > WORKS:
+        wanted = used + self._kept_waiting()
+        if wanted - self._before > WORKS:
             self._worked = now
-        self._before = used
+        self._before = wanted
         if used >= self._end or now - self._worked > WAITS:
             raise TooLong(self.seconds if used >= self._end else used - self._began)
         if self.terminal is not None and now - self._said >= 1:
             self._said = now
             left = f"{used - self._began:.0f} s of CPU time, at most {self._end - used:.0f} s left"
             say(self.terminal, f"planning: {self.state(frame)}; {left}")
+
+    def _kept_waiting(self) -> float:
+        """Seconds for which other processes kept this one from a core, 0 where nobody counts."""
+        try:
+            return int(os.pread(self._scheduled, 99, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):  # closed by the program
+            return 0.0
 
 
 def say(terminal: int | None, text: str) -> None:
