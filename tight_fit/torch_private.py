@@ -9,7 +9,7 @@ broken.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from inspect import unwrap
@@ -27,7 +27,11 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 # What comes from torch as it is; the others are made below.
@@ -49,6 +53,19 @@ disable_current_modes = _disable_current_modes
 # What PyTorch dispatches to ask a tensor without values for its device, thousands of times a step.
 DEVICE_OF = torch.ops.prim.device.default
 WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
+
+
+@cache
+def _wraps(kind: type) -> bool:
+    return issubclass(kind, WRAPPERS) or is_traceable_wrapper_subclass_type(kind)
+
+
+def wraps(kinds: Iterable[type]) -> bool:
+    """Whether a tensor of these types wraps others, such as torchao's in 8 bits.
+
+    A mode leaves an operation on it alone: those on the tensors inside come by themselves.
+    """
+    return any(map(_wraps, kinds))
 
 
 def inside(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from tight_fit.torch_private import (
     inside,
     storage_key,
     tree_leaves,
+    wraps,
     written_arguments,
 )
 from tight_fit.trace.gpu_calls import Places
@@ -54,7 +55,7 @@ class ScriptTracker(GPUTracker):
         return result
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if any(issubclass(kind, WRAPPERS) for kind in types):
+        if wraps(types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
         self._phase = BACKWARD if in_backward() else UPDATE if self.updating else FORWARD
         self._foreign = set()

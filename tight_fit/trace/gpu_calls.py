@@ -29,6 +29,7 @@ from tight_fit.torch_private import (
     parse_to,
     storage_key,
     tree_leaves,
+    wraps,
 )
 from tight_fit.trace.cuda_kernels import OPENED, CudaKernels, Function, opened
 
@@ -107,7 +108,7 @@ class Places(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if any(issubclass(kind, WRAPPERS) for kind in types):
+        if wraps(types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with self.inside_torch():

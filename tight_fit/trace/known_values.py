@@ -23,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 
 from tight_fit.torch_private import (
     DEVICE_OF,
-    WRAPPERS,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -33,6 +32,7 @@ from tight_fit.torch_private import (
     tree_leaves,
     tree_map,
     unset_fake_temporarily,
+    wraps,
     written_arguments,
 )
 from tight_fit.trace.gpu_calls import Places
@@ -112,7 +112,7 @@ class KnownValues(PlainDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if any(issubclass(kind, WRAPPERS) for kind in types):
+        if wraps(types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
         if function is DEVICE_OF:
             return function(*args, **kwargs)

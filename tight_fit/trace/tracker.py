@@ -30,6 +30,7 @@ from tight_fit.torch_private import (
     inside,
     storage_key,
     tree_leaves,
+    wraps,
 )
 from tight_fit.trace.cublas import PRODUCTS, copied_for_cublas
 from tight_fit.trace.flops import FORMULAS
@@ -152,7 +153,7 @@ class Tracker(PlainDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is DEVICE_OF and isinstance(args[0], FakeTensor):
             return device_for_torch(args[0])
-        if any(issubclass(kind, WRAPPERS) for kind in types):
+        if wraps(types):
             return NotImplemented  # the operations on the wrapped tensor arrive here by themselves
         kwargs = kwargs or {}
         in_place = adds_in_place(function, args, kwargs)
