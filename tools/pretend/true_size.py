@@ -98,6 +98,7 @@ def need(recipe: Recipe) -> tuple[int, int]:
 def _code() -> str:
     """Changes with everything that a plan is made of."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "helpers").rglob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in ("tight_fit", "helpers"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
