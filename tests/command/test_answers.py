@@ -5,6 +5,7 @@ import transformers as library
 
 from helpers.plan import plan
 from helpers.recipe import Recipe
+from tests.night import few_by_day
 from tests.small import configured
 from tight_fit import gpus
 from tight_fit.command import report
@@ -70,6 +71,15 @@ def test_foreach_takes_what_the_note_says():
         copy = planned.highest["optimizer states"] // 2
     assert abs(peaks["adamw_foreach"] - peaks["adamw"] - copy) < 0.02 * copy
     assert peaks["adamw"] < peaks["adamw_forloop"] < peaks["adamw_foreach"]
+
+
+@pytest.mark.parametrize("optimizer", few_by_day(OPTIMIZERS, 5))
+def test_mfu_is_no_more_than_a_hundred_percent(optimizer):
+    base = {"base": "bf16"} if KINDS[optimizer].base else {}
+    planned = plan(Recipe("vit", profile="full", batch_size=4, optimizer=optimizer, **base))
+    for gpu in ("T4", "A100-40GB", "H100"):
+        if not lacks(planned.operations, gpu):
+            assert 0 < planned.seconds(gpu).mfu("fp32") < 1
 
 
 def test_muon_multiplies_in_its_own_arithmetic():
