@@ -7,6 +7,7 @@ from transformers import LlamaConfig
 
 from tests.lessons.cells import markdown_of, own_code
 from tests.script import run
+from tight_fit.layouts.torch_private_ranks import put_ring_under_attention
 from tight_fit.script.program import Refused
 from tight_fit.script.ranks import ProgramRank
 
@@ -17,7 +18,9 @@ CONFIG = LlamaConfig(
 
 
 def test_the_prototype_of_context_parallelism_is_refused_as_the_lesson_says(tmp_path):
-    """Where this is planned one day: compare its activations with those of `context=2`."""
+    """Also where layouts with context ranks were planned in this process. Where the program is
+    planned one day: compare its activations with those of `context=2`."""
+    put_ring_under_attention()
     assert "`tight-fit script` refuses the prototype" in markdown_of("24")
     told = CONFIG.to_dict() | {"architectures": ["LlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(told), encoding="utf8")

@@ -31,6 +31,7 @@ __all__ = [
     "rebuild_buckets",
     "sent_until_waited_for",
     "shapes_of_dtensor",
+    "without_ring",
     "whole_gradients",
 ]
 
@@ -177,6 +178,16 @@ def put_ring_under_attention() -> None:
     handlers = DTensor._op_dispatcher._custom_op_handlers
     for function in (RING_ATTENTION, RING_ATTENTION_BACKWARD):
         handlers[function] = _ring
+
+
+@contextmanager
+def without_ring() -> Iterator[None]:
+    """Inside, attention of DTensors is PyTorch's alone: a program's is no layout that is planned
+    in this process."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    kept = {name: function for name, function in handlers.items() if function is not _ring}
+    with patch.object(DTensor._op_dispatcher, "_custom_op_handlers", kept):
+        yield
 
 
 def _ring(op_call: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:

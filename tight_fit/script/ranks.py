@@ -27,6 +27,7 @@ from tight_fit.layouts.torch_private_ranks import (
     fsdp_param_module,
     fsdp_states,
     meshes,
+    without_ring,
 )
 from tight_fit.script.sandbox import NotPlanned
 from tight_fit.script.watch import ScriptTracker
@@ -148,6 +149,7 @@ def one_of(rank: ProgramRank | None, places: Places, meter: Meter) -> Iterator[N
 
     with ExitStack() as patches:
         patches.enter_context(patch.dict("os.environ", rank.environment))
+        patches.enter_context(without_ring())
         patches.enter_context(data_parallel(rank.ranks, places, rank.number, meter.bucket))
         group = dist.new_group
         for owner, name, value in (
