@@ -11,6 +11,7 @@ from benchmarks.peaks.qwen import LORA, PUBLISHED, QLORA, Qwen
 from helpers import models
 from helpers.plan import fake_batch, plan
 from helpers.recipe import Recipe
+from tests.night import few_by_day
 from tight_fit.gpus import MARGIN
 from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.techniques.optimizers import make_optimizer
@@ -87,7 +88,7 @@ def test_steps_that_are_known_exactly_are_missed_by_little(kind, count, worst, m
     assert len(errors) == count and errors.max() < worst and errors.mean() < mean, errors
 
 
-@pytest.mark.parametrize("step", published_peaks.STEPS[::2], ids=lambda step: step.name)
+@pytest.mark.parametrize("step", few_by_day(published_peaks.STEPS), ids=lambda step: step.name)
 def test_the_models_are_those_that_were_measured(step):
     with FakeTensorMode(allow_non_fake_inputs=True), FakeValues():
         model = step.setup()[0][0]

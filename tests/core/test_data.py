@@ -219,6 +219,7 @@ def test_text_is_padded_cut_and_normalised():
     split = texts("one two three", "\ufb01ne \u2460", "a " * 30, "b", labels=[0, 1, 0, 1])
     encoded = data.encode(split, TEXT, tokenizer)
     assert len(encoded) == 4 and encoded.lengths.tolist() == [3, 2, 12, 1]
+    assert encoded.counted([0, 2, 3]) == 3  # a label each, the divisor of their mean loss
     assert tokenizer.seen[1] == "fine 1"
     batch = encoded.batch([1, 0])
     assert batch["input_ids"].tolist()[0] == [4, 1] + [0] * 10

@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 from helpers import panels
 from helpers.panels import panel
 from tests.small import ROOT
+from tight_fit.command.alt_text import DescribedFigure
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 LINE = "Run the notebook to move the sliders: batch size 16, length 256"
@@ -74,6 +75,30 @@ def test_an_error_is_one_sentence_in_the_panel_and_its_figure_is_closed(moved):
     bundle, _ = subject._repr_mimebundle_()
     assert said in bundle["text/plain"].splitlines()[0] and "image/png" not in bundle
     assert plt.get_fignums() == []
+
+
+def test_short_forms_and_where_they_start():
+    forms = {  # {name: (what is given, the control that it makes, where it starts)}
+        "whole": ((1, 64, 1), "IntSlider", 32),
+        "share": ((0.0, 1.0, 0.25), "FloatSlider", 0.5),
+        "gpu": (["T4", "A100"], "Dropdown", "T4"),
+        "rows": ([1, 2], "SelectionSlider", 1),
+        "on": (True, "Checkbox", True),
+    }
+    subject = panel(lambda **values: str(values), **{name: one[0] for name, one in forms.items()})
+    for name, (_, kind, start) in forms.items():
+        assert type(subject.controls[name]).__name__ == kind, name
+        assert subject.values[name] == start and type(subject.values[name]) is type(start), name
+
+
+def test_a_picture_keeps_the_words_of_its_figure():
+    def worded(rows=1):
+        figure = plt.figure(FigureClass=DescribedFigure)
+        figure.alt = "Two bars."
+        return figure
+
+    _, metadata = panel(worded, rows=[1, 2])._repr_mimebundle_()
+    assert metadata["image/png"]["alt"].startswith("Two bars. Run the notebook")
 
 
 @pytest.mark.parametrize(

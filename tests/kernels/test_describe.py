@@ -141,6 +141,11 @@ SMALL = {  # {case: (what runs, the kind of its only kernel, fields by hand)}
 }
 
 
+def test_views_launch_nothing():
+    x = torch.randn(4, 6)
+    assert kernels(lambda: x.view(6, 4).t().transpose(0, 1)[1:].detach()) == []
+
+
 @pytest.mark.parametrize("case", SMALL)
 def test_a_kernel_has_the_numbers_that_are_counted_by_hand(case):
     run, kind, fields = SMALL[case]

@@ -80,3 +80,15 @@ def test_prefetching_hides_what_the_link_can_carry():
         plain, offloaded = kept.seconds(gpu).total, away.seconds(gpu).total
         floor = away.host / link_rate(find_gpu(gpu))
         assert max(plain, floor) < offloaded < plain + 2.2 * floor
+
+
+def test_an_optimizer_on_the_host_is_slow_for_all_weights_and_not_for_adapters():
+    ratios = []
+    for lora_rank in (None, 8):
+        recipe = Recipe(model="vit", profile="full", batch_size=16, lora_rank=lora_rank)
+        plain, moved = (
+            plan(replace(recipe, offload=offload)).seconds("A100-40GB").total
+            for offload in (None, "optimizer")
+        )
+        ratios.append(moved / plain)
+    assert ratios[0] > 1.5 > 1.1 > ratios[1] > 1, "with all weights, with adapters"

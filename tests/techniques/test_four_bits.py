@@ -43,6 +43,13 @@ def test_the_layers_are_the_librarys_and_compute_what_it_computes():
     assert torch.equal(made(x), own(x))
 
 
+def test_all_linear_layers_but_the_output_layer():
+    model = quantized()
+    kinds = {type(module).__name__ for module in model.model.modules()}
+    assert "Linear" not in kinds and type(model.lm_head) is nn.Linear
+    assert len(four_bits.layers_of(library.LlamaForCausalLM(config()))) == 2 * 7
+
+
 def test_adapters_beside_4_bits_keep_their_common_input_once_under_a_gpus_autocast():
     """peft's adapters cast their input to fp32 themselves unless CUDA's autocast is on. Measured on
     an H200: all 28 layers of Qwen3-0.6B keep what this leaves (results/models/nvidia-h200.json)."""

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from tight_fit.techniques import activation_offload
+from tight_fit.techniques import activation_offload, host
 from tight_fit.techniques.activation_offload import OffloadedActivations
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import loss_sum, train_step
@@ -245,6 +245,12 @@ def test_paged_states_are_the_drivers_and_small_ones_the_gpus():
     assert 0 < left < eight.at_peak["optimizer states"] / 2
     large = [p.numel() for p in models.build(recipe).parameters() if p.numel() >= 100_000]
     assert paged.host == 2 * sum(large)
+
+
+def test_an_error_ends_what_lies_on_the_host():
+    with pytest.raises(KeyError), host.on_host():
+        raise KeyError
+    assert not host.is_active(), "else all that is planned afterwards is the host's"
 
 
 @pytest.mark.parametrize("numbers, waits", [(2**13 - 1, False), (2**13, True)])

@@ -14,6 +14,7 @@ from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedu
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
+from tests.night import few_by_day
 from tight_fit.layouts.plan import plan_layout
 from tight_fit.models import made
 from tight_fit.models.step import ModelStep
@@ -185,8 +186,9 @@ def test_the_peak_is_that_of_a_layer_that_checkpoints_itself(where):
     assert planned < 0.5 * beside_weights(llama(compile=True))
 
 
-def test_layers_that_repeat_stand_for_all(where):
-    step = llama(compile=True, checkpointing=True)
+@pytest.mark.parametrize("checkpointing", few_by_day([True, False]))
+def test_layers_that_repeat_stand_for_all(checkpointing, where):
+    step = llama(compile=True, checkpointing=checkpointing)
     one, all_of_them = plan_model_step(step), plan_model_step(step, all_layers=True)
     assert one.peak == all_of_them.peak and one.highest == all_of_them.highest
     assert one.seconds("A100").total == pytest.approx(all_of_them.seconds("A100").total)
