@@ -85,9 +85,12 @@ def refused(
     error: type[BaseException] | tuple[type[BaseException], ...], parts: Sequence[str] | str, call
 ) -> str:
     """Assert that `call()` raises such an error with one sentence that says each of `parts`."""
-    with pytest.raises(error) as caught:
+    try:
         call()
-    return one_sentence(str(caught.value), *([parts] if isinstance(parts, str) else parts))
+    except error as raised:
+        return one_sentence(str(raised), *([parts] if isinstance(parts, str) else parts))
+    case = getattr(call, "__defaults__", None) or ""  # of a loop, as `lambda case=case: ...`
+    pytest.fail(f"DID NOT RAISE {error} {case!r:.200}")
 
 
 def command_refuses(main, arguments: Sequence[str], capsys, *parts: str) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, Qwen3Config
+from transformers import BertConfig, Qwen3Config, ViTConfig
 
 from by_hand import packing, padding
 from helpers import batching, data, ladder, plots, record, sets, show, tables, train
@@ -32,6 +32,7 @@ from tight_fit.search.layouts import search_layouts
 SMALL = Recipe(model="vit", steps=1, batch_size=4, train_size=8, test_size=10)
 PLANNED = cache(lambda: plan(SMALL))  # nothing is planned while tests are collected
 BERT = configured(BertConfig, 32, 2, 2, 64, 99)
+VIT = configured(ViTConfig, 32, 2, 2, 64, 99)
 LLM = configured(Qwen3Config, 64, 2, 2, 128, 99, num_key_value_heads=2, head_dim=32)
 NOT_NEGATIVE = (*NO_NUMBER, "below 0")
 POSITIVE = (*NOT_NEGATIVE, "0")
@@ -198,8 +199,12 @@ ENTRIES = {
                     ({"batchsize": 1},), ({},)),
     "factor": Entry("factor", lambda value: ladder.own_rate(SMALL, value), POSITIVE),
     # steps of any model, and of one's own
-    **each(model_step, ("batch_size", "accumulation", "length", "frozen", "lora_rank", "classes",
-                        "side"), NO_WHOLE[:-1], (HUGE,)),
+    **each(model_step, ("batch_size", "accumulation", "length", "frozen", "lora_rank"),
+           NO_WHOLE[:-1], (HUGE,)),
+    # Of models that take them: others refuse any value.
+    "ModelStep classes": of(ModelStep, "classes", (*NO_WHOLE[:-1], "0"), (HUGE,), (None,),
+                            config=BERT, task="sequence-classification"),
+    "ModelStep side": of(ModelStep, "side", (*NO_WHOLE[:-1], "0"), (HUGE,), (None,), config=VIT),
     **each(model_step, (*NAMES, "task")),
     "ModelStep weights": of(model_step, "weights", but=(None,)),
     "ModelStep base": of(model_step, "base", but=(None,)),

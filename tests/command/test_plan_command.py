@@ -59,7 +59,8 @@ def test_the_command_runs_by_itself_without_network_or_gpu(folder):
         assert words in done.stdout
 
 
-def test_json_holds_the_plan(folder, facts, no_search):
+def test_json_holds_the_plan(folder, facts):
+    """Where it fits, no change is searched for."""
     found = facts("--gpu T4 --batch 8 --length 64")
     planned = plan_model(folder, batch_size=8, length=64, flash=False)
     fit, peaks = planned.fits("T4"), planned.allocator_peaks("T4")

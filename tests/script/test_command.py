@@ -84,7 +84,9 @@ def test_values_of_data_are_real_and_those_of_weights_are_one(program):
         "    total = torch.zeros(8, 8, device=device)\n"
         "    torch.addmm(total, half, half, out_dtype=torch.float32, out=total)\n",
     )
-    assert set(run(program(text))["asked"]) >= {"train.py:14", "train.py:15", "train.py:17"}
+    asked = set(run(program(text))["asked"])
+    assert asked >= {"train.py:14", "train.py:15", "train.py:17"}
+    assert not asked & {f"train.py:{line}" for line in range(9, 14)}, "the mask is data"
 
 
 def test_a_program_is_told_of_the_gpu_and_ends_before_anything_is_saved(program):

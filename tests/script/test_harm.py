@@ -1,6 +1,7 @@
 """A planned program that changes its user's files leaves them as they are, in each isolation."""
 
 import hashlib
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -8,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.script import HEAD, LOOP, STEP, run
+from tests.small import ROOT, python
 from tight_fit import isolation
 from tight_fit.gpus import find
 from tight_fit.isolation import landlock
 from tight_fit.script import process
 from tight_fit.script.program import ProgramFailed, Refused, ToPlan, script_of
 
-ROOT = Path(__file__).parents[2]
 NOTE = "The program ran on a copy of its folder"
 # What a program does before its training, and that it sees itself what it has done.
 DEEDS = f"""\
@@ -51,7 +52,8 @@ sqlite3.connect('new.db').execute('create table x (y)')
 pyarrow.parquet.write_table(pyarrow.table({{'x': [1]}}), 'kept.pt')
 AutoTokenizer.from_pretrained({str(ROOT / "helpers/mini/deberta")!r}).save_pretrained('data')
 assert os.path.exists('data/tokenizer.json')
-# Other programs: those that read, one that is missing, and those that remove.
+# Other programs: those that read, one that is missing, and those that remove. What they name is in
+# the user's own folder as well, which they would change if they ran there.
 assert subprocess.check_output(['git', '--version'], text=True).startswith('git version')
 assert platform.processor() is not None
 try: subprocess.run(['nvidia-smi'])
@@ -59,11 +61,11 @@ except FileNotFoundError as error: assert error.errno == 2
 subprocess.run('git status; rm kept.pt', shell=True)
 subprocess.run(['git', '-C', '.', 'clean', '-fdx'])
 os.system('rm last.pt')
-os.waitpid(os.posix_spawn('/bin/rm', ['rm', '-r', 'prev'], {{}}), 0)
+os.waitpid(os.posix_spawn('/bin/rm', ['rm', 'train.py'], {{}}), 0)
 one = threading.Thread(target=subprocess.run, args=(['rm', '-r', 'data'],))
 one.start(); one.join()
 import asyncio
-asyncio.run(asyncio.create_subprocess_exec('rm', 'b.pt'))
+asyncio.run(asyncio.create_subprocess_exec('rm', 'b.pt', 'best.pt'))
 """
 
 
@@ -190,7 +192,7 @@ for send in (
 
 def test_where_nothing_isolates_a_program_runs_only_if_it_is_trusted(program, files, monkeypatch):
     """And then writes what it writes, but no weights; the answer says that it was trusted. That no
-    process outlives the plan and what a locked container refuses is in tests/isolation."""
+    process outlives the plan is in tests/isolation."""
     monkeypatch.setattr(isolation, "fork", no_namespaces)
     monkeypatch.setattr(isolation, "fork_on_copy", no_namespaces)
     path = program(
@@ -205,3 +207,36 @@ def test_where_nothing_isolates_a_program_runs_only_if_it_is_trusted(program, fi
     facts = process.plan(asked, script_of(path, ()), 60.0, trust=True)
     assert facts["notes"][0].startswith("The program was trusted, not isolated (namespaces")
     assert (files / "ran").exists() and (files / "best.pt").read_text() == "weights"
+
+
+def locked(path, *options, **more):
+    """The command's end where a filter refuses namespaces, as that of Docker's default settings."""
+    command = ["-m", "tests.isolation.locked", "-m", "tight_fit", "script", path, "--gpu", "T4"]
+    variables = {"PYTHONPATH": str(ROOT), **more.pop("variables", {})}
+    return python(*command, "--quick", *options, env=os.environ | variables, **more)
+
+
+def test_where_namespaces_are_refused_the_command_plans_on_a_copy(program, tmp_path):
+    """Of the program's own folder, typed in another."""
+    if landlock.version() < landlock.LEAST:
+        pytest.skip("no Landlock that keeps signals in")
+    write = "from pathlib import Path\nPath(__file__).with_name('x').write_text('x')\n"
+    path = program(f"{write}open('here', 'w')\n{LOOP}")
+    (tmp_path / "elsewhere").mkdir()
+    before = state(tmp_path)
+    ended = locked(f"../{path}", cwd=tmp_path / "elsewhere")
+    assert ended.returncode == 0, ended.stderr
+    assert f"Note: {NOTE}, and could write nowhere else" in ended.stdout
+    assert state(tmp_path) == before
+
+
+def test_where_landlock_is_refused_too_the_command_runs_nothing_without_trust(program, files):
+    path = files / program(f"open('best.pt', 'w')\n{LOOP}")
+    before, older = state(files), {"NO_LANDLOCK": "1"}
+    refused = locked(path, cwd=files, variables=older)
+    assert refused.returncode == 2 and refused.stdout == "" and state(files) == before
+    assert refused.stderr.count("\n") == 1 and ": with --trust" in refused.stderr
+    assert "(namespaces of its own: Operation not permitted; no Landlock" in refused.stderr
+    trusted = locked(path, "--trust", cwd=files, variables=older)
+    assert trusted.returncode == 0 and (files / "best.pt").read_text() == "", trusted.stderr
+    assert "Note: The program was trusted, not isolated (namespaces" in trusted.stdout

@@ -44,6 +44,7 @@ ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of th
     "evaluation_loop": "--first",
     "lightning_module": "",
     "preferences_trl dpo": "{}/gpt2 DPO",
+    "preferences_trl kto": "{}/gpt2 KTO",
     "preferences_trl reward": "{}/gpt2 Reward",
     "preferences_trl sft": "{}/gpt2 SFT",
 }

@@ -91,7 +91,9 @@ CASES = {  # (step, cluster, layouts, recomputation)
 @pytest.mark.parametrize("name", few_by_day(CASES, lambda name: name in ("products", "pipeline")))
 def test_bounds_are_below_what_is_planned(name):
     of, cluster, layouts, recompute = CASES[name]
-    assert below(of, cluster, map(parse, layouts.split()), recompute, slice(0, None, 2))
+    asked = [parse(layout) for layout in layouts.split()]
+    found = below(of, cluster, asked, recompute, slice(0, None, 2))
+    assert {trial.layout for trial in found} == set(asked)
 
 
 def test_bounds_of_every_layout_are_below_and_more_work_takes_longer():

@@ -1,4 +1,4 @@
-"""TRL's trainers: DPO with a model for reference, a reward, or examples (SFT) with LoRA."""
+"""TRL's trainers: DPO with a model for reference, KTO, a reward, or examples (SFT) with LoRA."""
 
 import sys
 
@@ -9,8 +9,10 @@ from transformers import AutoTokenizer
 
 name, kind = sys.argv[1:]
 better, worse = " closed lower as the dollar rose", " rose against most of the others"
+prompts = {"prompt": ["gold futures"] * 32}
 data = {
-    "DPO": {"prompt": ["gold futures"] * 32, "chosen": [better] * 32, "rejected": [worse] * 32},
+    "DPO": prompts | {"chosen": [better] * 32, "rejected": [worse] * 32},
+    "KTO": prompts | {"completion": [better, worse] * 16, "label": [True, False] * 16},
     "Reward": {"chosen": ["gold futures" + better] * 32, "rejected": ["gold futures" + worse] * 32},
     "SFT": {"text": ["gold futures" + better] * 32},
 }
