@@ -131,7 +131,7 @@ CONTENTS = {
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_a_file_that_is_no_record_is_kept_nowhere(content, tmp_path):
     results = tmp_path / "results"
-    for name in ("a.json", "steps/a.json", "steps/a.unfinished"):
+    for name in ("a.json", "steps/a.json", "steps/a.unfinished", "models/a.json"):
         file = tmp_path / name.replace("/", "-") / name
         file.parent.mkdir(parents=True)
         file.write_bytes(content)

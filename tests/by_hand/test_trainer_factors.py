@@ -19,9 +19,9 @@ from by_hand.trainer_factors import (
 USE_THE_NUMBER = {"LlamaForCausalLM", "Qwen3ForCausalLM", "ViTForImageClassification"}
 WHAT_TO_CHANGE = (
     "transformers {version} multiplies the accumulated gradient of {name} by {found:.3f}, and no "
-    "longer by {wanted}. Correct USE_THE_NUMBER in tests/by_hand/test_trainer_factors.py, and the "
-    "sentences on accepts_loss_kwargs in lessons 02 (text, decision card) and 07, in labs 02 and "
-    "07, and in helpers/models.py."
+    "longer by {wanted}{line}. Correct USE_THE_NUMBER in tests/by_hand/test_trainer_factors.py, "
+    "and the sentences on accepts_loss_kwargs in lessons 02 (text, decision card) and 07, in labs "
+    "02 and 07, and in helpers/models.py."
 )
 
 
@@ -29,9 +29,9 @@ WHAT_TO_CHANGE = (
 def test_trainers_gradient_is_what_the_lessons_say(name):
     wanted = 1 if name in USE_THE_NUMBER else PARTS
     found, told = measured(name), measured(name, accepts_loss_kwargs=False)
-    for one, factor in ((found, wanted), (told, 1)):
+    for one, factor, line in ((found, wanted, ""), (told, 1, " with the line")):
         assert one.factor == pytest.approx(factor, rel=1e-3), WHAT_TO_CHANGE.format(
-            version=transformers.__version__, name=name, found=one.factor, wanted=factor
+            version=transformers.__version__, name=name, found=one.factor, wanted=factor, line=line
         )
     assert found.loss == pytest.approx(wanted * told.loss, rel=1e-3), "the symptom in the log"
     # The test of one line that lesson 02 gives for any model.

@@ -132,8 +132,10 @@ CONFIG = configured(LlamaConfig, 64, 2, 4, 128, 96, num_key_value_heads=2)
 STEP = ModelStep(CONFIG, batch_size=16, length=64, accumulation=4, weights="fp32")
 
 
-@pytest.mark.parametrize("axis, text", [("data", "ddp=2"), ("tensor", "tensor=2"),
-                                        ("pipeline", "pipeline=2")])  # fmt: skip
+@pytest.mark.parametrize(
+    "axis, text",
+    [("data", "ddp=2"), ("data", "fsdp=2"), ("tensor", "tensor=2"), ("pipeline", "pipeline=2")],
+)
 def test_slower_links_cost_time_and_never_work(axis, text):
     hook, laid_out = sys.excepthook, plan_step(STEP, parse(text))
     assert not dist.is_initialized() and sys.excepthook is hook  # nothing is left behind

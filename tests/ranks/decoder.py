@@ -26,13 +26,13 @@ def made(name):
 
 
 def backward(model):
-    """The gradients of one step, whole."""
     ids = torch.randint(64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
     with loss_parallel():
         model(input_ids=ids, labels=ids).loss.backward()
 
 
 def gradients(model):
+    """Those that a backward pass left, whole."""
     return {name: whole(p.grad).clone() for name, p in model.named_parameters()}
 
 

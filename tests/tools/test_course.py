@@ -54,7 +54,7 @@ def test_a_failing_cell_is_shown(folder):
 # make run
 
 
-def test_run_writes_pages_and_tables_and_then_nothing_twice(folder, tmp_path, capsys):
+def test_run_writes_pages_and_tables_and_then_nothing_twice(folder, tmp_path, capsys, monkeypatch):
     path, out = notebook(folder, writing(BEFORE, AFTER), FIGURE), tmp_path / "build"
     build.run([path], "make run", out)
     said = capsys.readouterr().out
@@ -77,6 +77,15 @@ def test_run_writes_pages_and_tables_and_then_nothing_twice(folder, tmp_path, ca
     said = capsys.readouterr().out
     assert "up to date" in said and "cells" not in said and "after: accumulation=2" in said
     assert files_in(out) == made
+    key = build.fingerprint(path)
+    for place in ("html/00_small.html", "runs/00_small.before.json"):
+        (out / place).unlink()
+        assert build._done(path, out) is None, place
+        (out / place).write_bytes(made[place])
+    assert build._done(path, out) == key
+    with monkeypatch.context() as other:
+        other.setenv("TIGHT_FIT_PROFILE", "full")
+        assert build.fingerprint(path) != key, "another profile"
     notebook(folder, writing(BEFORE), "1 + 1")  # which no longer makes the other run
     build.run([path], "make run", out)
     assert "cells" in capsys.readouterr().out

@@ -7,8 +7,10 @@ import pytest
 
 from helpers.recipe import replace
 from helpers.record import read
+from tests.attack import refused
 from tests.small import AFTER, BEFORE, a_run, files_in, notebook, writing
 from tight_fit import files
+from tight_fit.gpus import REHEARSAL
 from tools.course import record
 from tools.course.__main__ import main
 from tools.course.notebooks import Failed
@@ -82,6 +84,16 @@ def test_without_a_hub_the_mini_models_are_recorded_and_named(tmp_path, monkeypa
     monkeypatch.setattr("helpers.profile.usable_cuda", lambda: (True, ""))
     record.record([tmp_path / "00_small.ipynb"], False, tmp_path / "kept", "make record")
     assert "00_small.before.card-x.json  (mini models" in capsys.readouterr().out
+
+
+def test_a_rehearsal_writes_nothing_to_results(tmp_path, monkeypatch):
+    monkeypatch.setattr("helpers.profile.usable_cuda", lambda: (True, ""))
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    monkeypatch.setenv(REHEARSAL, "T4:1")
+    for out in (None, tmp_path / "results", tmp_path / "results" / "deeper"):
+        refused(ValueError, "nothing of it is a record", lambda out=out: record.prepare(out))
+    assert not (tmp_path / "results").exists()
+    assert record.prepare(tmp_path / "session") == tmp_path / "session"
 
 
 def test_record_wants_a_gpu(folder, monkeypatch):

@@ -73,8 +73,7 @@ def test_what_a_page_names_exists(page):
     files = re.findall(r"`((?:docs|tests|notebooks|" + "|".join(FOLDERS) + r")/[\w./-]*)`", text)
     assert [file for file in files if "NN" not in file and not (ROOT / file).exists()] == []
     code = re.findall(r"`[^`\n]+`|^make .*", text, re.M)
-    gone = {"lesson"} if page.name == "CHANGELOG.md" else set()  # it tells of what was as well
-    assert set(re.findall(r"\bmake ([a-z-]+)\b", "\n".join(code))) <= TARGETS | gone
+    assert set(re.findall(r"\bmake ([a-z-]+)\b", "\n".join(code))) <= TARGETS
 
 
 def test_the_architecture_page_draws_the_layers_that_are_tested():

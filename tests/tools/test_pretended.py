@@ -198,6 +198,27 @@ def test_a_plan_of_a_recipe_lets_a_kernel_without_a_gpu_be_copied():
     assert "YES, it fits on a T4" in said_after_a_plan(hidden)
 
 
+PROGRAM = """
+import torch
+model = torch.nn.Linear(64, 64).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.ones(8, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.night
+@needs_the_library
+def test_a_program_is_planned_on_a_machine_with_a_gpu(tmp_path):
+    """Whose GPUs the command hides from itself, so that a copy of it can compute gradients."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    asked = ("-m", "tight_fit", "script", tmp_path / "train.py", "--gpu", "T4")
+    done = python(*asked, env=variables("A100"))
+    assert done.returncode == 0 and "YES, it fits on a T4" in done.stdout, done.stderr
+
+
 def test_each_excuse_is_of_one_cell():
     for name, excuses in rehearse.EXCUSED.items():
         (path,) = chosen([name])

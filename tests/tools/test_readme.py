@@ -6,7 +6,7 @@ from dataclasses import replace as with_
 import pytest
 from PIL import Image
 
-from helpers import record, show
+from helpers import record, show, sweeps
 from tests.small import a_run
 from tight_fit.command import main as command
 from tools.course import blocks, readme, trust
@@ -45,6 +45,14 @@ def test_the_answer_in_readme_is_the_commands(capsys):
     shown = blocks.answer().splitlines()[2:-1]
     assert len(shown) > 6
     assert all(line in said for line in shown if line != "...")
+
+
+def test_the_accuracy_in_readme_is_the_sweeps():
+    table = sweeps.table("03_freezing").frame.set_index("arm")["difference"]
+    told = blocks._accuracy(("03_freezing", "lower half frozen"))
+    assert told.replace(" points", "") == table["lower half frozen"]
+    with pytest.raises(FileNotFoundError):
+        blocks._accuracy(("99_none", "an arm"))
 
 
 def test_the_notebooks_table_marks_its_rows():

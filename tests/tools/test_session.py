@@ -106,6 +106,13 @@ def test_what_does_not_fit_into_the_time_is_left(tmp_path, calls, monkeypatch):
     assert calls == [160]
 
 
+def test_more_minutes_are_asked_for_what_was_stopped(tmp_path, calls, monkeypatch):
+    monkeypatch.setattr(session, "one_notebook", raises(OutOfTime("its time was over")))
+    said = told(tmp_path, notebook(tmp_path, RECORDS))
+    assert "- Left for another call: 02_x. Call it again to go on.\n" in said
+    assert "- Stopped; give more MINUTES: 02_x (0.0 min).\n" in said and "FAILED: 02_x" not in said
+
+
 def test_a_notebook_is_stopped_when_its_time_is_over(tmp_path):
     path = notebook(tmp_path, "import time", "time.sleep(60)")
     begun = time.monotonic()

@@ -255,10 +255,11 @@ def keep(folder: Path, results: Path = RESULTS) -> list[str]:
     for path in sorted(folder.glob("models/*.json")):
         try:
             kept = json.loads(path.read_text(encoding="utf8"))
-            _real(path, kept["environment"])
-            models[file_of(kept["environment"])] = as_json(kept)
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            name, text = file_of(kept["environment"]), as_json(kept)
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path.name} is no file of measured models ({error}).") from None
+        _real(path, kept["environment"])
+        models[name] = text
     if not runs and not proofs and not models:
         raise ValueError(f"{folder} holds no result of a session: name the folder given to --out.")
     proofs.sort(key=lambda proof: proof.date)
