@@ -280,8 +280,7 @@ class RankOutput:
 
     def _is_consequence(self, failed: Failure) -> bool:
         # torchrun ends the other ranks by SIGTERM once it sees a failure.
-        ended = failed.exitcode == -signal.SIGTERM
-        return ended or bool(GONE.search(self.errors(failed.rank)))
+        return failed.exitcode == -signal.SIGTERM or bool(GONE.search(self.errors(failed.rank)))
 
 
 def failures(report: str) -> list[Failure]:
