@@ -75,15 +75,17 @@ def test_every_link_of_every_page_leads_somewhere_and_nothing_is_loaded_from_els
     assert lost == []
 
 
-def test_every_notebook_is_a_page_with_neighbours_and_a_copy_to_take(site):
+def test_every_notebook_is_a_page_with_neighbours_formulas_and_a_copy_to_take(site):
+    formulas = 0
     for path in every_notebook():
         place = path.relative_to(path.parents[2 if path.parent.name == "labs" else 1])
         page = (site / place).with_suffix(".html").read_text(encoding="utf8")
         assert 'rel="prev"' in page and 'rel="next"' in page, place
-        assert f"files/{place.as_posix()}" in page
+        assert f"files/{place.as_posix()}" in page, place
         copied = json.loads((site / "files" / place).read_text(encoding="utf8"))
-        assert copied["nbformat"] == 4
-        assert "MathJax" not in page
+        assert copied["nbformat"] == 4 and "MathJax" not in page, place
+        formulas += page.count("<math")
+    assert formulas > 100, "none is left as it was written"
 
 
 def test_every_lesson_has_a_card_with_its_own_drawing(site, noted):
