@@ -21,8 +21,8 @@ from transformers.initialization import no_init_weights
 from tight_fit.kernels.op import BACKWARD, FORWARD, Op
 from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.kernels.traced_ops import TracedOps
-from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 
 Note = Callable[[Op | None], int]

@@ -31,8 +31,9 @@ from tight_fit.kernels.op import Op
 from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.packages import needs
-from tight_fit.torch_private import DynamicOutputShapeException, FakeTensorMode
+from tight_fit.torch_private import DynamicOutputShapeException
 from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 
 

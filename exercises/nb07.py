@@ -12,7 +12,7 @@ from exercises.comparisons import same, whole_number
 from exercises.handout import observe
 from helpers import models
 from helpers.recipe import Recipe
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 
 LARGE = Recipe("deberta-large", profile="full", lora_rank=16)
 SHAPES = ((6, 9, 2, 4.0), (9, 5, 3, 3.0), (7, 7, 1, 8.0))  # out, in, rank, alpha

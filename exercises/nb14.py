@@ -160,7 +160,7 @@ def _(answer):
 
 def _no_better() -> int:
     """Dealt out as ZeroRedundancyOptimizer does, for the real model's tensors."""
-    from tight_fit.torch_private import FakeTensorMode
+    from tight_fit.trace.fake_mode import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         sizes = sorted(

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from inspect import unwrap
-from typing import Any, Self
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -24,7 +23,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     unset_fake_temporarily,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import (
@@ -41,6 +40,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "OpOverload",
+    "TorchFakeTensorMode",
     "TorchDispatchMode",
     "tree_flatten",
     "tree_leaves",
@@ -56,16 +56,16 @@ WRAPPERS = (DTensor, AsyncCollectiveTensor)  # tensors that wrap another tensor
 
 
 @cache
-def _wraps(kind: type) -> bool:
+def _is_wrapper(kind: type) -> bool:
     return issubclass(kind, WRAPPERS) or is_traceable_wrapper_subclass_type(kind)
 
 
-def wraps(kinds: Iterable[type]) -> bool:
+def has_wrapper(kinds: Iterable[type]) -> bool:
     """Whether a tensor of these types wraps others, such as torchao's in 8 bits.
 
     A mode leaves an operation on it alone: those on the tensors inside come by themselves.
     """
-    return any(map(_wraps, kinds))
+    return any(map(_is_wrapper, kinds))
 
 
 def inside(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,22 +111,6 @@ class PlainDispatchMode(TorchDispatchMode):
         return False
 
 
-class FakeTensorMode(_FakeTensorMode, PlainDispatchMode):
-    """PyTorch's mode for tensors without values, after which a process can still be copied.
-
-    Autograd starts a thread for each GPU at the first backward pass, and gradients are computed in
-    no copy of a process that has such threads. Where PyTorch is built for CUDA and no GPU is there,
-    its mode replaces the count of GPUs, 0, by a pretended one, for the rest of the process; so
-    autograd counts them here before.
-    """
-
-    __torch_dispatch__ = unwrap(_FakeTensorMode.__torch_dispatch__)  # neither hidden nor counted
-
-    def __enter__(self) -> Self:
-        _start_autograd()
-        return super().__enter__()
-
-
 def scaled_mm(
     left: torch.Tensor,
     right: torch.Tensor,
@@ -149,7 +133,7 @@ def scaled_mm(
 
 
 @cache
-def _start_autograd() -> None:
+def start_autograd() -> None:
     """Let autograd count the GPUs and start their threads: a backward pass of no tensors."""
     torch.autograd.backward([])
 

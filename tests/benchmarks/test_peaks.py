@@ -16,7 +16,7 @@ from tight_fit.gpus import MARGIN
 from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import train_step
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 from tools.course import readme
 

@@ -10,12 +10,12 @@ from torch.profiler import profile
 
 from tight_fit.torch_private import (
     ADD,
-    FakeTensorMode,
     TorchDispatchMode,
     adds_in_place,
     count_holders,
 )
 from tight_fit.trace.cublas import copied_for_cublas
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.storage_trace import BORN, DIES
 from tight_fit.trace.tracker import Tracker
 

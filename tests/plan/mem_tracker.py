@@ -10,7 +10,7 @@ from helpers.recipe import Recipe
 from tight_fit.techniques.model_changes import as_if_real
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import train_step
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 
 

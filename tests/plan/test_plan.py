@@ -17,7 +17,7 @@ from tight_fit import gpus
 from tight_fit.plans.model import plan_model
 from tight_fit.search.remedies import least_peak
 from tight_fit.techniques.step import loss_sum
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 
 MINI = {
     "deberta": Recipe(batch_size=8, length=32),

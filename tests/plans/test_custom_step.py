@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.recipe import Recipe
 from tight_fit.plans.own_step import plan_custom_step
-from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace import cuda_kernels
 from tight_fit.trace.cuda_kernels import AS_GIVEN, AUTOCAST, REFUSED, CudaKernels, _written_out
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.fake_tensors import FakeValues
 from tight_fit.trace.storage_trace import ACTIVATIONS, BORN, PARAMETERS
 from tight_fit.trace.tracker import Tracker, steady_memory

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tight_fit.plans.own_step import plan_custom_step
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.quantized import state_tensors
 from tight_fit.trace.releases import parse
 from tight_fit.trace.storage_trace import BORN

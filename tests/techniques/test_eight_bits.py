@@ -17,7 +17,7 @@ from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.plans.model import plan_model
 from tight_fit.techniques import eight_bits
 from tight_fit.techniques.rules import SCALINGS
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 
 SMALL = configured(
     LlamaConfig, 64, 2, 4, 128, 96, num_key_value_heads=2, max_position_embeddings=64

@@ -8,8 +8,8 @@ from torch import nn
 
 from helpers.recipe import Recipe
 from tight_fit.techniques import four_bits
-from tight_fit.torch_private import FakeTensorMode
 from tight_fit.trace.cuda_kernels import CudaKernels
+from tight_fit.trace.fake_mode import FakeTensorMode
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 WIDTH = 64

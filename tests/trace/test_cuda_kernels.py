@@ -15,7 +15,7 @@ from helpers.plan import fake_batch, plan
 from helpers.recipe import Recipe
 from tight_fit.memory.plan import BLOCK
 from tight_fit.techniques.step import loss_sum
-from tight_fit.torch_private import FakeTensorMode
+from tight_fit.trace.fake_mode import FakeTensorMode
 from tight_fit.trace.storage_trace import ACTIVATIONS, BORN, DIES, MOVES, PARAMETERS, PHASES
 from tight_fit.trace.tracker import Tracker, steady_memory
 

@@ -17,7 +17,7 @@ from tight_fit.kernels.describe import describe
 from tight_fit.kernels.host_memory import off_gpu, waiting
 from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, Op
 from tight_fit.kernels.traced_ops import TracedOps
-from tight_fit.torch_private import TorchDispatchMode, in_backward, no_work, wraps
+from tight_fit.torch_private import TorchDispatchMode, has_wrapper, in_backward, no_work
 
 NO_WORK = no_work()
 KEPT_KINDS = (int, float, bool, str, torch.dtype, type(None))
@@ -113,7 +113,7 @@ class TraceOps(TorchDispatchMode):
         self.recorder.phase(name)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if wraps(types):
+        if has_wrapper(types):
             return NotImplemented  # the operations on what it wraps come by
         kwargs = kwargs or {}
         out = function(*args, **kwargs)

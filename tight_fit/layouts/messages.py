@@ -11,7 +11,7 @@ import torch
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.torch_private_ranks import process_group
-from tight_fit.torch_private import PlainDispatchMode, tree_leaves, wraps
+from tight_fit.torch_private import PlainDispatchMode, has_wrapper, tree_leaves
 
 # What a rank sends in a ring of n ranks (Patarasuk and Yuan 2009), divided by the payload. A tree
 # or a switch may need less, but none less than half of it. The payload is the whole tensor that all
@@ -102,7 +102,7 @@ class CommMeter(PlainDispatchMode):
         self.phase = ""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if wraps(types):
+        if has_wrapper(types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
         if function.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             self._count(function.overloadpacket.__name__, args)

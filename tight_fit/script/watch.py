@@ -13,11 +13,11 @@ from tight_fit.script.where import Origin, UserCode
 from tight_fit.torch_private import (
     WRAPPERS,
     FakeTensor,
+    has_wrapper,
     in_backward,
     inside,
     storage_key,
     tree_leaves,
-    wraps,
     written_arguments,
 )
 from tight_fit.trace.gpu_calls import Places
@@ -55,7 +55,7 @@ class ScriptTracker(GPUTracker):
         return result
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if wraps(types):
+        if has_wrapper(types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
         self._phase = BACKWARD if in_backward() else UPDATE if self.updating else FORWARD
         self._foreign = set()

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import unwrap
+from typing import Self
 
 import torch
 
-from tight_fit import torch_private
-from tight_fit.torch_private import FakeTensor
+from tight_fit.torch_private import (
+    FakeTensor,
+    PlainDispatchMode,
+    TorchFakeTensorMode,
+    start_autograd,
+)
 
 _NUMBERS = {int, float, bool, type(None), torch.dtype, torch.device, torch.layout}
 _NUMBERS |= {torch.memory_format, str}
 
 
-class FakeTensorMode(torch_private.FakeTensorMode):
-    """The mode with a key of its own for what is remembered."""
+class FakeTensorMode(TorchFakeTensorMode, PlainDispatchMode):
+    """PyTorch's mode for tensors without values, after which a process can still be copied.
+
+    Autograd starts a thread for each GPU at the first backward pass, and gradients are computed in
+    no copy of a process that has such threads. Where PyTorch is built for CUDA and no GPU is there,
+    its mode replaces the count of GPUs, 0, by a pretended one, for the rest of the process; so
+    autograd counts them here before. What it remembers of operations is found by a key of its own.
+    """
+
+    # Neither hidden nor counted.
+    __torch_dispatch__ = unwrap(TorchFakeTensorMode.__torch_dispatch__)
+
+    def __enter__(self) -> Self:
+        start_autograd()
+        return super().__enter__()
 
     def _prep_args_for_hash(self, result, args, state, id_hashed_objects):
         """Add to `result` all that decides what an operation on `args` makes, as PyTorch does.

@@ -25,11 +25,11 @@ from tight_fit.torch_private import (
     FakeTensor,
     OpOverload,
     TorchDispatchMode,
+    has_wrapper,
     inside,
     parse_to,
     storage_key,
     tree_leaves,
-    wraps,
 )
 from tight_fit.trace.cuda_kernels import OPENED, CudaKernels, Function, opened
 
@@ -108,7 +108,7 @@ class Places(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if wraps(types):
+        if has_wrapper(types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with self.inside_torch():

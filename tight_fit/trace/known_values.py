@@ -28,11 +28,11 @@ from tight_fit.torch_private import (
     FakeTensor,
     PlainDispatchMode,
     disable_current_modes,
+    has_wrapper,
     is_view,
     tree_leaves,
     tree_map,
     unset_fake_temporarily,
-    wraps,
     written_arguments,
 )
 from tight_fit.trace.gpu_calls import Places
@@ -112,7 +112,7 @@ class KnownValues(PlainDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if wraps(types):
+        if has_wrapper(types):
             return NotImplemented  # the tensors inside are dispatched again, one by one
         if function is DEVICE_OF:
             return function(*args, **kwargs)

@@ -27,10 +27,10 @@ from tight_fit.torch_private import (
     adds_in_place,
     count_holders,
     device_for_torch,
+    has_wrapper,
     inside,
     storage_key,
     tree_leaves,
-    wraps,
 )
 from tight_fit.trace.cublas import PRODUCTS, copied_for_cublas
 from tight_fit.trace.flops import FORMULAS
@@ -153,7 +153,7 @@ class Tracker(PlainDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is DEVICE_OF and isinstance(args[0], FakeTensor):
             return device_for_torch(args[0])
-        if wraps(types):
+        if has_wrapper(types):
             return NotImplemented  # the operations on the wrapped tensor arrive here by themselves
         kwargs = kwargs or {}
         in_place = adds_in_place(function, args, kwargs)
