@@ -12,7 +12,7 @@ from tight_fit import plan_program
 from tight_fit.command import main as tight_fit
 from tight_fit.command import script as command
 from tight_fit.gpus import CONTEXT, find
-from tight_fit.script import process, remedies, report
+from tight_fit.script import process, program_report, remedies
 from tight_fit.script.program import ToPlan, script_of
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -129,7 +129,7 @@ def test_memory_that_each_step_keeps_is_said_with_its_line_and_its_end(program):
     facts = run(program(f"{HEAD}kept = []\nfor step in range(100):\n{STEP}    {keep}"))
     assert facts["growth"] == {"bytes": size, "lines": ["train.py:12"]}
     steps = facts["regular"] + (facts["card_memory"] - facts["need"]) // size
-    assert f"about {steps / 1000:.3g} k steps fit, and no more" in report.verdict(facts)[-1]
+    assert f"about {steps / 1000:.3g} k steps fit, and no more" in program_report.verdict(facts)[-1]
     loader = "for rows in torch.utils.data.DataLoader(range(64), 8):\n"
     assert run(program(f"{HEAD}kept = []\n{loader}    {keep}{STEP}"))["growth"]["bytes"] == size
     once = f"{HEAD}losses = []\nfor step in range(100):\n{STEP}    losses.append(loss.detach())\n"
@@ -142,7 +142,7 @@ def test_a_part_of_the_memory_is_all_that_pytorch_gets(program):
     whole, part = run(program(text)), run(program(text.replace("device =", limit, 1)))
     assert whole["fits"] and not part["fits"] and whole["need"] == part["need"]
     assert part["card_memory"] == int(0.05 * find("T4").memory) + CONTEXT
-    assert "train.py:3 lets PyTorch have 5% of the GPU" in report.verdict(part)[-1]
+    assert "train.py:3 lets PyTorch have 5% of the GPU" in program_report.verdict(part)[-1]
 
 
 def test_a_batch_size_that_is_searched_is_said_to_be_the_first(program):
@@ -178,7 +178,7 @@ def test_the_longest_possible_batch_is_found_and_planned(program):
     facts = run(program(DYNAMIC))
     assert facts["batch_seen"] == [4, 11] and facts["batch_longest"] == [4, 42]
     assert facts["peak"] > facts["peak_seen"] and facts["examples"] == 100
-    assert "the longest possible 4 × 42" in "\n".join(report.verdict(facts))
+    assert "the longest possible 4 × 42" in "\n".join(program_report.verdict(facts))
 
 
 @pytest.mark.night

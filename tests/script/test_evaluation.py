@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.programs.real import steps_of
 from tests.script import HEAD, LOOP, run
-from tight_fit.script import process, report
+from tight_fit.script import process, program_report
 from tight_fit.script.program import ToPlan, script_of
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -42,7 +42,7 @@ def test_the_answer_has_a_line_on_evaluation(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts = run(str(PROGRAMS / "evaluation_loop.py"), gpu="RTX 3060")
     assert facts["peak_phase"] == "evaluation" and facts["peak"] == facts["evaluation"]["peak"]
-    (line,) = [line for line in report.verdict(facts) if line.startswith("Its evaluation")]
+    (line,) = [line for line in program_report.verdict(facts) if line.startswith("Its evaluation")]
     assert "from evaluation_loop.py:15 on" in line and facts["evaluation"]["calls"] == 16
 
 
@@ -84,8 +84,8 @@ def test_a_result_that_is_kept_is_counted_each_time(program):
 def test_an_evaluation_that_is_not_reached_is_named(program):
     seldom = "    if step % 1000 == 999:\n        model.eval()\n        model.train()\n"
     facts = run(program(LOOP + seldom))
-    assert "Its evaluation (train.py:12) is not planned." in report.verdict(facts)
-    assert not any("evaluation" in line for line in report.verdict(run(program(LOOP))))
+    assert "Its evaluation (train.py:12) is not planned." in program_report.verdict(facts)
+    assert not any("evaluation" in line for line in program_report.verdict(run(program(LOOP))))
 
 
 def test_an_evaluation_that_cannot_be_planned_leaves_the_plan_of_the_training(program):
@@ -97,7 +97,7 @@ def test_an_evaluation_that_cannot_be_planned_leaves_the_plan_of_the_training(pr
     facts = run(program(text))
     assert facts["fits"] and facts["evaluation"]["calls"] == 1
     assert "train.py:16" in facts["evaluation"]["stopped"]
-    assert any("train.py:16: " in line for line in report.verdict(facts))
+    assert any("train.py:16: " in line for line in program_report.verdict(facts))
 
 
 def test_an_evaluation_without_eval_is_one_once_training_is_planned(program):

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.programs.real import steps_of
 from tests.script import run
-from tight_fit.script import process, report
+from tight_fit.script import process, program_report
 from tight_fit.script.program import ToPlan, script_of
 
 PROGRAM = """\
@@ -47,7 +47,7 @@ def test_their_bytes_are_those_of_a_real_run(kind, experts, program, tmp_path):
     plan = [step["peak"] - step["begin"] for step in facts["steps"]]
     real = steps_of(tmp_path / asked.script, (kind, experts, "balanced"), 3, tmp_path)
     assert plan[1:] == pytest.approx(real[1:], rel=0.002) and min(plan) > 900_000
-    told = [note for note in report.notes(facts) if "router" in note]
+    told = [note for note in program_report.notes(facts) if "router" in note]
     assert len(told) == (experts == "eager")
     assert all("as many as any other, at train.py:20" in note for note in told)
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.programs.real import steps_of
 from tests.script import run
-from tight_fit.script import process, report
+from tight_fit.script import process, program_report
 from tight_fit.script.program import ToPlan, script_of
 
 WRITES = """\
@@ -83,7 +83,7 @@ def test_what_is_written_is_as_long_as_it_may_become(name, beams, program):
     facts, plan, real = both(program(WRITES), (name, beams, "1"), (name, beams, "-1"))
     assert plan == pytest.approx(real, rel=0.01)
     assert facts["generates"] == "train.py:20"
-    assert any("as long as it may become" in note for note in report.notes(facts))
+    assert any("as long as it may become" in note for note in program_report.notes(facts))
 
 
 def test_a_loss_that_aligns_sequences_is_planned(program):

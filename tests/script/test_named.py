@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.script import LOOP, run
-from tight_fit.script import report
+from tight_fit.script import program_report
 
 ATTENTION = (
     "import torch\nimport torch.nn.functional as F\n"
@@ -27,8 +27,8 @@ def test_attention_is_fused_by_dtype_and_gpu(gpu, dtype, program):
     scores = 2 * 512 * 512 * torch.empty(0, dtype=getattr(torch, dtype)).itemsize
     assert (facts["peak"] > 2 * scores) is not FUSED[gpu, dtype]
     words = "fused attention in" if FUSED[gpu, dtype] else "written-out attention in"
-    assert words in report.verdict(facts)[0]
-    said = any("has no fused kernel" in note for note in report.notes(facts))
+    assert words in program_report.verdict(facts)[0]
+    said = any("has no fused kernel" in note for note in program_report.notes(facts))
     assert said is not FUSED[gpu, dtype]
 
 
@@ -47,7 +47,7 @@ def test_the_optimizer_is_named_as_it_is_made(options, way, copies, program):
         "    optimizer.step()\n", "    optimizer.step()\n    optimizer.zero_grad()\n"
     )
     facts = run(program(text.replace("256", "2048")))
-    assert f"AdamW ({way})" in report.verdict(facts)[0]
+    assert f"AdamW ({way})" in program_report.verdict(facts)[0]
     weights = 4 * (2048 * 2048 + 2048)
     # Weights, gradients and two states. A tensor at a time there are a root and its quotient.
     one = 8 * 2048 * 2048 if way == "a tensor at a time" else 0
@@ -59,6 +59,6 @@ def test_what_gets_no_gradient_is_said(program):
     text = text.replace("model(torch", "torch.nn.functional.linear(torch").replace(
         "device=device))", "device=device), model.weight)"
     )
-    notes = report.notes(run(program(text)))
+    notes = program_report.notes(run(program(text)))
     assert any(note.startswith("1 of the 2 tensors") for note in notes)
-    assert not any("no gradient" in note for note in report.notes(run(program(LOOP))))
+    assert not any("no gradient" in note for note in program_report.notes(run(program(LOOP))))

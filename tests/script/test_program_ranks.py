@@ -9,7 +9,7 @@ from tests.night import few_by_day
 from tests.script import LOOP, run
 from tight_fit.command import script as command
 from tight_fit.gpus import NCCL
-from tight_fit.script import process, report
+from tight_fit.script import process, program_report
 from tight_fit.script.program import ToPlan, script_of
 from tight_fit.script.ranks import ProgramRank
 
@@ -101,7 +101,9 @@ def test_a_script_that_scatters_its_weights_is_planned_as_it_is():
     path = str(ROOT / "scripts" / "tensor_parallel.py")
     facts = run(path, gpu="T4", seconds=200.0, rank=ProgramRank(1, 2))
     assert facts["fits"] and facts["terms"]["NCCL buffers"] == NCCL and sent_bytes(facts) > 0
-    assert any("Planned is rank 1 of 2, which sends" in line for line in report.verdict(facts))
+    assert any(
+        "Planned is rank 1 of 2, which sends" in line for line in program_report.verdict(facts)
+    )
 
 
 def test_the_option_and_torchruns_environment_name_the_rank(program, capsys, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tight_fit.checks import shown, whole
 from tight_fit.gpus import GPU, as_gpu
-from tight_fit.script import process, remedies, report
+from tight_fit.script import process, program_report, remedies
 from tight_fit.script.given import SECONDS, check, load_what_is_mentioned, rank_of
 from tight_fit.script.program import ToPlan, script_of
 from tight_fit.script.remedies import Remedy
@@ -19,7 +19,7 @@ from tight_fit.script.remedies import Remedy
 class ProgramPlan:
     """What a program needs on a GPU; true in an `if` where it fits, and its text is the report.
 
-    facts     plain values, sizes in bytes and times in seconds (`script.answer.facts_of`)
+    facts     plain values, sizes in bytes and times in seconds (`script.program_facts.facts_of`)
     remedies  the changes that were tried, those that fit first; None where none was looked for
     """
 
@@ -30,7 +30,7 @@ class ProgramPlan:
         return bool(self.facts["fits"])
 
     def __str__(self) -> str:
-        return "\n".join(report.lines(self.facts, self.remedies))
+        return "\n".join(program_report.lines(self.facts, self.remedies))
 
 
 def with_remedies(

@@ -29,9 +29,9 @@ import torch
 from tight_fit import isolation
 from tight_fit.gpus import VISIBLE
 from tight_fit.script import program, sandbox
-from tight_fit.script.answer import Facts, facts_of
 from tight_fit.script.clock import CLEAR, Clock, TooLong, say
 from tight_fit.script.program import Code, ProgramFailed, ProgramRun, Refused, ToPlan
+from tight_fit.script.program_facts import Facts, facts_of
 from tight_fit.script.steps import Watch
 
 SLOWEST = 10  # times as long a plan may take by the clock of a busy machine
@@ -81,7 +81,7 @@ def plan(
     trust: bool = False,
     terminal: int | None = None,
 ) -> Facts:
-    """The facts of a program's plan (`answer.facts_of`).
+    """The facts of a program's plan (`program_facts.facts_of`).
 
     seconds  of CPU time for which it may run
     shown    whether what the program prints is shown
