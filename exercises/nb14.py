@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
 from functools import cache
 
@@ -12,10 +12,8 @@ from torch import nn
 from by_hand.transport import threads
 from by_hand.zero import Zero
 from exercises.check import exercise
-from exercises.comparisons import agree, close, over_ranks, same
+from exercises.comparisons import agree, over_ranks, same
 from exercises.handout import observe
-from helpers.models import empty
-from helpers.recipe import Recipe
 
 
 @exercise(
@@ -140,40 +138,38 @@ def _(answer):
 @exercise(
     "14.3",
     hints=[
+        "Joined along the first dimension, the shards are the whole tensor again: torch.cat.",
         (
-            "No rank can have less than one tensor. "
-            "What does the fullest rank hold if it has nothing but the embedding?"
-        ),
-        (
-            "The embedding is 98 million parameters, all the rest 86 million together. "
-            "Deal them out to 1, 2, 3 ranks."
+            "chunk(ranks) gives rows / ranks to each, rounded up, so that it can give fewer pieces "
+            "than there are ranks: add empty ones, whole[:0]."
         ),
     ],
     why=(
-        "FSDP2 and DeepSpeed cut tensors, so there it goes on shrinking. "
-        "Look for the largest tensor before you choose."
+        "torch.distributed.checkpoint does so without ever holding the whole: "
+        "each rank reads the saved pieces that overlap its own."
     ),
 )
 def _(answer):
-    close(answer, _no_better(), rel=1e-9)
-
-
-def _no_better() -> int:
-    """Dealt out as ZeroRedundancyOptimizer does, for the real model's tensors."""
-    from tight_fit.trace.fake_mode import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        sizes = sorted(
-            (p.numel() for p in empty(Recipe("deberta", profile="full")).parameters()), reverse=True
+    assert callable(answer), "your answer should be a function of a list of tensors and a number"
+    for shape, before, ranks in (
+        ((8,), 4, 2),
+        ((12, 3), 2, 3),
+        ((5, 2), 4, 3),
+        ((6, 2), 3, 4),
+        ((3, 2, 2), 1, 5),
+        ((7,), 5, 1),
+    ):
+        whole = torch.arange(float(math.prod(shape))).view(shape)
+        same(
+            answer(_shards(whole, before), ranks),
+            _shards(whole, ranks),
+            what=f"the list of {ranks} shards of a tensor of shape {shape}, from {before} ranks,",
         )
 
-    def fullest(ranks: int) -> int:
-        have = [0] * ranks
-        for size in sizes:
-            heapq.heapreplace(have, have[0] + size)
-        return max(have)
 
-    return next(ranks for ranks in range(1, 64) if fullest(ranks) == fullest(1024))
+def _shards(whole: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+    most = -(-len(whole) // ranks)
+    return [whole[rank * most : (rank + 1) * most] for rank in range(ranks)]
 
 
 @exercise(

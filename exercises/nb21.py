@@ -17,7 +17,7 @@ LEVELS = torch.tensor([-1.0, -0.5, -0.1, 0.0, 0.2, 0.6, 1.0])
         "Four bits are half a byte, and each block of 64 weights has one scale of 4 bytes.",
         "7,000,000,000 / 2 bytes for the weights, and 7,000,000,000 / 64 x 4 bytes for the scales.",
     ],
-    why="Without double quantization the scales are an eighth of the whole",
+    why="Without double quantization the scales are a ninth of the whole",
 )
 def _(answer):
     close(answer, 7e9 / 2 + 7e9 / 64 * 4, rel=1e-6, unit="bytes")

@@ -53,11 +53,21 @@ def sends_gradients(transport, piece, most):
     return clip(transport, piece, most)
 
 
+def reshard(shards, ranks):
+    whole = torch.cat(shards)
+    parts = list(whole.chunk(ranks))
+    return parts + [whole[:0]] * (ranks - len(parts))
+
+
+def evenly(shards, ranks):
+    return list(torch.cat(shards).tensor_split(ranks))
+
+
 def psis(stage, micro):
     return {0: 2, 1: 2, 2: 1 + micro, 2.5: 2 * micro, 3: 3 * micro}[stage]
 
 
-RIGHT = {"14.1": stage, "14.2": clip, "14.3": 2, "14.4": psis}
+RIGHT = {"14.1": stage, "14.2": clip, "14.3": reshard, "14.4": psis}
 WRONG = {
     "14.1": [
         highest, one_state, always_some,
@@ -67,7 +77,10 @@ WRONG = {
         norms_added, always_scaled, sends_gradients,
         lambda transport, piece, most: piece, 3,
     ],
-    "14.3": [4, 1, 184 / 98, 1024, "2", 3],
+    "14.3": [
+        evenly, lambda shards, ranks: list(torch.cat(shards).chunk(ranks)),
+        lambda shards, ranks: shards[:ranks], lambda shards, ranks: torch.cat(shards), 3,
+    ],
     "14.4": [
         lambda stage, micro: 2 if stage == 2 else psis(stage, micro),
         lambda stage, micro: {0: 2 * micro, 1: 1 + micro}.get(stage, psis(stage, micro)),

@@ -1,5 +1,6 @@
 """Answers to the exercises of notebook 17, right and wrong."""
 
+import functools
 import math
 
 
@@ -38,6 +39,13 @@ def divides_by_zero(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
     w.sub_(lr * (w.norm() / u.norm() if w.norm() > 0 else 1.0) * u)
 
 
+def lamb(weight, m, v, lr, decay, most=10.0, inside=True, zeros=1.0):
+    r = m / (v.sqrt() + 1e-8)
+    u = r + decay * weight
+    length, moved = min(weight.norm().item(), most), (u if inside else r).norm().item()
+    return weight - lr * (length / moved if length and moved else zeros) * u
+
+
 def critical(b, squares, B, whole):
     trace = (squares - whole) / (1 / b - 1 / B)
     length = whole - trace / B
@@ -60,7 +68,7 @@ def swapped(b, squares, B, whole):
 
 RIGHT = {
     "17.1": (33, 0.001 * math.sqrt(32), 0.032),
-    "17.2": (10 / 768, 10 / math.sqrt(128100 * 768)),
+    "17.2": lamb,
     "17.4": right,
     "17.3": critical,
 }
@@ -70,8 +78,8 @@ WRONG = {
         (11, 0.00566, 0.032), 33, (33, 0.00566),
     ],
     "17.2": [
-        (0.02, 0.05), (10 / 768, 0.05), (0.02, 10 / math.sqrt(128100 * 768)), (50.0, 20.0), 0.013,
-        (1.0, 1.0),
+        functools.partial(lamb, most=math.inf), functools.partial(lamb, inside=False),
+        functools.partial(lamb, zeros=0.0), lambda weight, m, v, lr, decay: weight - lr * m, 3,
     ],
     "17.4": [
         as_given, norm_without_decay, zeros_stay, divides_by_zero, 3,
