@@ -21,10 +21,7 @@ LENGTHS = [12, 40, 33, 250, 61, 18, 90, 25]  # of exercise 1
     "09.1",
     hints=[
         "The first four texts are padded to 250 rounded up, the other four to 90 rounded up.",
-        (
-            "Padding is what is left of 4 x 256 + 4 x 96 tokens when the texts' own "
-            "are taken away."
-        ),
+        "Padding is what is left of 4 x 256 + 4 x 96 tokens when the texts' own are taken away.",
     ],
     why="One long text decides for its whole micro-batch.",
 )
