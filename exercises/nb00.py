@@ -6,7 +6,7 @@ import torch
 from transformers import RobertaConfig
 
 from exercises.check import exercise
-from exercises.comparisons import close, same
+from exercises.comparisons import close, same, whole_number
 from exercises.handout import observe
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
@@ -21,16 +21,17 @@ KINDS = ("parameters", "gradients", "optimizer states")
 @exercise(
     "00.1",
     hints=[
-        "AdamW keeps two running means, each as large as the parameters.",
-        "Eight bytes per parameter; divide by 2**30 for GiB.",
+        "Ask plan(Recipe(...)).fits('T4') for a few batch sizes: which is the first not to fit?",
+        "Halve the distance each time, between a size that fits and one that does not.",
     ],
-    why=(
-        "Optimizer states are known before anything runs: "
-        "they depend on the parameters and on nothing else."
-    ),
+    why="A search that would take an evening of out-of-memory errors is a few plans.",
 )
 def _(answer):
-    close(answer, plan(IMAGES).at_peak["optimizer states"] / GIB, rel=0.01, unit="GiB")
+    answer = whole_number(answer, "images")
+    assert answer >= 1, "a step has at least one image"
+    fit = plan(replace(IMAGES, batch_size=answer)).fits("T4")
+    assert fit, f"with {answer} images the step {fit}"
+    assert not plan(replace(IMAGES, batch_size=answer + 1)).fits("T4"), "one image more fits too"
 
 
 @exercise(

@@ -26,7 +26,7 @@ WIDTH = 24
             "Count in inputs: the checkpoints take 64 / s, the one segment that is alive 4 s. "
             "Add the two for a few s."
         ),
-        "The sum is least where the two terms are equal: s = sqrt(n h / a), not sqrt(n).",
+        "The sum is least where the two terms are equal: s = sqrt(n / a), not sqrt(n).",
     ],
     why=(
         "What a layer keeps inside decides the segment's length; "

@@ -20,13 +20,10 @@ LENGTHS = [12, 40, 33, 250, 61, 18, 90, 25]  # of exercise 1
 @exercise(
     "09.1",
     hints=[
-        "The first four examples are padded to 250 rounded up, the other four to 90 rounded up.",
-        (
-            "Padding is what is left of 4 x 256 + 4 x 96 tokens when the documents' own "
-            "are taken away."
-        ),
+        "The first four texts are padded to 250 rounded up, the other four to 90 rounded up.",
+        "Padding is what is left of 4 x 256 + 4 x 96 tokens when the texts' own are taken away.",
     ],
-    why="One long document decides for its whole micro-batch.",
+    why="One long text decides for its whole micro-batch.",
 )
 def _(answer):
     close(answer, padded_share([[0, 1, 2, 3], [4, 5, 6, 7]], LENGTHS))
@@ -66,7 +63,7 @@ def _(answer):
             }
             for count in sizes
         ]
-        given, case = copy.deepcopy(examples), f"documents of {', '.join(map(str, sizes))} tokens"
+        given, case = copy.deepcopy(examples), f"texts of {', '.join(map(str, sizes))} tokens"
         batch = answer(given, pad_id)
         assert given == examples, (
             "your function changes the examples that it is given: "

@@ -11,9 +11,9 @@ from exercises.comparisons import agree, letters
 from tight_fit.checks import IGNORE
 
 BIASED = {  # of exercise 3: why each of these is no unbiased first step
-    "A": "A always begins with the shortest documents",
-    "B": "B never shows the longest documents: what it drops is not random",
-    "C": "C always begins with the shortest documents of its first window",
+    "A": "A always begins with the shortest texts",
+    "B": "B never shows the longest texts: what it drops is not random",
+    "C": "C always begins with the shortest texts of its first window",
 }
 
 
@@ -142,12 +142,12 @@ def _(answer):
     "10.3",
     hints=[
         (
-            "Follow the shortest and the longest document: can each be in the first batch, "
+            "Follow the shortest and the longest text: can each be in the first batch, "
             "and as likely as any other?"
         ),
         (
             "Sorting inside a batch changes no gradient; "
-            "what is dropped after sorting is always the same kind of document."
+            "what is dropped after sorting is always the same kind of text."
         ),
     ],
     why=(

@@ -137,9 +137,17 @@ for step in range(5):
     _as_planned(facts, plan_step(job, parse(layout)))
 
 
+VIEWS = ("DataParallel(tiny)", "DataParallel(tiny, gradient_as_bucket_view=True)")
+STAY = ("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)")
+
+
 @pytest.mark.night
-def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
-    """Lesson 13: the pasted step in fp16, with accumulation, on one of two GPUs."""
+@pytest.mark.parametrize(
+    ("changes", "views"), [((), False), ((VIEWS,), False), ((VIEWS, STAY), True)]
+)
+def test_the_step_of_data_parallelism_takes_what_its_table_says(changes, views, tmp_path):
+    """Lesson 13: the pasted step in fp16, with accumulation, on one of two GPUs. Views of the
+    buckets save something only where the gradients stay in them."""
     name = "microsoft/deberta-v3-base"
     call = "train_step(model, micro_batches, optimizer, scaler, "
     text = own_code(
@@ -154,6 +162,7 @@ def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
         (f'{call}torch.device("cpu"))', f'for step in range(5):\n    {call}torch.device("cuda"))'),
         ('print("the step was made:", not torch.equal(start, tiny.classifier.weight))\n', ""),
         ("dist.destroy_process_group()", ""),
+        *changes,
     )
     head = "import contextlib\nimport json\nimport torch\nimport torch.distributed as dist\n"
     head += "import torch.nn.functional as F\n"
@@ -163,7 +172,7 @@ def test_the_step_of_data_parallelism_takes_what_its_table_says(tmp_path):
     path.write_text(head + text, encoding="utf8")
     facts = run(str(path), gpu="T4", seconds=300, rank=ProgramRank(1, 2))
     job = ModelStep(read(name), batch_size=64, length=256, accumulation=4, precision="fp16")
-    _as_planned(facts, plan_step(job, parse("ddp=2")))
+    _as_planned(facts, plan_step(job, parse("ddp=2", gradient_as_bucket_view=views)))
 
 
 def _laid_out(folder, config, kind):
