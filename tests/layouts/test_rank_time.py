@@ -1,6 +1,7 @@
 """The clocks of a rank: by hand, against the time of one GPU, and those of planned layouts."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -130,6 +131,17 @@ def test_a_pipeline_ends_when_the_simulated_schedule_does(schedule, ranks, micro
 
 CONFIG = configured(LlamaConfig, 64, 2, 4, 128, 96, num_key_value_heads=2)
 STEP = ModelStep(CONFIG, batch_size=16, length=64, accumulation=4, weights="fp32")
+TENSORS = 21  # of its parameters
+
+
+@pytest.mark.parametrize("text", ["ddp=2", "zero1=2", "zero2=2"])
+def test_every_micro_batch_but_the_first_adds_to_the_gradients(text):
+    added = []
+    for accumulation in (4, 8):
+        planned = plan_step(replace(STEP, accumulation=accumulation), parse(text))
+        runs = planned.operations.counted().items()
+        added.append(sum(n for (op, phase), n in runs if op.name == "add_" and phase == "backward"))
+    assert added[1] - added[0] == (8 - 4) * TENSORS
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,13 @@ def trace_model_rank(
     on_gpu      as for `Tracker`; the trace keeps its operations only then
     selective   with layers that are compiled: what they keep is `kept_when_compiled`
     settled     whether the rank has taken steps already
-    Of more than two micro-batches two are run: the others repeat the second, or with DDP and ZeRO-1
-    the first. Raises NotAlike where `repeated` cannot stand for all of its layers.
+    Of more micro-batches two are run, or three with DDP and ZeRO-1, which send in the last: the
+    others repeat the second, which adds to gradients that are there. Raises NotAlike where
+    `repeated` cannot stand for all of its layers.
     """
     accumulation = rank.local.accumulation
-    count = min(accumulation, 2)
     sends_once = rank.ddp is not None or rank.layout.strategy == "zero1"
+    count = min(accumulation, 3 if sends_once else 2)
     if not settled:
         with repeated.shortened() if repeated else nullcontext():
             settle(rank, make_batch, count if sends_once else 1)
@@ -116,8 +117,7 @@ def trace_model_rank(
     for name in storage_trace.flops:
         storage_trace.flops[name] = storage_trace.flops[name] * accumulation // count
     if accumulation > count:
-        begin, end = begins[:2] if sends_once else begins[-2:]
-        traced.repeat(begin, end, accumulation - count)
+        traced.repeat(*begins[1:3], accumulation - count)
     traced.tf32 = rank.model_step.precision == "tf32"
     sent = sent_messages(traced)
     if not on_gpu:
