@@ -52,7 +52,6 @@ R8 = Recipe(
 )
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]  # of every layer of ViT
 FULL = Arm("all weights train", {}, 1e-3)
-EMBEDDINGS = ["deberta.embeddings.word_embeddings.weight", "deberta.encoder.rel_embeddings.weight"]
 
 
 def _lora(name: str, targets: list[str], rank: int, start: float) -> Arm:
@@ -132,12 +131,6 @@ PLANS = (
             # The order that every arm has; named, it lets the runs of 10_batches be taken.
             Arm("AdamW, 32-bit states", {}, 1e-3, {"order": "random"}),
             Arm("8-bit states, embeddings too", {}, 1e-3, {"optimizer": "rounded"}),
-            Arm(
-                "8-bit states, embeddings in 32 bits",
-                {},
-                1e-3,
-                {"optimizer": "rounded", "whole": EMBEDDINGS},
-            ),
         ),
         validation=600,
         twice=False,

@@ -19,16 +19,14 @@ class RoundedAdamW(torch.optim.Optimizer):
 
     After each step every element becomes the nearest of the dynamic map's 256 values, times the
     largest of its block of 256. The states are held as the fp32 numbers that the bytes stand for.
-
-    whole  parameters whose states stay as they are, like those under 4,096 elements
+    Those of tensors under 4,096 elements stay as they are.
     """
 
-    def __init__(self, params, lr: float, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, whole=()):
+    def __init__(self, params, lr: float, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8):
         from bitsandbytes.functional import create_dynamic_map
 
         defaults = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, "t": 0}
         super().__init__(params, defaults)
-        self.whole = set(map(id, whole))
         signs = {"mean": True, "square": False}
         self.maps = {
             name: nearest_levels(create_dynamic_map(signed=sign)) for name, sign in signs.items()
@@ -52,7 +50,7 @@ class RoundedAdamW(torch.optim.Optimizer):
                 deviation = (square / (1 - beta2**t)).sqrt_().add_(group["eps"])
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.addcdiv_(mean, deviation, value=-group["lr"] / (1 - beta1**t))
-                if weight.numel() >= SMALLEST and id(weight) not in self.whole:
+                if weight.numel() >= SMALLEST:
                     for name, nearest in self.maps.items():
                         state[name] = rounded(state[name], nearest)
 

@@ -90,8 +90,8 @@ def fit(
     """The course's loop, with what no field of a recipe names.
 
     extra    {} for the recipe as it is; "lora": {"targets": names of matrices, "rank": r} puts
-             adapters beside those of every layer; "optimizer": "lamb", "lars" or "rounded", which
-             "whole" tells the tensors with 32-bit states; "order": one of `orders.KINDS`
+             adapters beside those of every layer; "optimizer": "lamb", "lars" or "rounded";
+             "order": one of `orders.KINDS`
     lengths  of the documents, by which "order" puts them into batches
     """
     if "order" in extra:
@@ -112,9 +112,7 @@ def _optimizer(
         return make_optimizer(model, recipe)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kind = {"lamb": Lamb, "lars": Lars, "rounded": RoundedAdamW}[extra["optimizer"]]
-    whole = [model.get_parameter(name) for name in extra.get("whole", ())]
-    settings = {"whole": whole} if whole else {}
-    return kind(trained, lr=recipe.peak_learning_rate, weight_decay=recipe.weight_decay, **settings)
+    return kind(trained, lr=recipe.peak_learning_rate, weight_decay=recipe.weight_decay)
 
 
 def nearest_neighbour(recipe: Recipe, images: int) -> float:
