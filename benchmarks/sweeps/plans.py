@@ -104,6 +104,7 @@ PLANS = (
             Arm("random order", {}, 5e-4, {"order": "random"}),
             Arm("bucketed, windows of 32 batches", {}, 5e-4, {"order": "bucketed"}),
             Arm("Trainer's group_by_length", {}, 5e-4, {"order": "Trainer"}),
+            Arm("sorted, short to long", {}, 5e-4, {"order": "sorted"}),
             Arm("random order, in the time of bucketed", {"steps": 35}, 1e-3, {"order": "random"}),
         ),
         validation=600,
@@ -121,6 +122,21 @@ PLANS = (
             Arm("AdamW, 8-bit states", {"optimizer": "adamw8bit"}, 5e-4),
         ),
         validation=600,
+    ),
+    SweepPlan(
+        name="05_embeddings",
+        question="Do the 8-bit states of embeddings cost accuracy where zero stays zero?",
+        base=R8,
+        arms=(
+            # The order that every arm has; named, it lets the runs of 10_batches be taken.
+            Arm("AdamW, 32-bit states", {}, 1e-3, {"order": "random"}),
+            Arm("8-bit states, embeddings too", {}, 1e-3, {"optimizer": "rounded"}),
+        ),
+        validation=600,
+        twice=False,
+        note="8-bit states are rounded to the nearest level, so that zero stays zero, as on a GPU: "
+        "bitsandbytes on a CPU stores a tiny number. A block of 256 holds the rows of two words. "
+        "100 steps are a third of an epoch.",
     ),
     SweepPlan(
         name="05_optimizers",

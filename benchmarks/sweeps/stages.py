@@ -100,7 +100,7 @@ def _validation(sweep: Sweep, arm: str, rate: float, seeds: tuple[int, ...]) -> 
 
 
 def opened(plan: SweepPlan, command: str, folder: Path | None = None) -> Sweep:
-    """The kept sweep of a plan, or a new one.
+    """The kept sweep of a plan, or a new one. A kept one may lack arms, which its plan has gained.
 
     Raises ValueError where what is kept was run with other settings or other versions.
     """
@@ -118,8 +118,9 @@ def opened(plan: SweepPlan, command: str, folder: Path | None = None) -> Sweep:
     if plan.name not in results.names(folder):
         return new
     kept = results.read(plan.name, folder)
+    as_planned = with_(new, arms=tuple(arm for arm in new.arms if arm in kept.arms))
     for name in ("base", "arms", "validation", "environment"):
-        if getattr(kept, name) != getattr(new, name):
+        if getattr(kept, name) != getattr(as_planned, name):
             raise ValueError(
                 f"The kept sweep {plan.name} has another {name} than this one: delete "
                 "its file to run it anew."

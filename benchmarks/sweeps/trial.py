@@ -16,6 +16,7 @@ import torch
 from benchmarks.sweeps import orders
 from benchmarks.sweeps.layerwise import Lamb, Lars
 from benchmarks.sweeps.results import Sweep, SweepRun
+from benchmarks.sweeps.rounded import RoundedAdamW
 from helpers import models, train
 from helpers.data import Encoded
 from helpers.recipe import Recipe, replace
@@ -89,8 +90,8 @@ def fit(
     """The course's loop, with what no field of a recipe names.
 
     extra    {} for the recipe as it is; "lora": {"targets": names of matrices, "rank": r} puts
-             adapters beside those of every layer; "optimizer": "lamb" or "lars"; "order": one of
-             `orders.KINDS`
+             adapters beside those of every layer; "optimizer": "lamb", "lars" or "rounded";
+             "order": one of `orders.KINDS`
     lengths  of the documents, by which "order" puts them into batches
     """
     if "order" in extra:
@@ -110,7 +111,7 @@ def _optimizer(
     if "optimizer" not in extra:
         return make_optimizer(model, recipe)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    kind = {"lamb": Lamb, "lars": Lars}[extra["optimizer"]]
+    kind = {"lamb": Lamb, "lars": Lars, "rounded": RoundedAdamW}[extra["optimizer"]]
     return kind(trained, lr=recipe.peak_learning_rate, weight_decay=recipe.weight_decay)
 
 

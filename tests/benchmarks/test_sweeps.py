@@ -11,6 +11,7 @@ import transformers
 from benchmarks.sweeps import orders, results, stages, trial
 from benchmarks.sweeps.plans import ALL_LINEAR, SWEEPS, SweepPlan
 from benchmarks.sweeps.results import Arm
+from benchmarks.sweeps.rounded import RoundedAdamW
 from helpers import data, models, train
 from helpers.recipe import Recipe, replace
 
@@ -80,6 +81,18 @@ def test_a_kept_sweep_of_other_settings_is_not_mixed_with_new_runs(tmp_path):
     stages.go_on(sweep, SEEDS, folder=tmp_path, run=hill(1.0))
     with pytest.raises(ValueError, match="has another arms than this one"):
         stages.opened(plan_of(Arm("c", {}, 1.0)), "made", tmp_path)
+
+
+def test_a_plan_that_gains_an_arm_runs_that_arm_alone(tmp_path):
+    first = stages.opened(plan_of(), "made", tmp_path)
+    stages.go_on(first, SEEDS, folder=tmp_path, run=hill(1.0))
+    before, made = list(first.runs), []
+    a, b = first.arms
+    more = stages.opened(plan_of(a, Arm("c", {"frozen": 2}, 1.0), b), "made", tmp_path)
+    assert stages.go_on(more, SEEDS, folder=tmp_path, run=hill(1.0, made))
+    kept = results.read("99_made", tmp_path)
+    assert kept.runs[: len(before)] == before and {arm for arm, *_ in made} == {"c"}
+    assert [arm.name for arm in kept.arms] == ["a", "c", "b"]
 
 
 def test_the_same_fine_tune_of_another_sweep_is_taken_from_there(tmp_path):
@@ -164,6 +177,43 @@ def test_adapters_beside_query_and_value_are_those_of_the_recipe():
         if isinstance(module, torch.nn.Linear) and ".layers." in name
     ]
     assert adapted == set(linear)
+
+
+def steps_of(optimizer, weight, gradients):
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return weight.detach()
+
+
+def test_rounded_states_are_those_of_bitsandbytes_but_that_zero_stays_zero():
+    """The library beside it where no gradient is zero; PyTorch's AdamW where nothing is rounded.
+
+    A row without a second gradient has a first moment, and a second one that became zero.
+    """
+    bnb = pytest.importorskip("bitsandbytes")
+    generator = torch.Generator().manual_seed(0)
+    moved = {}
+    for rows in (64, 31):  # of 128 elements: the second tensor has fewer than 4,096
+        start, *gradients = torch.randn(6, rows, 128, generator=generator)
+        for make in (RoundedAdamW, bnb.optim.AdamW8bit, torch.optim.AdamW):
+            weight = torch.nn.Parameter(start.clone())
+            made = make([weight], lr=1e-2, weight_decay=0.1)
+            moved[rows, make] = steps_of(made, weight, gradients) - start
+    ours, library, whole = (moved[64, make] for make in dict.fromkeys(m for _, m in moved))
+    off = (ours - whole).abs().mean()
+    assert (ours - library).abs().mean() < off / 4 and off > 0.005 * whole.abs().mean()
+    torch.testing.assert_close(moved[31, RoundedAdamW], moved[31, torch.optim.AdamW])
+
+    first, longest = torch.ones(64, 128), {}
+    first[1::2] = 1e-4  # of its block's largest: the square is below the lowest level
+    for make in (RoundedAdamW, torch.optim.AdamW):
+        weight = torch.nn.Parameter(torch.zeros(64, 128))
+        optimizer = make([weight], lr=1e-2, weight_decay=0.0)
+        before = steps_of(optimizer, weight, [first]).clone()
+        after = steps_of(optimizer, weight, [torch.zeros(64, 128)])
+        longest[make] = (after - before)[1].abs().max() / 1e-2
+    assert longest[RoundedAdamW] > 100 and longest[torch.optim.AdamW] < 1
 
 
 TEXT = Recipe(
