@@ -81,6 +81,19 @@ def releases() -> str:
     return " and ".join(f"{name} {version(name).split('+')[0]}" for name in names)
 
 
+def refuse_other_releases() -> None:
+    """Raises ValueError where this environment plans by other releases than those measured.
+
+    What is then fused or kept differs, and the page would compare it with another step.
+    """
+    wanted = " and ".join(sorted(set(read()["planned with"])))
+    if wanted != releases():
+        raise ValueError(
+            f"Steps were measured with {wanted}, and this environment has {releases()}: install "
+            "those releases to write the rows anew."
+        )
+
+
 def read() -> pd.DataFrame:
     """The kept rows."""
     return pd.read_csv(PAGE)
@@ -140,6 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=NAME)
     parser.add_argument("--write", action="store_true", help="docs/data/gpu-models.csv anew")
     asked = parser.parse_args(arguments)
+    if asked.write:
+        refuse_other_releases()
     table = rows()
     if asked.write:
         PAGE.write_text(table.to_csv(index=False), encoding="utf8")

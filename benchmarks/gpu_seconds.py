@@ -99,6 +99,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=NAME)
     parser.add_argument("--write", action="store_true", help="the data and the page's table anew")
     asked = parser.parse_args(arguments)
+    if asked.write:
+        gpu_models_table.refuse_other_releases()
     table = rows()
     if asked.write:
         PAGE.write_text(table.to_csv(index=False, float_format="%.5f"), encoding="utf8")

@@ -8,9 +8,10 @@ NeuSight's, Qwen's, Mistral's and MPT's steps are traced now (those of four GPUs
 
 Five sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
 in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, Qwen-7B's LoRA steps
-in bf16 on an A100, Mistral-7B's there (`benchmarks.peaks.mistral`), and MPT's in bf16 on eight
-H100s (`benchmarks.foundry_steps`). The tensor-core constants were fitted to every third family of
-timm's models (`benchmarks.fit_gpu_steps`); those are marked and left out of the means.
+in bf16 on an A100 (`benchmarks.peaks.qwen`), Mistral-7B's there (`benchmarks.peaks.mistral`), and
+MPT's in bf16 on eight H100s (`benchmarks.foundry_steps`). The tensor-core constants were fitted to
+every third family of timm's models (`benchmarks.fit_gpu_steps`); those are marked and left out of
+the means.
 """
 
 from __future__ import annotations
@@ -199,19 +200,21 @@ def four_gpus() -> list[Row]:
 
 def qwen() -> list[Row]:
     """Qwen-7B's LoRA steps, traced now (half a minute)."""
-    from benchmarks.qwen_steps import FITTED, trace
+    from benchmarks.peaks.qwen import FITTED, LORA, PUBLISHED
+    from benchmarks.peaks.qwen_plans import planned
 
     return [
         _in_bf16(
             "A100-80GB",
             "Qwen",
-            f"Qwen-7B LoRA 8 × {length}",
+            f"Qwen-7B LoRA 8 × {row.length}",
             "language model",
-            measured,
-            trace(length),
-            held_out=length != FITTED,
+            row.seconds,
+            planned(row).operations,
+            held_out=row.length != FITTED,
         )
-        for length, measured in records("qwen_steps.csv").itertuples(index=False)
+        for row in PUBLISHED
+        if row.way == LORA
     ]
 
 

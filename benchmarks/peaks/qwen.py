@@ -40,6 +40,9 @@ from tight_fit.trace.cuda_kernels import CudaKernels
 SOURCE = "https://github.com/QwenLM/Qwen#profiling-of-memory-and-speed"
 WORDS, WIDTH, INNER, LAYERS, HEADS = 151_936, 4096, 11_008, 32, 32
 MICRO_BATCHES, RANK, DROPOUT = 8, 64, 0.05
+# The length whose LoRA step told how well the tensor cores of a data-centre GPU are fed ("feeding"
+# in constants.json).
+FITTED = 4096
 TRACED = 2  # micro-batches; the others repeat the second
 GROUP = 128  # weights that share a scale in GPTQ
 BUCKET = 2 * 10**8  # gradients in a bucket of ZeRO

@@ -23,6 +23,7 @@ from benchmarks.peaks.qwen import (
 )
 from tight_fit.gpus import CONTEXT
 from tight_fit.kernels.op import OPTIMIZER
+from tight_fit.memory.plan import Plan
 from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.units import duration, size
 
@@ -41,14 +42,20 @@ PyTorch reserves and {context} for the CUDA context, which nvidia-smi shows as w
 """
 
 
-def plan(row: QwenRow) -> dict[str, float]:
-    """{"reserved": bytes, "allocated": bytes, "seconds": of a step} of a published row."""
+def planned(row: QwenRow) -> Plan:
+    """The plan of a published row, with the operations of all its micro-batches."""
     steps = 1 if row.way == QLORA else 2  # its states are there before the first step
-    planned = plan_custom_step(qwen_setup(row.way, row.length), torch_version="2.0", steps=steps)
-    peaks, operations = planned.allocator_peaks(A100), planned.operations
+    found = plan_custom_step(qwen_setup(row.way, row.length), torch_version="2.0", steps=steps)
+    operations = found.operations
     end = next(place for place, (_, phase) in enumerate(operations.order) if phase == OPTIMIZER)
     operations.repeat(end // TRACED, end, MICRO_BATCHES - TRACED)
-    took = planned.seconds(A100)
+    return found
+
+
+def plan(row: QwenRow) -> dict[str, float]:
+    """{"reserved": bytes, "allocated": bytes, "seconds": of a step} of a published row."""
+    found = planned(row)
+    peaks, took = found.allocator_peaks(A100), found.seconds(A100)
     return {
         "reserved": peaks.reserved,
         "allocated": peaks.allocated,

@@ -40,6 +40,14 @@ def test_a_step_is_planned_as_the_page_says(name):
         )
 
 
+@pytest.mark.parametrize("table", [gpu_models_table, gpu_seconds])
+def test_rows_are_written_with_the_releases_of_the_page_alone(table, monkeypatch):
+    monkeypatch.setattr(gpu_models_table, "releases", lambda: "torch 1.0 and transformers 1.0")
+    monkeypatch.setattr(table, "rows", None)  # nothing is planned first
+    with pytest.raises(ValueError, match=r"measured with torch 2\.11.*has torch 1\.0.*: install"):
+        table.main(["--write"])
+
+
 def test_a_step_that_was_measured_but_never_planned_is_in_both_tables(monkeypatch, tmp_path):
     (kept,) = copy.deepcopy(gpu_models_table.files())
     refused, fine = "BERT-base", "GPT-2 medium"

@@ -1,6 +1,7 @@
 """Models that read images in a text, or speech: small and random, against real tensors."""
 
 import pytest
+import torch
 import transformers as library
 
 from tests.attack import refused
@@ -10,6 +11,9 @@ from tight_fit.layouts.plan import plan_step
 from tight_fit.models import images
 from tight_fit.models.config import CannotPlan
 from tight_fit.plans.model import ModelStep, measured, plan_model, plan_model_step
+from tight_fit.trace.fake_mode import FakeTensorMode
+from tight_fit.trace.fake_tensors import FakeValues
+from tight_fit.trace.known_values import known_values
 
 TEXT = {
     "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -91,7 +95,7 @@ def step_of(name, **fields):
 LORA = {"lora_rank": 2, "lora_targets": "all-linear"}
 TWICE = {"precision": "bf16", "batch_size": 4, "accumulation": 2}
 FIELDS = [
-    ("qwen2_5_vl", {"checkpointing": True}),
+    ("qwen2_5_vl", LORA | {"checkpointing": True}),
     ("qwen2_5_vl", {"attention": "eager", "side": 112, "length": 80}),
     ("whisper", TWICE | {"checkpointing": True}),
     ("qwen2_5_vl", LORA | TWICE),
@@ -106,6 +110,16 @@ def test_a_plan_is_what_the_real_step_takes(name, fields):
     step = step_of(name, **fields)
     real, planned = measured(step), plan_model_step(step, "cpu")
     assert planned.peak == real.peak and planned.parameters == real.parameters
+
+
+def test_what_is_shortened_keeps_its_memory():
+    """By `unique_consecutive`, which Qwen2.5-VL calls: on CPU and CUDA as large as its input."""
+    real = torch.tensor([1, 1, 2, 2, 2]).unique_consecutive(return_counts=True)
+    with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), known_values():
+        planned = torch.tensor([1, 1, 2, 2, 2]).unique_consecutive(return_counts=True)
+        assert all(len(one) == 2 for one in planned) and planned[1].tolist() == [2, 3]
+    for one, other in zip(planned, real):
+        assert one.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 5 * 8
 
 
 def test_the_tasks_are_taken_from_the_configuration():

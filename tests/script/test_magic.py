@@ -9,7 +9,9 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 
+from tests.script.test_harm import no_namespaces
 from tests.small import python
+from tight_fit import isolation
 from tight_fit.command import magic
 
 EARLIER = """\
@@ -171,6 +173,19 @@ def test_a_cell_changes_nothing_that_the_kernel_has_open(shell, capsys, monkeypa
     capsys.readouterr()
     shell.run_cell(WRITES).raise_error()  # what the cell does where it is not planned
     assert not shell.run_cell(CHECKS).success
+
+
+def test_where_nothing_isolates_a_cell_runs_only_if_trusted(shell, capsys, shown, monkeypatch):
+    """And may write then what it writes, but changes no name of the kernel."""
+    monkeypatch.setattr(isolation, "fork", no_namespaces)
+    monkeypatch.setattr(isolation, "fork_on_copy", no_namespaces)
+    shell.run_cell_magic("plan", "--gpu T4 --quick", CELL)
+    out = capsys.readouterr().out
+    assert "cannot be kept apart here" in out and "with --trust" in out and not shown
+    shell.run_cell_magic("plan", "--gpu T4 --quick --trust", CELL)
+    out = capsys.readouterr().out
+    assert "YES, it fits" in out and "The program was trusted, not isolated" in out
+    assert len(shown) == 1 and shell.user_ns["count"] == 0
 
 
 def said_after_a_plan(variables):

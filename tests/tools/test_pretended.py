@@ -23,7 +23,7 @@ from helpers import record
 from helpers.recipe import Recipe, difference
 from tests.benchmarks.test_measured_steps import a_step
 from tests.script.test_magic import said_after_a_plan
-from tests.small import notebook, python
+from tests.small import ROOT, notebook, python
 from tight_fit.gpus import REHEARSAL, VISIBLE
 from tight_fit.units import MIB
 from tools.course import records, session
@@ -196,6 +196,22 @@ def test_a_plan_of_a_recipe_lets_a_kernel_without_a_gpu_be_copied():
     """As with PyTorch's build for CUDA and no GPU: one pretended GPU, which is hidden."""
     hidden = rehearse.environment("T4", 1) | {VISIBLE: ""}
     assert "YES, it fits on a T4" in said_after_a_plan(hidden)
+
+
+HOOKED = """
+import importlib.util, sitecustomize
+for name in sitecustomize.CHANGED:
+    if name.startswith("helpers."):
+        assert "exec_module" in vars(importlib.util.find_spec(name).loader), name
+"""
+
+
+def test_the_course_changes_where_a_gpu_is_pretended():
+    """`helpers` puts a finder of its own first. A plan that nothing changes is kept for a model at
+    its true size and for the narrow one alike."""
+    asked = {REHEARSAL: "T4:1", "PYTHONPATH": f"{rehearse.STARTUP}{os.pathsep}{ROOT}"}
+    done = python("-c", HOOKED, env={**os.environ, **asked})
+    assert done.returncode == 0, done.stderr
 
 
 PROGRAM = """

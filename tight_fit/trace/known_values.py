@@ -250,11 +250,17 @@ class KnownValues(PlainDispatchMode):
         return spread
 
     def without_values(self, tensor: Any, spread: bool = False) -> Any:
-        """A tensor on the GPU of the same shape, whose values are followed."""
+        """A tensor on the GPU of the same shape, whose values are followed.
+
+        `unique_consecutive` makes its results as long as what it is given and then shortens them,
+        which frees nothing: the storage is as large as that of the values.
+        """
         if not isinstance(tensor, torch.Tensor):
             return tensor
+        held = tensor.untyped_storage().nbytes() // tensor.element_size()
         with self.places.forced(True):
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            whole = torch.empty(held, dtype=tensor.dtype)
+            fake = whole.as_strided(tensor.shape, tensor.stride())
         setattr(fake, NAME, _Known(tensor, [True], spread))
         return fake
 

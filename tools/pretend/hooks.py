@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,11 @@ def after_gpus(module: ModuleType) -> None:
     for number in range(count):
         (folder / f"0000:{number:02x}:00.0").mkdir(parents=True, exist_ok=True)
     vars(module)["DRIVER"] = Path(folder)
+
+
+def after_helpers(module: ModuleType) -> None:
+    """The finder that the package has put first answers for some of the modules changed here."""
+    sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AfterImport")
 
 
 def after_recipe(module: ModuleType) -> None:

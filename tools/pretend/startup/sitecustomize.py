@@ -6,7 +6,6 @@ loaded before torch, and each module below is changed right after it has been im
 
 import importlib
 import importlib.abc
-import importlib.machinery
 import os
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ CHANGED = {
     "torch._inductor.compile_fx": "after_inductor",
     "bitsandbytes": "",
     "benchmarks.room": "after_room",
+    "helpers": "after_helpers",
     "tight_fit.gpus": "after_gpus",
     "helpers.recipe": "after_recipe",
     "helpers.models": "after_models",
@@ -33,12 +33,14 @@ CHANGED = {
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Finds modules as Python does, and lets `tools.pretend.hooks` change those of `CHANGED`."""
+    """Finds modules as the other finders do; `tools.pretend.hooks` changes those of `CHANGED`."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname not in CHANGED:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, found), None)
         if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module
