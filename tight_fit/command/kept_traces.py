@@ -138,7 +138,7 @@ class ShippedLines:
         return self._read.get(key)
 
     def part(self, key: str) -> dict[str, Any] | None:
-        """The part of an optimizer, for steps of which `plans.other_optimizer.plain` is the same."""
+        """The part of an optimizer, of steps whose `plans.other_optimizer.plain` is the same."""
         text = self.lines.get(PART + key)
         return None if text is None else json.loads(text)
 

@@ -36,7 +36,7 @@ class Living:
             before = category if kind == BORN else self._category[storage]
             numbers.append(kinds.setdefault((kind, before, category, phase), len(kinds)))
             if kind == BORN:
-                self._add(storage, category)
+                self.add(storage, category)
                 self.born += 1
                 continue
             among = self.of[before]
@@ -46,7 +46,7 @@ class Living:
             places.append(len(among) - 1 - place)
             del among[place]
             if kind != DIES:
-                self._add(storage, category)
+                self.add(storage, category)
         return [[list(kind) for kind in kinds], numbers, places]
 
     def events(self, packed: list[list[Any]]) -> list[Event]:
@@ -63,10 +63,11 @@ class Living:
             else:
                 storage = self.of[before].pop(-1 - next(left))
             if kind != DIES:
-                self._add(storage, category)
+                self.add(storage, category)
             events.append((kind, storage, category, phase))
         return events
 
-    def _add(self, storage: int, category: int) -> None:
+    def add(self, storage: int, category: int) -> None:
+        """A storage is there, in a category."""
         self.of.setdefault(category, []).append(storage)
         self._category[storage] = category

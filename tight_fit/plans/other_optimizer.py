@@ -84,8 +84,11 @@ def optimizer_part(traced: Traced, usual: Traced) -> dict[str, Any] | None:
     states = living.follow(trace.events[: trace.begin])
     before = living.born
     living.follow(trace.events[trace.begin : end])
-    gradients = _of_parameters(other)
-    living.of[GRADIENTS] = [living.of[GRADIENTS][place] for place in gradients]
+    usual_end = _end(other)
+    usual_living = _living_at(other, usual_end)
+    gradients = _of_parameters(other, usual_living, usual_end)
+    places = {storage: place for place, storage in enumerate(usual_living.of.get(GRADIENTS, ()))}
+    living.of[GRADIENTS] = [living.of[GRADIENTS][places[storage]] for storage in gradients]
     last, update = living.born, living.follow(trace.events[end:])
     numbers: dict[int, int] = {}
     order = [
@@ -97,7 +100,7 @@ def optimizer_part(traced: Traced, usual: Traced) -> dict[str, Any] | None:
         "update": update,
         "bytes": trace.bytes[:before] + trace.bytes[last:],
         "made_by": trace.made_by[:before] + trace.made_by[last:],
-        "gradients": _sizes(other, gradients),
+        "gradients": [other.bytes[storage] for storage in gradients],
         "ops": [trace.operations.ops[index] for index in numbers],
         "order": order,
         "unknown": trace.operations.unknown,
@@ -110,25 +113,31 @@ def with_optimizer(traced: Traced, part: Mapping[str, Any], accumulation: int = 
     """The trace of a step with the optimizer of a part, in place of fused AdamW that it was traced
     with; None where the part is of other parameters."""
     (trace, parameters), operations = traced, traced[0].operations
-    gradients, living = _of_parameters(trace), Living()
+    end, own = _end(trace), _born(trace.events[: trace.begin])
     count = sum(event[2] == PARAMETERS for event in trace.events[: trace.begin])
+    there = _living_at(trace, end)
+    gradients, last = _of_parameters(trace, there, end), there.born
     if (
         operations is None
-        or any(event[3] != OPTIMIZER for event in trace.events[_end(trace) :])
+        or any(event[3] != OPTIMIZER for event in trace.events[end:])
         or sorted(trace.reached) != part["reached"]
         or trace.bytes[:count] != part["bytes"][:count]
-        or _sizes(trace, gradients) != part["gradients"]
+        or [trace.bytes[storage] for storage in gradients] != part["gradients"]
     ):
         return None
-    states, end = living.events(part["states"]), _end(trace)
-    own, before = _born(trace.events[: trace.begin]), living.born
+    living = Living()
+    states, before = living.events(part["states"]), living.born
+    more = before - own  # states than fused AdamW has
     body = [
-        (kind, storage if storage < count else storage + before - own, category, phase)
+        (kind, storage if storage < count else storage + more, category, phase)
         for kind, storage, category, phase in trace.events[trace.begin : end]
     ]
-    living.follow(body)
-    living.of[GRADIENTS] = [living.of[GRADIENTS][place] for place in gradients]
-    last = _born(trace.events[:end])
+    there.of[GRADIENTS] = gradients
+    for category, storages in there.of.items():
+        for storage in storages:
+            if storage >= own:
+                living.add(storage + more, category)
+    living.born = last + more
     events = [*states, *body, *living.events(part["update"])]
     changed = StorageTrace(
         [*part["bytes"][:before], *trace.bytes[own:last], *part["bytes"][before:]],
@@ -183,18 +192,14 @@ def _body(trace: StorageTrace) -> tuple:
     return events, trace.bytes[body], trace.made_by[body], issued
 
 
-def _of_parameters(trace: StorageTrace) -> list[int]:
-    """The places among the gradients, in the order of their parameters: fused AdamW frees them
-    so, while a backward pass makes them in an order of its own."""
-    living, end = Living(), _end(trace)
-    living.follow(trace.events[:end])
-    there = {storage: place for place, storage in enumerate(living.of.get(GRADIENTS, ()))}
-    freed = [event[1] for event in trace.events[end:] if event[0] == DIES and event[1] in there]
-    return [there[storage] for storage in freed]
-
-
-def _sizes(trace: StorageTrace, gradients: list[int]) -> list[int]:
+def _living_at(trace: StorageTrace, end: int) -> Living:
     living = Living()
-    living.follow(trace.events[: _end(trace)])
-    among = living.of.get(GRADIENTS, [])
-    return [trace.bytes[among[place]] for place in gradients]
+    living.follow(trace.events[:end])
+    return living
+
+
+def _of_parameters(trace: StorageTrace, living: Living, end: int) -> list[int]:
+    """The gradients in the order of their parameters: fused AdamW frees them so, while a backward
+    pass makes them in an order of its own."""
+    there = set(living.of.get(GRADIENTS, ()))
+    return [event[1] for event in trace.events[end:] if event[0] == DIES and event[1] in there]
