@@ -24,12 +24,11 @@ from typing import Any
 from tight_fit.command import question
 from tight_fit.command.kept import folder
 from tight_fit.files import replace_all
-from tight_fit.kernels.op import Op
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.models.step import ModelStep
 from tight_fit.plans import batch_line
 from tight_fit.plans.batch_line import Traced
-from tight_fit.plans.other_optimizer import plain, with_adamw, with_optimizer
+from tight_fit.plans.other_optimizer import op_of, plain, with_adamw, with_optimizer
 from tight_fit.plans.trace_line import TraceLine
 from tight_fit.trace.storage_trace import StorageTrace
 
@@ -212,7 +211,7 @@ def _unpacked(kept: dict[str, Any]) -> Traced:
     traced = None
     if operations is not None:
         traced = TracedOps(
-            [tuple(_op(op) for op in kernels) for kernels in operations["ops"]],
+            [tuple(op_of(op) for op in kernels) for kernels in operations["ops"]],
             list(zip(*operations["order"])),
             tuple(operations["again"]),
             operations["tf32"],
@@ -229,8 +228,3 @@ def _unpacked(kept: dict[str, Any]) -> Traced:
         traced,
     )
     return trace, kept["parameters"]
-
-
-def _op(values: list[Any]) -> Op:
-    op = Op(*values)
-    return op._replace(shape=tuple(op.shape))

@@ -45,6 +45,7 @@ TOGETHER: dict[str, tuple[Any, ...]] = {
 ALONE: tuple[dict[str, Any], ...] = (
     {"weights": "bf16", "precision": "bf16"},
     {"offload": "activations"},
+    {"offload": "activations", "lora_rank": RANK},
     {"offload": "activations", "precision": "fp16"},
     {"offload": "activations", "precision": "bf16"},
 )

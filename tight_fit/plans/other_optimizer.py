@@ -154,7 +154,7 @@ def with_optimizer(traced: Traced, part: Mapping[str, Any], accumulation: int = 
 
 def _operations(body: TracedOps, part: Mapping[str, Any]) -> TracedOps:
     """The operations of a body, and then those of a part."""
-    kernels = [tuple(_op(op) for op in some) for some in part["ops"]]
+    kernels = [tuple(op_of(op) for op in some) for some in part["ops"]]
     issued = [(body.ops[index], phase) for index, phase in body.order[: body.again[1]]]
     issued += [(kernels[index], phase) for index, phase in part["order"]]
     known: dict[tuple[Op, ...], int] = {}
@@ -162,7 +162,8 @@ def _operations(body: TracedOps, part: Mapping[str, Any]) -> TracedOps:
     return TracedOps(list(known), order, body.again, body.tf32, body.unknown or part["unknown"])
 
 
-def _op(values: list[Any]) -> Op:
+def op_of(values: list[Any]) -> Op:
+    """A kernel from its fields as JSON holds them."""
     op = Op(*values)
     return op._replace(shape=tuple(op.shape))
 
