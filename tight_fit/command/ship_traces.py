@@ -43,6 +43,7 @@ TOGETHER: dict[str, tuple[Any, ...]] = {
     "lora_rank": (None, RANK),
 }
 ALONE: tuple[dict[str, Any], ...] = (
+    {"precision": "fp16"},
     {"weights": "bf16", "precision": "bf16"},
     {"offload": "activations"},
     {"offload": "activations", "lora_rank": RANK},
@@ -92,11 +93,11 @@ def ship(names: Iterable[str], few: bool = False) -> None:
 def steps_of(step: ModelStep) -> Iterator[ModelStep]:
     """A step with the changes that it takes, and in 4 bits."""
     changes = [dict(zip(TOGETHER, values)) for values in product(*TOGETHER.values())]
+    if step.weights != "fp32":  # which take autocast of their own dtype
+        changes = [change for change in changes if change["precision"] is None]
     for change in [*changes, *ALONE, *Remedies(step, "H100").four_bits()]:
-        precision = change.get("precision") or step.precision
-        if step.weights == "fp32" or precision == "bf16":  # others take bf16 with their weights
-            with suppress(ValueError):
-                yield replace(step, **change | {"precision": precision})
+        with suppress(ValueError):
+            yield replace(step, **change | {"precision": change.get("precision") or step.precision})
 
 
 def with_optimizers(step: ModelStep) -> Iterator[ModelStep]:
