@@ -109,7 +109,7 @@ def test_a_sample_with_another_optimizer_is_what_is_traced_today(of_these_versio
         for other in OTHERS
         if (changed := possible(body, other)) and PART + digest_of(plain(changed)) in lines
     ]
-    assert len(there) > 30
+    assert len(there) > 5
     for changed in draw.sample(there, 2):
         same_as_traced(name, changed, draw)
 
