@@ -13,14 +13,15 @@ from tests.small import configured, python
 from tight_fit import gpus
 from tight_fit.command import kept_traces, question
 from tight_fit.command.answer import answers, step_of
-from tight_fit.command.kept_traces import SHIPPED, KeptTraces, ShippedLines
+from tight_fit.command.kept_traces import PART, SHIPPED, KeptTraces, ShippedLines
 from tight_fit.command.question import Question
 from tight_fit.command.ship import asked_of
-from tight_fit.command.ship_traces import CHANGES, at, line_of, ship, steps_of
+from tight_fit.command.ship_traces import OTHERS, at, line_of, ship, steps_of
 from tight_fit.models import names as model_names
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.batch_line import general
 from tight_fit.plans.model import trace_model_step
+from tight_fit.plans.other_optimizer import optimizer_part, plain, with_adamw, with_optimizer
 from tight_fit.plans.trace_line import equal, fitted, grid
 
 SMALL = configured(LlamaConfig, 32, 6, 4, 48, 640, num_key_value_heads=2)
@@ -90,19 +91,76 @@ def test_a_sample_of_the_lines_is_what_is_traced_today(of_these_versions):
     traces all anew."""
     draw = random.Random(question.code())
     for name in draw.sample(sorted(ALL), 2):
-        step = step_of(asked_of(name))
-        there = [
-            step
-            for step in steps_of(step, CHANGES)
-            if question.digest(general(step, "cuda")) in ALL[name].lines
-        ]
-        assert {question.digest(general(step, "cuda")) for step in there} == set(ALL[name].lines)
-        step = draw.choice(there)
-        length = draw.randrange(16, 65) * 8 if step.tokens else None
-        asked = at(step, (draw.randrange(2, 40), length))
-        found = KeptTraces(asked_of(name).values).computed(general(asked, "cuda"), asked)
-        assert found is not None
-        assert equal(found, trace_model_step(asked)), f"{name}: trace and ship it anew"
+        step, lines = step_of(asked_of(name)), ALL[name].lines
+        there = [step for step in steps_of(step) if digest_of(step) in lines]
+        assert {digest_of(step) for step in there} == {key for key in lines if PART not in key}
+        same_as_traced(name, draw.choice(there), draw)
+
+
+def test_a_sample_with_another_optimizer_is_what_is_traced_today(of_these_versions):
+    """Its part and the line of another step are put together, which nobody has traced."""
+    draw = random.Random(question.code())
+    name = draw.choice([name for name, shipped in ALL.items() if PART in "".join(shipped.lines)])
+    step, lines = step_of(asked_of(name)), ALL[name].lines
+    there = [
+        changed
+        for body in steps_of(step)
+        if digest_of(body) in lines and (body.offload is None)
+        for other in OTHERS
+        if (changed := possible(body, other)) and PART + digest_of(plain(changed)) in lines
+    ]
+    assert len(there) > 5
+    for changed in draw.sample(there, 2):
+        same_as_traced(name, changed, draw)
+
+
+def possible(step, change):
+    try:
+        return replace(step, **change)
+    except ValueError:
+        return None
+
+
+def digest_of(step):
+    return question.digest(general(step, "cuda"))
+
+
+def same_as_traced(name, step, draw):
+    least, few = (64, 128) if step.offload == "activations" else (2, 16)
+    length = draw.randrange(least if least > 9 else few, 65) * 8 if step.tokens else None
+    asked = at(step, (draw.randrange(least, least + 38), length))
+    found = KeptTraces(asked_of(name).values).computed(general(asked, "cuda"), asked)
+    assert found is not None
+    assert equal(found, trace_model_step(asked)), f"{name}: trace and ship it anew"
+
+
+def test_an_optimizer_is_put_in_place_of_another():
+    """What a step with another optimizer does, from a plain step of it and one with AdamW."""
+    two = replace(STEP, batch_size=6, accumulation=2, checkpointing=True, precision="fp16")
+    usual = trace_model_step(two)
+    for other in ({"optimizer": "adafactor"}, {"offload": "optimizer"}):
+        alone = plain(replace(two, **other))
+        part = optimizer_part(trace_model_step(alone), trace_model_step(with_adamw(alone)))
+        found = with_optimizer(usual, json.loads(json.dumps(part)), 2)
+        assert equal(found, trace_model_step(replace(two, **other)))
+    unscaled = plain(replace(STEP, optimizer="sgd"))
+    part = optimizer_part(trace_model_step(unscaled), trace_model_step(with_adamw(unscaled)))
+    assert not equal(
+        with_optimizer(usual, part, 2), trace_model_step(replace(two, optimizer="sgd"))
+    )
+    adapters = trace_model_step(replace(STEP, lora_rank=4))
+    assert with_optimizer(adapters, part) is None
+    early = replace(STEP, optimizer_in_backward=True, max_grad_norm=None)
+    assert with_adamw(STEP) is None and with_adamw(early) is None
+
+
+def test_a_line_of_offloaded_activations_ends_where_some_are_too_small():
+    step = replace(STEP, offload="activations")
+    drawn = line_of(replace(step, length=None), trace_model_step)
+    assert equal(drawn.at((80, 200)), trace_model_step(at(step, (80, 200))))
+    assert drawn.at((8, 128)) is None and drawn.at((4096, 128)) is None
+    drawn.packed["smallest"] *= 10**6
+    assert drawn.at((80, 200)) is None
 
 
 @pytest.mark.parametrize(
@@ -110,6 +168,7 @@ def test_a_sample_of_the_lines_is_what_is_traced_today(of_these_versions):
     [
         ({"batch_size": 6, "precision": "fp16", "length": 333}, "T4"),
         ({"batch_size": 30, "accumulation": 3}, "8GB"),
+        ({"batch_size": 9, "precision": "fp16", "optimizer": "adamw8bit"}, "8GB"),
     ],
 )
 def test_an_answer_by_a_line_is_that_of_a_plan_made_anew(fields, gpu, no_trace, of_these_versions):
@@ -134,7 +193,7 @@ def test_other_versions_and_damaged_files_have_no_lines(tmp_path, monkeypatch):
     values = model_names.known()["openai-community/gpt2"]
     key = question.digest(general(STEP, "cuda"))
     head = {"model": "m", "versions": question.versions(), "facts": {"trainer": "x"}}
-    ShippedLines.write(values, head, {key: line()})
+    ShippedLines.write(values, head, {key: line()}, {})
     assert KeptTraces(values).fact("trainer", lambda: pytest.fail("made")) == "x"
     found = KeptTraces(values).computed(general(STEP, "cuda"), at(STEP, (3, 200)))
     assert equal(found, traced(3, 200))
@@ -150,7 +209,7 @@ def test_other_versions_and_damaged_files_have_no_lines(tmp_path, monkeypatch):
 
 
 def test_lines_are_small():
-    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 1_500_000
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 700_000
 
 
 def test_shipping_writes_what_is_read(tmp_path, monkeypatch):

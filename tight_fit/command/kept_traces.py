@@ -16,7 +16,7 @@ import json
 import lzma
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,17 @@ from typing import Any
 from tight_fit.command import question
 from tight_fit.command.kept import folder
 from tight_fit.files import replace_all
-from tight_fit.kernels.op import Op
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.models.step import ModelStep
+from tight_fit.plans import batch_line
 from tight_fit.plans.batch_line import Traced
+from tight_fit.plans.other_optimizer import op_of, plain, with_adamw, with_optimizer
 from tight_fit.plans.trace_line import TraceLine
 from tight_fit.trace.storage_trace import StorageTrace
 
 SHIPPED = Path(__file__).parent / "known" / "traces"
 MOST = 40  # models of which traces are kept, and
+PART = "+"
 OF_MODEL = 400  # traces of each, of some ten kilobytes; the oldest go first
 
 
@@ -64,10 +66,20 @@ class KeptTraces:
         return None
 
     def computed(self, general: tuple, step: ModelStep) -> Traced | None:
-        """The trace of a step from the line that comes with the package, if there is one."""
+        """The trace of a step from what comes with the package, if there is enough of it: a line,
+        or that of the step with fused AdamW and the part of its own optimizer."""
         line = self._shipped.line(question.digest(general))
-        place = step.micro_batch, step.tokens
-        return line.at(place, step.accumulation) if line else None
+        if line is not None:
+            return line.at((step.micro_batch, step.tokens), step.accumulation)
+        device, usual, like = general[0], with_adamw(step), plain(step)
+        if usual is None or like is None:
+            return None
+        part = self._shipped.part(question.digest(batch_line.general(like, device)))
+        line = self._shipped.line(question.digest(batch_line.general(usual, device)))
+        if part is None or line is None:
+            return None
+        traced = line.at((step.micro_batch, step.tokens), step.accumulation)
+        return with_optimizer(traced, part, step.accumulation) if traced else None
 
     @cached_property
     def _shipped(self) -> ShippedLines:
@@ -98,7 +110,8 @@ class ShippedLines:
     """What comes with the package of one model: `facts`, and lines through traces of its steps.
 
     head   {"model", "versions", "facts"}
-    lines  {digest of what steps have in common: a line, as JSON}
+    lines  {digest of what steps have in common: a line, as JSON}; of an optimizer's part after
+           `PART` the digest of the plain step that it is from
     """
 
     def __init__(self, head: dict[str, Any], lines: dict[str, str]):
@@ -123,12 +136,24 @@ class ShippedLines:
             self._read[key] = TraceLine(json.loads(self.lines[key]))
         return self._read.get(key)
 
+    def part(self, key: str) -> dict[str, Any] | None:
+        """The part of an optimizer, of steps whose `plans.other_optimizer.plain` is the same."""
+        text = self.lines.get(PART + key)
+        return None if text is None else json.loads(text)
+
     @staticmethod
-    def write(values: dict[str, Any], head: dict[str, Any], lines: dict[str, TraceLine]) -> None:
+    def write(
+        values: dict[str, Any],
+        head: dict[str, Any],
+        lines: dict[str, TraceLine],
+        parts: Mapping[str, dict[str, Any]],
+    ) -> None:
         """Keep them with the package, whole or not at all."""
+        packed = {key: line.packed for key, line in lines.items()}
+        packed |= {PART + key: part for key, part in parts.items()}
         text = [json.dumps(head)]
-        for key, line in lines.items():
-            text.append(f"{key} {json.dumps(line.packed, separators=(',', ':'))}")
+        for key, value in packed.items():
+            text.append(f"{key} {json.dumps(value, separators=(',', ':'))}")
         place = place_of(values)
         place.parent.mkdir(exist_ok=True)
         unfinished = place.with_suffix(".unfinished")
@@ -186,7 +211,7 @@ def _unpacked(kept: dict[str, Any]) -> Traced:
     traced = None
     if operations is not None:
         traced = TracedOps(
-            [tuple(_op(op) for op in kernels) for kernels in operations["ops"]],
+            [tuple(op_of(op) for op in kernels) for kernels in operations["ops"]],
             list(zip(*operations["order"])),
             tuple(operations["again"]),
             operations["tf32"],
@@ -203,8 +228,3 @@ def _unpacked(kept: dict[str, Any]) -> Traced:
         traced,
     )
     return trace, kept["parameters"]
-
-
-def _op(values: list[Any]) -> Op:
-    op = Op(*values)
-    return op._replace(shape=tuple(op.shape))

@@ -17,12 +17,17 @@ import numpy as np
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.plans.batch_line import Traced
-from tight_fit.trace.storage_trace import StorageTrace
+from tight_fit.plans.living import Living
+from tight_fit.trace.storage_trace import BORN, HOST, StorageTrace
 
 MULTIPLE = 8  # of which all lengths are taken: cuBLAS copies some operands of others
 STEP = 128  # tokens between two traces
 Place = tuple[int, int | None]  # examples per micro-batch, tokens per example
 FIRST = (2, 128)  # the least place of a line
+MANY = (
+    64  # examples from which on all activations that grow with a step are large enough to offload
+)
+MOST = 1024  # examples up to which only these are
 NUMBERS = ("flops", "read", "written")  # of an `Op`, beside its shape
 
 
@@ -36,8 +41,8 @@ class TraceLine:
         """The trace at a place; None where the line does not reach, or gives no whole number."""
         examples, tokens = place
         line, longest = self.packed, self.packed["longest"]
-        batch, length = FIRST
-        if examples < batch or (tokens is None) != (longest is None):
+        batch, length = line["first"], FIRST[1]
+        if not FIRST[0] <= examples <= line["most"] or (tokens is None) != (longest is None):
             return None
         if tokens is not None and not (
             length <= tokens <= longest and tokens % line["multiple"] == 0
@@ -49,6 +54,12 @@ class TraceLine:
         if values is None:
             return None
         count = len(line["made_by"])
+        events = Living().events(line["events"])
+        if line["first"] != FIRST[0] and any(
+            kind == BORN and category == HOST and values[storage] < line["smallest"]
+            for kind, storage, category, _ in events[line["begin"] :]
+        ):
+            return None  # where some activations are too small to be offloaded
         sizes, rest = values[:count], iter(values[count:])
         traced_batches = min(accumulation, 2)
         flops = {name: next(rest) * accumulation // traced_batches for name in line["flops"]}
@@ -66,7 +77,7 @@ class TraceLine:
         trace = StorageTrace(
             sizes,
             [names[number] for number in line["made_by"]],
-            list(zip(*line["events"])),
+            events,
             line["begin"],
             frozenset(line["reached"]),
             flops,
@@ -75,23 +86,30 @@ class TraceLine:
         return trace, line["parameters"]
 
 
-def grid(longest: int | None) -> list[Place]:
-    """The places whose traces make a line; without tokens (None) two of them."""
-    batch, length = FIRST
+def grid(longest: int | None, batch: int = FIRST[0]) -> list[Place]:
+    """The places whose traces make a line, from a number of examples on; without tokens (None) two
+    of them."""
+    length = FIRST[1]
     lengths = [None] if longest is None else [length + STEP * number for number in range(3)]
     return [(examples, tokens) for examples in (batch, batch + 1) for tokens in lengths]
 
 
 def fitted(
-    traces: Mapping[Place, Traced], longest: int | None, accumulation: int = 1
+    traces: Mapping[Place, Traced],
+    longest: int | None,
+    accumulation: int = 1,
+    smallest: int | None = None,
 ) -> TraceLine | None:
     """The line through the traces at the places of `grid`, None where there is none.
 
     traces   also of other places, which it has to meet; those of odd lengths it need not, and is
              then taken at multiples of `MULTIPLE` alone
     longest  tokens per example up to which it is taken
+    smallest bytes of which activations are offloaded, where they are: the line is then through
+             places of `MANY` examples, and is taken where all that are offloaded there would be
     """
-    places = grid(longest)
+    batch = FIRST[0] if smallest is None else MANY
+    places = grid(longest, batch)
     kept = [traces[place] for place in places]
     if not _alike(kept):
         return None
@@ -115,11 +133,14 @@ def fitted(
     line = TraceLine(
         {
             "longest": longest,
+            "first": batch,
+            "most": 10**9 if smallest is None else MOST,
+            "smallest": smallest,
             "multiple": 1,
             "parameters": parameters,
             "names": names,
             "made_by": [names.index(name) for name in trace.made_by],
-            "events": [list(column) for column in zip(*trace.events)],
+            "events": Living().follow(trace.events),
             "begin": trace.begin,
             "reached": sorted(trace.reached),
             "flops": list(trace.flops),
