@@ -153,7 +153,7 @@ def _without_values(weight: FakeTensor, bias: nn.Parameter | None, compute: torc
 
     scales, mode = weight.numel() // BLOCK, weight.fake_mode
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> FakeTensor:
         with disable_current_modes():
             return fake_of(mode, torch.empty(shape, dtype=dtype, device="meta"))
 
