@@ -56,6 +56,7 @@ def importing() -> Iterator[None]:
         gc.enable()
         if _own_process:
             gc.freeze()
+            gc.set_threshold(50_000, 10, 10)  # a trace makes many objects that stay until its end
 
 
 def run(main: Callable[[], int | None], name: str) -> int:
