@@ -111,6 +111,17 @@ class PlainDispatchMode(TorchDispatchMode):
         return False
 
 
+def fake_of(mode: TorchFakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
+    """A tensor on the meta device as a fake one of the CPU, with the same storage."""
+    return FakeTensor(mode, tensor, torch.device("cpu"))
+
+
+def as_parameter(fake: FakeTensor) -> FakeTensor:
+    """The same tensor as a parameter, for which `nn.Parameter` would take three operations."""
+    fake._is_param = True
+    return fake
+
+
 def scaled_mm(
     left: torch.Tensor,
     right: torch.Tensor,

@@ -8,7 +8,7 @@ from tight_fit import gpus
 from tight_fit.models import made
 from tight_fit.models.config import CannotPlan
 from tight_fit.models.step import ModelStep
-from tight_fit.search.remedies import Remedies
+from tight_fit.search.remedies import Remedies, least_in_chunks
 
 
 def tiny(mebibytes: int, **fields) -> tuple[ModelStep, gpus.GPU]:
@@ -26,6 +26,20 @@ def test_what_bounds_leave_out_changes_no_answer(mebibytes, fields, monkeypatch)
     monkeypatch.setattr(whole, "_surely_too_much", lambda change: False)
     assert (whole.changes(), whole.largest_batch()) == found
     assert bounded.planned < whole.planned
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"lora_rank": 4, "weights": "bf16"}, {"precision": "bf16"}, {"checkpointing": True}],
+    ids=str,
+)
+def test_what_is_alive_before_the_logits_is_so_with_a_loss_in_chunks(fields):
+    config = configured(LlamaConfig, 128, 6, 4, 512, 1000, num_key_value_heads=2)
+    step = ModelStep(config, batch_size=8, length=64, **fields)
+    remedies = Remedies(step, "T4")
+    least, chunked = least_in_chunks(remedies.plan()), remedies.plan({"loss": "chunked"})
+    share = 0.5 if fields.get("checkpointing") else 0.9
+    assert share * chunked.peak < least <= chunked.peak
 
 
 def test_several_changes_at_once_are_no_more_than_are_needed():

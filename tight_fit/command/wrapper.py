@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import inspect
 import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from tight_fit.command.deferred import matching_deferred
@@ -40,15 +42,21 @@ def importing() -> Iterator[None]:
     """Inside, imports take less time, as nothing that is imported is garbage, and one is put off.
 
     In a process of a command's own it is not looked at later either, where as much time would go.
+    PyTorch asks for the line at which each of its operations is registered: it is told the number
+    and not the text, for which Python would go through all modules.
     """
     gc.disable()
+    told = inspect.getframeinfo
+    inspect.getframeinfo = partial(told, context=0)
     try:
         with matching_deferred():
             yield
     finally:
+        inspect.getframeinfo = told
         gc.enable()
         if _own_process:
             gc.freeze()
+            gc.set_threshold(50_000, 10, 10)  # a trace makes many objects that stay until its end
 
 
 def run(main: Callable[[], int | None], name: str) -> int:

@@ -149,7 +149,7 @@ class _Step:
         settings = self.model_step
         follows = settings.reads == "images"  # what is read there says how long things are
         known = known_values() if follows else nullcontext()
-        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), known, self._kernels():
+        with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), known:
             model = empty(settings, self._kernels)
             if self.change is not None:
                 self.change(model)
@@ -181,9 +181,10 @@ class _Step:
             make_batch = partial(self.make_batch, model, settings)
             try:
                 compiled = layers(_alone(model)) if settings.compile else []
-                trace = trace_step(
-                    model, optimizer, make_batch, settings, scaler, recorder, repeated, compiled
-                )
+                with self._kernels():
+                    trace = trace_step(
+                        model, optimizer, make_batch, settings, scaler, recorder, repeated, compiled
+                    )
             except Exception as error:
                 if repeated is None:
                     raise

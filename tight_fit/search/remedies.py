@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tight_fit.gpus import GPU, WORKSPACE, as_gpu, device_of
 from tight_fit.gpus.specs import check_fp8, has_arithmetic, speed_of
 from tight_fit.memory.plan import Plan, fit_on_gpu
-from tight_fit.models.config import LANGUAGE_MODELS
+from tight_fit.models.config import LANGUAGE_MODELS, text_config
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ADAMW
 from tight_fit.plans.batch_line import BatchLines, TraceStore
@@ -201,6 +203,10 @@ class Remedies:
             without = {name: value for name, value in change.items() if name != "accumulation"}
             if without == {} or self._key(without) in self._plans:
                 bound = max(bound, least_peak(self.plan(without), change["accumulation"]))
+        if "loss" in change and isinstance(self.step, ModelStep):
+            without = {name: value for name, value in change.items() if name != "loss"}
+            if without and self._key(without) in self._plans:
+                bound = max(bound, least_in_chunks(self.plan(without)))
         return fit_on_gpu(self.gpu, bound, overhead=0).over > 0
 
     def _least_with(self, change: Change) -> int:
@@ -363,3 +369,19 @@ def least_peak(planned: Plan, accumulation: int) -> int:
     highest = planned.highest
     activations = highest["activations"] * planned.recipe.accumulation // accumulation
     return highest["parameters"] + highest["optimizer states"] + activations
+
+
+def least_in_chunks(planned: Plan) -> int:
+    """A lower bound (bytes) of the peak of the same step of a `ModelStep` with its loss in chunks.
+
+    It needs no plan. Both steps run the same operations until the logits are made, before which
+    nothing of their size is. It is 0 for tasks that compare texts, and with what changes layers.
+    """
+    step: Any = planned.recipe
+    if step.task != "causal-lm" or step.compile or step.float8 is not None:
+        return 0
+    words = text_config(step.config).vocab_size
+    logits = 2 * step.micro_batch * step.tokens * words  # in 16 bits at least
+    alive = planned.timeline.sum(axis=1)
+    made = np.flatnonzero(np.diff(alive) >= logits)
+    return int(alive[: made[0] + 1].max()) if len(made) else 0

@@ -27,7 +27,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tight_fit.packages import needs
 from tight_fit.techniques.compiled import compiling_when_called
-from tight_fit.torch_private import FakeTensor
+from tight_fit.torch_private import FakeTensor, as_parameter, disable_current_modes, fake_of
 
 BLOCK, BLOCK_OF_SCALES = 64, 256  # weights, and scales, that share a scale
 CODES, CODES_OF_SCALES = 16, 256  # values in the tables of 4 and of 8 bits
@@ -147,14 +147,15 @@ def _real(weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype)
     return layer
 
 
-def _without_values(weight: torch.Tensor, bias: nn.Parameter | None, compute: torch.dtype) -> Any:
+def _without_values(weight: FakeTensor, bias: nn.Parameter | None, compute: torch.dtype) -> Any:
     with compiling_when_called():
         from bitsandbytes.functional import QuantState
 
-    scales = weight.numel() // BLOCK
+    scales, mode = weight.numel() // BLOCK, weight.fake_mode
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return weight.new_empty(shape, dtype=dtype)
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> FakeTensor:
+        with disable_current_modes():
+            return fake_of(mode, torch.empty(shape, dtype=dtype, device="meta"))
 
     second = QuantState(
         absmax=empty(-(-scales // BLOCK_OF_SCALES)),
@@ -172,8 +173,7 @@ def _without_values(weight: torch.Tensor, bias: nn.Parameter | None, compute: to
         offset=empty(),
         state2=second,
     )
-    codes = empty(weight.numel() // 2, 1, dtype=torch.uint8)
-    packed: Any = nn.Parameter(codes, requires_grad=False)
+    packed: Any = as_parameter(empty(weight.numel() // 2, 1, dtype=torch.uint8))
     packed.compress_statistics, packed.quant_type = True, state.quant_type  # peft asks
     layer: Any = object.__new__(_layer_class())
     nn.Module.__init__(layer)

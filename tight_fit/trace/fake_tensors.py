@@ -7,7 +7,6 @@ answer, and follow the real kernels where PyTorch's rules of shapes differ from 
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +21,9 @@ from tight_fit.torch_private import (
     TRUNCATED_NORMAL,
     FakeTensor,
     PlainDispatchMode,
-    storage_key,
+    as_parameter,
+    disable_current_modes,
+    fake_of,
     tree_leaves,
     unset_fake_temporarily,
 )
@@ -197,38 +198,29 @@ def _is_real_index(tensor: torch.Tensor) -> bool:
 def leave_meta(model: nn.Module, widen: bool) -> None:
     """Replace each parameter and buffer on the meta device by a fake tensor of its shape, in place.
 
-    Tensors that shared a storage share one again.
+    The fake ones have the storages of those on the meta device, so what shared one shares it still.
 
     widen  half-precision ones become fp32
     """
-    replaced: dict[int, torch.Tensor] = {}  # by the tensor's id: tied ones are replaced once
-    storages: dict[int, torch.Tensor] = {}
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    sharing = Counter(storage_key(tensor.untyped_storage()) for tensor in tensors.values())
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        key, size = storage_key(tensor.untyped_storage()), tensor.untyped_storage().nbytes()
-        if widen and tensor.dtype in (torch.float16, torch.bfloat16):
-            return torch.empty(tensor.shape, dtype=torch.float32)
-        if sharing[key] == 1 and tensor.is_contiguous() and size == tensor.nbytes:
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
-        if key not in storages:
-            storages[key] = torch.empty(size, dtype=torch.uint8)
-        view = storages[key].view(tensor.dtype)
-        return view.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    made: Any = torch.empty(0)
+    mode = made.fake_mode
+    replaced: dict[torch.Tensor, torch.Tensor] = {}  # tied ones are replaced once
 
     def replacement(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in replaced:
-            new = fake(tensor)
-            if isinstance(tensor, nn.Parameter):
-                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-            replaced[id(tensor)] = new
-        return replaced[id(tensor)]
+        if tensor not in replaced:
+            wider = widen and tensor.dtype in (torch.float16, torch.bfloat16)
+            dtype, new = torch.float32 if wider else tensor.dtype, tensor
+            if wider or tensor.device.type != "meta":
+                with disable_current_modes():
+                    new = torch.empty(tensor.shape, dtype=dtype, device="meta")
+                    new.requires_grad_(tensor.requires_grad)
+            fake = fake_of(mode, new)
+            replaced[tensor] = as_parameter(fake) if isinstance(tensor, nn.Parameter) else fake
+        return replaced[tensor]
 
-    with torch.no_grad():
-        for module in model.modules():
-            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-            for table in tables:
-                for name, tensor in list(table.items()):
-                    if tensor is not None:
-                        table[name] = replacement(tensor)
+    for module in model.modules():
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = replacement(tensor)
