@@ -50,7 +50,7 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"offload": "activations", "precision": "fp16"},
     {"offload": "activations", "precision": "bf16"},
 )
-OTHERS = (
+OTHERS: tuple[dict[str, Any], ...] = (
     *({"optimizer": name} for name in OPTIMIZERS if name not in ("adamw", "muon")),
     {"offload": "optimizer"},
 )

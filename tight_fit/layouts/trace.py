@@ -117,7 +117,7 @@ def trace_model_rank(
     for name in storage_trace.flops:
         storage_trace.flops[name] = storage_trace.flops[name] * accumulation // count
     if accumulation > count:
-        traced.repeat(*begins[1:3], accumulation - count)
+        traced.repeat(begins[1], begins[2], accumulation - count)
     traced.tf32 = rank.model_step.precision == "tf32"
     sent = sent_messages(traced)
     if not on_gpu:

@@ -335,6 +335,7 @@ def _kernels(unit: KernelGroup) -> list[Op]:
     found = []
     for results, work in ((written, work_of(written)), (rows, work_of(rows, written))):
         if results:
+            first = next(node for node in map(source_of, unit.results) if node in results)
             kind = "norm" if any(name_of(node) in ROWS for node in work) else "elementwise"
             if any(map(_turns, work)):
                 kind = "transpose"
@@ -342,7 +343,7 @@ def _kernels(unit: KernelGroup) -> list[Op]:
                 Op(
                     "fused",
                     "reduction" if results is rows else kind,
-                    arithmetic(tensors(next(iter(results)).meta["val"])[0]),
+                    arithmetic(tensors(first.meta["val"])[0]),
                     0,
                     _bytes_read(work),
                     sum(map(_bytes, results)),
