@@ -21,7 +21,7 @@ from tools.course.notebooks import Failed
 from tools.pretend import build, mirror
 
 STARTUP = Path(__file__).resolve().parent / "startup"
-WORK = build.FOLDER / "work"
+WORK = ROOT / "build"  # two folders below the course: a notebook looks no further up for it
 CAUSE = re.compile(r"(?:\[rank\d+\]: *)?(\w*(?:Error|Exception)\b.*)")  # in a rank's output
 # {notebook: {words of the cell's source: why a rehearsal cannot have it}}
 NO_PRETRAINING = "the mirror's weights are random, so that pretrained ones are no better"
@@ -84,7 +84,7 @@ def rehearse(path: Path, card: str, count: int, folder: Path | None = None) -> R
     """
     if folder is None:
         WORK.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=WORK) as made:
+        with tempfile.TemporaryDirectory(dir=WORK, prefix="pretended-") as made:
             return rehearse(path, card, count, Path(made))
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if runs(cell)]
