@@ -45,7 +45,9 @@ def test_steps_on_four_gpus_are_missed_by_less_than_5_percent():
 
 @pytest.mark.night
 @pytest.mark.parametrize(
-    "steps, groups", [(published_times.mistral, 4), (published_times.mpt, 3)], ids=str
+    "steps, groups",
+    [(published_times.mistral, 4), (published_times.mpt, 3)],
+    ids=["mistral", "mpt"],
 )
 def test_the_kept_errors_are_those_of_the_steps_of_large_models(steps, groups):
     assert_kept(steps(), groups)
