@@ -34,8 +34,8 @@ from tight_fit.trace.storage_trace import StorageTrace
 
 SHIPPED = Path(__file__).parent / "known" / "traces"
 MOST = 40  # models of which traces are kept, and
-PART = "+"
 OF_MODEL = 400  # traces of each, of some ten kilobytes; the oldest go first
+PART = "+"  # before the digest of an optimizer's part, among those of lines
 
 
 class KeptTraces:

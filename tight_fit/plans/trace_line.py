@@ -24,10 +24,9 @@ MULTIPLE = 8  # of which all lengths are taken: cuBLAS copies some operands of o
 STEP = 128  # tokens between two traces
 Place = tuple[int, int | None]  # examples per micro-batch, tokens per example
 FIRST = (2, 128)  # the least place of a line
-MANY = (
-    64  # examples from which on all activations that grow with a step are large enough to offload
-)
-MOST = 1024  # examples up to which only these are
+# Examples from which on all activations that grow with a step are large enough to be offloaded, and
+# up to which these alone are.
+MANY, MOST = 64, 1024
 NUMBERS = ("flops", "read", "written")  # of an `Op`, beside its shape
 
 
@@ -102,11 +101,12 @@ def fitted(
 ) -> TraceLine | None:
     """The line through the traces at the places of `grid`, None where there is none.
 
-    traces   also of other places, which it has to meet; those of odd lengths it need not, and is
-             then taken at multiples of `MULTIPLE` alone
-    longest  tokens per example up to which it is taken
-    smallest bytes of which activations are offloaded, where they are: the line is then through
-             places of `MANY` examples, and is taken where all that are offloaded there would be
+    traces    also of other places, which it has to meet; those of odd lengths it need not, and is
+              then taken at multiples of `MULTIPLE` alone
+    longest   tokens per example up to which it is taken
+    smallest  bytes from which on activations are offloaded, None where none are. The line is then
+              through places of `MANY` examples, and is taken where all that are offloaded there
+              would be
     """
     batch = FIRST[0] if smallest is None else MANY
     places = grid(longest, batch)
