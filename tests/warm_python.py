@@ -171,8 +171,11 @@ def run(wanted: dict, files: list[int]) -> int:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        frames, above = error.__traceback__, {__file__, runpy.run_path.__code__.co_filename}
+        while frames and frames.tb_frame.f_code.co_filename in above:
+            frames = frames.tb_next  # a Python of one's own begins in the script
+        traceback.print_exception(error.with_traceback(frames))
         return 1
     return 0
 
