@@ -1,6 +1,7 @@
 """What bounds tell of a layout without a plan: never more than is planned, and not much less."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from transformers import BertConfig, Qwen3MoeConfig
@@ -22,6 +23,7 @@ from tight_fit.search.space import (
     accumulations,
     layouts_of,
     least_need,
+    least_need_beside,
     least_peak,
     least_seconds,
     reference_layout,
@@ -102,6 +104,16 @@ def test_bounds_of_every_layout_are_below_and_more_work_takes_longer():
     seconds = below(of, TWO, layouts) | below(of, TWO, layouts[1:], "full", slice(-1, None))
     pairs = [(more, less) for more in seconds for less in seconds if more.adds_work_to(less)]
     assert len(pairs) > 20 and all(seconds[more] >= seconds[less] for more, less in pairs)
+
+
+def test_what_fits_in_more_micro_batches_is_not_left_out():
+    """What the allocator needs beside the tensors of fewer of them is no bound."""
+    of = job(llama(256, words=8192), batch_size=32, length=256)
+    trials = [Trial(Layout(1, "ddp"), "full", number) for number in (2, 4, 8)]
+    facts = {trial: facts_of(planned(trial, of), TWO) for trial in trials}
+    for few, many in combinations(trials, 2):
+        bound = least_need_beside(facts[few]["at_peak"], few, many, TWO)
+        assert 0.9 * facts[many]["need"] < bound <= facts[many]["need"], f"{many} from {few}"
 
 
 def test_bounds_know_in_which_dtype_gradients_are_summed():

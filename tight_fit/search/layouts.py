@@ -33,9 +33,9 @@ from tight_fit.search.space import (
     accumulations,
     layouts_of,
     least_need,
+    least_need_beside,
     least_seconds,
     reference_layout,
-    scaled,
 )
 from tight_fit.trace.fake_mode import FakeTensorMode
 
@@ -316,9 +316,8 @@ class _Work:
         need = 0.0 if like is None else least_need(trial, self.job, like, self.cluster, self.reduce)
         for one in self._planned_of(family_of(trial)):
             if one.trial.accumulation > 1:  # with one there are no gradients beside activations
-                parts = one.facts["at_peak"]
-                fixed = one.facts["need"] - parts["activations"] - parts["temporaries"]
-                need = max(need, scaled(one.facts["need"], one.trial, trial, fixed))
+                beside = least_need_beside(one.facts["at_peak"], one.trial, trial, self.cluster)
+                need = max(need, beside)
         return need
 
     def _try(self, family: Family) -> None:

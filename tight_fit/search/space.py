@@ -12,6 +12,7 @@ Expert ranks gather fewer experts each and send tokens instead, which their boun
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -273,8 +274,26 @@ def least_need(
     trial: Trial, job: ModelStep, like: Reference, cluster: Cluster, reduce: str = "fp32"
 ) -> int:
     """Bytes that a trial needs on each GPU at the least."""
+    return _need_of(least_peak(trial, job, like, reduce), trial, cluster)
+
+
+def least_need_beside(at_peak: Mapping[str, int], at: Trial, trial: Trial, cluster: Cluster) -> int:
+    """Bytes that a trial needs at the least, from the peak of another number of micro-batches.
+
+    The tensors that depend on the tokens at once shrink with them. What the allocator needs beside
+    tensors is left out, as it may be less in any other step.
+
+    at_peak  {category: bytes} of `at`, which has gradients beside its activations
+    """
+    growing = at_peak["activations"] + at_peak["temporaries"]
+    fixed = sum(at_peak.values()) - growing
+    peak = fixed + growing * min(1.0, at.accumulation / trial.accumulation)
+    return _need_of(peak, trial, cluster)
+
+
+def _need_of(peak: float, trial: Trial, cluster: Cluster) -> int:
     nccl = NCCL if trial.layout.ranks > 1 else 0
-    return fit_on_gpu(cluster.gpu, int(least_peak(trial, job, like, reduce)), 0).need + nccl
+    return fit_on_gpu(cluster.gpu, int(peak), 0).need + nccl
 
 
 def least_seconds(
@@ -356,11 +375,3 @@ def _sent(trial: Trial, job: ModelStep, like: Reference, reduce: int) -> dict[st
         # Replicas sum the shards that data ranks have summed.
         sent["replicate"] = 2 * reduced / layout.shard * (1 - 1 / layout.replicate)
     return sent
-
-
-def scaled(need: int, at: Trial, trial: Trial, fixed: float) -> float:
-    """Bytes that a trial needs at the least, from what another number of micro-batches needs.
-
-    fixed  bytes of it that do not depend on the tokens at once
-    """
-    return fixed + max(0.0, need - fixed) * min(1.0, at.accumulation / trial.accumulation)
