@@ -1,6 +1,7 @@
 """How a command ends, seen from the shell that started it; faults are in tests/attack."""
 
 import gc
+import inspect
 
 import pytest
 
@@ -44,3 +45,13 @@ def test_only_a_process_of_a_commands_own_looks_at_no_import_again():
         assert imports() <= 0, "only while it runs"
     finally:
         gc.freeze()
+
+
+def test_libraries_may_look_at_the_stack_while_they_are_imported():
+    """PyTorch is told the number of a line alone; who asks for its text gets it."""
+    told = inspect.getframeinfo
+    with importing():
+        assert inspect.getframeinfo(inspect.currentframe()).code_context is None
+        assert "inspect.stack()" in inspect.stack()[0].code_context[0]
+        assert inspect.getframeinfo(inspect.currentframe(), 1).code_context is not None
+    assert inspect.getframeinfo is told

@@ -18,7 +18,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from tight_fit.command.deferred import matching_deferred
@@ -47,7 +46,11 @@ def importing() -> Iterator[None]:
     """
     gc.disable()
     told = inspect.getframeinfo
-    inspect.getframeinfo = partial(told, context=0)
+
+    def told_without_lines(frame: Any, context: int = 0) -> Any:
+        return told(frame, context)  # who asks for lines, as inspect.stack does, gets them
+
+    inspect.getframeinfo = told_without_lines
     try:
         with matching_deferred():
             yield
