@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from tests.exercises import mistakes
+
 
 def total_loss(model, inputs, labels):
     return F.cross_entropy(
@@ -14,64 +16,26 @@ def counted(group):
     return sum(int((labels != -100).sum()) for _, labels in group)
 
 
-def stepped(model, optimizer, micro_batches, divisor):
-    """A step whose losses are each divided by what `divisor` gives of a micro-batch."""
-    mean = 0.0
-    for inputs, labels in micro_batches:
-        loss = total_loss(model, inputs, labels) / divisor([(inputs, labels)])
+def train_group(model, optimizer, micro_batches, wrong=""):
+    """`wrong` is the mistake that it makes."""
+    group = micro_batches if wrong == "reads a generator twice" else list(micro_batches)
+    if wrong == "steps every time":
+        return sum(train_group(model, optimizer, [pair]) for pair in group)
+    if wrong == "all at once":
+        group = [tuple(torch.cat(parts) for parts in zip(*group))]
+    tokens, mean = counted(group), 0.0
+
+    def divisor(pair):
+        return max(1, counted([pair])) * len(group) if wrong == "mean of means" else tokens
+
+    losses = (total_loss(model, *pair) / divisor(pair) for pair in group)
+    for loss in [sum(losses)] if wrong == "one backward for all" else losses:
         loss.backward()
         mean += loss.item()
     optimizer.step()
-    optimizer.zero_grad()
-    return mean
-
-
-def train_group(model, optimizer, micro_batches):
-    group = list(micro_batches)
-    tokens = counted(group)
-    return stepped(model, optimizer, group, lambda one: tokens)
-
-
-def mean_of_means(model, optimizer, micro_batches):
-    group = list(micro_batches)
-    return stepped(model, optimizer, group, lambda one: max(1, counted(one)) * len(group))
-
-
-def reads_a_generator_twice(model, optimizer, micro_batches):
-    tokens = counted(micro_batches)
-    return stepped(model, optimizer, micro_batches, lambda one: tokens)
-
-
-def all_at_once(model, optimizer, micro_batches):
-    inputs, labels = (torch.cat(parts) for parts in zip(*micro_batches))
-    return train_group(model, optimizer, [(inputs, labels)])
-
-
-def one_backward_for_all(model, optimizer, micro_batches):
-    group = list(micro_batches)
-    loss = sum(total_loss(model, *pair) for pair in group) / counted(group)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
-
-
-def steps_every_time(model, optimizer, micro_batches):
-    return sum(train_group(model, optimizer, [pair]) for pair in micro_batches)
-
-
-def never_clears(model, optimizer, micro_batches):
-    class Keeps:
-        step = optimizer.step
-
-        def zero_grad(self):
-            pass
-
-    return train_group(model, Keeps(), micro_batches)
-
-
-def says_nothing(model, optimizer, micro_batches):
-    train_group(model, optimizer, micro_batches)
+    if wrong != "never clears":
+        optimizer.zero_grad()
+    return None if wrong == "says nothing" else mean
 
 
 def momenta(m, k):
@@ -83,8 +47,12 @@ WRONG = {
     "02.1": [1.0, 0.75, 1.25, 7, 4, "1.75"],
     "02.2": [2, 8, 3, 4.5],
     "02.3": [
-        mean_of_means, reads_a_generator_twice, all_at_once, one_backward_for_all,
-        steps_every_time, never_clears, says_nothing, 3,
+        *mistakes(
+            train_group,
+            "mean of means", "reads a generator twice", "all at once", "one backward for all",
+            "steps every time", "never clears", "says nothing",
+        ),
+        3,
     ],
     "02.4": [
         lambda m, k: [1 - (1 - m) ** (1 / k)] * k, lambda m, k: [m / k] * k, lambda m, k: [m] * k,

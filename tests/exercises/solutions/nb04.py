@@ -7,17 +7,10 @@ from torch import nn
 from by_hand import gelu_half2
 
 
-def steps(order, once=True, scheduled="made", returns="scale"):
-    """A group's step with its parts in some order."""
+def steps(order, each=(), scheduled="made", returns="scale"):
+    """A group's step with its parts in some order, and those that are done after each loss."""
 
     def group_step(model, losses, optimizer, scheduler, scaler, limit):
-        for loss in losses:
-            scaler.scale(loss()).backward()
-            if not once:
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
-        before = scaler.get_scale()
         parts = {
             "unscale": lambda: scaler.unscale_(optimizer),
             "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), limit),
@@ -26,6 +19,11 @@ def steps(order, once=True, scheduled="made", returns="scale"):
             "update": scaler.update,
             "clear": optimizer.zero_grad,
         }
+        for loss in losses:
+            scaler.scale(loss()).backward()
+            for part in each:
+                parts[part]()
+        before = scaler.get_scale()
         for part in order:
             parts[part]()
         made = {
@@ -39,15 +37,6 @@ def steps(order, once=True, scheduled="made", returns="scale"):
         return made
 
     return group_step
-
-
-def unscaled_twice(model, losses, optimizer, scheduler, scaler, limit):
-    for loss in losses:
-        scaler.scale(loss()).backward()
-        scaler.unscale_(optimizer)
-    return steps(("clip", "step", "update", "clear"))(
-        model, [], optimizer, scheduler, scaler, limit
-    )
 
 
 def sigmoid(x):
@@ -86,11 +75,13 @@ WRONG = {
         steps(("clip", "unscale", "step", "update", "clear")),
         steps(("clip", "step", "update", "clear")), steps(("unscale", "step", "update", "clear")),
         steps(("unscale", "clip", "step", "update")), steps(("unscale", "clip", "step", "clear")),
-        steps(("unscale", "clip", "bare step", "update", "clear")), steps((), once=False),
+        steps(("unscale", "clip", "bare step", "update", "clear")),
+        steps((), each=("step", "update", "clear")),
         steps(("unscale", "clip", "step", "update", "clear"), scheduled="always"),
         steps(("unscale", "clip", "step", "update", "clear"), returns="true"),
         steps(("unscale", "clip", "step", "update", "clear"), returns="same"),
-        steps(("unscale", "clip", "step", "update", "clear"), returns="none"), unscaled_twice, 3,
+        steps(("unscale", "clip", "step", "update", "clear"), returns="none"),
+        steps(("clip", "step", "update", "clear"), each=("unscale",)), 3,
     ],
     "04.4": [
         tanh, wide, through_torch, lambda x: x, lambda x: x / (1 + np.exp(-1.702 * x)),

@@ -5,6 +5,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+from tests.exercises import mistakes
+
 
 def state_bytes(shapes):
     counts = [math.prod(shape) for shape in shapes]
@@ -15,43 +17,18 @@ def bytes_of(small=lambda n: 8 * n, large=lambda n: 2 * n + 8 * math.ceil(n / 25
     return lambda shapes: sum(small(n) if n < limit else large(n) for n in map(math.prod, shapes))
 
 
-def quantize_up(v, levels, block=256):
+def quantize_up(v, levels, block=256, wrong=""):
+    """`wrong` is the mistake that it makes."""
     rows = F.pad(v.flatten(), (0, -v.numel() % block)).view(-1, block)
     scale = rows.amax(1)
-    share = torch.where(scale[:, None] > 0, rows / scale[:, None].clamp(min=1e-38), 0.0)
-    places = torch.bucketize(share, levels).clamp(max=255)
-    return places.to(torch.uint8).flatten()[: v.numel()].view_as(v), scale
-
-
-def nearest(v, codes, block=256):
-    rows = F.pad(v.flatten(), (0, -v.numel() % block)).view(-1, block)
-    scale = rows.amax(1)
-    places = torch.bucketize(rows / scale[:, None].clamp(min=1e-38), (codes[:-1] + codes[1:]) / 2)
-    return places.to(torch.uint8).flatten()[: v.numel()].view_as(v), scale
-
-
-def one_more(v, codes, block=256):
-    places, scale = nearest(v, codes, block)
-    return (places.int() + 2).clamp(max=255).to(torch.uint8), scale
-
-
-def int64_places(v, codes, block=256):
-    places, scale = quantize_up(v, codes, block)
-    return places.long(), scale
-
-
-def flat(v, codes, block=256):
-    places, scale = quantize_up(v, codes, block)
-    return places.flatten(), scale
-
-
-def zero_is_trouble(v, codes, block=256):
-    rows = F.pad(v.flatten(), (0, -v.numel() % block)).view(-1, block)
-    scale = rows.amax(1)
-    places = torch.bucketize(rows / scale[:, None], codes, right=True)
-    return places.to(torch.uint8).flatten()[: v.numel()].view_as(v), scale.nan_to_num(1) + (
-        scale == 0
-    )
+    between = (levels[:-1] + levels[1:]) / 2 if wrong == "nearest" else levels
+    places = torch.bucketize(rows / scale[:, None].clamp(min=1e-38), between)
+    places = (places + 2 * (wrong == "one more")).clamp(max=255).flatten()[: v.numel()]
+    if wrong != "int64 places":
+        places = places.to(torch.uint8)
+    if wrong == "zeros have a scale":
+        scale = scale + (scale == 0)
+    return places if wrong == "flat" else places.view_as(v), scale
 
 
 RIGHT = {
@@ -68,7 +45,7 @@ WRONG = {
         bytes_of(large=lambda n: 8 * n), 4096,
     ],
     "05.2": [
-        nearest, one_more, int64_places, flat, zero_is_trouble,
+        *mistakes(quantize_up, "nearest", "one more", "int64 places", "flat", "zeros have a scale"),
         lambda v, codes, block=256: v, 3,
     ],
     "05.4": [

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 TOTAL, REAL = 4 * 256 + 4 * 96, 12 + 40 + 33 + 250 + 61 + 18 + 90 + 25
 
 
-def batch(rows, pad_id, multiple=8, label=-100, by_length=True, width=None):
+def batch(rows, pad_id, multiple=8, label=-100, by_length=True, width=None, mask_of=torch.int64):
     width = width or -(-max(len(row["input_ids"]) for row in rows) // multiple) * multiple
     ids = torch.full((len(rows), width), pad_id)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, label)
@@ -20,7 +20,7 @@ def batch(rows, pad_id, multiple=8, label=-100, by_length=True, width=None):
         mask[place, :count] = 1
     return {
         "input_ids": ids,
-        "attention_mask": mask if by_length else (ids != pad_id).long(),
+        "attention_mask": (mask if by_length else ids != pad_id).to(mask_of),
         "labels": labels,
     }
 
@@ -37,15 +37,8 @@ def on_the_left(rows, pad_id):
     return {name: values.flip(1) for name, values in batch(turned, pad_id).items()}
 
 
-def boolean_mask(rows, pad_id):
-    found = batch(rows, pad_id)
-    return found | {"attention_mask": found["attention_mask"].bool()}
-
-
 def without_labels(rows, pad_id):
-    found = batch(rows, pad_id)
-    del found["labels"]
-    return found
+    return {name: values for name, values in batch(rows, pad_id).items() if name != "labels"}
 
 
 def token_loss(logits, labels, mask):
@@ -87,7 +80,7 @@ WRONG = {
     "09.2": [
         partial(batch, multiple=1), partial(batch, label=0), partial(batch, by_length=False),
         partial(batch, width=40), lambda rows, pad_id: batch(rows, 0),
-        changes_rows, on_the_left, boolean_mask, without_labels,
+        partial(batch, mask_of=torch.bool), changes_rows, on_the_left, without_labels,
         lambda rows, pad_id: batch(rows, pad_id)["input_ids"], 3,
     ],
     "09.4": [

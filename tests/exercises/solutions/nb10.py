@@ -3,6 +3,8 @@
 import random
 from functools import partial
 
+from tests.exercises import mistakes
+
 
 def cut(rows, size):
     return [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -25,13 +27,10 @@ def drops_the_rest(lengths, batch_size, window, seed):
     return [batch for batch in batches if len(batch) == batch_size]
 
 
-def sorted_all(lengths, batch_size, window, seed):
-    return cut(sorted(range(len(lengths)), key=lengths.__getitem__), batch_size)
-
-
-def sorted_then_shuffled(lengths, batch_size, window, seed):
-    batches = sorted_all(lengths, batch_size, window, seed)
-    random.Random(seed).shuffle(batches)
+def sorted_all(lengths, batch_size, window, seed, mixed=False):
+    batches = cut(sorted(range(len(lengths)), key=lengths.__getitem__), batch_size)
+    if mixed:
+        random.Random(seed).shuffle(batches)
     return batches
 
 
@@ -39,35 +38,19 @@ def lengths_not_rows(lengths, batch_size, window, seed):
     return [[lengths[row] for row in batch] for batch in buckets(lengths, batch_size, window, seed)]
 
 
-def budget_batches(lengths, order, budget, fresh=True):
-    batches, longest = [], 0
+def budget_batches(lengths, order, budget, wrong=""):
+    """`wrong` is the mistake that it makes."""
+    batches, longest = [[]], 0
     for text in order:
-        longest = max(longest, lengths[text])
-        if not batches or (len(batches[-1]) + 1) * longest > budget:
+        before, longest = longest, max(longest, lengths[text])
+        takes = (len(batches[-1]) + 1) * longest
+        if wrong == "without padding":
+            takes = sum(lengths[one] for one in [*batches[-1], text])
+        if wrong == "one too many":
+            takes = len(batches[-1]) * before
+        if batches[-1] and takes > budget:
             batches.append([])
-            longest = lengths[text] if fresh else longest
-        batches[-1].append(text)
-    return batches
-
-
-def without_padding(lengths, order, budget):
-    batches, tokens = [], 0
-    for text in order:
-        tokens += lengths[text]
-        if not batches or tokens > budget:
-            batches.append([])
-            tokens = lengths[text]
-        batches[-1].append(text)
-    return batches
-
-
-def one_too_many(lengths, order, budget):
-    batches, longest = [], 0
-    for text in order:
-        if not batches or len(batches[-1]) * longest > budget:
-            batches.append([])
-            longest = 0
-        longest = max(longest, lengths[text])
+            longest = longest if wrong == "never shorter again" else lengths[text]
         batches[-1].append(text)
     return batches
 
@@ -92,11 +75,11 @@ def learns_prompts(texts):
 RIGHT = {"10.1": budget_batches, "10.4": buckets, "10.2": packed_labels, "10.3": {"D", "E"}}
 WRONG = {
     "10.1": [
-        without_padding, partial(budget_batches, fresh=False), one_too_many,
+        *mistakes(budget_batches, "without padding", "never shorter again", "one too many"),
         lambda lengths, order, budget: budget_batches(lengths, sorted(order), budget), 3,
     ],
     "10.4": [
-        sorted_all, sorted_then_shuffled, partial(buckets, by_length=False),
+        sorted_all, partial(sorted_all, mixed=True), partial(buckets, by_length=False),
         partial(buckets, mixed=False), drops_the_rest, lengths_not_rows,
         lambda *given: buckets(*given[:3], random.random()), [[0, 1]],
     ],

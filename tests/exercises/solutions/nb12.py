@@ -1,5 +1,7 @@
 """Answers to the exercises of notebook 12, right and wrong."""
 
+from tests.exercises import mistakes
+
 
 def place(steps, accumulation, batches):
     per_epoch = -(-batches // accumulation)
@@ -18,41 +20,26 @@ def handed(loss_sum, rows, steps, ranks):
     return loss_sum * steps * ranks / rows
 
 
-def moved(zero, part):
-    return zero.get(part, {}).get("device", "none") != "none"
-
-
-def by_names_alone(config, ranks):
-    """Counts a part as moved because it is named, also to the device "none"."""
+def on_the_gpu(config, ranks, wrong=""):
+    """`wrong` is the mistake that it makes."""
     zero = config["zero_optimization"]
-    named = {part: {"device": "cpu"} for part in zero if part.startswith("offload_")}
-    return on_the_gpu({"zero_optimization": zero | named}, ranks)
-
-
-def on_the_gpu(config, ranks):
-    zero = config["zero_optimization"]
-    stage, away = zero["stage"], moved(zero, "offload_optimizer")
-    weights = 0 if moved(zero, "offload_param") else 4 / (ranks if stage == 3 else 1)
-    return (
-        weights,
-        0 if away else 4 / (ranks if stage >= 2 else 1),
-        0 if away else 8 / (ranks if stage >= 1 else 1),
-    )
+    named = [part for part in ("offload_param", "offload_optimizer") if part in zero]
+    away = [part for part in named if zero[part].get("device", "none") != "none"]
+    if wrong == "by names alone":  # also what is moved to the device "none"
+        away = named
+    if wrong == "blind to offload":
+        away = []
+    if wrong == "all away" and "offload_optimizer" in named:
+        return 0, 0, 0
+    sharded = [ranks if zero["stage"] >= stage else 1 for stage in (3, 2, 1)]
+    kept = "offload_param" not in away, *["offload_optimizer" not in away] * 2
+    return tuple(size * on / cut for size, on, cut in zip((4, 4, 8), kept, sharded))
 
 
 def diagnosis(kind, counted, started):
     if kind != "DEEPSPEED":
         return "dropped"
     return "alone" if counted < started else "fine"
-
-
-def blind_to_offload(config, ranks):
-    return on_the_gpu({"zero_optimization": {"stage": config["zero_optimization"]["stage"]}}, ranks)
-
-
-def all_away(config, ranks):
-    away = "offload_optimizer" in config["zero_optimization"]
-    return (0, 0, 0) if away else blind_to_offload(config, ranks)
 
 
 RIGHT = {"12.1": place, "12.2": handed, "12.3": on_the_gpu, "12.4": diagnosis}
@@ -69,8 +56,8 @@ WRONG = {
         lambda loss_sum, rows, steps, ranks: loss_sum / rows / steps / ranks,
     ],
     "12.3": [
-        blind_to_offload, all_away, by_names_alone, lambda config, ranks: (4, 4, 8),
-        (4, 4, 8),
+        *mistakes(on_the_gpu, "blind to offload", "all away", "by names alone"),
+        lambda config, ranks: (4, 4, 8), (4, 4, 8),
     ],
     "12.4": [
         lambda kind, counted, started: "fine",

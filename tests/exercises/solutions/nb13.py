@@ -3,12 +3,8 @@
 from functools import partial
 
 
-def exposed(size, ranks, bandwidth, backward):
-    return max(0, 2 * (size - size / ranks) / bandwidth - backward)
-
-
-def half_of_the_ring(size, ranks, bandwidth, backward):
-    return max(0, (ranks - 1) / ranks * size / bandwidth - backward)
+def exposed(size, ranks, bandwidth, backward, rings=2):
+    return max(0, rings * (size - size / ranks) / bandwidth - backward)
 
 
 def reduce_scatter(transport, tensor, side=1, missing=0, copied=True):
@@ -54,7 +50,7 @@ def others_only(events):
 RIGHT = {"13.1": exposed, "13.2": reduce_scatter, "13.3": 3, "13.4": staleness}
 WRONG = {
     "13.1": [
-        half_of_the_ring,
+        partial(exposed, rings=1),
         lambda size, ranks, bandwidth, backward: max(0, 2 * size / bandwidth - backward),
         lambda size, ranks, bandwidth, backward: 2 * (size - size / ranks) / bandwidth - backward,
         lambda size, ranks, bandwidth, backward: 2 * (size - size / ranks) / bandwidth, 5,

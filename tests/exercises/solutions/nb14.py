@@ -1,8 +1,11 @@
 """Answers to the exercises of notebook 14, right and wrong."""
 
+from functools import partial
+
 import torch
 
 from by_hand.collectives import ring_all_reduce
+from tests.exercises import mistakes
 
 
 def bytes_held(parameters, ranks, stage, numbers=(4, 4, 8)):
@@ -11,19 +14,11 @@ def bytes_held(parameters, ranks, stage, numbers=(4, 4, 8)):
     return sum(parameters * number / (ranks if cut else 1) for number, cut in zip(numbers, divided))
 
 
-def stage(parameters, ranks, room, **given):
-    for lowest in range(4):
-        if bytes_held(parameters, ranks, lowest, **given) <= room:
-            return lowest
+def stage(parameters, ranks, room, lowest=0, **given):
+    for tried in range(lowest, 4):
+        if bytes_held(parameters, ranks, tried, **given) <= room:
+            return tried
     return "none"
-
-
-def highest(parameters, ranks, room):
-    return 3 if bytes_held(parameters, ranks, 3) <= room else "none"
-
-
-def one_state(parameters, ranks, room):
-    return stage(parameters, ranks, room, numbers=(4, 4, 4))
 
 
 def always_some(parameters, ranks, room):
@@ -31,26 +26,16 @@ def always_some(parameters, ranks, room):
     return 3 if found == "none" else found
 
 
-def clip(transport, piece, most):
-    norm = ring_all_reduce(transport, piece.square().sum().reshape(1)).sqrt()
-    return piece * torch.clamp(most / norm, max=1.0)
-
-
-def norms_added(transport, piece, most):
-    norm = ring_all_reduce(transport, piece.norm().reshape(1))
-    return piece * torch.clamp(most / norm, max=1.0)
-
-
-def always_scaled(transport, piece, most):
-    return piece * most / ring_all_reduce(transport, piece.square().sum().reshape(1)).sqrt()
-
-
-def sends_gradients(transport, piece, most):
+def clip(transport, piece, most, wrong=""):
+    """`wrong` is the mistake that it makes."""
     rank, ranks = transport.rank, transport.ranks
-    if ranks > 1:
+    if wrong == "sends gradients" and ranks > 1:
         transport.send(torch.zeros(20), (rank + 1) % ranks)
         transport.receive(torch.zeros(20), (rank - 1) % ranks)
-    return clip(transport, piece, most)
+    own = piece.norm() if wrong == "adds norms" else piece.square().sum()
+    norm = ring_all_reduce(transport, own.reshape(1))
+    scale = most / (norm if wrong == "adds norms" else norm.sqrt())
+    return piece * (scale if wrong == "always scales" else scale.clamp(max=1.0))
 
 
 def reshard(shards, ranks):
@@ -70,11 +55,11 @@ def psis(stage, micro):
 RIGHT = {"14.1": stage, "14.2": clip, "14.3": reshard, "14.4": psis}
 WRONG = {
     "14.1": [
-        highest, one_state, always_some,
+        partial(stage, lowest=3), partial(stage, numbers=(4, 4, 4)), always_some,
         lambda parameters, ranks, room: stage(parameters, 1, room), 3,
     ],
     "14.2": [
-        norms_added, always_scaled, sends_gradients,
+        *mistakes(clip, "adds norms", "always scales", "sends gradients"),
         lambda transport, piece, most: piece, 3,
     ],
     "14.3": [

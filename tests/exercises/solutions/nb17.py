@@ -3,40 +3,24 @@
 import functools
 import math
 
+from tests.exercises import mistakes
 
-def direction(g, m, v, t, beta1, beta2, eps, corrected=True):
+
+def step_in_place(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6, wrong=""):
+    """LAMB with corrected moments; `wrong` is the mistake that it makes."""
     m.mul_(beta1).add_(g, alpha=1 - beta1)
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    if not corrected:
-        return m / (v.sqrt() + eps)
-    return m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
-
-
-def right(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
-    u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
-    length, step = w.norm().item(), u.norm().item()
-    ratio = length / step if length > 0 and step > 0 else 1.0
+    correct = (1, 1) if wrong == "as given" else (1 - beta1**t, 1 - beta2**t)
+    r = m / correct[0] / ((v / correct[1]).sqrt() + eps)
+    u = r + decay * w
+    length, moved = w.norm(), (r if wrong in ("as given", "norm without decay") else u).norm()
+    if wrong == "zeros stay":
+        ratio = length / moved.clamp(min=1e-30)
+    elif length > 0 and (moved > 0 or wrong == "divides by zero"):
+        ratio = length / moved
+    else:
+        ratio = 1.0
     w.sub_(lr * ratio * u)
-
-
-def as_given(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
-    r = direction(g, m, v, t, beta1, beta2, eps, corrected=False)
-    w.sub_(lr * w.norm() / r.norm() * (r + decay * w))
-
-
-def norm_without_decay(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
-    r = direction(g, m, v, t, beta1, beta2, eps)
-    w.sub_(lr * (w.norm() / r.norm() if w.norm() > 0 and r.norm() > 0 else 1.0) * (r + decay * w))
-
-
-def zeros_stay(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
-    u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
-    w.sub_(lr * w.norm() / u.norm().clamp(min=1e-30) * u)
-
-
-def divides_by_zero(w, g, m, v, t, lr, decay, beta1=0.9, beta2=0.999, eps=1e-6):
-    u = direction(g, m, v, t, beta1, beta2, eps) + decay * w
-    w.sub_(lr * (w.norm() / u.norm() if w.norm() > 0 else 1.0) * u)
 
 
 def lamb(weight, m, v, lr, decay, most=10.0, inside=True, zeros=1.0):
@@ -46,30 +30,19 @@ def lamb(weight, m, v, lr, decay, most=10.0, inside=True, zeros=1.0):
     return weight - lr * (length / moved if length and moved else zeros) * u
 
 
-def critical(b, squares, B, whole):
+def critical(b, squares, B, whole, wrong=""):
+    """`wrong` is the mistake that it makes."""
     trace = (squares - whole) / (1 / b - 1 / B)
-    length = whole - trace / B
-    return trace / length if length > 0 else math.inf
-
-
-def biased(b, squares, B, whole):
-    return (squares - whole) / (1 / b - 1 / B) / whole
-
-
-def no_limit(b, squares, B, whole):
-    trace = (squares - whole) / (1 / b - 1 / B)
-    return trace / (whole - trace / B) if whole != trace / B else math.inf
-
-
-def swapped(b, squares, B, whole):
-    trace = (squares - whole) / (1 / b - 1 / B)
-    return (whole - trace / B) / trace
+    length = whole if wrong == "biased" else whole - trace / B
+    if wrong == "swapped":
+        return length / trace
+    return trace / length if length > 0 or wrong == "no limit" and length else math.inf
 
 
 RIGHT = {
     "17.1": (33, 0.001 * math.sqrt(32), 0.032),
     "17.2": lamb,
-    "17.4": right,
+    "17.4": step_in_place,
     "17.3": critical,
 }
 WRONG = {
@@ -82,10 +55,13 @@ WRONG = {
         functools.partial(lamb, zeros=0.0), lambda weight, m, v, lr, decay: weight - lr * m, 3,
     ],
     "17.4": [
-        as_given, norm_without_decay, zeros_stay, divides_by_zero, 3,
+        *mistakes(
+            step_in_place, "as given", "norm without decay", "zeros stay", "divides by zero"
+        ),
+        3,
     ],
     "17.3": [
-        biased, no_limit, swapped, lambda b, squares, B, whole: b * squares / whole,
-        40,
+        *mistakes(critical, "biased", "no limit", "swapped"),
+        lambda b, squares, B, whole: b * squares / whole, 40,
     ],
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 from helpers.ladder import START
 from helpers.recipe import replace
@@ -19,27 +20,16 @@ def taken_away(peak, names):
     return {name: peak(frozenset(names) - {name}) - peak(frozenset(names)) for name in names}
 
 
-def by_sets(peak, names):
+def by_sets(peak, names, weighed=True):
+    """Means over all sets of the others: of each size first, or of all sets alike."""
     found = {}
     for name in names:
         rest = [other for other in names if other != name]
-        sets = [
-            frozenset(part)
-            for size in range(len(names))
-            for part in itertools.combinations(rest, size)
-        ]
-        found[name] = sum(peak(on) - peak(on | {name}) for on in sets) / len(sets)
-    return found
-
-
-def by_sets_weighed(peak, names):
-    found = {}
-    for name in names:
-        rest = [other for other in names if other != name]
+        weights = {size: len(names) * math.comb(len(rest), size) for size in range(len(names))}
         found[name] = sum(
             (peak(frozenset(part)) - peak(frozenset(part) | {name}))
-            / (len(names) * math.comb(len(rest), size))
-            for size in range(len(names))
+            / (weights[size] if weighed else 2 ** len(rest))
+            for size in weights
             for part in itertools.combinations(rest, size)
         )
     return found
@@ -54,7 +44,7 @@ RIGHT = {
     "19.1": ("lora_rank", "checkpointing"),
     "19.2": small,
     "19.3": {"checkpointing", "freezing"},
-    "19.4": by_sets_weighed,
+    "19.4": by_sets,
 }
 WRONG = {
     "19.1": [
@@ -68,5 +58,5 @@ WRONG = {
         {"checkpointing"}, {"checkpointing", "freezing", "accumulation"},
         {"accumulation", "bf16", "LoRA"}, set(), {"length"}, 3,
     ],
-    "19.4": [one_order, taken_away, by_sets, lambda peak, names: 0, 3],
+    "19.4": [one_order, taken_away, partial(by_sets, weighed=False), lambda peak, names: 0, 3],
 }  # fmt: skip

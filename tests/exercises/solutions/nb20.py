@@ -4,29 +4,27 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.exercises import mistakes
 
-def next_token_loss(head, hidden, labels, chunk):
+
+def next_token_loss(head, hidden, labels, chunk, wrong=""):
+    """`wrong` is the mistake that it makes."""
+
     def part(states, wanted):
         return F.cross_entropy(head(states), wanted, reduction="sum")
 
-    pairs = zip(hidden[:-1].split(chunk), labels[1:].split(chunk))
-    total = sum(checkpoint(part, *pair, use_reentrant=False) for pair in pairs)
-    return total / (labels[1:] != -100).sum()
+    def kept(part, *pair, use_reentrant):
+        return part(*pair)
 
-
-def keeps_the_logits(head, hidden, labels, chunk):
-    pairs = zip(hidden[:-1].split(chunk), labels[1:].split(chunk))
-    total = sum(F.cross_entropy(head(a), b, reduction="sum") for a, b in pairs)
-    return total / (labels[1:] != -100).sum()
-
-
-def all_at_once(head, hidden, labels, chunk):
-    return F.cross_entropy(head(hidden[:-1]), labels[1:])
-
-
-def divides_by_all(head, hidden, labels, chunk):
-    mean = next_token_loss(head, hidden, labels, chunk)
-    return mean * (labels[1:] != -100).sum() / (len(labels) - 1)
+    wanted, apart = labels if wrong == "not moved" else labels[1:], checkpoint
+    states = hidden if wrong == "not moved" else hidden[:-1]
+    if wrong == "keeps the logits":
+        apart = kept
+    pairs = zip(
+        *(one.split(len(one) if wrong == "all at once" else chunk) for one in (states, wanted))
+    )
+    total = sum(apart(part, *pair, use_reentrant=False) for pair in pairs)
+    return total / (len(wanted) if wrong == "divides by all" else (wanted != -100).sum())
 
 
 def at_random(x, step):
@@ -37,10 +35,9 @@ RIGHT = {"20.1": 4 * 2048 * 128_256 * 4, "20.2": next_token_loss, "20.3": at_ran
 WRONG = {
     "20.1": [4 * 2048 * 128_256, 4 * 2048 * 128_256 * 2, 2048 * 128_256 * 4, 3.9, "4 GB"],
     "20.2": [
-        keeps_the_logits, all_at_once, divides_by_all,
-        lambda head, hidden, labels, chunk: next_token_loss(
-            head, torch.cat([hidden, hidden[-1:]]), torch.cat([labels[:1], labels]), chunk
-        ),  # not moved by one
+        *mistakes(
+            next_token_loss, "keeps the logits", "all at once", "divides by all", "not moved"
+        ),
         3,
     ],
     "20.3": [

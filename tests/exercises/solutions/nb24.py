@@ -1,6 +1,7 @@
 """Answers to the exercises of notebook 24, right and wrong."""
 
 import math
+from functools import partial
 
 import torch
 
@@ -27,19 +28,9 @@ def pairs(tokens, ranks, rank, zigzag):
     return sum(place + 1 for place in (*first, *last))
 
 
-def dropped(chosen, capacity):
-    seats = math.ceil(capacity * sum(chosen) / len(chosen))
-    return sum(max(0, count - seats) for count in chosen)
-
-
-def rounded_down(chosen, capacity):
-    seats = int(capacity * sum(chosen) / len(chosen))
-    return sum(max(0, count - seats) for count in chosen)
-
-
-def free_seats_count_too(chosen, capacity):
-    seats = math.ceil(capacity * sum(chosen) / len(chosen))
-    return abs(sum(count - seats for count in chosen))
+def dropped(chosen, capacity, whole=math.ceil, least=0):
+    seats = whole(capacity * sum(chosen) / len(chosen))
+    return abs(sum(max(least, count - seats) for count in chosen))
 
 
 RIGHT = {"24.1": merge, "24.2": pairs, "24.3": dropped}
@@ -55,6 +46,7 @@ WRONG = {
         lambda tokens, ranks, rank, zigzag: pairs(tokens, ranks, rank, False), 36,
     ],
     "24.3": [
-        rounded_down, free_seats_count_too, lambda chosen, capacity: dropped(chosen, 1.0), 2,
+        partial(dropped, whole=int), partial(dropped, least=-math.inf),
+        lambda chosen, capacity: dropped(chosen, 1.0), 2,
     ],
 }  # fmt: skip

@@ -1,29 +1,24 @@
 """Answers to the exercises of notebook 25, right and wrong."""
 
 import random
+from functools import partial
 
 
 def number(name):
     return int(name.removeprefix("step-"))
 
 
-def newest(folders):
-    return max((number(name) for name, files in folders.items() if ".metadata" in files), default=0)
+def newest(folders, by=number, unfinished=False):
+    whole = [name for name, files in folders.items() if unfinished or ".metadata" in files]
+    return number(max(whole, key=by, default="step-0"))
 
 
-def last_by_name(folders):
-    whole = [name for name, files in folders.items() if ".metadata" in files]
-    return number(max(whole, default="step-0"))
-
-
-def newest_of_all(folders):
-    return max(map(number, folders), default=0)
-
-
-def share(step, batch, examples, rank, ranks):
+def share(step, batch, examples, rank, ranks, again=True):
+    """The same order in all epochs with again=False."""
     epoch, place = divmod(step, examples // batch)
     order = list(range(examples))
-    random.Random(epoch).shuffle(order)
+    if again:
+        random.Random(epoch).shuffle(order)
     return order[place * batch : (place + 1) * batch][rank::ranks]
 
 
@@ -36,22 +31,17 @@ def per_rank(step, batch, examples, rank, ranks):
     return mine[first : first + batch // ranks]
 
 
-def each_step_anew(step, batch, examples, rank, ranks):
-    return random.Random(step).sample(range(examples), batch)[rank::ranks]
-
-
-def never_shuffled_again(step, batch, examples, rank, ranks):
-    place = step % (examples // batch)
-    return list(range(examples))[place * batch : (place + 1) * batch][rank::ranks]
-
-
-def unseeded(step, batch, examples, rank, ranks):
-    return random.sample(range(examples), batch)[rank::ranks]
+def each_step_anew(step, batch, examples, rank, ranks, seeded=True):
+    drawn = random.Random(step) if seeded else random
+    return drawn.sample(range(examples), batch)[rank::ranks]
 
 
 RIGHT = {"25.1": 3.472, "25.2": newest, "25.3": share}
 WRONG = {
     "25.1": [0.0347, 3.333, 1800, 2.22, "3"],
-    "25.2": [last_by_name, newest_of_all, lambda folders: 10, 10],
-    "25.3": [per_rank, each_step_anew, never_shuffled_again, unseeded, 3],
-}
+    "25.2": [partial(newest, by=str), partial(newest, unfinished=True), lambda folders: 10, 10],
+    "25.3": [
+        per_rank, each_step_anew, partial(share, again=False),
+        partial(each_step_anew, seeded=False), 3,
+    ],
+}  # fmt: skip

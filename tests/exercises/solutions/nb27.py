@@ -4,23 +4,17 @@ import functools
 
 import torch
 
+from tests.exercises import mistakes
+
 LOW = torch.float8_e4m3fn
 
 
-def scaled(numbers):
-    most = numbers.float().abs().max()
-    scale = 448 / most if most > 0 else torch.tensor(1.0)
-    return (numbers.float() * scale).to(LOW), scale
-
-
-def no_case_for_zero(numbers):
-    scale = 448 / numbers.float().abs().max()
-    return (numbers.float() * scale).to(LOW), scale
-
-
-def by_the_largest(numbers):
-    scale = 448 / (numbers.float().max() or 1)
-    return (numbers.float() * scale).to(LOW), scale
+def scaled(numbers, wrong=""):
+    """`wrong` is the mistake that it makes."""
+    numbers = numbers.float()
+    most = (numbers if wrong == "by the largest" else numbers.abs()).max()
+    scale = 448 / most if most > 0 or wrong == "no case for zero" else torch.tensor(1.0)
+    return (numbers * scale).to(LOW), scale
 
 
 def gain(tokens, inputs, outputs, rate, bandwidth, flops=2, moved=3, weights=True):
@@ -33,7 +27,8 @@ RIGHT = {"27.1": 13.0, "27.2": scaled, "27.3": gain}
 WRONG = {
     "27.1": [5.0, 10.5, 13 * 2**3, "13", 1.625],
     "27.2": [
-        no_case_for_zero, by_the_largest, lambda numbers: (numbers.to(LOW), torch.tensor(1.0)),
+        *mistakes(scaled, "no case for zero", "by the largest"),
+        lambda numbers: (numbers.to(LOW), torch.tensor(1.0)),
         lambda numbers: (scaled(numbers)[0].float(), scaled(numbers)[1]),
         lambda numbers: scaled(numbers)[0],
     ],
