@@ -17,6 +17,7 @@ from helpers.recipe import Recipe, replace
 from tests.night import few_by_day
 from tests.small import ROOT
 from tight_fit import gpus
+from tight_fit.optimizer_kinds import OPTIMIZERS
 
 # 20 rows: a partial third group
 SHORT = Recipe(model="vit", steps=5, batch_size=8, accumulation=2, train_size=20)
@@ -33,10 +34,17 @@ def same(one, other):
     )
 
 
+RESUMED = {
+    "vit": SHORT, "deberta": TEXT, "fp16": replace(SHORT, precision="fp16"),
+    "uniform-lora": UNIFORM, "on the host": replace(SHORT, offload="optimizer"),
+    "adamw_stochastic": replace(SHORT, optimizer="adamw_stochastic", base="bf16"),
+    **{name: replace(SHORT, optimizer=name) for name in OPTIMIZERS
+       if name not in ("adamw", "adamw_stochastic")},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "recipe",
-    few_by_day([SHORT, TEXT, replace(SHORT, precision="fp16"), UNIFORM]),
-    ids=["vit", "deberta", "fp16", "uniform-lora"],
+    "recipe", few_by_day(RESUMED.values(), lambda one: one in (SHORT, RESUMED["fp16"])), ids=RESUMED
 )
 def test_killed_at_any_step_and_resumed_the_weights_are_the_same(recipe, tmp_path, monkeypatch):
     torch.manual_seed(123)  # whatever happened before

@@ -200,29 +200,32 @@ FAILED = (
     "Root Cause:\n[0]:\n  time  : now\n  rank  : {} (local_rank: 0)\n  exitcode  : {} (pid: 7)\n"
 )
 TRACE = "Traceback (most recent call last):\n"
+MINE, LOST = f"{TRACE}ValueError: my own\n", f"{TRACE}Connection closed by peer\n"
+BOTH = "Failures:\n" + FAILED
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_the_rank_that_only_lost_its_neighbour_is_not_the_cause(first, tmp_path):
-    folders = [tmp_path / "0", tmp_path / "1"]
-    for rank, folder in enumerate(folders):
-        text = "ValueError: my own" if rank == first else "RuntimeError: Connection closed by peer"
-        written(folder, 0, 0, f"{TRACE}{text}\n", "stderr")
-        (folder / REPORT).write_text(FAILED.format(rank, 1))
-    rank, exitcode, wrote = RankOutput(folders, 1, show=False).failure()
-    assert (rank, exitcode) == (first, 1) and wrote.endswith("ValueError: my own\n")
-
-
-def test_nor_is_it_where_torchrun_saw_both_at_once(tmp_path):
-    written(tmp_path, 0, 0, f"{TRACE}Connection reset\n", "stderr")
-    (tmp_path / REPORT).write_text("Failures:\n" + FAILED.format(1, -9) + FAILED.format(0, 1))
-    assert RankOutput([tmp_path], 2, show=False).failure()[:2] == (1, -9)
-
-
-def test_a_rank_that_torchrun_ended_is_not_the_cause(tmp_path):
-    written(tmp_path, 1, 0, f"{TRACE}ValueError: my own\n", "stderr")
-    (tmp_path / REPORT).write_text("Failures:\n" + FAILED.format(0, -15) + FAILED.format(1, 1))
-    assert RankOutput([tmp_path], 2, show=False).failure()[:2] == (1, 1)
+@pytest.mark.parametrize(
+    "reports, written_by, cause",
+    [
+        ([FAILED.format(0, 1), FAILED.format(1, 1)], {(0, 0): MINE, (1, 0): LOST}, (0, 1)),
+        ([FAILED.format(0, 1), FAILED.format(1, 1)], {(0, 0): LOST, (1, 0): MINE}, (1, 1)),
+        ([BOTH.format(1, -9) + FAILED.format(0, 1)], {(0, 0): LOST}, (1, -9)),
+        ([BOTH.format(0, -15) + FAILED.format(1, 1)], {(0, 1): MINE}, (1, 1)),
+    ],
+    ids=["the first machine", "the second machine", "torchrun saw both", "torchrun ended one"],
+)
+def test_a_rank_that_lost_its_neighbour_or_was_ended_is_not_the_cause(
+    reports, written_by, cause, tmp_path
+):
+    folders = [tmp_path / str(machine) for machine in range(len(reports))]
+    for (machine, rank), text in written_by.items():
+        written(folders[machine], 0, rank, text, "stderr")
+    for folder, report in zip(folders, reports):
+        folder.mkdir(exist_ok=True)
+        (folder / REPORT).write_text(report)
+    *found, wrote = RankOutput(folders, 2 // len(folders), show=False).failure()
+    assert tuple(found) == cause
+    assert wrote.endswith("ValueError: my own\n") == (cause[1] == 1)
 
 
 def test_what_threads_write_after_the_traceback_is_not_its_error(tmp_path):

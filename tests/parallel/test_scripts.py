@@ -117,6 +117,7 @@ def test_experts_train_to_the_losses_of_one_process():
 @pytest.mark.parametrize(
     "script, arguments, ranks, says",
     [("tensor", ("--clip", 0), 2, "--clip must be more than 0"),
+     ("pipeline", ("--clip", 0), 2, "--clip must be more than 0"),
      ("pipeline", ("--micro-batches", 1), 2, "1f1b needs a micro-batch per rank"),
      ("context", ("--length", 66), 2, "--length 66 cannot be cut into 4 parts: use a multiple"),
      ("context", ("--attention", "ulysses", "--length", 66), 3, "2 key and value heads cannot be"),

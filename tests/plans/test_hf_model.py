@@ -7,9 +7,6 @@ import pytest
 import torch
 import transformers as library
 
-from helpers import models
-from helpers.plan import plan
-from helpers.recipe import Recipe
 from tests.attack import refused
 from tests.night import few_by_day
 from tight_fit.models import config as hf_config
@@ -148,22 +145,6 @@ def test_parameters_are_the_unique_storages(name):
     planned = plan_model_step(asked, "cpu")
     assert planned.at_peak["parameters"] == sum(storages.values())
     assert planned.parameters == sum(parameter.numel() for parameter in net.parameters())
-
-
-@pytest.mark.parametrize(
-    "device, fields",
-    [
-        ("cpu", {"precision": "bf16", "checkpointing": True, "accumulation": 2}),
-        ("cuda", {"frozen": 1, "lora_rank": 4}),
-    ],
-)
-def test_the_courses_own_models_plan_alike_by_this_way(device, fields):
-    for model, length in (("deberta", 32), ("vit", None)):
-        recipe = Recipe(model=model, batch_size=8, length=length, **fields)
-        # A course model is loaded in fp32, whatever its checkpoint is stored in.
-        asked = ModelStep(models.config(recipe), 8, length, weights="fp32", **fields)
-        other = plan_model_step(asked, device)
-        assert np.array_equal(other.timeline, plan(recipe, device).timeline)
 
 
 def test_on_cuda_attention_with_dropout_keeps_no_probabilities():

@@ -13,17 +13,10 @@ from tight_fit.techniques import four_bits
 pytestmark = pytest.mark.filterwarnings("ignore")
 LORA = {"lora_rank": 4}
 ALL_LINEAR = {"lora_targets": "all-linear"}
-FIELDS = [
-    ("llama", {"attention": "eager"}), ("qwen3", {"attention": "sdpa", "precision": "bf16"}),
-    ("qwen3", {"loss": "chunked", "precision": "bf16", "accumulation": 2}),
+FIELDS = [  # tests/core/test_pairs.py has every two fields together, of the course's decoder
     ("gpt2", {"loss": "chunked", "weights": "bf16", "checkpointing": True}),
     ("llama", {"loss": "chunked", "base": "bf16", "lora_scale": "alpha/sqrt(r)", **LORA}),
     ("qwen3", {"lora_targets": "o_proj,up_proj", **LORA}), ("gpt2", ALL_LINEAR | LORA),
-    ("llama", {"offload": "optimizer"}),
-    ("llama", {"offload": "activations", "precision": "bf16"}),
-    ("llama", {"optimizer_in_backward": True, "max_grad_norm": None}),
-    ("llama", {"optimizer": "paged_adamw8bit"}),
-    ("llama", {"optimizer": "adamw_stochastic", "weights": "bf16"}),
 ]  # fmt: skip
 NF4 = [
     ("llama", {"precision": "bf16", "checkpointing": True, **ALL_LINEAR}),

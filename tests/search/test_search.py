@@ -85,21 +85,6 @@ def test_experts_of_a_model():
         Experts.of(job(GPT_OSS))
 
 
-def test_links_of_the_layouts_that_are_tried():
-    """Expert ranks are neighbours; those with the same experts are as many ranks apart."""
-    cluster = Cluster("H100", 8, 2, "NVLink 4", "InfiniBand 400 Gbit", cards=8)
-    card = cluster.between.speed
-    for layout in layouts_of(cluster, 64):
-        links = cluster.links_of_axes(layout.axes)
-        if layout.expert == 16:
-            assert links["expert"].speed == pytest.approx(card * 15 / 8)  # 8 of 15 leave
-        elif layout.expert > 1:
-            assert links["expert"] is cluster.inside
-            assert links["expert_data"].speed == min(8 * card / layout.expert, cluster.inside.speed)
-    for layout in layouts_of(EIGHT, 64):
-        assert set(EIGHT.links_of_axes(layout.axes).values()) <= {EIGHT.inside}
-
-
 SHARDS_MORE = Layout(4, "zero2")
 
 

@@ -178,29 +178,6 @@ def test_an_optimizer_on_the_host_gives_the_same_weights_bit_for_bit(fields):
     assert all(torch.equal(plain[name], moved[name]) for name in plain)
 
 
-def test_weights_and_states_that_are_loaded_are_taken_over(tmp_path, monkeypatch):
-    recipe = replace(SMALL["vit"], steps=4, train_size=64, offload="optimizer")
-    whole = fitted(recipe)
-
-    class Stop(Exception):
-        """Ends a run."""
-
-    real, taken = train.train_step, []
-
-    def two(*arguments, **keywords):
-        if len(taken) == 2:
-            raise Stop
-        taken.append(1)
-        return real(*arguments, **keywords)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", two)
-        with pytest.raises(Stop):
-            train.fit(recipe, checkpoint=tmp_path, save_every=1, progress=False)
-    resumed = fitted(recipe, checkpoint=tmp_path)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
 def test_the_host_copy_follows_weights_that_somebody_changes():
     recipe = replace(SMALL["vit"], offload="optimizer")
     model = models.build(recipe)

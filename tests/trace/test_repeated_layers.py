@@ -130,20 +130,14 @@ def test_layers_that_differ_in_what_they_do_are_all_traced(kind, monkeypatch):
         (lambda: deep("bart"), [[0, 1, 2, 5], [0, 1, 2, 5]]),
         (lambda: deep("t5"), [[0, 1, 2, 3, 5]]),  # the first has the positions' bias
         (lambda: library.ConvNextConfig(depths=[2, 2, 9, 2], drop_path_rate=0.1), []),
+        (lambda: deep("modernbert"), [[*range(10), 13]]),  # every third layer is global
     ],
-    ids=["plain", "short", "two-stacks", "first-differs", "each-another-dropout"],
+    ids=["plain", "short", "two-stacks", "first-differs", "each-another-dropout", "two-kinds"],
 )
 def test_which_layers_run(config, kept):
     with torch.device("meta"):
         model = library.AutoModel.from_config(config())
     assert [stack.kept for stack in stacks_of(model)] == kept
-
-
-def test_layers_of_two_kinds_repeat_by_periods():
-    """ModernBERT's every third layer is global."""
-    with torch.device("meta"):
-        (stack,) = stacks_of(library.AutoModel.from_config(deep("modernbert")))
-    assert stack.period == 3 and stack.left_out >= 1 and stack.kept[-1] == 13
 
 
 def lines() -> nn.Module:
