@@ -1,4 +1,4 @@
-"""The simulated caching allocator against a plain one, by hand, and on plans."""
+"""The simulated caching allocator against a plain one, and on plans."""
 
 from dataclasses import dataclass
 
@@ -97,20 +97,6 @@ def test_the_same_as_a_plain_one(wishes):
     assert quick.allocated == 0
     blocks = quick._blocks.values()
     assert all(block.previous is block.next is None for block in blocks), "segments whole again"
-
-
-def test_by_hand():
-    cuda = CachingAllocator()
-    cuda.malloc(100)
-    assert (cuda.allocated, cuda.reserved) == (512, 2 * MIB)
-    cuda.malloc(3 * MIB)
-    assert (cuda.allocated, cuda.reserved) == (512 + 3 * MIB, 22 * MIB)
-    # From the 17 MiB left there; what is left now, 512 bytes short of 1 MiB, stays with it.
-    cuda.malloc(16 * MIB + 512)
-    assert (cuda.allocated, cuda.reserved) == (512 + 20 * MIB, 22 * MIB)
-    # A segment of its own, rounded up to 12 MiB; 1 MiB is not more than 1 MiB.
-    cuda.malloc(11 * MIB)
-    assert (cuda.allocated, cuda.reserved) == (512 + 32 * MIB, 34 * MIB)
 
 
 def test_free_memory_that_does_not_lie_together():

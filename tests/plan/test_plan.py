@@ -106,18 +106,6 @@ def test_checkpointed_layers_that_are_frozen_are_neither_recomputed_nor_gone_bac
     assert again["recompute"] == pytest.approx(share * all_again["recompute"], rel=0.02)
 
 
-def test_accumulation_keeps_gradients_alive_in_the_next_forward_pass():
-    """One micro-batch or four of its size: the second forward pass has gradients beside it."""
-    recipe = Recipe(profile="full", batch_size=4)
-    single, four = plan(recipe), plan(replace(recipe, batch_size=16, accumulation=4))
-    gradients = 4 * single.parameters
-    assert four.at_peak["gradients"] == pytest.approx(gradients, rel=1e-3)
-    assert four.peak - single.peak == pytest.approx(gradients, rel=0.02)
-    assert sum(four.flops.values()) == 4 * sum(single.flops.values())
-    two = plan(replace(recipe, batch_size=8, accumulation=2))
-    assert two.peak == four.peak, "from the third on nothing is new"
-
-
 # Bytes that depend on nothing but the architecture, from the formulas of the papers.
 @pytest.mark.parametrize(
     "model, fields, parameters",

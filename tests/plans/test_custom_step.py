@@ -4,6 +4,7 @@ of the same step and against real tensors.
 
 import ast
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,22 +34,32 @@ def mlp(*more) -> nn.Sequential:
 SIZE = 4 * sum(parameter.numel() for parameter in mlp().parameters())
 
 
-def a_step(change=lambda model: model, batch_of=torch.zeros, dtype=FULL, **options):
-    """A set-up of AdamW on a small network; `change` is done to the model."""
+def own_step(make, loss_of, optimizer=None):
+    """A set-up: `make` gives what there is, the model first, and `loss_of` takes it."""
 
     def setup():
-        model = change(mlp())
-        optimizer = torch.optim.AdamW(model.parameters(), **options)
-        batch = batch_of(32, WIDTH, dtype=dtype)
+        given = make()
+        updates = optimizer(given[0].parameters()) if optimizer else None
 
         def step():
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+            if updates:
+                updates.zero_grad()
+            loss_of(*given).backward()
+            if updates:
+                updates.step()
 
-        return [model, batch], step
+        return [*given], step
 
     return setup
+
+
+def a_step(change=lambda model: model, batch_of=torch.zeros, dtype=FULL, **options):
+    """A set-up of AdamW on a small network; `change` is done to the model."""
+    return own_step(
+        lambda: (change(mlp()), batch_of(32, WIDTH, dtype=dtype)),
+        lambda model, batch: model(batch).square().mean(),
+        partial(torch.optim.AdamW, **options),
+    )
 
 
 def moves(plan) -> list[tuple[int, int]]:
@@ -146,20 +157,15 @@ def test_a_scaler_takes_the_step(scaler_of, place):
 
 
 def cast_step(context, dtype=HALF):
-    def setup():
-        model, batch = mlp(), torch.zeros(32, WIDTH)
+    def loss_of(model, batch):
+        with context():
+            assert torch.is_autocast_enabled("cuda") and torch.is_autocast_enabled()
+            out = model(batch)
+            loss = out.softmax(-1).square().mean()
+        assert out.dtype == dtype
+        return loss
 
-        def step():
-            with context():
-                assert torch.is_autocast_enabled("cuda") and torch.is_autocast_enabled()
-                out = model(batch)
-                loss = out.softmax(-1).square().mean()
-            assert out.dtype == dtype
-            loss.backward()
-
-        return [model, batch], step
-
-    return setup
+    return own_step(lambda: (mlp(), torch.zeros(32, WIDTH)), loss_of)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -183,22 +189,17 @@ def test_gradients_of_cast_weights_are_on_the_gpu_where_the_step_names_it(make):
     """Autograd casts them, and names the device that it sees: the CPU. One weight and its gradient
     in fp32 and a cast copy are the least that is alive at once."""
 
+    def loss_of(model, batch):
+        with torch.autocast("cuda", dtype=BRAIN):
+            out = model(batch)[:, 0]  # whose gradient autograd makes of zeros
+        return out.float().square().mean()
+
     def planned(place):
-        def setup():
+        def made():
             model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), make()).to(place)
-            optimizer = torch.optim.SGD(model.parameters())
-            batch = torch.zeros(8, WIDTH, device=place)
+            return model, torch.zeros(8, WIDTH, device=place)
 
-            def step():
-                optimizer.zero_grad()
-                with torch.autocast("cuda", dtype=BRAIN):
-                    out = model(batch)[:, 0]  # whose gradient autograd makes of zeros
-                out.float().square().mean().backward()
-                optimizer.step()
-
-            return [model, batch], step
-
-        return plan_custom_step(setup).peak
+        return plan_custom_step(own_step(made, loss_of, torch.optim.SGD)).peak
 
     assert planned("cuda") == planned("cpu") >= (4 + 4 + 2) * WIDTH**2
 
@@ -264,13 +265,12 @@ def test_what_cuda_refuses_is_refused():
 
 
 def attention_step(dropout: float, need_weights: bool = False):
-    def setup():
-        module = nn.MultiheadAttention(WIDTH, 4, dropout, batch_first=True)
-        batch = torch.zeros(8, 512, WIDTH)
-        out = lambda: module(batch, batch, batch, need_weights=need_weights)[0]  # noqa: E731
-        return [module, batch], lambda: out().sum().backward()
-
-    return setup
+    return own_step(
+        lambda: (
+            nn.MultiheadAttention(WIDTH, 4, dropout, batch_first=True), torch.zeros(8, 512, WIDTH),
+        ),
+        lambda module, batch: module(batch, batch, batch, need_weights=need_weights)[0].sum(),
+    )  # fmt: skip
 
 
 def test_multi_head_attention_draws_dropout_in_the_fused_kernel():
@@ -284,11 +284,10 @@ def test_multi_head_attention_draws_dropout_in_the_fused_kernel():
 
 
 def test_layers_with_dropout_keep_only_masks_of_one_byte():
-    def setup():
-        layers = nn.Transformer(WIDTH, 4, 1, 1, 512, 0.1, batch_first=True)
-        batch = torch.zeros(4, 320, WIDTH)
-        return [layers, batch], lambda: layers(batch, batch).sum().backward()
-
+    layers = partial(nn.Transformer, WIDTH, 4, 1, 1, 512, 0.1, batch_first=True)
+    setup = own_step(
+        lambda: (layers(), torch.zeros(4, 320, WIDTH)), lambda model, x: model(x, x).sum()
+    )
     made = born(plan_custom_step(setup))
     assert 4 * 320 * WIDTH in made  # a mask of the hidden states
     assert not {4 * 4 * 320 * 320 * size for size in (1, 4)} & set(made)  # none of the attention
@@ -299,11 +298,10 @@ def test_checkpointing_on_a_gpu_recomputes_what_it_saved():
     of dropout take one byte there as well."""
 
     def products(forward):
-        def setup():
-            model = mlp(nn.Dropout(0.1)).cuda()
-            batch = torch.zeros(32, WIDTH, device="cuda")
-            return [model, batch], lambda: forward(model, batch).sum().backward()
+        def made():
+            return mlp(nn.Dropout(0.1)).cuda(), torch.zeros(32, WIDTH, device="cuda")
 
+        setup = own_step(made, lambda model, batch: forward(model, batch).sum())
         planned = plan_custom_step(setup, steps=2)
         masks = [size for size in born(planned) if size == 32 * WIDTH]
         return planned.storage_trace.made_by.count("addmm"), len(masks)
@@ -327,18 +325,17 @@ def test_attention_is_fused_where_the_gpu_has_a_kernel(
     monkeypatch.setattr(cuda_kernels, "GROUPED", False)  # as before PyTorch 2.14
     options = {"is_causal": True, "enable_gqa": key_heads != 8}
 
-    def setup():
-        query = torch.zeros(2, 8, 512, 16, dtype=dtype, requires_grad=True)
-        key = torch.zeros(2, key_heads, 512, 16, dtype=dtype, requires_grad=True)
+    def made():
+        return [
+            torch.zeros(2, heads, 512, 16, dtype=dtype, requires_grad=True)
+            for heads in (8, key_heads)
+        ]
 
-        def step():
-            with torch.autocast("cuda", autocast, enabled=autocast is not None):
-                out = F.scaled_dot_product_attention(query, key, key, **options)
-            out.sum().backward()
+    def loss_of(query, key):
+        with torch.autocast("cuda", autocast, enabled=autocast is not None):
+            return F.scaled_dot_product_attention(query, key, key, **options).sum()
 
-        return [query, key], step
-
-    plan = plan_custom_step(setup, flash=flash, steps=1)
+    plan = plan_custom_step(own_step(made, loss_of), flash=flash, steps=1)
     scores = 2 * 8 * 512 * 512 * torch.promote_types(dtype, FULL).itemsize
     assert (scores not in plan.storage_trace.bytes) == fused
 
