@@ -3,14 +3,13 @@
 import ast
 import contextlib
 import ctypes
-from pathlib import Path
 
 import torch
 
+from tests.small import ROOT
 from tight_fit import torch_private
 from tight_fit.layouts import torch_private_ranks
 
-ROOT = Path(__file__).parents[1]
 # {name: the release in which it was first found missing}; empty: none has broken one since 2.11.
 BROKEN: dict[str, str] = {}
 

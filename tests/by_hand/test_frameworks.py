@@ -3,7 +3,6 @@
 import json
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from by_hand import frameworks
 from helpers import models, train
 from helpers.parallel import launch
 from helpers.recipe import Recipe, replace
-from tests.small import without_dropout
+from tests.small import ROOT, without_dropout
 
 # 19 examples in steps of 8: the third step of an epoch has two micro-batches, the second of one
 # example.
@@ -90,7 +89,7 @@ def test_deepspeeds_stages_give_the_plain_weights():
     """Not bit for bit: DeepSpeed clips by the norm plus 1e-6, and sums in flat buffers."""
     if find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed")
-    stages, script = [1, 2, 3], Path(__file__).parents[1] / "ranks" / "zero.py"
+    stages, script = [1, 2, 3], ROOT / "tests/ranks/zero.py"
     given = json.dumps(stages), json.dumps(TEXT.to_dict())
     (text,) = launch(script, *given, ranks=1, show=False, env={"DS_ACCELERATOR": "cpu"})
     for stage, result in zip(stages, json.loads(text.split("RESULT ")[1]), strict=True):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from tight_fit.layouts.schedules import (
 from tight_fit.techniques.step import loss_sum
 
 ROWS = 6
-SCRIPT = Path(__file__).parents[1] / "ranks" / "pipeline.py"
 
 
 def made(name, **fields):
@@ -180,6 +178,6 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_on_real_processes_the_gradients_are_the_whole_models_by_hand_and_by_torch():
-    for text in forked(SCRIPT, ranks=2):
+    for text in forked("tests/ranks/pipeline.py", ranks=2):
         for name, (gradients, loss) in json.loads(text).items():
             assert gradients < 1e-5 and loss < 1e-5, name

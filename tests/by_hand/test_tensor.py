@@ -4,7 +4,6 @@ With any number of ranks, and uneven slices.
 """
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +30,6 @@ from by_hand.tensor import (
 from by_hand.transport import threads
 from tests.forked import forked
 
-SCRIPT = Path(__file__).parents[1] / "ranks" / "tensor.py"
 RANKS, WIDE = st.integers(1, 8), st.sampled_from([torch.float32, torch.float64])
 NEAR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 6e-2}  # of the largest entry
 PARTS = {  # a parameter of the layer by hand: that of transformers, and how it is cut
@@ -219,7 +217,7 @@ def test_masks_are_alike_on_whole_tokens_and_differ_on_slices():
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_on_real_processes(ranks):
     """A ring over gloo and torch's collectives: a layer, an embedding and a loss like the whole."""
-    for text in forked(SCRIPT, ranks=ranks):
+    for text in forked("tests/ranks/tensor.py", ranks=ranks):
         results = json.loads(text)
         assert results.pop("bytes") == results.pop("expected_bytes")
         assert max(results.values()) < 2e-5, results

@@ -1,17 +1,15 @@
 """LARS and LAMB, of lab 17's cells and of the sweeps, against the papers' algorithms in NumPy."""
 
-from pathlib import Path
-
 import nbformat
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.sweeps import layerwise
+from tests.small import ROOT
 from tight_fit.techniques.optimizers import states
 
-LABS = Path(__file__).parents[2] / "notebooks" / "labs"
-NOTEBOOK = LABS / "17_large_batch_lamb_lab.ipynb"
+NOTEBOOK = ROOT / "notebooks" / "labs" / "17_large_batch_lamb_lab.ipynb"
 STEPS, RATE = 6, 0.01
 SHAPES = (64, 96), (7,), (3, 4, 5), (1,)
 

@@ -1,18 +1,26 @@
-"""One-call tables of lessons: they say what plans say, and where a GPU cannot."""
+"""One-call tables of lessons: they say what plans say, of GPUs and of layouts."""
 
 import json
 
 import pytest
+from transformers import LlamaConfig
 
-from helpers import show
+from helpers import ladder, show
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
 from helpers.record import RESULTS
 from helpers.show import phases, plans
+from tests.small import configured
 from tight_fit.kernels.kernel_time import constants
+from tight_fit.layouts.cluster import Cluster
+from tight_fit.layouts.facts import facts_of
+from tight_fit.layouts.layout import parse
+from tight_fit.layouts.plan import plan_step
+from tight_fit.models.step import ModelStep
 from tight_fit.units import size, span
 
 VIT = Recipe("vit", profile="full", batch_size=32)
+MINI = Recipe("vit", batch_size=8)
 HALF, AGAIN = replace(VIT, precision="fp16"), replace(VIT, checkpointing=True)
 
 
@@ -76,3 +84,69 @@ def test_a_step_that_a_gpu_measured_stands_beside_its_plan():
     assert shown.caption.endswith("on a real NVIDIA H200; a small one waits for its CPU.")
     changed = plans({"changed": plan(bf16)}, gpus=["H200"])
     assert list(changed.frame) == ["planned", "peak", "H200"]
+
+
+def test_both_memories_and_the_difference_of_a_rung():
+    plans = {"plain": plan(MINI), "moved": plan(replace(MINI, offload="optimizer"))}
+    first, second = show.moved(plans, ["T4", "A100-40GB"]).frame.to_dict("records")
+    assert first["on the host"] == "nothing" and first["this rung"] == ""
+    assert second["planned"] == "moved" and second["on the host"] == size(plans["moved"].host)
+    assert second["this rung"] == f"-{size(plans['plain'].peak - plans['moved'].peak)}"
+    assert first["T4"].endswith("ms") and second["T4"].endswith("ms")
+    large = plan(Recipe("vit", profile="full", batch_size=1024))
+    plans = {"large": large, "bf16": plan(replace(MINI, precision="bf16"))}
+    assert list(show.moved(plans, ["T4"]).frame["T4"]) == ["does not fit", "no bf16"]
+
+
+def test_rungs_and_savings_are_those_of_the_planned_climb():
+    table = show.rungs().frame
+    plans = [plan(recipe) for recipe in ladder.climb(ladder.START).values()]
+    assert list(table["rung"]) == list(ladder.rungs(ladder.START))
+    assert list(table["peak"]) == [size(one.peak) for one in plans]
+    assert table["of the start"][0] == "100%"
+    table = show.savings().frame
+    row = table[table["technique"] == "LoRA"].iloc[0]
+    alone = plan(ladder.alone(ladder.START)["LoRA"])
+    away = plan(ladder.without(ladder.START)["LoRA"])
+    assert row["alone"] == size(plans[0].peak - alone.peak)
+    assert row["taken away"] == size(away.peak - plan(ladder.top(ladder.START)).peak)
+    assert list(table["technique"]) == list(ladder.without(ladder.START))
+
+
+CLUSTER = Cluster("T4", per_machine=2)
+ONE, TWO = parse("ddp=1"), parse("fsdp=2")
+
+
+def small(layers=2, **fields) -> ModelStep:
+    config = configured(LlamaConfig, 32, layers, 4, 72, 96, num_key_value_heads=2)
+    usual = {"batch_size": 4, "length": 16, "weights": "fp32", "precision": "fp16"}
+    return ModelStep(config, **usual | fields)
+
+
+def test_a_layout_may_have_a_step_of_its_own():
+    accumulated = small(accumulation=4)
+    table = show.layouts(small(), {"whole": ONE, "cut": (ONE, accumulated)}, CLUSTER)
+    expected = [facts_of(plan_step(step, ONE), CLUSTER) for step in (small(), accumulated)]
+    assert list(table.frame["need per GPU"]) == [size(facts["need"]) for facts in expected]
+    assert table.caption.endswith(", not compiled.")  # which describes both rows
+    table = show.layouts(small(precision="fp32"), {"whole": ONE, "half": (ONE, small())}, CLUSTER)
+    assert "computed in fp32 without TF32" in table.caption
+    assert table.caption.endswith("; half: computed in fp16 with loss scaling.")
+
+
+def test_a_row_of_any_model_is_its_plan():
+    table = show.layouts(small(), {"one": ONE, "two": TWO}, CLUSTER)
+    one, two = table.frame.iloc
+    facts = facts_of(plan_step(small(), TWO), CLUSTER)
+    assert two["need per GPU"] == size(facts["need"]) and two["fits"] == "yes"
+    assert two["sent per GPU and step"] == size(sum(facts["sent"]["data"].values()))
+    assert two["tokens per second"] == f"{4 * 16 / facts['seconds']:,.0f}"
+    assert one["sent per GPU and step"] == "nothing"
+    assert "fp16 with loss scaling, fused AdamW, fused (sdpa) attention" in str(table)
+    again = show.layouts(small(layers=4), {"two": TWO}, CLUSTER)
+    assert again.frame.iloc[0]["sent per GPU and step"] != two["sent per GPU and step"]
+    large = small(batch_size=2**16, length=512)
+    table = show.layouts(large, {"one": ONE}, Cluster("GTX 1650"))
+    assert table.frame.iloc[0]["fits"].startswith("no, ") and "too much" in str(table)
+    with pytest.raises(TypeError, match="job must be of type ModelStep"):
+        show.layouts(Recipe(), {"one": ONE}, CLUSTER)

@@ -22,9 +22,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from exercises import check as room
 from exercises.check import check, exercise, load_all
 from exercises.comparisons import agree, close, same
-from tests.small import python
+from tests.small import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 EXERCISES = load_all()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 CALL = re.compile(r"""\bcheck\(\s*["'](\d\d\.\d+)["']""")

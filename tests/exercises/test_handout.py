@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +16,11 @@ from exercises.encoding import Unreadable, decode, encode
 from exercises.handout import Broken, HandedFunction, receive, send, served
 from helpers.recipe import Recipe
 from tests.exercises import FULL_SIZE
-from tests.small import python
+from tests.small import ROOT, python
 from tight_fit.layouts.layout import Layout
 from tools.course import sandbox
 from tools.course.judge import Judge
 
-ROOT = Path(__file__).parents[2]
 VALUES = [
     *(None, True, False, -1, 2**200, 1.5, math.inf, -0.0, "×\ud800", ..., 1 + 2j),
     *([1, [2.0, (3,)]], {1, "a"}, frozenset({(1, 2)}), {"a": {1: [None]}}),

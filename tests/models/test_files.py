@@ -2,14 +2,14 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.small import ROOT
 from tight_fit.models import hub
 from tight_fit.models.damaged import fault
 
-MINI = Path(__file__).parents[2] / "helpers" / "mini"
+MINI = ROOT / "helpers" / "mini"
 
 
 def test_a_download_is_waited_for_as_long_as_it_grows(tmp_path, monkeypatch):

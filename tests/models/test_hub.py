@@ -13,12 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.small import python
+from tests.small import ROOT, python
 from tight_fit.models import hub
 from tight_fit.models.local import MIRROR, LocalCopy
 from tight_fit.models.repositories import REPOS
 
-ROOT = Path(__file__).resolve().parents[2]
 BASE, VIT = "microsoft/deberta-v3-base", "google/vit-base-patch16-224-in21k"
 CIFAR = "uoft-cs/cifar10"
 MAIN = "8ccc9b6f36199bec6961081d44eb72fb3f7353f3"  # that DeBERTa's cached main branch holds

@@ -7,6 +7,7 @@ import torch
 import transformers as library
 from torch import nn
 
+from tests.small import configured
 from tight_fit.models.made import FlatLogits, Logits, make, prepare
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.compiled import kept_bytes, measure_compiled, plan_compiled
@@ -14,14 +15,11 @@ from tight_fit.plans.model import measured
 from tight_fit.techniques.compiled import compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SMALL = {
-    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64,
-}  # fmt: skip
+SMALL = configured(library.LlamaConfig, 64, 2, 4, 128, 211, num_key_value_heads=2)
 
 
 def step(**fields) -> ModelStep:
-    return ModelStep(library.LlamaConfig(**SMALL), batch_size=4, length=24, **fields)
+    return ModelStep(SMALL, batch_size=4, length=24, **fields)
 
 
 class Chain(nn.Module):

@@ -95,18 +95,11 @@ def test_chunks_have_about_as_many_logits_as_hidden_states_but_keep_a_gpu_busy(
     assert chunk == expected and (chunk <= 256 or chunk * words <= 2 * tokens * width)
 
 
-def small(**changed):
-    fields = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
-    return library.LlamaConfig(
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32, **fields,
-        **changed,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_in_chunks_has_the_same_parameters_and_gradients(tied):
     torch.manual_seed(1)
-    model = library.LlamaForCausalLM(small(tie_word_embeddings=tied))
+    config = configured(library.LlamaConfig, 16, 2, 4, 24, 50, tie_word_embeddings=tied)
+    model = library.LlamaForCausalLM(config)
     ids = torch.randint(50, (2, 12))
     names = [name for name, _ in model.named_parameters()]
     F.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten(), reduction="sum").backward()
@@ -130,8 +123,7 @@ def test_logits_that_are_changed_after_the_head_are_refused():
 
 
 def test_a_model_without_a_vocabulary_is_refused():
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
-    config = library.BertConfig(vocab_size=50, num_hidden_layers=1, **sizes)
+    config = configured(library.BertConfig, 16, 1, 2, 24, 50)
     model = library.BertForSequenceClassification(config)
     with pytest.raises(ValueError, match="is for language models"):
         put_in_chunks(model)

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -14,19 +15,19 @@ from transformers import (
 )
 
 from tests.forked import forked, results
+from tests.small import configured
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.compiled import plan_compiled
 from tools.course import NOTEBOOKS
 
 PAGE = (NOTEBOOKS.parent / "docs" / "combinations.md").read_text(encoding="utf8")
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+small = partial(configured, Qwen3Config, 64, 2, 4, 128, 64, num_key_value_heads=2, head_dim=16)
 IDS = torch.arange(18).view(2, 9)
 
 
 def made():
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS))
+    return Qwen3ForCausalLM(small())
 
 
 def adapted(model):
@@ -135,7 +136,7 @@ def test_beside_ddp_and_fsdp(tmp_path):
 
 def test_a_budget_halves_what_is_kept():
     named = re.search(r"torch\.(_functorch)\.config\.(\w+) = ([\d.]+)", PAGE)
-    step = ModelStep(Qwen3Config(**SIZES, **HEADS), batch_size=4, length=24)
+    step = ModelStep(small(), batch_size=4, length=24)
     kept = plan_compiled(step).compiled
     config = importlib.import_module(f"torch.{named[1]}.config")
     with config.patch({named[2]: float(named[3])}):

@@ -1,15 +1,12 @@
 """A compiled model learns the same, and is measured and evaluated operation by operation."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from helpers import measure, models, train
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
+from tests.small import python
 from tight_fit.techniques import compiled
 
 RECIPE = Recipe(model="vit", batch_size=4, train_size=16, test_size=8, steps=3, learning_rate=1e-3)
@@ -70,4 +67,4 @@ def test_planning_an_adapter_imports_no_compiler():
         "plan_model('distilgpt2', batch_size=1, length=8, lora_rank=2)\n"
         "assert 'bitsandbytes' in sys.modules and 'torch._inductor.compile_fx' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", source], check=True, cwd=Path(__file__).parents[2])
+    python("-c", source, check=True)

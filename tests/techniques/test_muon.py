@@ -9,6 +9,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from helpers import models
 from helpers.recipe import Recipe
+from tests.small import configured
 from tight_fit.techniques.muon import MuonWithAdamW, hidden_matrices
 from tight_fit.techniques.optimizers import make_optimizer
 
@@ -87,11 +88,7 @@ def test_embeddings_and_heads_are_left_to_adamw(fields, left):
 
 def test_an_output_layer_of_its_own_and_stacked_experts_are_left_to_adamw():
     """Muon is for matrices, and experts of one layer are one tensor of three dimensions."""
-    config = MixtralConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, num_local_experts=4,
-        tie_word_embeddings=False,
-    )  # fmt: skip
+    config = configured(MixtralConfig, 16, 1, 2, 32, 64, num_key_value_heads=2, num_local_experts=4)
     left = left_to_adamw(MixtralForCausalLM(config))
     experts = "model.layers.0.mlp.experts."
     assert left == {

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 import transformers as library
 from torch import nn
 
+from tests.small import configured
 from tight_fit.models.made import FlatLogits
 from tight_fit.plans.model import ModelStep
 from tight_fit.techniques import preferences
@@ -13,10 +14,7 @@ from tight_fit.techniques.chunked_loss import put_in_chunks
 from tight_fit.techniques.log_probs import ChunkedLogProbs
 
 TOKENS, WIDTH, WORDS = 700, 24, 97
-CONFIG = library.LlamaConfig(
-    vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, intermediate_size=64, max_position_embeddings=64, pad_token_id=0,
-)  # fmt: skip
+CONFIG = configured(library.LlamaConfig, 32, 2, 4, 64, WORDS, num_key_value_heads=2, pad_token_id=0)
 IGNORE = -100
 
 

@@ -3,17 +3,13 @@
 import pytest
 import transformers as library
 
+from tests.small import configured
 from tight_fit.techniques import model_changes
 from tight_fit.techniques.targets import targets_of
 
-TEXT = {
-    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 24, "max_position_embeddings": 32,
-}  # fmt: skip
-
 
 def llama():
-    return library.LlamaForCausalLM(library.LlamaConfig(**TEXT, num_key_value_heads=2))
+    return library.LlamaForCausalLM(configured(library.LlamaConfig, 16, 2, 4, 24, 50))
 
 
 def gpt2():

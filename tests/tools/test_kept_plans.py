@@ -19,6 +19,6 @@ def test_each_group_has_its_file_and_tables_of_layouts_are_those_of_the_kept_pla
     assert {name: KEPT[name] for name in shown} == shown, "stale: make plans"
 
 
-@pytest.mark.night  # by day tests/core/test_ladder_table.py plans some of them
+@pytest.mark.night  # by day tests/core/test_plan_tables.py plans some of them
 def test_kept_tables_of_techniques_are_planned_alike_today():
     assert {name: KEPT[name] for name in ("techniques", "rungs", "savings")} == techniques.shown()

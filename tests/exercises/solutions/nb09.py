@@ -6,6 +6,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from tests.exercises import mistakes
+
 TOTAL, REAL = 4 * 256 + 4 * 96, 12 + 40 + 33 + 250 + 61 + 18 + 90 + 25
 
 
@@ -41,27 +43,18 @@ def without_labels(rows, pad_id):
     return {name: values for name, values in batch(rows, pad_id).items() if name != "labels"}
 
 
-def token_loss(logits, labels, mask):
-    labels = labels.masked_fill(mask == 0, -100)
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / mask.sum()
+def token_loss(logits, labels, mask, wrong=""):
+    """`wrong` is the mistake that it makes."""
+    left_out = labels == -1 if wrong == "by label" else mask == 0
+    if wrong == "changes labels":
+        labels[left_out] = -100
+    labels = labels.masked_fill(left_out, -100)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def only_the_divisor(logits, labels, mask):
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     return (losses * mask.flatten()).sum() / mask.sum()
-
-
-def by_label(logits, labels, mask):
-    return F.cross_entropy(logits.flatten(0, 1), labels.masked_fill(labels == -1, -100).flatten())
-
-
-def changes_labels(logits, labels, mask):
-    labels[mask == 0] = -100
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-def no_gradient(logits, labels, mask):
-    return token_loss(logits, labels, mask).item()
 
 
 def largest(p, share):
@@ -84,8 +77,8 @@ WRONG = {
         lambda rows, pad_id: batch(rows, pad_id)["input_ids"], 3,
     ],
     "09.4": [
-        only_the_divisor, by_label, changes_labels,
-        no_gradient, 3,
+        only_the_divisor, *mistakes(token_loss, "by label", "changes labels"),
+        lambda *given: token_loss(*given).item(), 3,
     ],
     "09.3": [
         lambda p, share: math.ceil(math.log(1 - share) / math.log(1 - p)),

@@ -10,21 +10,22 @@ def cut(rows, size):
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def buckets(lengths, batch_size, window, seed, by_length=True, mixed=True):
+def buckets(lengths, batch_size, window, seed, wrong=""):
+    """`wrong` is the mistake that it makes."""
     generator = random.Random(seed)
     rows = list(range(len(lengths)))
     generator.shuffle(rows)
     batches = []
     for part in cut(rows, window * batch_size):
-        batches += cut(sorted(part, key=lengths.__getitem__) if by_length else part, batch_size)
-    if mixed:
+        part = part if wrong == "not sorted" else sorted(part, key=lengths.__getitem__)
+        batches += cut(part, batch_size)
+    if wrong != "not mixed":
         generator.shuffle(batches)
+    if wrong == "drops the rest":
+        batches = [batch for batch in batches if len(batch) == batch_size]
+    if wrong == "lengths for rows":
+        batches = [[lengths[row] for row in batch] for batch in batches]
     return batches
-
-
-def drops_the_rest(lengths, batch_size, window, seed):
-    batches = buckets(lengths, batch_size, window, seed)
-    return [batch for batch in batches if len(batch) == batch_size]
 
 
 def sorted_all(lengths, batch_size, window, seed, mixed=False):
@@ -32,10 +33,6 @@ def sorted_all(lengths, batch_size, window, seed, mixed=False):
     if mixed:
         random.Random(seed).shuffle(batches)
     return batches
-
-
-def lengths_not_rows(lengths, batch_size, window, seed):
-    return [[lengths[row] for row in batch] for batch in buckets(lengths, batch_size, window, seed)]
 
 
 def budget_batches(lengths, order, budget, wrong=""):
@@ -55,21 +52,14 @@ def budget_batches(lengths, order, budget, wrong=""):
     return batches
 
 
-def packed_labels(texts):
+def packed_labels(texts, wrong=""):
+    """`wrong` is the mistake that it makes."""
     row = []
     for prompt, answer in texts:
-        start = len(row)
-        row += [-100] * len(prompt) + list(answer)
-        row[start] = -100
+        before = prompt if wrong == "learns prompts" else [-100] * len(prompt)
+        labels = [*before, *answer]
+        row += labels if wrong == "keeps the first" else [-100, *labels[1:]]
     return row
-
-
-def keeps_the_first(texts):
-    return [label for prompt, answer in texts for label in [-100] * len(prompt) + list(answer)]
-
-
-def learns_prompts(texts):
-    return [label for prompt, answer in texts for label in [-100, *(prompt + answer)[1:]]]
 
 
 RIGHT = {"10.1": budget_batches, "10.4": buckets, "10.2": packed_labels, "10.3": {"D", "E"}}
@@ -79,12 +69,12 @@ WRONG = {
         lambda lengths, order, budget: budget_batches(lengths, sorted(order), budget), 3,
     ],
     "10.4": [
-        sorted_all, partial(sorted_all, mixed=True), partial(buckets, by_length=False),
-        partial(buckets, mixed=False), drops_the_rest, lengths_not_rows,
+        sorted_all, partial(sorted_all, mixed=True),
+        *mistakes(buckets, "not sorted", "not mixed", "drops the rest", "lengths for rows"),
         lambda *given: buckets(*given[:3], random.random()), [[0, 1]],
     ],
     "10.2": [
-        keeps_the_first, learns_prompts, lambda texts: [],
+        *mistakes(packed_labels, "keeps the first", "learns prompts"), lambda texts: [],
         lambda texts: [max(0, label) for label in packed_labels(texts)], 3,
     ],
     "10.3": [

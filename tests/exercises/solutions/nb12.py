@@ -3,17 +3,12 @@
 from tests.exercises import mistakes
 
 
-def place(steps, accumulation, batches):
-    per_epoch = -(-batches // accumulation)
-    return steps // per_epoch, steps % per_epoch * accumulation
-
-
-def only_full_groups(steps, accumulation, batches):
-    return divmod(steps * accumulation, batches)
-
-
-def rest_in_steps(steps, accumulation, batches):
-    return divmod(steps, -(-batches // accumulation))
+def place(steps, accumulation, batches, wrong=""):
+    """`wrong` is the mistake that it makes."""
+    if wrong == "full groups only":
+        return divmod(steps * accumulation, batches)
+    epochs, rest = divmod(steps, -(-batches // accumulation))
+    return epochs, rest if wrong == "the rest in steps" else rest * accumulation
 
 
 def handed(loss_sum, rows, steps, ranks):
@@ -45,7 +40,7 @@ def diagnosis(kind, counted, started):
 RIGHT = {"12.1": place, "12.2": handed, "12.3": on_the_gpu, "12.4": diagnosis}
 WRONG = {
     "12.1": [
-        only_full_groups, rest_in_steps,
+        *mistakes(place, "full groups only", "the rest in steps"),
         lambda steps, accumulation, batches: (0, steps * accumulation), (1, 4),
     ],
     "12.2": [

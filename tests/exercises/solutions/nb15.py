@@ -13,13 +13,7 @@ def pairs(warm):
     return order
 
 
-def forgets_the_last(s, K, M):
-    return pairs(lambda s, K: min(1, K - 1 - s))(s, K, M)[:-1]
-
-
-def backward_first(s, K, M):
-    todo = pairs(lambda s, K: min(1, K - 1 - s))(s, K, M)
-    return [todo[-1], *todo[:-1]]
+right = pairs(lambda s, K: min(1, K - 1 - s))
 
 
 def both_ways(s, K, M):
@@ -39,12 +33,14 @@ def stuck(first, second):
     return bool(first or second)
 
 
-RIGHT = {"15.1": 63, "15.2": pairs(lambda s, K: min(1, K - 1 - s)), "15.4": copies, "15.3": stuck}
+RIGHT = {"15.1": 63, "15.2": right, "15.4": copies, "15.3": stuck}
 WRONG = {
     "15.1": [70, 64, 62, 72, 56, 7, 63.5, "63"],
     "15.2": [
         pairs(lambda s, K: K - 1 - s), pairs(lambda s, K: 0), pairs(lambda s, K: 2),
-        forgets_the_last, backward_first, both_ways, lambda s, K, M: 0, 3,
+        lambda *given: right(*given)[:-1],  # forgets the last
+        lambda *given: [right(*given)[-1], *right(*given)[:-1]],  # goes backward first
+        both_ways, lambda s, K, M: 0, 3,
     ],
     "15.4": [
         lambda K, sizes: K * sum(sizes), lambda K, sizes: sum(sizes),
