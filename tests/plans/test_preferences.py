@@ -110,6 +110,11 @@ def test_all_completions_of_a_step_are_written_together():
         assert np.array_equal(on_line.max(axis=0), planned.max(axis=0))
 
 
+def test_fewer_tokens_that_are_written_have_fewer_logits():
+    many, few = (plan_on_cpu(step("llama", **GRPO, completion=count)) for count in (23, 3))
+    assert many.flops["forward"] - few.flops["forward"] == 2 * 20 * 4 * 64 * 99
+
+
 @pytest.mark.parametrize(
     "fields, said",
     [
