@@ -113,7 +113,7 @@ for place, number in enumerate(sys.argv[1:]):
 """
 
 
-def test_solutions_are_judged_from_another_process_as_in_this_one(tmp_path):
+def test_solutions_are_judged_from_another_process_as_in_this_one():
     """Of every exercise but those that plan full-size models one answer, each fourth a wrong one,
     which travel in the same way."""
     numbers = [number for number in load_all() if number not in FULL_SIZE]

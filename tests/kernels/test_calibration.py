@@ -278,7 +278,7 @@ def test_the_driver_s_name_and_the_memory_tell_which_row_it_is():
     assert calibrate.named("NVIDIA Xq 9", 2**33, (9, 9)) == GPU("NVIDIA Xq 9", 2**33, (9, 9))
 
 
-def test_what_is_printed_has_the_steps_before_and_after(file, t4):
+def test_what_is_printed_has_the_steps_before_and_after(file):
     step = {"model": "gpt2", "batch_size": 4, "length": 8, "precision": "fp16", "measured": 0.1}
     step |= {"table": 0.15, "calibrated": 0.102}
     rows = [{"seconds": 1e-3, "tf32": False, "ops": [list(product("fp16", (1, 4096, 4096, 1024)))]}]

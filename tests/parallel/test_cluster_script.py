@@ -288,7 +288,7 @@ def slurm(tmp_path):
     }  # fmt: skip
 
 
-def test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue(alone, slurm, tmp_path):
+def test_before_its_time_is_over_a_job_saves_and_goes_back_into_the_queue(slurm, tmp_path):
     """Slurm's signal comes in mid-training; no save was due. The next start goes on from there."""
     job, environment = slurm
     command = ["bash", BATCH, "--every", "1000000"]

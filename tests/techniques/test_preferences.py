@@ -125,7 +125,7 @@ def test_the_loss_of_dpo_is_the_papers(loss):
     torch.testing.assert_close(gradients(found, model), wanted, atol=1e-5, rtol=1e-4)
 
 
-def words(folder):
+def words():
     """A tokenizer that nothing is asked of but its padding."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -160,7 +160,7 @@ def test_the_loss_and_gradient_of_grpo_are_trls(loss, beta, tmp_path):
     args.gradient_checkpointing = False
     model = model_of(0)
     data = Dataset.from_list([{"prompt": "a"}])
-    options = {"train_dataset": data, "processing_class": words(tmp_path)}
+    options = {"train_dataset": data, "processing_class": words()}
     trainer = trl.GRPOTrainer(model, lambda **all: [0.0], args=args, **options)
     trainer.beta = beta  # after it was made: it would look for the reference on the hub
     trainer.current_gradient_accumulation_steps = 1
