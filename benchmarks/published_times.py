@@ -8,7 +8,7 @@ NeuSight's, Qwen's, Mistral's and MPT's steps are traced now (those of four GPUs
 
 Five sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
 in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, Qwen-7B's LoRA steps
-in bf16 on an A100 (`benchmarks.peaks.qwen`), Mistral-7B's there (`benchmarks.peaks.mistral`), and
+in bf16 on an A100 (`benchmarks.peaks.qwen`), Mistral-7B's there (data/peaks.csv), and
 MPT's in bf16 on eight H100s (`benchmarks.foundry_steps`). The tensor-core constants were fitted to
 every third family of timm's models (`benchmarks.fit_gpu_steps`); those are marked and left out of
 the means.
@@ -220,19 +220,20 @@ def qwen() -> list[Row]:
 
 def mistral() -> list[Row]:
     """Mistral-7B's steps with all weights, LoRA and QLoRA in NF4, traced now (half a minute)."""
-    from benchmarks.peaks.mistral import LENGTH, ROWS, step_of
+    from benchmarks.peaks.points import POINTS
     from tight_fit.plans.model import plan_model_step
 
     return [
         _in_bf16(
-            "A100-80GB",
+            point.gpu.name,
             "Mistral-7B",
-            f"Mistral-7B, {way}, {examples} × {LENGTH}",
-            way.split()[0],
-            examples * LENGTH / tokens_per_second,
-            plan_model_step(step_of(way, examples)).operations,
+            point.name,
+            point.name.split(", ")[1].split()[0],
+            point.setup.batch_size * point.setup.length / point.tokens_per_second,
+            plan_model_step(point.setup).operations,
         )
-        for way, examples, _, tokens_per_second in ROWS
+        for point in POINTS
+        if point.tokens_per_second
     ]
 
 

@@ -1,4 +1,4 @@
-"""Plans of Qwen-7B's published steps, kept in qwen.json, and their part of docs/accuracy.md.
+"""Plans of Qwen-7B's published steps, kept in data/qwen.json, and their part of docs/accuracy.md.
 
 `python -m benchmarks.peaks Qwen` makes them anew (some minutes) and writes the page.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.peaks.point import A100
+from benchmarks.pages import DATA
 from benchmarks.peaks.qwen import (
     MICRO_BATCHES,
     PUBLISHED,
@@ -27,8 +26,9 @@ from tight_fit.memory.plan import Plan
 from tight_fit.plans.own_step import plan_custom_step
 from tight_fit.units import duration, size
 
+GPU = "A100-80GB"
 GB = 10**9  # bytes: the page's unit
-KEPT = Path(__file__).with_name("qwen.json")
+KEPT = DATA / "qwen.json"
 TEXT = """## Language models, as nvidia-smi shows them
 
 Qwen-7B was fine-tuned on an A100 with 80 GB by three ways, and memory and seconds per step were
@@ -55,7 +55,7 @@ def planned(row: QwenRow) -> Plan:
 def plan(row: QwenRow) -> dict[str, float]:
     """{"reserved": bytes, "allocated": bytes, "seconds": of a step} of a published row."""
     found = planned(row)
-    peaks, took = found.allocator_peaks(A100), found.seconds(A100)
+    peaks, took = found.allocator_peaks(GPU), found.seconds(GPU)
     return {
         "reserved": peaks.reserved,
         "allocated": peaks.allocated,
