@@ -13,9 +13,7 @@ from benchmarks.pages import DATA
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 
-CASES: dict[str, dict[str, Any]] = json.loads(
-    (DATA / "gpu_models.json").read_text(encoding="utf8")
-)
+CASES: dict[str, dict[str, Any]] = json.loads((DATA / "gpu_models.json").read_text(encoding="utf8"))
 
 
 def step_of(name: str) -> ModelStep:

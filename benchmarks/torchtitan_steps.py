@@ -62,21 +62,6 @@ KINDS = (
     "with torch.compile and float8",
     "with both and context ranks (planned without them)",
 )
-SECTION = """## Several GPUs
-
-torchtitan publishes what Llama 3.1 takes on H100s of 96 GB with FSDP2, alone and with tensor and
-sequence or with context parallelism;
-[benchmarks/torchtitan_steps.py](../benchmarks/torchtitan_steps.py) says how each row is set up.
-Memory is the reserved peak of the fullest GPU. No constant was fitted to these figures.
-Rows with FSDP alone are planned with each layer compiled, and with float8, where they were measured
-so. With tensor or context ranks neither is planned: such a row is planned as the step without.
-
-{sentence}
-
-[data/torchtitan.csv](data/torchtitan.csv) has every row, with its source.
-
-Not set up: the other rows with float8 and tensor or context ranks, and pipelines.
-"""
 
 
 @dataclass(frozen=True)
@@ -214,11 +199,6 @@ def table() -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def section() -> str:
-    """What docs/accuracy.md says of several GPUs."""
-    return SECTION.format(sentence=sentence())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,7 +15,6 @@ from benchmarks.peaks.qwen import (
     MICRO_BATCHES,
     PUBLISHED,
     QLORA,
-    SOURCE,
     TRACED,
     QwenRow,
     qwen_setup,
@@ -24,22 +23,11 @@ from tight_fit.gpus import CONTEXT
 from tight_fit.kernels.op import OPTIMIZER
 from tight_fit.memory.plan import Plan
 from tight_fit.plans.own_step import plan_custom_step
-from tight_fit.units import duration, size
+from tight_fit.units import duration
 
 GPU = "A100-80GB"
 GB = 10**9  # bytes: the page's unit
 KEPT = DATA / "qwen.json"
-TEXT = """## Language models, as nvidia-smi shows them
-
-Qwen-7B was fine-tuned on an A100 with 80 GB by three ways, and memory and seconds per step were
-[published]({source}). [benchmarks/peaks/qwen.py](../benchmarks/peaks/qwen.py) says how the steps
-were set up, before their plans were seen, and what is not known of them. The planned memory is what
-PyTorch reserves and {context} for the CUDA context, which nvidia-smi shows as well.
-
-{sentence}
-
-[data/qwen.csv](data/qwen.csv) has every step.
-"""
 
 
 def planned(row: QwenRow) -> Plan:
@@ -109,11 +97,6 @@ def table() -> pd.DataFrame:
             for row in PUBLISHED
         ]
     )
-
-
-def section() -> str:
-    """The part of the page."""
-    return TEXT.format(source=SOURCE, context=size(CONTEXT), sentence=sentence())
 
 
 def make(report: Callable[[str], None] = lambda line: None) -> None:
