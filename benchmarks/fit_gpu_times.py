@@ -29,19 +29,9 @@ from tight_fit.gpus.specs import MEASURED, SPECS
 from tight_fit.kernels import kernel_time
 from tight_fit.kernels.kernel_time import moving_seconds, tiled_seconds
 
-PASSES = {
-    "add": 3,
-    "mul": 3,
-    "div": 3,
-    "pow": 3,
-    "addu": 2,
-    "mulu": 2,
-    "divu": 2,
-    "relu": 2,
-    "gelu": 2,
-    "tanh": 2,
-    "powu": 2,
-}
+PASSES = dict.fromkeys("add mul div pow".split(), 3) | dict.fromkeys(
+    "addu mulu divu powu relu gelu tanh".split(), 2
+)
 PRODUCT = ("efficiency", "small_tile", "alone", "start")
 BOUNDS = {
     "efficiency": (0.05, 1.0),

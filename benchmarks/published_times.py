@@ -53,29 +53,11 @@ SHOWN = (
     "timm, held out, grouped convolutions",
 )
 SIMPLER = "timm, held out"  # the group of which the page says what simpler estimates miss
+_CARDS = records("neusight_cards.csv")
+NAMES = dict(zip(_CARDS["card"], _CARDS["gpu"]))
+NEAREST = dict(zip(_CARDS["gpu"], _CARDS["nearest"]))
 # The GPUs whose kernels NeuSight published, as it names them.
-FITTED = {
-    "Tesla T4": "T4",
-    "Tesla P4": "P4",
-    "Tesla P100-PCIE-16GB": "P100",
-    "Tesla V100-PCIE-32GB": "V100-32GB",
-    "NVIDIA A100-PCIE-40GB": "A100-40GB",
-}
-NAMES = FITTED | {
-    "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
-    "NVIDIA GeForce RTX 3090": "RTX 3090",
-}
-# Whose constants stand in for a GPU's own when its kernels count as never fitted.
-NEAREST = {
-    "T4": "V100-32GB",
-    "P4": "T4",
-    "P100": "V100-32GB",
-    "V100-32GB": "A100-40GB",
-    "A100-40GB": "V100-32GB",
-    "A100-80GB-PCIe": "V100-32GB",
-}
-
-
+FITTED = {card: NAMES[card] for card in _CARDS["card"][_CARDS["kernels"] == "yes"]}
 PARTS = {"forward": ("forward",), "backward": ("backward", "recompute")}
 PARTS["both"] = PARTS["forward"] + PARTS["backward"]
 

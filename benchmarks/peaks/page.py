@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
 from benchmarks import markdown, torchtitan_steps
+from benchmarks.comparison import Errors
 from benchmarks.pages import DATA
 from benchmarks.peaks import qwen_plans
 from benchmarks.peaks.points import ALLOCATED, LEFT_OUT, RESERVED, misses
@@ -33,23 +33,6 @@ SENTENCE = (
     "The plan misses the {kind} peak of {count} published {things} by {mean:.2%} in the mean "
     "(median {median:.2%}, {worst:+.1%} at worst: {name})."
 )
-
-
-class Errors(NamedTuple):
-    """Mean and median of the sizes of errors, and the largest with its sign and its point."""
-
-    mean: float
-    median: float
-    worst: float
-    name: str
-    count: int
-
-    @classmethod
-    def of(cls, found: pd.DataFrame) -> Errors:
-        """Of rows of `misses`. Raises ValueError for none."""
-        sizes = found["error"].abs()
-        worst = found.loc[sizes.idxmax()]
-        return cls(sizes.mean(), sizes.median(), worst["error"], worst["step"], len(sizes))
 
 
 def group(release: str) -> str:

@@ -9,17 +9,18 @@ again. `python -m benchmarks.peaks` makes the file and docs/accuracy.md anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 import pandas as pd
 
-from benchmarks.pages import DATA, records
+from benchmarks import comparison
+from benchmarks.pages import records
 from benchmarks.peaks import attention_tables, known, litgpt, litgpt_hub, others, small_gpt, vit
 from benchmarks.peaks.point import OWN_GPUS, Point, Setup
 from tight_fit.gpus import find
 from tight_fit.models.step import ModelStep
 
-PLANNED = DATA / "peaks.json"
 ALLOCATED, RESERVED = "allocated", "reserved"
 MODULES = {
     module.__name__.rpartition(".")[2]: module
@@ -70,17 +71,18 @@ LEFT_OUT: dict[str, str] = {
 
 def read() -> dict[str, dict[str, int]]:
     """{name of a point: {"allocated": bytes, "reserved": bytes}} by plan."""
-    return json.loads(PLANNED.read_text(encoding="utf8"))
+    return comparison.read("peaks")
 
 
-def make(points: Iterable[Point], report: Callable[[str], None] = lambda line: None) -> None:
+def make(points: Iterable[Point]) -> None:
     """Plan points and keep the results; those of other points stay, those of none go."""
-    for point in points:
-        peaks = point.planned()
-        results = read() | {point.name: {ALLOCATED: peaks.allocated, RESERVED: peaks.reserved}}
-        ordered = {point.name: results[point.name] for point in POINTS if point.name in results}
-        PLANNED.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf8")
-        report(f"{point.name}: {peaks}")
+    plans = {point.name: partial(_kept, point) for point in points}
+    comparison.make("peaks", plans, [point.name for point in POINTS])
+
+
+def _kept(point: Point) -> dict[str, int]:
+    peaks = point.planned()
+    return {ALLOCATED: peaks.allocated, RESERVED: peaks.reserved}
 
 
 def misses() -> pd.DataFrame:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 
-from benchmarks.pages import DATA
+from benchmarks import comparison
+from benchmarks.comparison import Errors
 from benchmarks.peaks.qwen import (
     MICRO_BATCHES,
     PUBLISHED,
@@ -27,7 +27,6 @@ from tight_fit.units import duration
 
 GPU = "A100-80GB"
 GB = 10**9  # bytes: the page's unit
-KEPT = DATA / "qwen.json"
 
 
 def planned(row: QwenRow) -> Plan:
@@ -53,7 +52,7 @@ def plan(row: QwenRow) -> dict[str, float]:
 
 def read() -> dict[str, dict[str, float]]:
     """{name of a row: what `plan` gave}"""
-    return json.loads(KEPT.read_text(encoding="utf8"))
+    return comparison.read("qwen")
 
 
 def errors() -> pd.DataFrame:
@@ -72,11 +71,8 @@ def sentence() -> str:
     """How far the plans miss, in words."""
     words = []
     for what, found in errors().items():
-        sizes = found.abs()
-        worst = sizes.idxmax()
-        words.append(
-            f"{what} by {sizes.mean():.1%} in the mean ({found[worst]:+.1%} at worst: {worst})"
-        )
+        of = Errors.of(found)
+        words.append(f"{what} by {of.mean:.1%} in the mean ({of.worst:+.1%} at worst: {of.name})")
     return f"The plan misses the {len(PUBLISHED)} steps' {words[0]}, and their {words[1]}."
 
 
@@ -99,10 +95,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def make(report: Callable[[str], None] = lambda line: None) -> None:
+def make() -> None:
     """Plan every row and keep the results."""
-    kept = read()
-    for row in PUBLISHED:
-        kept[row.name] = plan(row)
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf8")
-        report(f"Qwen-7B, {row.name}: {kept[row.name]}")
+    plans = {row.name: partial(plan, row) for row in PUBLISHED}
+    comparison.make("qwen", plans, list(plans))

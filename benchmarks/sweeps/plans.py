@@ -7,7 +7,8 @@ of two from `start` on, in both directions, until the best is inside.
 - Handwritten digits: 400 training images, 8 epochs; the other training images choose the rate.
   Arms with larger batches take as many steps as 8 epochs have.
 - Reuters documents: their first 32 tokens, in batches made by their lengths at 256 tokens. In the
-  time of 100 bucketed steps of 256 tokens, a random order makes 35 (`benchmarks.sweeps.orders`).
+  time of 100 bucketed steps of 256 tokens, a random order makes 35: by the processor seconds of a
+  step of 16 documents at each padded length, and the padded lengths of an epoch in either order.
   An arm of 05_embeddings names the order that every arm has, so that runs of 10_batches are taken.
 - Questions about Reuters documents, cut to 64 tokens: 60 steps, a sixth of an epoch.
 """
