@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import LlamaConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
-from benchmarks.pages import DATA
+from benchmarks import pages
 from helpers.kept_layouts import facts, in_words
 from helpers.tables import KEPT_TABLES
 from tight_fit.layouts.cluster import Cluster
@@ -55,7 +55,7 @@ class Texts:
 
 LENGTHS = (8_192, 32_768, 131_072, 262_144)
 LAYOUTS = ("fsdp=8", "fsdp=2,context=4")
-_DATA = json.loads((DATA / "layouts.json").read_text(encoding="utf8"))
+_DATA = json.loads((pages.DATA / "layouts.json").read_text(encoding="utf8"))
 TEXTS = {  # by the number of GPUs
     int(gpus): Texts(
         kept["model"],
@@ -79,15 +79,6 @@ def of_texts(gpus: int = 8) -> dict[tuple[int, str], Facts]:
 
 
 KEPT_OF_TRIAL = ("need", "fits", "seconds", "tokens_per_second_per_gpu")
-LLAMA_70B = LlamaConfig(  # table 3 of the Llama 3 paper (arXiv 2407.21783)
-    vocab_size=128256,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_hidden_layers=80,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    max_position_embeddings=131072,
-)
 
 
 @dataclass(frozen=True)
@@ -136,8 +127,9 @@ OWNED = {name: _job(kept) for name, kept in _DATA["owned"].items()}
 
 
 def config_of(model: str) -> PretrainedConfig:
-    """The configuration of a model on the hub, or of Llama 3.1 "70B"."""
-    return LLAMA_70B if model == "70B" else read(model)
+    """The configuration of a model on the hub, or of Llama 3.1 "70B" (table 3 of the Llama 3 paper,
+    arXiv 2407.21783)."""
+    return pages.config_of("Llama-3.1-70B") if model == "70B" else read(model)
 
 
 def plan_trial(job: SearchJob, trial: Trial) -> Facts:

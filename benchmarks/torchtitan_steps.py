@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from benchmarks import comparison
-from benchmarks.layout_searches import LLAMA_70B
-from benchmarks.pages import records
+from benchmarks.pages import config_of, records
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.gpus.table import FLASH_2_ATTENTION
@@ -44,7 +43,7 @@ CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
 SPECS = find_gpu("H100")._replace(name=CARD.name, bandwidth=2.4e12, attention=FLASH_2_ATTENTION)
 MODELS = {
     "Llama-3.1-8B": hf_config.read("meta-llama/Llama-3.1-8B"),
-    "Llama-3.1-70B": LLAMA_70B,
+    "Llama-3.1-70B": config_of("Llama-3.1-70B"),
 }
 KINDS = (
     "without torch.compile",

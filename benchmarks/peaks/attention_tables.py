@@ -18,56 +18,24 @@ of the installed transformers, which has changed since.
 from __future__ import annotations
 
 import torch
-from transformers import (
-    AlbertConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    BertConfig,
-    BioGptConfig,
-    DistilBertConfig,
-    GPTNeoXConfig,
-    OPTConfig,
-)
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+from benchmarks.pages import config_of
 from benchmarks.peaks.point import Setup
 from tight_fit.techniques import model_changes
 
-MASKED = (BertConfig, DistilBertConfig, AlbertConfig)
-CONFIGS = {
-    "BERT-base": BertConfig(),
-    "DistilBERT": DistilBertConfig(),
-    "ALBERT-base": AlbertConfig(
-        hidden_size=768, num_attention_heads=12, intermediate_size=3072, hidden_act="gelu_new"
-    ),
-    "BioGPT": BioGptConfig(),
-    "Pythia-410M": GPTNeoXConfig(
-        vocab_size=50304,
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        max_position_embeddings=2048,
-    ),
-    "OPT-350M": OPTConfig(
-        hidden_size=1024,
-        num_hidden_layers=24,
-        ffn_dim=4096,
-        num_attention_heads=16,
-        word_embed_proj_dim=512,
-        do_layer_norm_before=False,
-    ),
-}
+MASKED = ("bert", "distilbert", "albert")
 
 
 def setup(model: str, examples: int, length: int, attention: str) -> Setup:
     """Forward and backward pass on random tokens without padding.
 
-    model  one of `CONFIGS`
+    model  of data/models.json
     """
-    config = CONFIGS[model]
+    config = config_of(model)
 
     def make():
-        auto = AutoModelForMaskedLM if isinstance(config, MASKED) else AutoModelForCausalLM
+        auto = AutoModelForMaskedLM if config.model_type in MASKED else AutoModelForCausalLM
         with model_changes.quiet():
             made = auto.from_config(config, attn_implementation=attention)
         made = made.half().cuda().train()
