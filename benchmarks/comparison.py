@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from benchmarks.pages import DATA
+from tight_fit.kernels import kernel_time
 
 
 class Errors(NamedTuple):
@@ -52,3 +54,10 @@ def make(
         ordered = {known: found[known] for known in order if known in found}
         (DATA / f"{name}.json").write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf8")
         print(f"{step}: {found[step]}", flush=True)
+
+
+def write_constants(change: Callable[[dict], dict]) -> None:
+    """Write tight_fit/kernels/constants.json anew, as `change` makes it of what it holds."""
+    path = Path(kernel_time.__file__).parent / "constants.json"
+    kept = json.loads(path.read_text(encoding="utf8"))
+    path.write_text(json.dumps(change(kept), indent=1) + "\n", encoding="utf8")

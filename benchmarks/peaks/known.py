@@ -107,8 +107,9 @@ def trainer(kind: str, recipe: dict[str, Any], classes: int, labels: list[int]) 
         )
 
         def step():
-            batch = fake_batch(model, asked) | {"labels": torch.zeros(labels, dtype=torch.long)}
-            model(**batch).loss.backward()
+            model(  # no name keeps the batch, which is given up before the update
+                **fake_batch(model, asked) | {"labels": torch.zeros(labels, dtype=torch.long)}
+            ).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
             optimizer.step()
             model.zero_grad()
