@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.pages import records
 from tight_fit.command.wrapper import run
 
 FEW = 4  # seconds
@@ -26,24 +27,6 @@ FEW = 4  # seconds
 UNKNOWN: dict[str, tuple[str, dict[str, int]]] = {
     "base.json": ("FacebookAI/roberta-base", {"vocab_size": 50000}),
     "8b.json": ("meta-llama/Llama-3.1-8B", {"vocab_size": 128000}),
-}
-# {question: (what is typed, CPU seconds that it should take at most)}
-COMMANDS = {
-    "--help": ("--help", 1),
-    "a misspelt option": ("--modle x", 1),
-    "an unknown GPU": ("gpt2 --gpu T9000", 1),
-    "an answer that came with the package": ("roberta-base --gpu 8GB", 1),
-    "anew, only whether it fits": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
-    "the same again": ("roberta-base --gpu 8GB --batch 24 --quick", 1),
-    "anew, with what would fit": ("roberta-base --gpu 8GB --batch 24", 4),
-    "another GPU, its steps traced before": ("roberta-base --gpu 6GB --batch 24", 1),
-    "a known model, with LoRA": ("roberta-base --gpu 8GB --lora 8", 1),
-    "a known model, at another length": ("roberta-base --gpu 8GB --length 256", 1),
-    "an unknown base model": ("base.json --gpu 8GB", 4),
-    "an unknown 8 B model, with what would fit": ("8b.json --gpu 24GB", 12),
-    "the same, trained on preferences": ("8b.json --gpu 24GB --task dpo", 24),
-    "eight GPUs": ("meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --length 4096", 30),
-    "eight GPUs, an unknown 8 B model": ("8b.json --gpu H100 --gpus 8 --length 4096", 30),
 }
 
 
@@ -59,7 +42,7 @@ def commands(
     rows = []
     with tempfile.TemporaryDirectory() as own, tempfile.TemporaryDirectory() as other:
         unknown = _write_unknown(Path(own))
-        for label, (typed, goal) in COMMANDS.items():
+        for label, typed, goal in records("commands.csv").itertuples(index=False):
             if (few and goal > FEW) or (words and not any(word in label for word in words)):
                 continue
             typed = " ".join(unknown.get(word, word) for word in typed.split())
@@ -81,7 +64,7 @@ def commands(
 
 
 def _write_unknown(folder: Path) -> dict[str, str]:
-    """{name in `COMMANDS`: path} of the configurations of `UNKNOWN`, which are written there."""
+    """{name in a question: path} of the configurations of `UNKNOWN`, which are written there."""
     from tight_fit.models.names import known  # imports libraries for seconds
 
     for file, (name, different) in UNKNOWN.items():

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import json
 import re
 from pathlib import Path
@@ -25,10 +24,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from benchmarks.timm_steps import read_trace
+from benchmarks.comparison import write_constants
+from benchmarks.timm_steps import traces
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import SPECS
-from tight_fit.kernels import kernel_time
 from tight_fit.kernels.kernel_time import constants, kernel_seconds
 from tight_fit.kernels.op import Op
 
@@ -60,8 +59,7 @@ GPU = "RTX 3090"
 
 class Steps(NamedTuple):
     """Published steps with their kernels: `rows` of steps.csv, seconds [steps], and for every
-    distinct kernel of a step its
-    place in `ops`, the step and how often it runs."""
+    distinct kernel of a step its place in `ops`, the step and how often it runs."""
 
     rows: list[dict]
     seconds: np.ndarray
@@ -79,22 +77,13 @@ def family(model: str) -> str:
 def read(steps: Path, folder: Path) -> Steps:
     """The steps of timm's benchmark that could be traced."""
     rows, known, parts = [], {}, []
-    for row in csv.DictReader(steps.open()):
-        traced = read_trace(folder, row)
-        if traced is None:
-            continue
+    for row, traced in traces(steps, folder):
         for (op, _), times in traced.counted().items():
             parts.append((known.setdefault(op, len(known)), len(rows), times))
         rows.append(row)
     place, step, times = np.array(parts).T
-    return Steps(
-        rows,
-        np.array([float(row["total_ms"]) / 1e3 for row in rows]),
-        list(known),
-        place,
-        step,
-        times,
-    )
+    measured = np.array([float(row["total_ms"]) / 1e3 for row in rows])
+    return Steps(rows, measured, list(known), place, step, times)
 
 
 def predicted(steps: Steps, known: dict) -> np.ndarray:
@@ -123,17 +112,9 @@ def fit(steps: Steps, chosen: np.ndarray, evaluations: int) -> dict:
         return missed[chosen].mean() + PENALTY * np.mean(np.square(point))
 
     simplex = np.vstack([np.zeros(len(FITTED)), np.eye(len(FITTED)) * 0.3])
-    found = minimize(
-        loss,
-        simplex[0],
-        method="Nelder-Mead",
-        options={
-            "initial_simplex": simplex,
-            "maxfev": evaluations,
-            "fatol": 1e-5,
-            "adaptive": True,
-        },
-    )
+    limits = {"maxfev": evaluations, "fatol": 1e-5, "adaptive": True}
+    options = {"initial_simplex": simplex, **limits}
+    found = minimize(loss, simplex[0], method="Nelder-Mead", options=options)
     return with_values(known, found.x)
 
 
@@ -197,17 +178,13 @@ def main() -> None:
             "error": error,
         }
     )
-    print(
-        table.groupby(["fitted", "layout"]).error.agg(
-            steps="size", mean="mean", mean_absolute=lambda e: e.abs().mean()
-        )
-    )
+    errors = {"steps": "size", "mean": "mean", "mean_absolute": lambda e: e.abs().mean()}
+    print(table.groupby(["fitted", "layout"]).error.agg(**errors))
     print(table.groupby(["family", "layout"]).error.mean().unstack().round(3).to_string())
     print(json.dumps(found["shared"], indent=1))
     if given.write:
         found["fitted families"] = sorted(set(families[chosen].tolist()))
-        path = Path(kernel_time.__file__).parent / "constants.json"
-        path.write_text(json.dumps(_rounded(found), indent=1) + "\n")
+        write_constants(lambda kept: _rounded(found))
 
 
 def _rounded(value):

@@ -16,32 +16,22 @@ constants of the others.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
+from benchmarks.comparison import write_constants
 from benchmarks.published_times import FITTED
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import MEASURED, SPECS
 from tight_fit.kernels import kernel_time
 from tight_fit.kernels.kernel_time import moving_seconds, tiled_seconds
 
-PASSES = {
-    "add": 3,
-    "mul": 3,
-    "div": 3,
-    "pow": 3,
-    "addu": 2,
-    "mulu": 2,
-    "divu": 2,
-    "relu": 2,
-    "gelu": 2,
-    "tanh": 2,
-    "powu": 2,
-}
+PASSES = dict.fromkeys("add mul div pow".split(), 3) | dict.fromkeys(
+    "addu mulu divu powu relu gelu tanh".split(), 2
+)
 PRODUCT = ("efficiency", "small_tile", "alone", "start")
 BOUNDS = {
     "efficiency": (0.05, 1.0),
@@ -176,9 +166,7 @@ def residuals(kernels: pd.DataFrame, found: dict) -> pd.DataFrame:
             lent = {
                 name: float(np.median([values[name] for values in others])) for name in others[0]
             }
-            lent |= {
-                name: found[gpu][kind][name] for name in ("floor", "delay")
-            }  # of the CPU, not of the GPU
+            lent |= {name: found[gpu][kind][name] for name in ("floor", "delay")}  # of the CPU
             away = error(kind, some, gpu, lent)
             table.append(
                 {
@@ -218,19 +206,13 @@ def main() -> None:
                 ),
             )
     if given.write:
-        path = Path(kernel_time.__file__).parent / "constants.json"
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        kept["gpus"] = {
-            gpu: {
-                "moving": {kind: round(kinds[kind]["share"], 4) for kind in KINDS[:4]},
-                **{
-                    kind: {name: round(kinds[kind][name], 4) for name in PRODUCT}
-                    for kind in KINDS[4:]
-                },
-            }
-            for gpu, kinds in found.items()
-        }
-        path.write_text(json.dumps(kept, indent=1) + "\n")
+        write_constants(lambda kept: kept | {"gpus": {gpu: _kept(found[gpu]) for gpu in found}})
+
+
+def _kept(kinds: dict[str, dict]) -> dict[str, dict]:
+    """What constants.json holds of a GPU."""
+    tiled = {kind: {name: round(kinds[kind][name], 4) for name in PRODUCT} for kind in KINDS[4:]}
+    return {"moving": {kind: round(kinds[kind]["share"], 4) for kind in KINDS[:4]}, **tiled}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.comparison import Errors
 from benchmarks.gpu_model_cases import CASES, step_of
 from benchmarks.gpu_models import planned
 from helpers import record
@@ -140,11 +141,9 @@ def _same(table: pd.DataFrame, when: str) -> int:
 
 
 def _misses(table: pd.DataFrame, when: str) -> str:
-    allocated, reserved = (errors(table, kind, when) for kind in KINDS)
-    worst = allocated.abs().idxmax()
-    means = [found.abs().mean() for found in (allocated, reserved)]
-    told = MISSES.format(means[0], allocated[worst], worst, means[1])
-    refused = len(table) - len(allocated)
+    allocated, reserved = (Errors.of(errors(table, kind, when)) for kind in KINDS)
+    told = MISSES.format(allocated.mean, allocated.worst, allocated.name, reserved.mean)
+    refused = len(table) - allocated.count
     return f"{told} ({refused} had no plan)" if refused else told
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from benchmarks import gpu_models_table, proof
+from benchmarks.comparison import Errors
 from benchmarks.gpu_model_cases import CASES, step_of
 from benchmarks.gpu_models import planned
 from benchmarks.gpu_models_table import BEFORE, NOW, gpu_of
@@ -90,8 +91,8 @@ def summary(table: pd.DataFrame) -> list[str]:
 
 
 def _errors(found: pd.Series) -> str:
-    sizes = found.abs()
-    return f"{sizes.mean():.1%}, {sizes.median():.1%}, {found[sizes.idxmax()]:+.1%}"
+    errors = Errors.of(found.dropna())
+    return f"{errors.mean:.1%}, {errors.median:.1%}, {errors.worst:+.1%}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.comparison import write_constants
 from benchmarks.fit_gpu_steps import family
 from benchmarks.pages import DATA
 from benchmarks.published_times import Row, by_flops, neusight, qwen, roofline, timm
-from benchmarks.timm_steps import read_trace
+from benchmarks.timm_steps import traces
 from tight_fit.command.wrapper import run as run_command
 from tight_fit.gpus.specs import SPECS
-from tight_fit.kernels import kernel_time
 from tight_fit.kernels.kernel_time import constants
 from tight_fit.kernels.step_seconds import seconds
 from tight_fit.kernels.traced_ops import TracedOps
@@ -71,10 +71,7 @@ def write_timm(steps: Path, folder: Path) -> None:
         out.write(SOURCE + f"# constants: {constants_mark()}\n")
         table = csv.writer(out, lineterminator="\n")
         table.writerow(COLUMNS)
-        for row in csv.DictReader(steps.open()):
-            traced = read_trace(folder, row)
-            if traced is None:
-                continue
+        for row, traced in traces(steps, folder):
             name, every = family(row["model"]), tuple(traced.flops)
             times = (
                 float(row["total_ms"]) / 1e3,
@@ -104,16 +101,15 @@ def write_intervals(rows: list[Row]) -> None:
         if row.held_out
         and (row.source != "NeuSight" or row.kind == "inference" or row.part == "backward")
     ]
-    path = Path(kernel_time.__file__).parent / "constants.json"
-    kept = json.loads(path.read_text())
+    errors = {}
     for name, measured in (("measured", True), ("derived", False)):
         missed = [
             abs(row.planned / row.measured - 1)
             for row in clean
             if SPECS[row.gpu].measured == measured
         ]
-        kept["shared"]["error"][name] = round(float(np.quantile(missed, 0.9)), 2)
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+        errors[name] = round(float(np.quantile(missed, 0.9)), 2)
+    write_constants(lambda kept: kept | {"shared": kept["shared"] | {"error": errors}})
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """The layouts that lessons show: long texts over several GPUs, and steps whose layout is searched.
 
-`make plans` (`tools.course.kept_plans`) plans all of them and keeps what is shown in helpers/kept/,
-where `helpers.show` reads it. Some searches stand beside choices that torchtitan published in its
-tables of Llama 3.1 on H100s of 96 GB (https://github.com/pytorch/torchtitan/tree/main/benchmarks).
+data/layouts.json has them. `make plans` (`tools.course.kept_plans`) plans all of them and keeps
+what is shown in helpers/kept/, where `helpers.show` reads it. Some searches stand beside choices
+that torchtitan published in its tables of Llama 3.1 on H100s of 96 GB
+(https://github.com/pytorch/torchtitan/tree/main/benchmarks).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import LlamaConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
+from benchmarks import pages
 from helpers.kept_layouts import facts, in_words
 from helpers.tables import KEPT_TABLES
 from tight_fit.layouts.cluster import Cluster
@@ -53,20 +55,14 @@ class Texts:
 
 LENGTHS = (8_192, 32_768, 131_072, 262_144)
 LAYOUTS = ("fsdp=8", "fsdp=2,context=4")
-EIGHT = [(length, layout) for length in LENGTHS for layout in LAYOUTS]
-EIGHT.insert(EIGHT.index((131_072, LAYOUTS[1])), (131_072, "fsdp=4,context=2"))
-PAIR = [(length, layout) for length in (32_768, 65_536) for layout in ("fsdp=2", "context=2")]
+_DATA = json.loads((pages.DATA / "layouts.json").read_text(encoding="utf8"))
 TEXTS = {  # by the number of GPUs
-    8: Texts(
-        "meta-llama/Llama-3.1-8B",
-        Cluster("H100", per_machine=8, inside="NVLink 4"),
-        tuple(EIGHT),
-    ),
-    2: Texts(
-        "meta-llama/Llama-3.2-1B",
-        Cluster("RTX 4090", per_machine=2, inside="PCIe 4 x16"),
-        tuple(PAIR),
-    ),
+    int(gpus): Texts(
+        kept["model"],
+        Cluster(**kept["cluster"]),
+        tuple((length, at) for length, at in kept["asked"]),
+    )
+    for gpus, kept in _DATA["texts"].items()
 }
 # Tokens per second and GPU that torchtitan published (benchmarks/llama3_h100_202412_torchtitan.md)
 # on H100s of 96 GB, with torch.compile and float8, which these plans leave out.
@@ -83,16 +79,6 @@ def of_texts(gpus: int = 8) -> dict[tuple[int, str], Facts]:
 
 
 KEPT_OF_TRIAL = ("need", "fits", "seconds", "tokens_per_second_per_gpu")
-ALL_WEIGHTS = {"weights": "fp32", "precision": "bf16"}  # AdamW: fp32 shards, bf16 products
-LLAMA_70B = LlamaConfig(  # table 3 of the Llama 3 paper (arXiv 2407.21783)
-    vocab_size=128256,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_hidden_layers=80,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    max_position_embeddings=131072,
-)
 
 
 @dataclass(frozen=True)
@@ -121,66 +107,29 @@ class SearchJob:
         return ModelStep(config_of(self.model), **self.fields)
 
 
-def _on_h100s(model: str, machines: int, published: Trial, *measured: int | None) -> SearchJob:
-    """Two examples of 8,192 tokens per GPU, on machines of eight H100s, which have NVLink inside
-    and a network card per GPU."""
-    cluster = Cluster("H100", 8, inside="NVLink 4")
-    if machines > 1:
-        cluster = Cluster("H100", 8, machines, "NVLink 4", "InfiniBand 400 Gbit", cards=8)
-    fields = {"batch_size": 2 * cluster.gpus, "length": 8_192, **ALL_WEIGHTS}
-    eager, compiled = measured
-    return SearchJob(model, cluster, fields, RECOMPUTED, published, (eager, compiled))
+def _job(kept: dict[str, Any]) -> SearchJob:
+    made: dict[str, Any] = {
+        name: tuple(kept[name]) for name in ("recompute", "measured") if name in kept
+    }
+    if "published" in kept:
+        layout, recompute = kept["published"]
+        made["published"] = Trial(parse(layout), recompute)
+    return SearchJob(**kept | made | {"cluster": Cluster(**kept["cluster"])})
 
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
-JOBS = {
-    "8B on 8": _on_h100s(LLAMA_8B, 1, Trial(parse("fsdp=8"), "selective"), 5_762, 6_667),
-    "8B on 64": _on_h100s(LLAMA_8B, 8, Trial(parse("fsdp=8,tensor=8"), "selective"), None, 4_378),
-    "70B on 256": _on_h100s("70B", 32, Trial(parse("fsdp=32,tensor=8"), "full"), None, 597),
-}
-_OF_TWO_MACHINES = {"batch_size": 64, "length": 4_096, **ALL_WEIGHTS}
-# What lesson 18 shows of GPUs that many readers have or rent.
-OWNED = {
-    "two RTX 3060": SearchJob(
-        "Qwen/Qwen3-0.6B",
-        Cluster("RTX 3060", 2),
-        {"batch_size": 16, "length": 512, **ALL_WEIGHTS},
-    ),
-    "two T4, fp16": SearchJob(
-        "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-        Cluster("T4", 2),
-        {"batch_size": 16, "length": 512, "weights": "fp32", "precision": "fp16"},
-    ),
-    "two RTX 3090, QLoRA": SearchJob(
-        LLAMA_8B,
-        Cluster("RTX 3090", 2, inside="PCIe 4 x16"),
-        {
-            "batch_size": 4,
-            "length": 1_024,
-            "base": "nf4",
-            "kbit": True,
-            "lora_rank": 16,
-            "lora_targets": "all-linear",
-            "precision": "bf16",
-        },
-        recompute=("full",),  # peft's preparation for 4 bits checkpoints layers anyway
-    ),
-    "16 A100, Ethernet": SearchJob(
-        LLAMA_8B,
-        Cluster("A100-80GB", 8, 2, "NVLink 3", "Ethernet 10 Gbit"),
-        _OF_TWO_MACHINES,
-    ),
-    "16 A100, InfiniBand": SearchJob(
-        LLAMA_8B,
-        Cluster("A100-80GB", 8, 2, "NVLink 3", "InfiniBand 200 Gbit", cards=8),
-        _OF_TWO_MACHINES,
-    ),
-}
+# Two examples of 8,192 tokens per GPU, on machines of eight H100s, which have NVLink inside and a
+# network card per GPU.
+JOBS = {name: _job(kept) for name, kept in _DATA["jobs"].items()}
+# What lesson 18 shows of GPUs that many readers have or rent. With peft's preparation for 4 bits
+# only full recomputation is tried, as it checkpoints layers anyway.
+OWNED = {name: _job(kept) for name, kept in _DATA["owned"].items()}
 
 
 def config_of(model: str) -> PretrainedConfig:
-    """The configuration of a model on the hub, or of Llama 3.1 "70B"."""
-    return LLAMA_70B if model == "70B" else read(model)
+    """The configuration of a model on the hub, or of Llama 3.1 "70B" (table 3 of the Llama 3 paper,
+    arXiv 2407.21783)."""
+    return pages.config_of("Llama-3.1-70B") if model == "70B" else read(model)
 
 
 def plan_trial(job: SearchJob, trial: Trial) -> Facts:

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 
+from benchmarks.pages import config_of
 from tight_fit.kernels.op import BACKWARD, FORWARD, Op
 from tight_fit.kernels.trace_ops import TraceOps
 from tight_fit.kernels.traced_ops import TracedOps
@@ -28,46 +29,14 @@ from tight_fit.trace.fake_tensors import FakeValues
 Note = Callable[[Op | None], int]
 
 
-def _gpt(vocabulary: int, width: int, layers: int, heads: int, positions: int):
-    return transformers.GPT2LMHeadModel, transformers.GPT2Config(
-        vocab_size=vocabulary,
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        n_positions=positions,
-        use_cache=False,
-    )
-
-
-def _bert(kind: str):
-    config = transformers.BertConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-    )
-    return (
-        transformers.BertForPreTraining
-        if kind == "train"
-        else transformers.BertForSequenceClassification
-    ), config
-
-
-def _opt():
-    return transformers.OPTForCausalLM, transformers.OPTConfig(
-        hidden_size=2048,
-        num_hidden_layers=24,
-        num_attention_heads=32,
-        ffn_dim=8192,
-        vocab_size=50272,
-        word_embed_proj_dim=2048,
-        use_cache=False,
-    )
-
-
-MODELS = {
-    "bert_large": _bert,
-    "gpt2_large": lambda mode: _gpt(50257, 1280, 36, 20, 1024),
-    "gpt3_xl": lambda mode: _gpt(50257, 3072, 24, 24, 2048),
-    "gpt3_27": lambda mode: _gpt(50257, 2560, 32, 32, 2048),
-    "opt_13": lambda mode: _opt(),
+MODELS = ("bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13")  # of data/models.json
+KINDS = {
+    ("bert", "train"): transformers.BertForPreTraining,
+    ("bert", "inf"): transformers.BertForSequenceClassification,
+    ("gpt2", "train"): transformers.GPT2LMHeadModel,
+    ("gpt2", "inf"): transformers.GPT2LMHeadModel,
+    ("opt", "train"): transformers.OPTForCausalLM,
+    ("opt", "inf"): transformers.OPTForCausalLM,
 }
 
 
@@ -122,10 +91,10 @@ def trace(
         FakeValues(),
         CudaKernels(SimpleNamespace(precision="fp32")),
     ):
-        kind, config = MODELS[name](mode)
+        config = config_of(name)
         config._attn_implementation = ATTENTION
         with no_init_weights():
-            model = kind(config)
+            model = KINDS[config.model_type, mode](config)
         phase = FORWARD
 
         def note(op: Op | None) -> int:

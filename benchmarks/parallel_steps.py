@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from benchmarks.neusight_steps import MODELS, Note, add, trace
+from benchmarks.neusight_steps import Note, add, trace
+from benchmarks.pages import config_of
 from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.layout import Layout
@@ -103,7 +104,7 @@ def _pipeline() -> list[TracedOps]:
             blocks[stage * len(blocks) // RANKS].register_forward_pre_hook(entered)
 
     traced, _ = trace(MODEL, "train", LENGTH, EXAMPLES, cut)
-    config = MODELS[MODEL]("train")[1]
+    config = config_of(MODEL)
     sent = _message("send", 4 * EXAMPLES * LENGTH * config.n_embd, "pipeline")
     backward = next(place for place, (_, phase) in enumerate(traced.order) if phase == BACKWARD)
     stages = []

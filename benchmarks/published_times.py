@@ -8,7 +8,7 @@ NeuSight's, Qwen's, Mistral's and MPT's steps are traced now (those of four GPUs
 
 Five sources (benchmarks/data, each file names its own): NeuSight's whole passes of language models
 in fp32, timm's steps of computer-vision models under autocast on an RTX 3090, Qwen-7B's LoRA steps
-in bf16 on an A100 (`benchmarks.peaks.qwen`), Mistral-7B's there (`benchmarks.peaks.mistral`), and
+in bf16 on an A100 (`benchmarks.peaks.qwen`), Mistral-7B's there (data/peaks.csv), and
 MPT's in bf16 on eight H100s (`benchmarks.foundry_steps`). The tensor-core constants were fitted to
 every third family of timm's models (`benchmarks.fit_gpu_steps`); those are marked and left out of
 the means.
@@ -53,29 +53,11 @@ SHOWN = (
     "timm, held out, grouped convolutions",
 )
 SIMPLER = "timm, held out"  # the group of which the page says what simpler estimates miss
+_CARDS = records("neusight_cards.csv")
+NAMES = dict(zip(_CARDS["card"], _CARDS["gpu"]))
+NEAREST = dict(zip(_CARDS["gpu"], _CARDS["nearest"]))
 # The GPUs whose kernels NeuSight published, as it names them.
-FITTED = {
-    "Tesla T4": "T4",
-    "Tesla P4": "P4",
-    "Tesla P100-PCIE-16GB": "P100",
-    "Tesla V100-PCIE-32GB": "V100-32GB",
-    "NVIDIA A100-PCIE-40GB": "A100-40GB",
-}
-NAMES = FITTED | {
-    "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
-    "NVIDIA GeForce RTX 3090": "RTX 3090",
-}
-# Whose constants stand in for a GPU's own when its kernels count as never fitted.
-NEAREST = {
-    "T4": "V100-32GB",
-    "P4": "T4",
-    "P100": "V100-32GB",
-    "V100-32GB": "A100-40GB",
-    "A100-40GB": "V100-32GB",
-    "A100-80GB-PCIe": "V100-32GB",
-}
-
-
+FITTED = {card: NAMES[card] for card in _CARDS["card"][_CARDS["kernels"] == "yes"]}
 PARTS = {"forward": ("forward",), "backward": ("backward", "recompute")}
 PARTS["both"] = PARTS["forward"] + PARTS["backward"]
 
@@ -220,19 +202,20 @@ def qwen() -> list[Row]:
 
 def mistral() -> list[Row]:
     """Mistral-7B's steps with all weights, LoRA and QLoRA in NF4, traced now (half a minute)."""
-    from benchmarks.peaks.mistral import LENGTH, ROWS, step_of
+    from benchmarks.peaks.points import POINTS
     from tight_fit.plans.model import plan_model_step
 
     return [
         _in_bf16(
-            "A100-80GB",
+            point.gpu.name,
             "Mistral-7B",
-            f"Mistral-7B, {way}, {examples} × {LENGTH}",
-            way.split()[0],
-            examples * LENGTH / tokens_per_second,
-            plan_model_step(step_of(way, examples)).operations,
+            point.name,
+            point.name.split(", ")[1].split()[0],
+            point.setup.batch_size * point.setup.length / point.tokens_per_second,
+            plan_model_step(point.setup).operations,
         )
-        for way, examples, _, tokens_per_second in ROWS
+        for point in POINTS
+        if point.tokens_per_second
     ]
 
 

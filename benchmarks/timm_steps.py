@@ -17,7 +17,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,6 +129,15 @@ def read_trace(folder: Path, row: Mapping[str, str]) -> TracedOps | None:
     return channels_last(traced) if row["layout"] else traced
 
 
+def traces(steps: Path, folder: Path) -> Iterator[tuple[dict[str, str], TracedOps]]:
+    """(row, its trace) of every published step in the file `steps` that could be traced."""
+    with steps.open(encoding="utf8") as file:
+        for row in csv.DictReader(file):
+            traced = read_trace(folder, row)
+            if traced is not None:
+                yield row, traced
+
+
 def _op(values: list) -> Op:
     op = Op(*values)
     return op._replace(shape=tuple(op.shape))
@@ -160,14 +169,8 @@ def main() -> None:
         except Exception as error:  # a model that timm has no more, or that needs its values
             kept = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
         path.write_text(json.dumps(kept), encoding="utf8")
-        print(
-            name,
-            length,
-            batch,
-            kept.get("failed") or len(kept["order"]),
-            f"{time.perf_counter() - begin:.1f} s",
-            flush=True,
-        )
+        told = kept.get("failed") or len(kept["order"])
+        print(name, length, batch, told, f"{time.perf_counter() - begin:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

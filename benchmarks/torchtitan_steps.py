@@ -17,22 +17,17 @@ gathers weights in bf16 unless asked; which was taken is not said, and bf16 is p
 Nothing was fitted to these figures. The H100 of 700 W, with the peak of its data sheet, stands for
 a GPU limited to 500 W, as in the source.
 
-`python -m benchmarks.torchtitan_steps` plans all rows, and `python -m benchmarks.peaks --page` then
-writes them into docs/accuracy.md.
+`python -m benchmarks.peaks torchtitan` plans all rows and writes them into docs/accuracy.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from benchmarks.layout_searches import LLAMA_70B
-from benchmarks.pages import DATA, records
-from tight_fit.command.wrapper import run
+from benchmarks import comparison
+from benchmarks.pages import config_of, records
 from tight_fit.gpus import GPU
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.gpus.table import FLASH_2_ATTENTION
@@ -42,18 +37,13 @@ from tight_fit.layouts.plan import plan_layout
 from tight_fit.models import config as hf_config
 from tight_fit.units import GIB
 
-NAME = "python -m benchmarks.torchtitan_steps"
-PLANNED = DATA / "torchtitan.json"
-SOURCES = {
-    "December 2024": "llama3_h100_202412_torchtitan.md",
-    "June 2025": "asyncTP_llama3_h100_2025-06_torchtitan.md",
-}
+SOURCE = "https://github.com/pytorch/torchtitan/blob/main/benchmarks"
 CARD = GPU("H100 96 GB", 95 * GIB, (9, 0))
 # PyTorch of the time had FlashAttention-2's kernels there.
 SPECS = find_gpu("H100")._replace(name=CARD.name, bandwidth=2.4e12, attention=FLASH_2_ATTENTION)
 MODELS = {
     "Llama-3.1-8B": hf_config.read("meta-llama/Llama-3.1-8B"),
-    "Llama-3.1-70B": LLAMA_70B,
+    "Llama-3.1-70B": config_of("Llama-3.1-70B"),
 }
 KINDS = (
     "without torch.compile",
@@ -62,21 +52,6 @@ KINDS = (
     "with torch.compile and float8",
     "with both and context ranks (planned without them)",
 )
-SECTION = """## Several GPUs
-
-torchtitan publishes what Llama 3.1 takes on H100s of 96 GB with FSDP2, alone and with tensor and
-sequence or with context parallelism;
-[benchmarks/torchtitan_steps.py](../benchmarks/torchtitan_steps.py) says how each row is set up.
-Memory is the reserved peak of the fullest GPU. No constant was fitted to these figures.
-Rows with FSDP alone are planned with each layer compiled, and with float8, where they were measured
-so. With tensor or context ranks neither is planned: such a row is planned as the step without.
-
-{sentence}
-
-[data/torchtitan.csv](data/torchtitan.csv) has every row, with its source.
-
-Not set up: the other rows with float8 and tensor or context ranks, and pipelines.
-"""
 
 
 @dataclass(frozen=True)
@@ -138,9 +113,26 @@ class TitanRow:
         found = {"reserved": plan.allocator_peaks(CARD).reserved / GIB, "tokens": tokens}
         return {name: round(value, 3) for name, value in found.items()}
 
+    def beside(self, reserved: float, tokens: float) -> dict[str, str]:
+        """What was measured beside its plan, as `planned` gives it."""
+        memory = self.memory
+        return {
+            "Llama 3.1": self.name,
+            "layout": str(self.layout),
+            "examples per data rank": f"{self.batch} × {self.length}",
+            "recomputed": "selective" if self.selective else "full",
+            "torch.compile": "with float8" if self.float8 else "yes" if self.compiled else "no",
+            "GiB measured": f"{memory:.1f}" if memory else "not published",
+            "GiB planned": f"{reserved:.1f}",
+            "GiB off": f"{reserved / memory - 1:+.1%}" if memory else "",
+            "tokens/s per GPU measured": f"{self.tokens:.0f}",
+            "tokens/s per GPU planned": f"{tokens:.0f}",
+            "tokens/s off": f"{tokens / self.tokens - 1:+.1%}",
+            "source": self.source,
+        }
+
 
 def _row(kept: dict) -> TitanRow:
-    source = f"https://github.com/pytorch/torchtitan/blob/main/benchmarks/{SOURCES[kept['month']]}"
     fields = {name: kept[name] for name in ("name", "model", "tokens", "batch", "length")}
     return TitanRow(
         layout=replace(parse(kept["layout"]), reshard_root=True),
@@ -148,7 +140,7 @@ def _row(kept: dict) -> TitanRow:
         selective=kept["recomputed"] == "selective",
         compiled=kept["compiled"] != "no",
         float8=kept["compiled"] == "float8",
-        source=source,
+        source=f"{SOURCE}/{kept['source']}",
         **fields,
     )
 
@@ -158,7 +150,7 @@ ROWS = tuple(map(_row, records("torchtitan_rows.csv").to_dict("records")))
 
 def read() -> dict[str, dict[str, float]]:
     """{key of a row: its plan}, as they were made last."""
-    return json.loads(PLANNED.read_text(encoding="utf8"))
+    return comparison.read("torchtitan")
 
 
 def errors() -> pd.DataFrame:
@@ -194,47 +186,10 @@ def sentence() -> str:
 def table() -> pd.DataFrame:
     """A row per published row, measured beside planned."""
     plans = read()
-    rows = []
-    for row in ROWS:
-        plan = plans[row.key]
-        rows.append(
-            {
-                "Llama 3.1": row.name,
-                "layout": str(row.layout),
-                "examples per data rank": f"{row.batch} × {row.length}",
-                "recomputed": "selective" if row.selective else "full",
-                "torch.compile": "with float8" if row.float8 else "yes" if row.compiled else "no",
-                "GiB measured": f"{row.memory:.1f}" if row.memory else "not published",
-                "GiB planned": f"{plan['reserved']:.1f}",
-                "GiB off": f"{plan['reserved'] / row.memory - 1:+.1%}" if row.memory else "",
-                "tokens/s per GPU measured": f"{row.tokens:.0f}",
-                "tokens/s per GPU planned": f"{plan['tokens']:.0f}",
-                "tokens/s off": f"{plan['tokens'] / row.tokens - 1:+.1%}",
-                "source": row.source,
-            }
-        )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(row.beside(**plans[row.key]) for row in ROWS)
 
 
-def section() -> str:
-    """What docs/accuracy.md says of several GPUs."""
-    return SECTION.format(sentence=sentence())
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan all rows and keep the results."""
-    argparse.ArgumentParser(
-        prog=NAME,
-        description="Plan the layouts that torchtitan measured and keep the results. Takes some "
-        "minutes. `python -m benchmarks.peaks --page` writes them into docs/accuracy.md.",
-    ).parse_args(arguments)
-    plans: dict[str, dict[str, float]] = {}
-    for row in ROWS:
-        if row.key not in plans:
-            plans[row.key] = row.planned()
-            print(row.key, plans[row.key], flush=True)
-    PLANNED.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf8")
-
-
-if __name__ == "__main__":
-    raise SystemExit(run(main, NAME))
+def make() -> None:
+    """Plan all rows and keep the results; some minutes."""
+    plans = {row.key: row.planned for row in ROWS}
+    comparison.make("torchtitan", plans, list(plans))

@@ -1,6 +1,6 @@
 """`python -m benchmarks.peaks [NAME ...]`: plan published steps, keep the results, write the page.
 
-Names are parts of the names of points; without any all of them are planned.
+Names are parts of the names of points, "Qwen" or "torchtitan"; without any all of them are planned.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from benchmarks import torchtitan_steps
 from benchmarks.peaks import page, points, qwen_plans
 from tight_fit.command.wrapper import run
 
@@ -22,15 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a part of the names of points")
     parser.add_argument("--page", action="store_true", help="plan nothing, only write the page")
     asked = parser.parse_args(arguments)
-    names = asked.names
-    chosen = [
-        point for point in points.POINTS if not names or any(name in point.name for name in names)
-    ]
-    if asked.page:
-        chosen = []
-    points.make(chosen, lambda line: print(line, flush=True))
-    if not asked.page and (not names or any(name in "Qwen" for name in names)):
-        qwen_plans.make(lambda line: print(line, flush=True))
+
+    def wanted(step: str) -> bool:
+        return not asked.page and (not asked.names or any(name in step for name in asked.names))
+
+    points.make(point for point in points.POINTS if wanted(point.name))
+    for name, source in (("Qwen", qwen_plans), ("torchtitan", torchtitan_steps)):
+        if wanted(name):
+            source.make()
     page.write()
 
 

@@ -20,12 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.peaks.point import Point, Setup
-from tight_fit.gpus import find
+from benchmarks.peaks.point import Setup
 
-SOURCE = (
-    "https://github.com/Lightning-AI/litgpt/blob/main/tutorials/resource-tables.md (of 0cc02af)"
-)
 RANK, RATE, CHUNK = 8, 0.05, 128  # of LoRA; tokens in a piece of the logits
 
 
@@ -45,10 +41,14 @@ class Config:
     positions: int = 4096
 
 
-PHI = Config(51200, 24, 32, 2048, 8192, 0.5, shared_norm=True, head_bias=True, positions=2048)
-STABLELM = Config(50688, 16, 32, 4096, 16384, 0.25)
-LLAMA_7B = Config(32000, 32, 32, 4096, 11008, llama=True)
-LLAMA_13B = Config(32000, 40, 40, 5120, 13824, llama=True)
+MODELS = {
+    "phi-1.5 1.3B": Config(
+        51200, 24, 32, 2048, 8192, 0.5, shared_norm=True, head_bias=True, positions=2048
+    ),
+    "StableLM 3B": Config(50688, 16, 32, 4096, 16384, 0.25),
+    "Llama 2 7B": Config(32000, 32, 32, 4096, 11008, llama=True),
+    "Llama 2 13B": Config(32000, 40, 40, 5120, 13824, llama=True),
+}
 
 
 class RMSNorm(nn.Module):
@@ -185,25 +185,26 @@ class Decoder(nn.Module):
         return [self.head(part) for part in x.split(CHUNK, dim=1)]
 
 
-def setup(config: Config, examples: int, tokens: int) -> Setup:
-    """The first micro-batch: forward and backward pass."""
+def setup(model: str, examples: int, tokens: int) -> Setup:
+    """The first micro-batch of one of `MODELS`: forward and backward pass."""
+    config = MODELS[model]
 
     def make():
         with torch.device("cuda"):
             previous = torch.get_default_dtype()
             torch.set_default_dtype(torch.bfloat16)
             try:
-                model = Decoder(config)
+                decoder = Decoder(config)
             finally:
                 torch.set_default_dtype(previous)
-        for name, parameter in model.named_parameters():
+        for name, parameter in decoder.named_parameters():
             parameter.requires_grad_("lora_" in name)
-        model.train()
+        decoder.train()
         data = torch.zeros(examples, tokens, dtype=torch.long)
 
         def step():
             ids, targets = data.to("cuda"), data.to("cuda")
-            logits = [part.float() for part in model(ids)]
+            logits = [part.float() for part in decoder(ids)]
             logits[-1] = logits[-1][..., :-1, :]
             targets = targets[..., 1:]
             pieces = [part.reshape(-1, part.size(-1)) for part in logits]
@@ -216,27 +217,6 @@ def setup(config: Config, examples: int, tokens: int) -> Setup:
             loss = torch.cat(losses).sum() / counted.clamp(min=1)
             (loss / 128).backward()
 
-        return [model], step
+        return [decoder], step
 
     return make
-
-
-ROWS = (
-    ("phi-1.5 1.3B", PHI, 1044, ((1, 4.82), (2, 6.76), (4, 10.68))),
-    ("StableLM 3B", STABLELM, 1034, ((1, 9.69), (2, 12.10), (4, 16.92))),
-    ("Llama 2 7B", LLAMA_7B, 1304, ((1, 21.30), (2, 29.07))),
-    ("Llama 2 13B", LLAMA_13B, 1304, ((1, 38.12),)),
-)
-POINTS = tuple(
-    Point(
-        f"{name}, LoRA, {examples} × {tokens}",
-        SOURCE,
-        "2.1.0",
-        find("A100-40GB"),
-        setup(config, examples, tokens),
-        allocated=gb * 1e9,
-        steps=1,
-    )
-    for name, config, tokens, rows in ROWS
-    for examples, gb in rows
-)

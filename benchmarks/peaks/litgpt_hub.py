@@ -19,20 +19,21 @@ from typing import Any
 
 import torch
 
-from benchmarks.peaks.point import Point, Setup
-from tight_fit.gpus import find
+from benchmarks.peaks.point import Setup
 
-SOURCE = "https://github.com/Lightning-AI/litgpt/blob/main/config_hub/finetune (of 00af8b0d)"
 TOKENS, CHUNK = 512, 128  # of a text; of a piece of the logits
 PLACES = ("query", "key", "value", "projection", "mlp", "head")  # where LoRA may stand
-FEW, ALL = ("query", "value"), PLACES
+FEW = ("query", "value")
 
 
-def setup(name: str, examples: int, accumulation: int, lora: dict[str, Any] | None) -> Setup:
+def setup(name: str, examples: int, accumulation: int, lora: dict[str, Any] | None = None) -> Setup:
     """The step of a recipe. Raises ModuleNotFoundError without litgpt.
 
-    name  of the model, as litgpt has it
-    lora  rank, dropout and places; None trains all weights
+    name          of the model, as litgpt has it
+    accumulation  a step has eight examples or more; two of its micro-batches stand for all: the
+                  second is computed beside the gradients of the first
+    lora          rank, dropout (0.05 unless given), and "all" places or a "few"; None trains all
+                  weights
     """
 
     def make():
@@ -53,8 +54,9 @@ def setup(name: str, examples: int, accumulation: int, lora: dict[str, Any] | No
                 if lora is None:
                     model = GPT(Config.from_name(name))
                 else:
-                    placed = {f"lora_{place}": place in lora["places"] for place in PLACES}
-                    more = {"lora_r": lora["rank"], "lora_dropout": lora["dropout"]}
+                    places = PLACES if lora["places"] == "all" else FEW
+                    placed = {f"lora_{place}": place in places for place in PLACES}
+                    more = {"lora_r": lora["rank"], "lora_dropout": lora.get("dropout", 0.05)}
                     config = LoRAConfig.from_name(name, lora_alpha=16, **more, **placed)
                     model = LoRAModel(config)
                     mark_only_lora_as_trainable(model)
@@ -82,37 +84,3 @@ def setup(name: str, examples: int, accumulation: int, lora: dict[str, Any] | No
         return [model], step
 
     return make
-
-
-def _lora(rank: int, places: tuple[str, ...], dropout: float = 0.05) -> dict[str, Any]:
-    return {"rank": rank, "places": places, "dropout": dropout}
-
-
-# Name, litgpt's name, examples of a micro-batch, GB, LoRA. A step has eight examples or more; two
-# of its micro-batches stand for all: the second is computed beside the gradients of the first.
-ROWS = (
-    ("TinyLlama 1.1B", "tiny-llama-1.1b", 8, 13.50, _lora(32, ALL)),
-    ("TinyLlama 1.1B", "tiny-llama-1.1b", 4, 14.10, None),
-    ("Llama 3.2 1B", "Llama-3.2-1B", 1, 4.49, _lora(32, FEW)),
-    ("Llama 3.2 3B", "Llama-3.2-3B", 1, 9.67, _lora(32, FEW)),
-    ("Gemma 2B", "Gemma-2b", 2, 12.62, _lora(8, ALL, 0.1)),
-    ("Gemma 2 2B", "Gemma-2-2b", 2, 14.31, _lora(8, ALL, 0.1)),
-    ("phi-2", "phi-2", 4, 13.98, _lora(8, ALL)),
-    ("Phi-3 mini", "Phi-3-mini-4k-instruct", 4, 19.75, _lora(8, ALL)),
-    ("StableLM 3B", "stablelm-base-alpha-3b", 1, 8.58, _lora(32, FEW)),
-    ("Falcon 7B", "falcon-7b", 1, 16.69, _lora(32, FEW)),
-    ("Mistral 7B", "Mistral-7B-v0.1", 2, 20.66, _lora(32, FEW)),
-    ("Llama 3 8B", "Llama-3-8B", 1, 19.73, _lora(32, FEW)),
-)
-POINTS = tuple(
-    Point(
-        f"{title}, {'LoRA' if lora else 'all weights'}, litgpt's recipe, {examples} × {TOKENS}",
-        SOURCE,
-        "",
-        find("A10G"),
-        setup(name, examples, min(2, 8 // examples), lora),
-        allocated=gb * 1e9,
-        steps=2,
-    )
-    for title, name, examples, gb, lora in ROWS
-)

@@ -1,96 +1,38 @@
-"""docs/accuracy.md and README's sentences on accuracy, from the kept plans of published peaks."""
+"""docs/accuracy.md and README's sentences on accuracy, from the kept plans of published peaks.
+
+data/accuracy.txt is the page, with names in braces where figures stand.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
 from benchmarks import markdown, torchtitan_steps
+from benchmarks.comparison import Errors
+from benchmarks.pages import DATA
 from benchmarks.peaks import qwen_plans
 from benchmarks.peaks.points import ALLOCATED, LEFT_OUT, RESERVED, misses
+from benchmarks.peaks.qwen import SOURCE as QWEN
 from helpers.tables import Table
+from tight_fit.gpus import CONTEXT
+from tight_fit.units import size
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 SUFFICES = 0.95  # of the reserved peaks that the margin suffices for
 GROUPS = ("2.5 or later", "2.2 to 2.4", "2.1", "before 2.1", "not stated")
 OLD = ("2.1", "before 2.1")
 
-TEXT = """# How far to trust a plan of memory
-
-Written by `python -m benchmarks.peaks`, which plans {steps} training steps that others measured on
-their GPUs and published. [benchmarks/peaks](../benchmarks/peaks/__init__.py) says how points are
-chosen: the set-up is written before its plan is seen, and no point is dropped because of its error.
-
-{sentences}
-
-What a plan equals by construction, on the mini models, is in [architecture.md](architecture.md).
-What times miss is in [gpu-time.md](gpu-time.md).
-
-## By release of PyTorch
-
-*Allocated* is `torch.cuda.max_memory_allocated`, *reserved* is `max_memory_reserved`. Errors are
-planned / measured - 1; mean and median are of their sizes.
-
-{summary}
-
-A nightly of 2.1 from before July 2023 counts as before 2.1, as its Adam is that of 2.0.
-
-## What was measured here
-
-By `make proof` and `make record`; `make readme` writes this part.
-
-<!-- steps -->
-<!-- /steps -->
-
-## The margin
-
-`Plan.fits` adds a margin to what the allocator needs, as a plan that is too small ends in an
-out-of-memory error. It is the smallest whole percentage of the tensors' peak that would have been
-enough for {suffices:.0%} of the reserved peaks measured with PyTorch 2.2 or later, or with a
-release that is not stated: {margin:.0%}. That was enough for {enough} of {count} of them, so the
-next step fits with a probability of {succession:.0%} if it is one like these (rule of succession);
-one percent less would have been enough for {less}. The largest shortfall of them is {most:.1%}; of
-{old_count} reserved peaks of older releases, {old_most:.1%} ({old_enough} would have had enough).
-
-Every figure is a row of [data/accuracy.csv](data/accuracy.csv), with its source. The set-ups of
-{waiting} more ([data/to-plan.csv](data/to-plan.csv)) are not written yet.
-
-{language}
-{layouts}
-## Left out
-
-After their plans were seen, the set-ups of these points proved not to be what was measured, or
-that is not known. They count nowhere above; those whose plans are kept are marked in the data.
-
-{left_out}
-"""
+TEXT = (DATA / "accuracy.txt").read_text(encoding="utf8")
 # What `make readme` writes.
 OTHERS = re.compile("<!-- steps -->\n.*?<!-- /steps -->", re.DOTALL)
 SENTENCE = (
     "The plan misses the {kind} peak of {count} published {things} by {mean:.2%} in the mean "
     "(median {median:.2%}, {worst:+.1%} at worst: {name})."
 )
-
-
-class Errors(NamedTuple):
-    """Mean and median of the sizes of errors, and the largest with its sign and its point."""
-
-    mean: float
-    median: float
-    worst: float
-    name: str
-    count: int
-
-    @classmethod
-    def of(cls, found: pd.DataFrame) -> Errors:
-        """Of rows of `misses`. Raises ValueError for none."""
-        sizes = found["error"].abs()
-        worst = found.loc[sizes.idxmax()]
-        return cls(sizes.mean(), sizes.median(), worst["error"], worst["step"], len(sizes))
 
 
 def group(release: str) -> str:
@@ -208,9 +150,11 @@ def text() -> str:
         old_count=len(old),
         old_enough=old_enough,
         old_most=old.iloc[-1],
-        language=qwen_plans.section(),
+        source=QWEN,
+        context=size(CONTEXT),
+        qwen=qwen_plans.sentence(),
         left_out="\n".join(f"- {why}" for why in dict.fromkeys(LEFT_OUT.values())),
-        layouts=torchtitan_steps.section(),
+        torchtitan=torchtitan_steps.sentence(),
         waiting=len(to_plan()),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tight_fit.gpus import GPU, find
+from tight_fit.gpus import GPU
 from tight_fit.memory.allocator import AllocatorPeaks
 from tight_fit.memory.plan import Plan
 from tight_fit.models.step import ModelStep
@@ -15,15 +15,18 @@ from tight_fit.units import GIB
 
 Setup = Callable[[], tuple[list, Callable[[], object]]]
 
-# Memory is not used by these plans; the compute capability is, as cuBLAS's workspace follows it.
-T4 = find("T4")
-A100 = find("A100-80GB")
-V100 = find("V100-16GB")
-A10 = GPU("A10", 24 * GIB, (8, 6))
-RTX_2060 = GPU("RTX 2060", 8 * GIB, (7, 5))
-RTX_3080_TI = GPU("RTX 3080 Ti Laptop", 16 * GIB, (8, 6))
-RTX_4070_TI = GPU("RTX 4070 Ti SUPER", 16 * GIB, (8, 9))
-L40S = GPU("L40S", 45 * GIB, (8, 9))
+# Beside those that the package knows. Memory is not used by these plans; the compute capability is,
+# as cuBLAS's workspace follows it.
+OWN_GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GPU("A10", 24 * GIB, (8, 6)),
+        GPU("RTX 2060", 8 * GIB, (7, 5)),
+        GPU("RTX 3080 Ti Laptop", 16 * GIB, (8, 6)),
+        GPU("RTX 4070 Ti SUPER", 16 * GIB, (8, 9)),
+        GPU("L40S", 45 * GIB, (8, 9)),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class Point:
     behaves    the release of `plan_custom_step(torch_version=...)`; None for one that plans like
                the installed PyTorch
     ranks      ranks of DistributedDataParallel; None without it
+    tokens_per_second  as published; None where it was not
+    parameters         of the model; None where it was not published
+    own_error  that torch-preflight publishes of its own estimate (reserved memory and CUDA context
+               together); None for other sources
     """
 
     name: str
@@ -52,6 +59,9 @@ class Point:
     steps: int | None = None
     behaves: str | None = None
     ranks: int | None = None
+    tokens_per_second: float | None = None
+    parameters: int | None = None
+    own_error: float | None = None
 
     def plan(self) -> CustomStepPlan | Plan:
         """The plan of the step for its GPU."""

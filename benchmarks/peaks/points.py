@@ -1,41 +1,55 @@
 """All points with their plans as they were made last, and those that were left out after their plan
 was seen, with the reason.
 
-Planning all of them takes half an hour, so planned.json keeps what came out; the tests plan some of
-them again. `python -m benchmarks.peaks` makes the file and docs/accuracy.md anew.
+data/peaks.csv has the points: what was measured, and which function sets the step up. Planning all
+of them takes half an hour, so data/peaks.json keeps what came out; the tests plan some of them
+again. `python -m benchmarks.peaks` makes the file and docs/accuracy.md anew.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
+from functools import partial
 
 import pandas as pd
 
-from benchmarks import published_peaks
-from benchmarks.peaks import (
-    attention_tables,
-    litgpt,
-    litgpt_hub,
-    mistral,
-    others,
-    small_gpt,
-    vit_ladder,
-)
-from benchmarks.peaks.point import Point
+from benchmarks import comparison
+from benchmarks.pages import records
+from benchmarks.peaks import attention_tables, known, litgpt, litgpt_hub, others, small_gpt, vit
+from benchmarks.peaks.point import OWN_GPUS, Point, Setup
+from tight_fit.gpus import find
+from tight_fit.models.step import ModelStep
 
-PLANNED = Path(__file__).with_name("planned.json")
 ALLOCATED, RESERVED = "allocated", "reserved"
-POINTS: tuple[Point, ...] = (
-    *published_peaks.STEPS,
-    *small_gpt.POINTS,
-    *litgpt.POINTS,
-    *litgpt_hub.POINTS,
-    *mistral.POINTS,
-    *attention_tables.POINTS,
-    *others.POINTS,
-    *vit_ladder.POINTS,
+MODULES = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (attention_tables, known, litgpt, litgpt_hub, others, small_gpt, vit)
+}
+
+
+def _point(row: dict[str, str]) -> Point:
+    numbers = {
+        name: json.loads(value) if (value := row[name]) else None
+        for name in "allocated reserved steps ranks tokens_per_second parameters own_error".split()
+    }
+    gpu = OWN_GPUS.get(row["gpu"]) or find(row["gpu"])
+    setup, behaves = _setup(row["setup"], row["arguments"]), row["behaves"] or None
+    named = {name: row[name] for name in ("name", "source", "release")}
+    return Point(gpu=gpu, setup=setup, behaves=behaves, **named, **numbers)
+
+
+def _setup(name: str, arguments: str) -> Setup | ModelStep:
+    """What a module's function gives for the arguments, or the function itself without any."""
+    if name == "ModelStep":
+        return ModelStep.of(**json.loads(arguments))
+    module, _, function = name.partition(".")
+    made = getattr(MODULES[module], function)
+    return made(**json.loads(arguments)) if arguments else made
+
+
+POINTS: tuple[Point, ...] = tuple(
+    map(_point, records("peaks.csv", dtype=str, keep_default_na=False).to_dict("records"))
 )
 # Start of the names of points -> why their set-up is not what was measured.
 _REASONS = {
@@ -57,17 +71,18 @@ LEFT_OUT: dict[str, str] = {
 
 def read() -> dict[str, dict[str, int]]:
     """{name of a point: {"allocated": bytes, "reserved": bytes}} by plan."""
-    return json.loads(PLANNED.read_text(encoding="utf8"))
+    return comparison.read("peaks")
 
 
-def make(points: Iterable[Point], report: Callable[[str], None] = lambda line: None) -> None:
+def make(points: Iterable[Point]) -> None:
     """Plan points and keep the results; those of other points stay, those of none go."""
-    for point in points:
-        peaks = point.planned()
-        results = read() | {point.name: {ALLOCATED: peaks.allocated, RESERVED: peaks.reserved}}
-        ordered = {point.name: results[point.name] for point in POINTS if point.name in results}
-        PLANNED.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf8")
-        report(f"{point.name}: {peaks}")
+    plans = {point.name: partial(_kept, point) for point in points}
+    comparison.make("peaks", plans, [point.name for point in POINTS])
+
+
+def _kept(point: Point) -> dict[str, int]:
+    peaks = point.planned()
+    return {ALLOCATED: peaks.allocated, RESERVED: peaks.reserved}
 
 
 def misses() -> pd.DataFrame:

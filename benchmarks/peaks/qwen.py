@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.pages import records
 from helpers.recipe import Recipe
 from tight_fit.trace.cuda_kernels import CudaKernels
 
@@ -63,17 +64,7 @@ class QwenRow(NamedTuple):
         return f"{self.way}, {self.length} tokens"
 
 
-PUBLISHED = (
-    QwenRow(LORA, 256, 20.1, 1.2),
-    QwenRow(LORA, 1024, 21.5, 2.8),
-    QwenRow(LORA, 4096, 29.7, 10.1),
-    QwenRow(EMBEDDINGS, 256, 33.7, 1.4),
-    QwenRow(EMBEDDINGS, 1024, 35.2, 2.9),
-    QwenRow(EMBEDDINGS, 4096, 39.2, 10.3),
-    QwenRow(QLORA, 256, 11.5, 3.0),
-    QwenRow(QLORA, 1024, 12.3, 3.5),
-    QwenRow(QLORA, 4096, 16.9, 11.6),
-)
+PUBLISHED = tuple(QwenRow(*row) for row in records("qwen_rows.csv").itertuples(index=False))
 
 
 class QwenNorm(nn.Module):

@@ -1,22 +1,20 @@
-"""Plans of Qwen-7B's published steps, kept in qwen.json, and their part of docs/accuracy.md.
+"""Plans of Qwen-7B's published steps, kept in data/qwen.json, and their part of docs/accuracy.md.
 
 `python -m benchmarks.peaks Qwen` makes them anew (some minutes) and writes the page.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pandas as pd
 
-from benchmarks.peaks.point import A100
+from benchmarks import comparison
+from benchmarks.comparison import Errors
 from benchmarks.peaks.qwen import (
     MICRO_BATCHES,
     PUBLISHED,
     QLORA,
-    SOURCE,
     TRACED,
     QwenRow,
     qwen_setup,
@@ -25,21 +23,10 @@ from tight_fit.gpus import CONTEXT
 from tight_fit.kernels.op import OPTIMIZER
 from tight_fit.memory.plan import Plan
 from tight_fit.plans.own_step import plan_custom_step
-from tight_fit.units import duration, size
+from tight_fit.units import duration
 
+GPU = "A100-80GB"
 GB = 10**9  # bytes: the page's unit
-KEPT = Path(__file__).with_name("qwen.json")
-TEXT = """## Language models, as nvidia-smi shows them
-
-Qwen-7B was fine-tuned on an A100 with 80 GB by three ways, and memory and seconds per step were
-[published]({source}). [benchmarks/peaks/qwen.py](../benchmarks/peaks/qwen.py) says how the steps
-were set up, before their plans were seen, and what is not known of them. The planned memory is what
-PyTorch reserves and {context} for the CUDA context, which nvidia-smi shows as well.
-
-{sentence}
-
-[data/qwen.csv](data/qwen.csv) has every step.
-"""
 
 
 def planned(row: QwenRow) -> Plan:
@@ -55,7 +42,7 @@ def planned(row: QwenRow) -> Plan:
 def plan(row: QwenRow) -> dict[str, float]:
     """{"reserved": bytes, "allocated": bytes, "seconds": of a step} of a published row."""
     found = planned(row)
-    peaks, took = found.allocator_peaks(A100), found.seconds(A100)
+    peaks, took = found.allocator_peaks(GPU), found.seconds(GPU)
     return {
         "reserved": peaks.reserved,
         "allocated": peaks.allocated,
@@ -65,7 +52,7 @@ def plan(row: QwenRow) -> dict[str, float]:
 
 def read() -> dict[str, dict[str, float]]:
     """{name of a row: what `plan` gave}"""
-    return json.loads(KEPT.read_text(encoding="utf8"))
+    return comparison.read("qwen")
 
 
 def errors() -> pd.DataFrame:
@@ -84,11 +71,8 @@ def sentence() -> str:
     """How far the plans miss, in words."""
     words = []
     for what, found in errors().items():
-        sizes = found.abs()
-        worst = sizes.idxmax()
-        words.append(
-            f"{what} by {sizes.mean():.1%} in the mean ({found[worst]:+.1%} at worst: {worst})"
-        )
+        of = Errors.of(found)
+        words.append(f"{what} by {of.mean:.1%} in the mean ({of.worst:+.1%} at worst: {of.name})")
     return f"The plan misses the {len(PUBLISHED)} steps' {words[0]}, and their {words[1]}."
 
 
@@ -111,15 +95,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def section() -> str:
-    """The part of the page."""
-    return TEXT.format(source=SOURCE, context=size(CONTEXT), sentence=sentence())
-
-
-def make(report: Callable[[str], None] = lambda line: None) -> None:
+def make() -> None:
     """Plan every row and keep the results."""
-    kept = read()
-    for row in PUBLISHED:
-        kept[row.name] = plan(row)
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf8")
-        report(f"Qwen-7B, {row.name}: {kept[row.name]}")
+    plans = {row.name: partial(plan, row) for row in PUBLISHED}
+    comparison.make("qwen", plans, list(plans))

@@ -17,13 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.peaks.point import A100, Point, Setup
-from tight_fit.units import GIB
+from benchmarks.peaks.point import Setup
 
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, RATE, EXAMPLES = 50257, 1024, 768, 12, 12, 0.1, 8
-SOURCE = (
-    "https://github.com/rasbt/LLMs-from-scratch/blob/0636158/ch05/10_llm-training-speed/README.md"
-)
 
 
 @dataclass(frozen=True)
@@ -156,8 +152,10 @@ class SmallGPT(nn.Module):
         return self.head(x)
 
 
-def setup(stage: Variant) -> Setup:
-    """The step of a stage: gradients are given up before the forward pass."""
+def setup(**changed: bool) -> Setup:
+    """The step of a stage, by the fields of `Variant`: gradients are given up before the forward
+    pass."""
+    stage = Variant(**changed)
 
     def make():
         model = SmallGPT(stage).to("cuda")
@@ -179,17 +177,3 @@ def setup(stage: Variant) -> Setup:
         return [model], step
 
     return make
-
-
-STAGES = (
-    ("as in the book", Variant(True, False, False, False), 26.2617),
-    ("mask on the fly", Variant(False, False, False, False), 26.2422),
-    ("fused AdamW", Variant(False, True, False, False), 26.2422),
-    ("bf16 weights", Variant(False, True, True, False), 13.7871),
-    ("PyTorch's own layers", Variant(), 11.5645),
-    ("fused attention", Variant(flash=True), 5.9004),
-)
-POINTS = tuple(
-    Point(f"GPT 124M, 8 × 1024, {name}", SOURCE, "2.6.0", A100, setup(stage), reserved=gib * GIB)
-    for name, stage, gib in STAGES
-)

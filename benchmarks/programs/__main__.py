@@ -42,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("folder", help="where the clones are")
     options.add_argument("--only", metavar="WORD", default="", help="programs whose name has it")
     options.add_argument("--gpu", metavar="NAME", help="plan for this GPU instead, and run nothing")
-    options.add_argument("--new", action="store_true", help="only those without kept bytes")
     options.add_argument("--keep", action="store_true", help="write the bytes to programs.json")
     options.add_argument("--published", action="store_true", help=f"{PROGRAM} of torch-preflight")
     asked = options.parse_args(arguments)
@@ -60,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _prepare(Path(work))
         changed = False
         for entry in chosen:
-            if asked.new and "real" in entry:
-                continue
             changed |= _tried(folder, entry, asked.gpu, asked.keep)
             if asked.keep:
                 facts["versions"] = {name: version(name) for name in PACKAGES}

@@ -25,6 +25,8 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from benchmarks.pages import DATA
+
 SOUNDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in "aeiou"]
 WORDS = [f"{one}{two}" for one in SOUNDS for two in SOUNDS][:900]
 BERT_MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -35,31 +37,7 @@ CHAT = (
 )
 MODULES = ".modules"  # folder for HF_MODULES_CACHE
 ROWS = 160  # examples of a data set
-METRIC = '''\
-"""The share of right predictions."""
-
-import datasets
-import evaluate
-
-
-class Share(evaluate.Metric):
-    """What a program's evaluation computes; no plan and no step needs it."""
-
-    def _info(self):
-        numbers = datasets.Features(
-            {name: datasets.Value("int32") for name in ("predictions", "references")}
-        )
-        return evaluate.MetricInfo(
-            description="Share of right predictions.",
-            citation="",
-            inputs_description="Whole numbers.",
-            features=numbers,
-        )
-
-    def _compute(self, predictions, references):
-        right = sum(here == there for here, there in zip(predictions, references))
-        return {"accuracy": right / len(references), "f1": right / len(references)}
-'''
+METRIC = (DATA / "metric.txt").read_text(encoding="utf8")  # what `evaluate` loads
 
 
 def write(folder: Path) -> None:
