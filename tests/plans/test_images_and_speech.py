@@ -122,6 +122,24 @@ def test_what_is_shortened_keeps_its_memory():
         assert one.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 5 * 8
 
 
+@pytest.mark.parametrize(
+    "given, elements",
+    [([3, 1, 3, 1, 1], 5), ([3.0, 1.0, 3.0, 1.0, 1.0], 5), ([True, False, True], 2)],
+)
+def test_unique_keeps_what_cuda_allocates(given, elements):
+    """Values and counts in buffers as long as the input, but for truth values, which are counted
+    first (PyTorch's UniqueCub.cu). A CPU's buffers are as long as what is found."""
+    with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), known_values():
+        tensor = torch.tensor(given)
+        values, inverse, counts = torch.unique(tensor, return_inverse=True, return_counts=True)
+        alone = tensor.unique()
+        rows = torch.tensor([[3, 3], [1, 1], [3, 3]]).unique(dim=0)
+    held = [one.untyped_storage().nbytes() // one.element_size() for one in (values, counts, alone)]
+    assert held == [elements] * 3 and len(values) == len(alone) == len(counts) == 2
+    assert inverse.untyped_storage().nbytes() == 8 * len(given)
+    assert rows.untyped_storage().nbytes() == 8 * 4
+
+
 def test_the_tasks_are_taken_from_the_configuration():
     assert step_of("qwen2_5_vl", task=None).task == "image-text-to-text"
     whisper = step_of("whisper")

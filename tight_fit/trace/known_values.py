@@ -48,6 +48,7 @@ TOPK = aten.topk.default
 CTC = aten._ctc_loss.default, aten._ctc_loss.Tensor
 AND = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.__and__.Tensor}
 OR = {aten.bitwise_or.Tensor, aten.logical_or.default, aten.__or__.Tensor}
+UNIQUE = (aten._unique.default, aten._unique2.default)
 MASKED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 
 
@@ -240,7 +241,11 @@ class KnownValues(PlainDispatchMode):
                 "which a plan does not have"
             ) from error
         spread = self._tell_of_spread(args)
-        return tree_map(lambda leaf: self.without_values(leaf, spread), values)
+        # CUDA's kernel makes values and counts in buffers as long as its input, but for truth
+        # values, and shortens them (ATen/native/cuda/UniqueCub.cu). A CPU counts first.
+        buffer = function in UNIQUE and args[0].dtype != torch.bool
+        least = args[0].numel() if buffer else 0
+        return tree_map(lambda leaf: self.without_values(leaf, spread, least), values)
 
     def _tell_of_spread(self, given: Any) -> bool:
         """Whether a shape follows from positions that were spread evenly, which is counted."""
@@ -249,15 +254,18 @@ class KnownValues(PlainDispatchMode):
             self.spread[self.line()] += 1
         return spread
 
-    def without_values(self, tensor: Any, spread: bool = False) -> Any:
+    def without_values(self, tensor: Any, spread: bool = False, least: int = 0) -> Any:
         """A tensor on the GPU of the same shape, whose values are followed.
 
         `unique_consecutive` makes its results as long as what it is given and then shortens them,
         which frees nothing: the storage is as large as that of the values.
+
+        least  elements that the storage of one that is not empty holds at least
         """
         if not isinstance(tensor, torch.Tensor):
             return tensor
         held = tensor.untyped_storage().nbytes() // tensor.element_size()
+        held = max(held, least) if tensor.numel() else held
         with self.places.forced(True):
             whole = torch.empty(held, dtype=tensor.dtype)
             fake = whole.as_strided(tensor.shape, tensor.stride())
