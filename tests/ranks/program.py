@@ -50,6 +50,8 @@ def tracked_steps(script, arguments, steps):
 
 how, script, steps, *arguments = sys.argv[1:]
 torch.set_num_threads(1)
+if "ulysses" in arguments:  # as on a GPU, which has no fused kernel for grouped queries in fp32
+    torch.backends.cuda.enable_flash_sdp(False)  # the CPU's as well
 if how == "tracked":
     found = tracked_steps(script, arguments, int(steps))
 else:

@@ -76,6 +76,7 @@ def test_a_rank_of_fsdp_takes_and_sends_what_a_real_rank_does():
         [
             ("expert_parallel", []),
             ("context_parallel", ["--attention", "ring"]),
+            ("context_parallel", ["--attention", "ulysses"]),
             ("cluster", []),
             ("finetune_llm", FINE_TUNE),  # QLoRA with FSDP2
         ],
