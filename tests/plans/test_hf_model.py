@@ -132,6 +132,21 @@ def test_updates_in_place_of_a_view_differ_for_a_moment_and_never_at_the_peak(co
     assert abs(len(planned.timeline) - len(real.timeline)) <= 0.01 * len(real.timeline)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        library.DebertaConfig(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+        library.LongformerConfig(**TEXT | {"max_position_embeddings": 66}, attention_window=8),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_that_cut_by_tensors_of_one_number_are_planned(config):
+    """The number is known where the batch's values are followed: else it would be 1."""
+    asked = ModelStep(config, batch_size=2, length=32)
+    planned, real = plan_model_step(asked, "cpu"), measured(asked)
+    assert (planned.peak, planned.at_peak, planned.flops) == (real.peak, real.at_peak, real.flops)
+
+
 @pytest.mark.parametrize("name", ["t5", "mixtral", "resnet"])
 def test_parameters_are_the_unique_storages(name):
     """Counted without the planner: tied weights once, buffers too, on a model made anew."""

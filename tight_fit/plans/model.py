@@ -12,7 +12,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,20 @@ def trace_model_step(
     Raises ValueError for a device other than "cuda" and "cpu".
     """
     check_device(device)
-    step = _Step(model_step, device, make_batch or batch, change)
+    follows = model_step.reads == "images"  # what is read there says how long things are
+    step = _Step(model_step, device, make_batch or batch, change, follows)
     with as_if_real(), as_cannot_plan(model_step):
-        trace, parameters, trainable = step.trace(all_layers)
+        try:
+            trace, parameters, trainable = step.trace(all_layers)
+        except RuntimeError:  # DeBERTa v1 and Longformer cut by tensors that hold a number
+            if follows:
+                raise
+            step, traced = replace(step, follows=True), None
+            with suppress(Exception):
+                traced = step.trace(all_layers)
+            if traced is None:
+                raise
+            trace, parameters, trainable = traced
         if len(trace.reached) < trainable:
             # Some parameter gets no gradient, so on real tensors it has no optimizer states.
             trace, parameters, _ = step.trace(all_layers, trace.reached)
@@ -120,12 +131,13 @@ def trace_model_step(
 
 @dataclass(frozen=True)
 class _Step:
-    """What is traced, once or several times."""
+    """What is traced, once or several times; `follows` the values of its batch or not."""
 
     model_step: ModelStep
     device: str
     make_batch: Callable[[FlatLogits, ModelStep], Batch]
     change: Callable[[FlatLogits], object] | None
+    follows: bool
 
     def trace(
         self, all_layers: bool, only: Collection[int] | None = None
@@ -147,8 +159,7 @@ class _Step:
         self, all_layers: bool, only: Collection[int] | None
     ) -> tuple[StorageTrace, int, int]:
         settings = self.model_step
-        follows = settings.reads == "images"  # what is read there says how long things are
-        known = known_values() if follows else nullcontext()
+        known = known_values() if self.follows else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), FakeValues(), known:
             model = empty(settings, self._kernels)
             if self.change is not None:
