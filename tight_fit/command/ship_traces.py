@@ -23,7 +23,7 @@ from typing import Any
 from tight_fit.command import question
 from tight_fit.command.answer import quietly, step_of, trainer_optimizer
 from tight_fit.command.arguments import OneLineParser
-from tight_fit.command.kept_traces import ShippedLines
+from tight_fit.command.kept_traces import PART, ShippedLines
 from tight_fit.command.ship import asked_of
 from tight_fit.command.wrapper import run
 from tight_fit.models import config as hf_config
