@@ -3,7 +3,8 @@ tight_fit.command.ship_traces`.
 
 With them the command answers a first question about such a model without PyTorch, whatever its
 batch size, GPU and, within bounds, length. The steps are each model's as it is, and those with the
-changes that most people make, alone and together. Of optimizers only their parts are kept
+changes that most people make, alone and together. Lines with further axes give other numbers of
+classes and ranks of adapters (`with_axes`). Of optimizers only their parts are kept
 (`plans.other_optimizer`). A loss in chunks has no lines, as the number of its operations changes
 with the sizes; offloaded activations have them where all are large enough to be offloaded.
 

@@ -237,9 +237,11 @@ def _column(line: Mapping[str, Any], traced: Traced) -> list[int] | None:
         return None
     names = [line["names"][number] for number in line["made_by"]]
     about = [operations.tf32, operations.unknown, sorted(trace.reached), list(trace.flops)]
-    if trace.made_by != names or about != [
-        line[name] for name in ("tf32", "unknown", "reached", "flops")
-    ]:
+    if (
+        len(trace.bytes) != len(names)
+        or trace.made_by != names
+        or about != [line[name] for name in ("tf32", "unknown", "reached", "flops")]
+    ):
         return None
     kernels: dict[int, tuple[Op, ...]] = {}
     if len(operations.order) != len(line["order"]):
