@@ -198,21 +198,26 @@ def with_axes(
 ) -> TraceLine:
     """The line with those of the further axes that it has, each checked."""
     first, longest = line.packed["first"], line.packed["longest"]
+
+    def traced(name: str, value: int, place: Place) -> Any:
+        own: dict[str, Any] = {name: value}
+        return trace(at(replace(step, **own), place))
+
     for name, base in axes:
-        for more in BESIDE[name][0]:
-            values = base, base + more, BESIDE[name][1]
-            changed = replace(step, **{name: base + more})
-            traces = {place: trace(at(changed, place)) for place in grid(longest, first, 2)}
-            longer = extended(line, name, values, traces, step.accumulation)
-            if longer is not None and all(
-                equal(
-                    longer.at(place, step.accumulation, {name: value}),
-                    trace(at(replace(step, **{name: value}), place)),
-                )
-                for place, value in zip(checks(line), (ODD[name], values[2]))
-            ):
-                line = longer
-                break
+        smaller, most = BESIDE[name]
+        for value in (base + more for more in smaller):
+            with suppress(ValueError):  # more than the model takes
+                traces = {place: traced(name, value, place) for place in grid(longest, first, 2)}
+                longer = extended(line, name, (base, value, most), traces, step.accumulation)
+                if longer is not None and all(
+                    equal(
+                        longer.at(place, step.accumulation, {name: other}),
+                        traced(name, other, place),
+                    )
+                    for place, other in zip(checks(line), (ODD[name], most))
+                ):
+                    line = longer
+                    break
     return line
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -125,7 +125,8 @@ def general(step: ModelStep, device: str) -> tuple:
 def usual(step: ModelStep) -> tuple[ModelStep, dict[str, int]]:
     """The step that has the usual value of what only changes sizes, and {field: its own value}."""
     own = {name: value for name in AXES if (value := getattr(step, name)) not in (None, AXES[name])}
-    return replace(step, **{name: AXES[name] for name in own}), own
+    usual: dict[str, Any] = {name: AXES[name] for name in own}
+    return replace(step, **usual), own
 
 
 def _family(step: ModelStep) -> tuple:
