@@ -11,18 +11,19 @@ from transformers import LlamaConfig
 from tests.command.test_kept_traces import ALONE
 from tests.small import configured, python
 from tight_fit import gpus
-from tight_fit.command import kept_traces, question
+from tight_fit.command import kept_traces, question, ship_traces
 from tight_fit.command.answer import answers, step_of
 from tight_fit.command.kept_traces import PART, SHIPPED, KeptTraces, ShippedLines
 from tight_fit.command.question import Question
 from tight_fit.command.ship import asked_of
-from tight_fit.command.ship_traces import OTHERS, at, line_of, ship, steps_of
+from tight_fit.command.ship_traces import OTHERS, at, axes_of, line_of, ship, steps_of, with_axes
 from tight_fit.models import names as model_names
 from tight_fit.models.step import ModelStep
+from tight_fit.plans import batch_line
 from tight_fit.plans.batch_line import general
 from tight_fit.plans.model import trace_model_step
 from tight_fit.plans.other_optimizer import optimizer_part, plain, with_adamw, with_optimizer
-from tight_fit.plans.trace_line import equal, fitted, grid
+from tight_fit.plans.trace_line import equal, extended, fitted, grid
 
 SMALL = configured(LlamaConfig, 32, 6, 4, 48, 640, num_key_value_heads=2)
 STEP = ModelStep(SMALL, batch_size=2, precision="bf16")
@@ -69,6 +70,49 @@ def test_micro_batches_beyond_two_are_computed():
     two, five = (replace(STEP, batch_size=10, accumulation=number) for number in (2, 5))
     line = fitted({place: trace_model_step(at(two, place)) for place in grid(512)}, 512, 2)
     assert equal(line.at((4, 144), 5), trace_model_step(at(five, (4, 144))))
+
+
+@pytest.fixture(scope="module")
+def adapters():
+    """A classifier with adapters, and its line with both further axes."""
+    step = replace(STEP, task="sequence-classification", lora_rank=8)
+    with pytest.MonkeyPatch.context() as narrow:
+        narrow.setitem(ship_traces.BESIDE, "lora_rank", ((4, 8), 32))
+        line = with_axes(line_of(step, trace_model_step), step, axes_of(step), trace_model_step)
+    return step, line
+
+
+def test_a_line_reaches_other_classes_and_ranks(adapters, monkeypatch):
+    step, line = adapters
+    other = at(replace(step, classes=5, lora_rank=20), (6, 184))
+    assert batch_line.usual(other) == (at(step, (6, 184)), {"classes": 5, "lora_rank": 20})
+    assert equal(line.at((6, 184), 1, {"classes": 5, "lora_rank": 20}), trace_model_step(other))
+    places = [{"lora_rank": 10}, {"lora_rank": 36}, {"classes": 1}, {"classes": 1001}, {"side": 8}]
+    assert not any(line.at((6, 184), 1, place) for place in places)
+    values = model_names.known()["openai-community/gpt2"]
+    key = question.digest(general(step, "cuda"))
+    shipped = ShippedLines({"facts": {}}, {key: json.dumps(line.packed)})
+    monkeypatch.setattr(ShippedLines, "of", lambda values: shipped)
+    assert equal(KeptTraces(values).computed(("cuda",), other), trace_model_step(other))
+    assert KeptTraces(values).computed(("cuda",), replace(other, checkpointing=True)) is None
+
+
+def test_traces_of_another_kind_make_no_axis(adapters):
+    step, line = adapters
+    other = replace(step, checkpointing=True)
+    traces = {place: trace_model_step(at(other, place)) for place in grid(512, 2, 2)}
+    assert extended(line, "classes", (2, 3, 1000), traces) is None
+    (place, *_) = traces
+    trace, parameters = trace_model_step(at(step, place))
+    fewer = replace(trace, bytes=trace.bytes[:-1])
+    assert extended(line, "classes", (2, 3, 1000), {place: (fewer, parameters)}) is None
+
+
+def test_a_single_example_has_a_line_of_its_own():
+    one = replace(STEP, batch_size=1)
+    line = line_of(one, trace_model_step)
+    assert equal(line.at((1, 184)), trace_model_step(at(one, (1, 184))))
+    assert line.at((2, 184)) is None
 
 
 def test_a_line_ends_where_it_was_not_proven():

@@ -95,8 +95,7 @@ def test_the_same_as_a_plain_one(wishes):
     for block, _ in alive:
         quick.free(block)
     assert quick.allocated == 0
-    blocks = quick._blocks.values()
-    assert all(block.previous is block.next is None for block in blocks), "segments whole again"
+    assert all(len(blocks) == 1 for blocks in quick.segments()), "segments whole again"
 
 
 def test_free_memory_that_does_not_lie_together():

@@ -68,18 +68,24 @@ class KeptTraces:
     def computed(self, general: tuple, step: ModelStep) -> Traced | None:
         """The trace of a step from what comes with the package, if there is enough of it: a line,
         or that of the step with fused AdamW and the part of its own optimizer."""
-        line = self._shipped.line(question.digest(general))
-        if line is not None:
-            return line.at((step.micro_batch, step.tokens), step.accumulation)
-        device, usual, like = general[0], with_adamw(step), plain(step)
-        if usual is None or like is None:
+        device = general[0]
+        traced = self._on_line(step, device)
+        if traced is not None:
+            return traced
+        body, like = with_adamw(step), plain(step)
+        if body is None or like is None:
             return None
         part = self._shipped.part(question.digest(batch_line.general(like, device)))
-        line = self._shipped.line(question.digest(batch_line.general(usual, device)))
-        if part is None or line is None:
-            return None
-        traced = line.at((step.micro_batch, step.tokens), step.accumulation)
-        return with_optimizer(traced, part, step.accumulation) if traced else None
+        traced = self._on_line(body, device) if part else None
+        return with_optimizer(traced, part, step.accumulation) if traced and part else None
+
+    def _on_line(self, step: ModelStep, device: str) -> Traced | None:
+        """The trace of a step from a line, None where there is none that reaches it."""
+        for like, further in ((step, {}), batch_line.usual(step)):
+            line = self._shipped.line(question.digest(batch_line.general(like, device)))
+            if line is not None:
+                return line.at((step.micro_batch, step.tokens), step.accumulation, further)
+        return None
 
     @cached_property
     def _shipped(self) -> ShippedLines:
@@ -132,7 +138,7 @@ class ShippedLines:
 
     def line(self, key: str) -> TraceLine | None:
         """The line of steps that have the same `plans.batch_line.general`."""
-        if key in self.lines and key not in self._read:
+        if key in self.lines and key not in self._read and not key.startswith(PART):
             self._read[key] = TraceLine(json.loads(self.lines[key]))
         return self._read.get(key)
 

@@ -3,7 +3,8 @@ tight_fit.command.ship_traces`.
 
 With them the command answers a first question about such a model without PyTorch, whatever its
 batch size, GPU and, within bounds, length. The steps are each model's as it is, and those with the
-changes that most people make, alone and together. Of optimizers only their parts are kept
+changes that most people make, alone and together. Lines with further axes give other numbers of
+classes and ranks of adapters (`with_axes`). Of optimizers only their parts are kept
 (`plans.other_optimizer`). A loss in chunks has no lines, as the number of its operations changes
 with the sizes; offloaded activations have them where all are large enough to be offloaded.
 
@@ -14,7 +15,7 @@ traces a sample anew and compares. Where they differ, ship all of them again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -23,7 +24,7 @@ from typing import Any
 from tight_fit.command import question
 from tight_fit.command.answer import quietly, step_of, trainer_optimizer
 from tight_fit.command.arguments import OneLineParser
-from tight_fit.command.kept_traces import ShippedLines
+from tight_fit.command.kept_traces import PART, ShippedLines
 from tight_fit.command.ship import asked_of
 from tight_fit.command.wrapper import run
 from tight_fit.models import config as hf_config
@@ -32,7 +33,17 @@ from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import OPTIMIZERS
 from tight_fit.plans.batch_line import general
 from tight_fit.plans.other_optimizer import optimizer_part, plain, with_adamw
-from tight_fit.plans.trace_line import FIRST, MANY, MOST, Place, TraceLine, fitted, grid
+from tight_fit.plans.trace_line import (
+    FIRST,
+    MANY,
+    MOST,
+    Place,
+    TraceLine,
+    equal,
+    extended,
+    fitted,
+    grid,
+)
 from tight_fit.search.remedies import RANK, Remedies
 
 # Fields whose values are taken with each of the others'.
@@ -56,13 +67,18 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 FURTHER: list[Place] = [(5, 200), (3, 333)]  # where a line is checked, beside its longest length
 LARGE: list[Place] = [(48, 176), (50, 333)]  # the same of a line of offloaded activations
+# Of each further axis what is added to its value for the traces that give it, the first that does,
+# and the largest value, at which it is checked.
+BESIDE = {"classes": ((1,), 1000), "lora_rank": ((4, 8), 256)}
+ODD = {"classes": 7, "lora_rank": 4}  # checked as well
 LONGEST = (4096, 512)  # tokens up to which a line is taken, the first of them that holds
 
 
-def ship(names: Iterable[str], few: bool = False) -> None:
+def ship(names: Iterable[str], few: bool = False, more: bool = False) -> None:
     """Trace the steps of models and write the files that `kept_traces.ShippedLines` reads.
 
-    few  only each model's step as it is
+    few   only each model's step as it is
+    more  what is there stays, and only what is missing is traced
     """
     from tight_fit.plans.model import trace_model_step  # imports PyTorch
 
@@ -75,19 +91,33 @@ def ship(names: Iterable[str], few: bool = False) -> None:
         config = hf_config.from_values(asked.values, name)
         facts = {"config": hf_config.remember(config).facts, "trainer": trainer_optimizer()}
         head = {"model": name, "versions": question.versions(), "facts": facts}
-        lines: dict[str, TraceLine] = {}
-        parts: dict[str, dict[str, Any]] = {}
-        step = step_of(asked)
-        for changed in [step] if few else steps_of(step):
-            key = question.digest(general(changed, "cuda"))
-            line = None if key in lines else line_of(changed, trace)
-            if line is not None:
-                lines[key] = line
-        for changed in [] if few else with_optimizers(step):
-            parts |= part_of(changed, trace)
-        print(f"{name}: {len(lines)} lines, {len(parts)} parts", file=sys.stderr, flush=True)
-        if lines:
-            ShippedLines.write(asked.values, head, lines, parts)
+        known = ShippedLines.of(asked.values) if more else ShippedLines({}, {})
+        lines = {key: line for key in known.lines if (line := known.line(key)) is not None}
+        parts = {
+            key: part
+            for key in (name.removeprefix(PART) for name in known.lines)
+            if (part := known.part(key)) is not None
+        }
+        try:
+            _trace_all(step_of(asked), few, trace, lines, parts)
+        finally:  # what was traced before an interruption is kept; `more` goes on from there
+            print(f"{name}: {len(lines)} lines, {len(parts)} parts", file=sys.stderr, flush=True)
+            if lines:
+                ShippedLines.write(asked.values, head, lines, parts)
+
+
+def _trace_all(
+    step: ModelStep, few: bool, trace: Any, lines: dict[str, TraceLine], parts: dict[str, Any]
+) -> None:
+    """Add lines and parts of a step that are not there yet."""
+    for changed in [step] if few else steps_of(step):
+        key = question.digest(general(changed, "cuda"))
+        line = lines.get(key) or line_of(changed, trace)
+        if line is not None:
+            axes = () if few or "axes" in line.packed else axes_of(changed)
+            lines[key] = with_axes(line, changed, axes, trace)
+    for changed in [] if few else with_optimizers(step):
+        parts |= part_of(changed, trace, parts)
 
 
 def steps_of(step: ModelStep) -> Iterator[ModelStep]:
@@ -96,8 +126,12 @@ def steps_of(step: ModelStep) -> Iterator[ModelStep]:
     if step.weights != "fp32":  # which take autocast of their own dtype
         changes = [change for change in changes if change["precision"] is None]
     for change in [*changes, *ALONE, *Remedies(step, "H100").four_bits()]:
+        changed = change | {"precision": change.get("precision") or step.precision}
         with suppress(ValueError):
-            yield replace(step, **change | {"precision": change.get("precision") or step.precision})
+            yield replace(step, **changed)
+        if change in changes and change["accumulation"] == 1:
+            with suppress(ValueError):
+                yield replace(step, **changed, batch_size=1)
 
 
 def with_optimizers(step: ModelStep) -> Iterator[ModelStep]:
@@ -109,17 +143,20 @@ def with_optimizers(step: ModelStep) -> Iterator[ModelStep]:
                     yield replace(step, precision=precision, lora_rank=rank, **other)
 
 
-def part_of(step: ModelStep, trace: Any) -> dict[str, dict[str, Any]]:
-    """{key: the part of a step's optimizer}, empty where it is none by itself."""
+def part_of(step: ModelStep, trace: Any, parts: Container[str]) -> dict[str, dict[str, Any]]:
+    """{key: the part of a step's optimizer}, empty where it is none by itself or is there."""
     alone = plain(at(step, FIRST if step.tokens else (FIRST[0], None)))
     usual = with_adamw(alone) if alone else None
     if alone is None or usual is None:
+        return {}
+    key = question.digest(general(alone, "cuda"))
+    if key in parts:
         return {}
     try:
         part = optimizer_part(trace(alone), trace(usual))
     except (ValueError, ModuleNotFoundError):
         return {}
-    return {question.digest(general(alone, "cuda")): part} if part else {}
+    return {key: part} if part else {}
 
 
 def line_of(step: ModelStep, trace: Any) -> TraceLine | None:
@@ -130,19 +167,65 @@ def line_of(step: ModelStep, trace: Any) -> TraceLine | None:
         from tight_fit.techniques.activation_offload import SMALLEST  # imports PyTorch
 
         first, further, smallest = MANY, LARGE, SMALLEST
+    elif step.micro_batch == 1:
+        first, further = 1, [(1, tokens) for _, tokens in FURTHER]
     for longest in LONGEST if step.length is None and step.tokens else (None,):
-        last = (16 if smallest is None else MOST), longest  # none is offloaded that was not before
+        # None is offloaded there that was not before.
+        last = (1 if first == 1 else 16 if smallest is None else MOST), longest
         try:
             for place in [last, *grid(longest, first), *(further if longest else [])]:
                 if place not in traces:
                     traces[place] = trace(at(step, place))
         except (ValueError, ModuleNotFoundError):  # longer than the model takes, or not planned
             continue
-        line = fitted(traces, longest, step.accumulation, smallest)
+        line = fitted(traces, longest, step.accumulation, smallest, first)
         if line is not None:
             return line
         del traces[last]
     return None
+
+
+def axes_of(step: ModelStep) -> Iterator[tuple[str, int]]:
+    """(name, its value in a step's line) of each further axis."""
+    if step.kind.classifies:
+        yield "classes", step.config.num_labels
+    if step.lora_rank == RANK:
+        yield "lora_rank", RANK
+
+
+def with_axes(
+    line: TraceLine, step: ModelStep, axes: Iterable[tuple[str, int]], trace: Any
+) -> TraceLine:
+    """The line with those of the further axes that it has, each checked."""
+    first, longest = line.packed["first"], line.packed["longest"]
+
+    def traced(name: str, value: int, place: Place) -> Any:
+        own: dict[str, Any] = {name: value}
+        return trace(at(replace(step, **own), place))
+
+    for name, base in axes:
+        smaller, most = BESIDE[name]
+        for value in (base + more for more in smaller):
+            with suppress(ValueError):  # more than the model takes
+                traces = {place: traced(name, value, place) for place in grid(longest, first, 2)}
+                longer = extended(line, name, (base, value, most), traces, step.accumulation)
+                if longer is not None and all(
+                    equal(
+                        longer.at(place, step.accumulation, {name: other}),
+                        traced(name, other, place),
+                    )
+                    for place, other in zip(checks(line), (ODD[name], most))
+                ):
+                    line = longer
+                    break
+    return line
+
+
+def checks(line: TraceLine) -> list[Place]:
+    """Two places, none of which made the line or one of its further axes."""
+    first, longest = line.packed["first"], line.packed["longest"]
+    lengths = (None, None) if longest is None else (200, 336)
+    return [(first + more if first > 1 else 1, tokens) for more, tokens in zip((5, 3), lengths)]
 
 
 def at(step: ModelStep, place: Place) -> ModelStep:
@@ -159,8 +242,9 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help="by default all")
     parser.add_argument("--few", action="store_true", help="only each model's step as it is")
+    parser.add_argument("--more", action="store_true", help="only what is not there yet")
     asked = parser.parse_args()
-    ship(asked.models or model_names.known(), asked.few)
+    ship(asked.models or model_names.known(), asked.few, asked.more)
 
 
 if __name__ == "__main__":

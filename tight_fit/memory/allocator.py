@@ -72,6 +72,17 @@ class AllocationTrace:
         )
 
     @cached_property
+    def blocks(self) -> list[int]:
+        """Bytes of the block that each storage asks for, 0 for one without bytes."""
+        rounded: list[int] = (-(-self.sizes // UNIT) * UNIT).tolist()
+        return rounded
+
+    @cached_property
+    def calls(self) -> list[tuple[int, int]]:
+        """(move, phase) of each event."""
+        return list(zip(self.moves.tolist(), self.phases.tolist()))
+
+    @cached_property
     def unlimited(self) -> AllocatorPeaks:
         """The peaks with cuBLAS's usual workspaces and without a limit."""
         return replay(self, WORKSPACE)
@@ -156,45 +167,43 @@ class _Process:
         self, allocation_trace: AllocationTrace, workspace: int, capacity: int | None = None
     ):
         self.allocator, self.workspace = CachingAllocator(capacity), workspace
-        self.addresses: dict[int, int] = {}  # storage -> address
+        self.held: dict[int, _Block] = {}  # storage -> block
         self.last_phase = -1  # the last phase of the first step that has begun
-        sizes = allocation_trace.sizes.tolist()
         for storage in allocation_trace.given.tolist():
-            self._born(storage, sizes)
-        self.lasting = set(self.addresses)
+            self._born(storage, allocation_trace.blocks)
+        self.lasting = set(self.held)
 
     def step(self, allocation_trace: AllocationTrace) -> AllocatorPeaks:
         """Run one step and return its peaks. Raises CapacityExceeded."""
-        sizes, allocator, addresses = (
-            allocation_trace.sizes.tolist(),
-            self.allocator,
-            self.addresses,
-        )
+        sizes, allocator, held = allocation_trace.blocks, self.allocator, self.held
+        take, give = allocator.take, allocator.give
         allocator.reset_peaks()
-        for move, phase in zip(allocation_trace.moves.tolist(), allocation_trace.phases.tolist()):
-            while self.last_phase < phase:
-                self._begin_phase(allocation_trace, sizes)
+        for move, phase in allocation_trace.calls:
+            if phase > self.last_phase:
+                self._begin_phases(phase, allocation_trace)
             if move > 0:
-                self._born(move - 1, sizes)
-            elif (address := addresses.pop(-move - 1, None)) is not None:
-                allocator.free(address)
-        for storage in addresses.keys() - self.lasting:  # what the step returns, its loss
-            allocator.free(addresses.pop(storage))
+                if size := sizes[move - 1]:
+                    held[move - 1] = take(size)
+            elif (block := held.pop(-move - 1, None)) is not None:
+                give(block)
+        for storage in held.keys() - self.lasting:  # what the step returns, its loss
+            give(held.pop(storage))
         return AllocatorPeaks(allocator.most_allocated, allocator.most_reserved)
 
-    def _begin_phase(self, allocation_trace: AllocationTrace, sizes: list[int]) -> None:
-        """Allocate what stays from the first time on that the next phase is entered."""
-        self.last_phase += 1
-        if self.last_phase < OPTIMIZER and self.workspace:
-            self.allocator.malloc(self.workspace)
-        elif self.last_phase == OPTIMIZER:
-            for storage in allocation_trace.states.tolist():
-                self._born(storage, sizes)
-                self.lasting.add(storage)
+    def _begin_phases(self, last: int, allocation_trace: AllocationTrace) -> None:
+        """Allocate what stays from the first time on that each phase up to the last is entered."""
+        while self.last_phase < last:
+            self.last_phase += 1
+            if self.last_phase < OPTIMIZER and self.workspace:
+                self.allocator.malloc(self.workspace)
+            elif self.last_phase == OPTIMIZER:
+                for storage in allocation_trace.states.tolist():
+                    self._born(storage, allocation_trace.blocks)
+                    self.lasting.add(storage)
 
     def _born(self, storage: int, sizes: list[int]) -> None:
         if sizes[storage]:
-            self.addresses[storage] = self.allocator.malloc(sizes[storage])
+            self.held[storage] = self.allocator.take(sizes[storage])
 
 
 class CachingAllocator:
@@ -206,66 +215,75 @@ class CachingAllocator:
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
-        self._blocks: dict[int, _Block] = {}
-        # is it the pool of small blocks? -> its free blocks as (size, address), sorted
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        self._used: dict[int, _Block] = {}  # those that `malloc` gave
+        self._segments: dict[int, _Block] = {}  # address -> its first block
+        # is it the pool of small blocks? -> its free blocks as (size, address, block), sorted
+        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
         self._next = 0
 
     def malloc(self, size: int) -> int:
         """Address of a block for `size` bytes. Raises CapacityExceeded."""
-        size = _round_up(max(UNIT, size), UNIT)
-        small = size <= SMALL
-        pool = self._free[small]
-        index = bisect_left(pool, (size, -1))  # the smallest free block that is large enough
-        address = pool.pop(index)[1] if index < len(pool) else self._segment(size, small)
-        block = self._blocks[address]
-        rest = block.size - size
-        if rest >= UNIT if small else rest > SMALL:  # a smaller rest stays with the tensor
-            self._blocks[address + size] = _Block(rest, small, address, block.next)
-            if block.next is not None:
-                self._blocks[block.next].previous = address + size
-            block.size, block.next = size, address + size
-            insort(pool, (rest, address + size))
-        block.used = True
-        self.allocated += block.size
-        self.most_allocated = max(self.most_allocated, self.allocated)
-        return address
+        block = self.take(_round_up(max(UNIT, size), UNIT))
+        self._used[block.address] = block
+        return block.address
 
     def free(self, address: int) -> None:
         """Give a block back; it merges with the free neighbours in its segment."""
-        block = self._blocks[address]
-        block.used = False
+        self.give(self._used.pop(address))
+
+    def take(self, size: int) -> _Block:
+        """A block for a multiple of `UNIT` bytes, which `give` takes back. Raises
+        CapacityExceeded."""
+        small = size <= SMALL
+        pool = self._free[small]
+        index = bisect_left(pool, (size,))  # the smallest free block that is large enough
+        block = pool.pop(index)[2] if index < len(pool) else self._segment(size, small)
+        rest = block.size - size
+        if rest >= UNIT if small else rest > SMALL:  # a smaller rest stays with the tensor
+            address, following = block.address + size, block.next
+            block.next = left = _Block(address, rest, small, block, following)
+            if following is not None:
+                following.previous = left
+            block.size = size
+            insort(pool, (rest, address, left))
+        block.used = True
+        self.allocated += block.size
+        if self.allocated > self.most_allocated:
+            self.most_allocated = self.allocated
+        return block
+
+    def give(self, block: _Block) -> None:
+        """Give a block of `take` back, as `free` does."""
         self.allocated -= block.size
         pool = self._free[block.small]
-        if block.next is not None and not self._blocks[block.next].used:
-            _remove(pool, (self._blocks[block.next].size, block.next))
-            self._join(address, block.next)
-        if block.previous is not None and not self._blocks[block.previous].used:
-            address, freed = block.previous, address
-            _remove(pool, (self._blocks[address].size, address))
-            self._join(address, freed)
-        insort(pool, (self._blocks[address].size, address))
+        block.used = False
+        following, previous = block.next, block.previous
+        if following is not None and not following.used:
+            del pool[bisect_left(pool, (following.size, following.address))]
+            _join(block, following)
+        if previous is not None and not previous.used:
+            del pool[bisect_left(pool, (previous.size, previous.address))]
+            _join(previous, block)
+            block = previous
+        insort(pool, (block.size, block.address, block))
 
     def segments(self) -> list[list[tuple[int, int, bool]]]:
         """The blocks of each segment that is held, in their order: (address, bytes, used)."""
         held: list[list[tuple[int, int, bool]]] = []
-        for first, block in self._blocks.items():
-            if block.previous is not None:
-                continue
+        for first in self._segments.values():
             held.append([])
-            address: int | None = first
-            while address is not None:
-                here = self._blocks[address]
-                held[-1].append((address, here.size, here.used))
-                address = here.next
+            block: _Block | None = first
+            while block is not None:
+                held[-1].append((block.address, block.size, block.used))
+                block = block.next
         return held
 
     def reset_peaks(self) -> None:
         """Count peaks from here on, as `torch.cuda.reset_peak_memory_stats` does."""
         self.most_allocated, self.most_reserved = self.allocated, self.reserved
 
-    def _segment(self, size: int, small: bool) -> int:
-        """Address of a new segment from the driver, as one block for `size` bytes."""
+    def _segment(self, size: int, small: bool) -> _Block:
+        """A new segment from the driver, as one block for `size` bytes."""
         if small:
             segment = SMALL_SEGMENT
         elif size < LARGE_TENSOR:
@@ -281,17 +299,10 @@ class CachingAllocator:
                 )
         address = self._next
         self._next += segment + UNIT  # a gap, since blocks of two segments never merge
-        self._blocks[address] = _Block(segment, small, None, None)
+        self._segments[address] = block = _Block(address, segment, small, None, None)
         self.reserved += segment
         self.most_reserved = max(self.most_reserved, self.reserved)
-        return address
-
-    def _join(self, address: int, following: int) -> None:
-        """Let a block take in the one that follows it in its segment."""
-        block, taken = self._blocks[address], self._blocks.pop(following)
-        block.size, block.next = block.size + taken.size, taken.next
-        if taken.next is not None:
-            self._blocks[taken.next].previous = address
+        return block
 
     def give_back(self) -> None:
         """Give every wholly free segment back to the driver: `torch.cuda.empty_cache`.
@@ -300,29 +311,33 @@ class CachingAllocator:
         """
         for pool in self._free.values():
             kept = []
-            for size, address in pool:
-                block = self._blocks[address]
+            for free in pool:
+                size, address, block = free
                 if block.previous is None and block.next is None:
                     self.reserved -= size
-                    del self._blocks[address]
+                    del self._segments[address]
                 else:
-                    kept.append((size, address))
+                    kept.append(free)
             pool[:] = kept
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Block:
+    address: int
     size: int  # bytes
     small: bool
-    previous: int | None  # addresses of its neighbours in the segment
-    next: int | None
+    previous: _Block | None  # its neighbours in the segment
+    next: _Block | None
     used: bool = False
+
+
+def _join(block: _Block, following: _Block) -> None:
+    """Let a block take in the one that follows it in its segment."""
+    block.size += following.size
+    block.next = further = following.next
+    if further is not None:
+        further.previous = block
 
 
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
-
-
-def _remove(pool: list[tuple[int, int]], item: tuple[int, int]) -> None:
-    """Remove an item from a sorted list that holds it."""
-    del pool[bisect_left(pool, item)]

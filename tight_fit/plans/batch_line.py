@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from tight_fit.memory.plan import Plan, to_plan
 from tight_fit.models.step import ModelStep
 from tight_fit.trace.storage_trace import StorageTrace
 
+# Fields that change nothing but sizes, and the values that lines were traced with; None is that of
+# the configuration.
+AXES: dict[str, int | None] = {"classes": None, "lora_rank": 8}
 Traced = tuple[StorageTrace, int]  # a step's trace, and the model's number of parameters
 
 
@@ -117,6 +120,13 @@ class BatchLines:
 def general(step: ModelStep, device: str) -> tuple:
     """What steps have in common that differ in their batch size and length."""
     return device, *_family(replace(step, length=None))
+
+
+def usual(step: ModelStep) -> tuple[ModelStep, dict[str, int]]:
+    """The step that has the usual value of what only changes sizes, and {field: its own value}."""
+    own = {name: value for name in AXES if (value := getattr(step, name)) not in (None, AXES[name])}
+    usual: dict[str, Any] = {name: AXES[name] for name in own}
+    return replace(step, **usual), own
 
 
 def _family(step: ModelStep) -> tuple:

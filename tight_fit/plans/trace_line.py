@@ -2,8 +2,12 @@
 
 The sizes of storages and kernels are lines over the examples of a micro-batch and parabolas over
 the tokens of an example, as attention has one number for each two of them. Six traces give both,
-and further ones check them: where one is not as expected, there is no line. Nothing here imports
-PyTorch.
+and further ones check them: where one is not as expected, there is no line. A single example takes
+operations of its own and has a line of its own, over its tokens.
+
+Along a further axis, the classes of a classifier or the rank of adapters, a size is a line whose
+slope is a line over the examples and the tokens: four more traces give it (`extended`). Nothing
+here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ MULTIPLE = 8  # of which all lengths are taken: cuBLAS copies some operands of o
 STEP = 128  # tokens between two traces
 Place = tuple[int, int | None]  # examples per micro-batch, tokens per example
 FIRST = (2, 128)  # the least place of a line
+Values = Mapping[str, int]  # {axis beside examples and tokens: the value there}
 # Examples from which on all activations that grow with a step are large enough to be offloaded, and
 # up to which these alone are.
 MANY, MOST = 64, 1024
@@ -36,19 +41,23 @@ class TraceLine:
     def __init__(self, packed: Mapping[str, Any]):
         self.packed = packed
 
-    def at(self, place: Place, accumulation: int = 1) -> Traced | None:
-        """The trace at a place; None where the line does not reach, or gives no whole number."""
+    def at(
+        self, place: Place, accumulation: int = 1, further: Values | None = None
+    ) -> Traced | None:
+        """The trace at a place, and at values of further axes; None where the line does not reach,
+        or gives no whole number."""
         examples, tokens = place
         line, longest = self.packed, self.packed["longest"]
         batch, length = line["first"], FIRST[1]
-        if not FIRST[0] <= examples <= line["most"] or (tokens is None) != (longest is None):
+        least = min(batch, FIRST[0])
+        if not least <= examples <= line["most"] or (tokens is None) != (longest is None):
             return None
         if tokens is not None and not (
             length <= tokens <= longest and tokens % line["multiple"] == 0
         ):
             return None
-        values = _evaluated(
-            line["numbers"], examples - batch, None if tokens is None else tokens - length
+        values = self._numbers(
+            examples - batch, 0 if tokens is None else tokens - length, further or {}
         )
         if values is None:
             return None
@@ -82,15 +91,37 @@ class TraceLine:
             flops,
             operations,
         )
-        return trace, line["parameters"]
+        return trace, values[-1]
+
+    def _numbers(self, more: int, longer: int, further: Values) -> list[int] | None:
+        """All numbers of the trace, `more` examples and `longer` tokens from the first place; the
+        last is that of the model's parameters."""
+        line, axes = self.packed, self.packed.get("axes", {})
+        single = line["first"] == 1
+        values = _evaluated(line["numbers"], single, more, longer)
+        if values is None:
+            return None
+        values.append(line["parameters"])
+        for name, value in further.items():
+            axis = axes.get(name, {"most": 0})
+            if not 2 <= value <= axis["most"] or (value - axis["base"]) % axis["step"]:
+                return None
+            times, part = value - axis["base"], axis["step"]
+            added = _evaluated(axis["numbers"], single, more, longer, times, part)
+            if added is None:
+                return None
+            for index, number in zip(axis["of"], added):
+                values[index] += number
+        return values
 
 
-def grid(longest: int | None, batch: int = FIRST[0]) -> list[Place]:
-    """The places whose traces make a line, from a number of examples on; without tokens (None) two
-    of them."""
+def grid(longest: int | None, batch: int = FIRST[0], count: int = 3) -> list[Place]:
+    """The places whose traces make a line, from a number of examples on, at `count` lengths;
+    without tokens (None) two of them. A single example makes a line by itself."""
     length = FIRST[1]
-    lengths = [None] if longest is None else [length + STEP * number for number in range(3)]
-    return [(examples, tokens) for examples in (batch, batch + 1) for tokens in lengths]
+    lengths = [None] if longest is None else [length + STEP * number for number in range(count)]
+    batches = (batch, batch + 1) if batch > 1 else (batch,)
+    return [(examples, tokens) for examples in batches for tokens in lengths]
 
 
 def fitted(
@@ -98,6 +129,7 @@ def fitted(
     longest: int | None,
     accumulation: int = 1,
     smallest: int | None = None,
+    batch: int = FIRST[0],
 ) -> TraceLine | None:
     """The line through the traces at the places of `grid`, None where there is none.
 
@@ -107,8 +139,9 @@ def fitted(
     smallest  bytes from which on activations are offloaded, None where none are. The line is then
               through places of `MANY` examples, and is taken where all that are offloaded there
               would be
+    batch     examples per micro-batch of the first place, where none are offloaded
     """
-    batch = FIRST[0] if smallest is None else MANY
+    batch = batch if smallest is None else MANY
     places = grid(longest, batch)
     kept = [traces[place] for place in places]
     if not _alike(kept):
@@ -134,7 +167,7 @@ def fitted(
         {
             "longest": longest,
             "first": batch,
-            "most": 10**9 if smallest is None else MOST,
+            "most": MOST if smallest is not None else 10**9 if batch > 1 else 1,
             "smallest": smallest,
             "multiple": 1,
             "parameters": parameters,
@@ -149,7 +182,7 @@ def fitted(
             "again": trace.operations.again,
             "tf32": trace.operations.tf32,
             "unknown": trace.operations.unknown,
-            "numbers": _differences(columns, longest),
+            "numbers": _differences(columns, batch == 1),
         }
     )
     missed = {
@@ -160,6 +193,67 @@ def fitted(
     if any((tokens or 0) % MULTIPLE == 0 for _, tokens in missed):
         return None
     return TraceLine({**line.packed, "multiple": MULTIPLE})
+
+
+def extended(
+    line: TraceLine,
+    name: str,
+    values: tuple[int, int, int],
+    traces: Mapping[Place, Traced],
+    accumulation: int = 1,
+) -> TraceLine | None:
+    """The line with a further axis, None where there is none.
+
+    values  of the axis: that of the line's own traces, that of these, and the largest one for which
+            the line is taken. From the first on it is taken in steps to the second
+    traces  at the places of `grid` of the line's first examples, at two lengths
+    """
+    packed, (base, value, most) = line.packed, values
+    columns = []
+    for place, traced in traces.items():
+        before, there = line.at(place, accumulation), _column(packed, traced)
+        usual = None if before is None else _column(packed, before)
+        if there is None or usual is None:
+            return None
+        columns.append([number - other for number, other in zip(there, usual)])
+    changed = [index for index, slope in enumerate(zip(*columns)) if any(slope)]
+    columns = [[column[index] for index in changed] for column in columns]
+    axis = {
+        "base": base,
+        "step": value - base,
+        "most": most,
+        "of": changed,
+        "numbers": _differences(columns, packed["first"] == 1),
+    }
+    return TraceLine({**packed, "axes": {**packed.get("axes", {}), name: axis}})
+
+
+def _column(line: Mapping[str, Any], traced: Traced) -> list[int] | None:
+    """The numbers of a trace in the order of a line's, and then its parameters; None where it
+    differs in more than numbers."""
+    trace, parameters = traced
+    operations = trace.operations
+    if operations is None or operations.passes or Living().follow(trace.events) != line["events"]:
+        return None
+    names = [line["names"][number] for number in line["made_by"]]
+    about = [operations.tf32, operations.unknown, sorted(trace.reached), list(trace.flops)]
+    if (
+        len(trace.bytes) != len(names)
+        or trace.made_by != names
+        or about != [line[name] for name in ("tf32", "unknown", "reached", "flops")]
+    ):
+        return None
+    kernels: dict[int, tuple[Op, ...]] = {}
+    if len(operations.order) != len(line["order"]):
+        return None
+    for (index, phase), (own, same) in zip(operations.order, line["order"]):
+        if phase != same or kernels.setdefault(own, operations.ops[index]) != operations.ops[index]:
+            return None
+    issued = [kernels[own] for own in range(len(line["ops"]))]
+    if [[_kind(op) for op in some] for some in issued] != line["ops"]:
+        return None
+    numbers = [number for some in issued for op in some for number in _numbers(op)]
+    return [*trace.bytes, *trace.flops.values(), *numbers, parameters]
 
 
 def equal(one: Traced | None, other: Traced) -> bool:
@@ -216,24 +310,31 @@ def _first_come(
     return list(known), issued
 
 
-def _differences(columns: list[list[int]], longest: int | None) -> list[list[int]]:
-    """[coefficients, numbers]: of each number its first value and its differences (Newton)."""
-    lengths = 1 if longest is None else 3
-    table = np.array(columns, dtype=object).reshape(2, lengths, -1)
-    table[1] -= table[0]
-    for last in range(1, lengths):
+def _differences(columns: list[list[int]], single: bool) -> list[list[int]]:
+    """[coefficients, numbers]: of each number its first value and its differences (Newton).
+
+    single  whether all columns are of one example
+    """
+    rows = 1 if single else 2
+    table = np.array(columns, dtype=object).reshape(rows, len(columns) // rows, -1)
+    table[1:] -= table[:-1]
+    for last in range(1, table.shape[1]):
         table[:, last:] = table[:, last:] - table[:, last - 1 : -1]
     return [list(row) for row in table.reshape(-1, table.shape[-1])]
 
 
-def _evaluated(numbers: list[list[int]], more: int, further: int | None) -> list[int] | None:
-    """Each number, `more` examples and `further` tokens from the first place, in whole numbers;
-    None where one of them is none."""
-    table = np.array(numbers, dtype=object).reshape(2, 1 if further is None else 3, -1)
-    along = table[0] + table[1] * more
-    if further is None:
-        return list(along[0])
-    unit = 2 * STEP * STEP
-    total = along[0] * unit + along[1] * (2 * STEP * further)
-    total += along[2] * (further * (further - STEP))
-    return None if (total % unit).any() else list(total // unit)
+def _evaluated(
+    numbers: list[list[int]], single: bool, more: int, longer: int, times: int = 1, part: int = 1
+) -> list[int] | None:
+    """`times` / `part` of each number, `more` examples and `longer` tokens from the first place,
+    in whole numbers; None where one of them is none."""
+    rows = 1 if single else 2
+    table = np.array(numbers, dtype=object).reshape(rows, len(numbers) // rows, -1)
+    along = table[0] if single else table[0] + table[1] * more
+    unit, total = part, along[0] * times
+    if len(along) > 1:
+        unit = 2 * STEP * STEP * part
+        total = total * (2 * STEP * STEP) + along[1] * (2 * STEP * longer * times)
+    if len(along) > 2:
+        total += along[2] * (longer * (longer - STEP) * times)
+    return None if unit > 1 and (total % unit).any() else list(total // unit)
