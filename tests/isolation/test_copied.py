@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.isolation import digest
 from tests.isolation.homes import USERS, end_of, holds, started
-from tests.isolation.test_deeds import digest
 from tight_fit.isolation import landlock, limits, mirror
 
 pytestmark = pytest.mark.skipif(

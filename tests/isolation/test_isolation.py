@@ -70,24 +70,30 @@ for name in ("null", "zero", "urandom"):
     holds(user, home(user), "", text)
 
 
-def test_shared_memory_and_files_without_a_name_are_the_copy_s_own(home):
+def test_shared_memory_open_files_and_connections_are_the_copy_s_own(home):
     before = """\
-import mmap, tempfile, torch
+import mmap, socket, tempfile, torch
 memory = mmap.mmap(-1, 4096)
 memory[:2] = b"ab"
 shared = torch.ones(3).share_memory_()
 file = tempfile.TemporaryFile()
 file.write(b"before"); file.flush()
+log = open("train.log", "a+")
+print("before", file=log, flush=True)
 read, write = os.pipe()
+here, there = socket.socketpair()
 def after(child):
-    import atexit
     def check():
         assert memory[:2] == b"ab" and shared.tolist() == [1, 1, 1]
-        file.seek(0); assert file.read() == b"before"
-        os.set_blocking(read, False)
-        try: os.read(read, 1)
-        except BlockingIOError: return
-        assert False
+        assert file.tell() == 6; file.seek(0); assert file.read() == b"before"
+        assert log.tell() == 7 and open("train.log").read() == "before\\n"
+        print("after", file=log, flush=True)
+        assert open("train.log").read() == "before\\nafter\\n"
+        for end in (read, there.fileno()):
+            os.set_blocking(end, False)
+            try: os.read(end, 1)
+            except BlockingIOError: continue
+            assert False
     try: check()
     except BaseException as error: print(repr(error), flush=True); os._exit(9)
 real_wait = os.waitpid
@@ -97,7 +103,11 @@ os.waitpid = lambda child, how: (lambda found: (after(child), found)[1])(real_wa
 assert memory[:2] == b"ab" and shared.tolist() == [1, 1, 1]
 memory[:2] = b"xy"; shared.zero_(); file.write(b" after"); file.flush()
 file.seek(0); assert file.read() == b"before after"
+print("in the copy", file=log, flush=True)
+assert open("train.log").read().endswith("in the copy\\n")
 os.write(write, b"x")
+try: here.send(b"x")
+except OSError: pass
 """
     folder = home(None)
     holds(None, folder, before, deed)
