@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.small import ROOT
 from tests.test_architecture import LAYERS
 from tools.course.clean import PATH
 
-ROOT = Path(__file__).resolve().parents[2]
 NOT_CHECKED = ("checked-programs.md",)  # it names files of other repositories
 PAGES = [
     path
