@@ -24,16 +24,11 @@ def of_folder(folder):
     return lambda **fields: ModelStep(library.LlamaConfig.from_pretrained(folder), **fields)
 
 
-def gpu_of(name, mebibytes):
-    """A GPU with so much beside CUDA's context and what cuBLAS takes."""
-    memory = gpus.CONTEXT + 2 * int(8.125 * 2**20) + mebibytes * 2**20
-    return gpus.GPU(name, memory, (7, 5))
-
-
 @pytest.fixture
 def small(monkeypatch):
-    """A GPU so small that a toy does not fit it with room for CUDA's context."""
-    gpu = gpu_of("Small", 20)
+    """A GPU with 20 MiB beside CUDA's context and what cuBLAS takes: a toy does not fit it."""
+    memory = gpus.CONTEXT + 2 * int(8.125 * 2**20) + 20 * 2**20
+    gpu = gpus.GPU("Small", memory, (7, 5))
     for table in (gpus.GPUS, gpus.KNOWN):
         monkeypatch.setitem(table, gpu.name, gpu)
     return gpu
@@ -174,16 +169,6 @@ def test_a_line_is_searched_in_a_few_looks(first, slope, limit):
     looks: list[int] = []
     assert largest_that_fits(over, first) == limit
     assert len(looks) <= 14 and (len(looks) <= 2 or first != limit)
-
-
-def test_several_changes_together_where_none_suffices(folder, of_folder):
-    gpu, plain = gpu_of("Tiny", 8), {"batch_size": 32, "length": 128}
-    (change,) = Remedies(of_folder(**plain), gpu).changes()
-    plain["flash"] = False  # Llama's kernels on such a GPU
-    assert len(change) > 1 and plan_model(folder, **plain, **change).fits(gpu)
-    for name in change:
-        fewer = {key: value for key, value in change.items() if key != name}
-        assert not plan_model(folder, **plain, **fewer).fits(gpu)
 
 
 def test_a_hopeless_case_ends_plainly(ask, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.isolation import digest, ends_with_all, heeding, with_mark
-from tests.isolation.homes import USERS, each_by_one_user, end_of, holds, started
+from tests.isolation.homes import each_by_one_user, end_of, holds, started
 from tight_fit import isolation
 from tight_fit.isolation import landlock
 
@@ -130,7 +130,6 @@ def test_the_same_deeds_change_a_home_where_nothing_isolates(home):
             assert digest(folder) != before, name
 
 
-@pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_outlives_the_process_that_made_it(kind, how, user, home):

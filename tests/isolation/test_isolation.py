@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.isolation.homes import USERS, end_of, holds, started
+from tests.isolation.homes import end_of, holds, started
 from tight_fit import isolation
 
 pytestmark = pytest.mark.skipif(
@@ -13,7 +13,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_no_connection_leads_out_and_its_own_are_its_own(user, home):
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = f"""\
@@ -28,7 +27,6 @@ with socket.create_server(there): socket.create_connection(there).close()
         holds(user, home(user), "", text)
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_a_service_that_listens_in_a_folder_is_not_reached(user, home):
     """As those of Docker, a desktop or a keeper of keys do; outside, the same user reaches it."""
     folder = home(user)
@@ -46,7 +44,6 @@ else: reached = True
         holds(user, folder, "", f"{reach}assert reached", "")
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_what_belongs_to_the_system_stays_as_it_is(user, home):
     """Devices, settings of the kernel, other processes: a tree has none of them to write to."""
     text = """\
@@ -125,7 +122,6 @@ else: assert False
     holds(None, home(None), "", text)
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_whose_rule_it_is_where_that_is_known(user, home):
     """Ubuntu's, for ordinary users, which an administrator changes."""
     folder = home(user)
