@@ -13,7 +13,7 @@ import pytest
 
 from tests.attack import command_refuses, one_sentence
 from tight_fit.command.wrapper import run
-from tools.course import ROOT, build, kept_plans, record, stress
+from tools.course import ROOT, build, kept_plans, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
@@ -149,13 +149,6 @@ def test_a_notebook_that_is_none_is_refused(command, name, capsys):
     assert "There is no notebook" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monkeypatch, tmp_path):
-    monkeypatch.setattr("tools.course.execute.execute", None)
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError):
-        record.record([tmp_path / "02_x.ipynb"], True, tmp_path / "file" / "out", "")
-
-
 def test_plans_that_are_not_kept_are_refused(capsys):
     for groups in (["nothing"], [""], ["layouts", "Ladder"]):
         command_refuses(kept_plans.main, groups, capsys, "use layouts, searches")
@@ -189,11 +182,14 @@ def test_what_a_killed_command_left_is_removed_and_what_lives_stays(tmp_path):
 def test_a_checkout_that_cannot_be_written_is_one_sentence(
     arguments, fault, capsys, monkeypatch, tmp_path
 ):
+    """Before the first notebook is executed."""
+
     def refuses(path, *_, **__):
         raise OSError(fault, os.strerror(fault), str(path))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "fingerprint", lambda path: "never")
+    monkeypatch.setattr("tools.course.execute.execute", None)
     monkeypatch.setattr(Path, "mkdir", refuses)
     assert course.main(arguments.split()) == 1
     one_sentence(capsys.readouterr().err, "cannot be written")
