@@ -1,8 +1,8 @@
 """Commands: interrupts, closed pipes, full disks, narrow encodings, outputs and bounds."""
 
-import argparse
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack import command_refuses, one_sentence, refused
-from tight_fit.command.arguments import whole_number
+from tests.attack import command_refuses, one_sentence
 from tight_fit.command.wrapper import run
-from tools.course import ROOT, build, kept_plans, record, stress
+from tools.course import ROOT, build, kept_plans, stress
 from tools.course import __main__ as course
 from tools.course.leftovers import unfinished
 
@@ -108,6 +107,9 @@ def test_an_interrupt_while_libraries_load_is_one_line():
     one_sentence(err, "Interrupted")
 
 
+FULL = "[Errno 28] No space left on device: 'a' -> '/tmp/b'"
+
+
 def fails(error):
     def main():
         raise error
@@ -126,7 +128,9 @@ def fails(error):
         (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
         (RuntimeError("Could not determine home directory."), "no home directory"),
         (ModuleNotFoundError("No module named 'torch'"), "No module named 'torch'"),
-        (ValueError("several\nlines\n"), "several lines."),
+        (ValueError("several\n  lines\n"), "several lines."),
+        (ValueError(), "ValueError."),
+        (shutil.Error([("a", "/tmp/b", FULL)] * 900), "/tmp/b cannot be written"),
         (UnicodeEncodeError("ascii", "×", 0, 1, "ordinal not in range"), "ascii"),
     ],
 )
@@ -145,13 +149,6 @@ def test_a_notebook_that_is_none_is_refused(command, name, capsys):
     assert "There is no notebook" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_the_first_notebook(monkeypatch, tmp_path):
-    monkeypatch.setattr("tools.course.execute.execute", None)
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError):
-        record.record([tmp_path / "02_x.ipynb"], True, tmp_path / "file" / "out", "")
-
-
 def test_plans_that_are_not_kept_are_refused(capsys):
     for groups in (["nothing"], [""], ["layouts", "Ladder"]):
         command_refuses(kept_plans.main, groups, capsys, "use layouts, searches")
@@ -159,15 +156,6 @@ def test_plans_that_are_not_kept_are_refused(capsys):
 
 def test_the_kinds_of_soak_are_those_of_its_module():
     assert course.KINDS == stress.KINDS
-
-
-def test_numbers_have_bounds_that_are_said():
-    for typed in ("", "x", "1.5", "1e9", "-1", "10**9", "9" * 5000, "nan", "٣x"):
-        refused(
-            argparse.ArgumentTypeError,
-            "from 1 to 99",
-            lambda typed=typed: whole_number(1, 99)(typed),
-        )
 
 
 # -- what is left behind ---------------------------------------------------------------------------
@@ -194,11 +182,14 @@ def test_what_a_killed_command_left_is_removed_and_what_lives_stays(tmp_path):
 def test_a_checkout_that_cannot_be_written_is_one_sentence(
     arguments, fault, capsys, monkeypatch, tmp_path
 ):
+    """Before the first notebook is executed."""
+
     def refuses(path, *_, **__):
         raise OSError(fault, os.strerror(fault), str(path))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "fingerprint", lambda path: "never")
+    monkeypatch.setattr("tools.course.execute.execute", None)
     monkeypatch.setattr(Path, "mkdir", refuses)
     assert course.main(arguments.split()) == 1
     one_sentence(capsys.readouterr().err, "cannot be written")

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from helpers import train
 from helpers.chat import encode_conversations, split_off_answers
 from helpers.recipe import Recipe
 from tests.attack import one_sentence, refused
+from tests.small import ROOT
 from tight_fit.checks import IGNORE
 from tools.course import session
 
-ROOT = Path(__file__).resolve().parents[2]
 WRONG = (ValueError, TypeError)
 TEXTS, LABELS = ["Oil prices rose.", "A bank."], ["crude", "acq"]
 RECIPE = Recipe(model="decoder", steps=1, batch_size=2, train_size=8, test_size=4, length=64)

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.attack import one_sentence, refused
+from tests.isolation import with_mark
 from tests.small import python, submission
 from tools.course import ROOT, grade, sandbox
 from tools.course.__main__ import main
@@ -192,15 +192,10 @@ def test_what_is_no_file_of_a_student_s_is_a_row_that_says_so(graded, student):
     assert row["said"] in graded[2]
 
 
-def alive(mark):
-    """The processes with this word in their command."""
-    return [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
-
-
 def test_nothing_is_left_of_a_class_and_what_became_of_the_hostile_is_said(graded):
     rows, printed, errors = graded
     time.sleep(0.2)
-    assert not alive("7654.3")
+    assert not with_mark("7654.3")
     assert "Traceback" not in errors and len(printed) < 50_000
     assert "SIGSEGV in code cell 3" in rows["dies"][0]["said"]
     assert "ended by itself in code cell 2" in rows["ends_itself"][0]["said"]
@@ -286,7 +281,7 @@ def test_without_namespaces_nothing_is_left_either(tmp_path, monkeypatch):
     with sandbox.copy_of_project() as folder:
         ended = sandbox.run(cells, folder, Limits(seconds=120))
     assert ended.status == -9 and ended.cell == 3
-    assert not alive("8765.4")
+    assert not with_mark("8765.4")
 
 
 def test_a_grader_that_is_killed_leaves_no_process(tmp_path):
@@ -299,9 +294,9 @@ def test_a_grader_that_is_killed_leaves_no_process(tmp_path):
     grader = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     for wanted in (True, False):
         until = time.monotonic() + 60
-        while bool(alive("6543.2")) != wanted and time.monotonic() < until:
+        while bool(with_mark("6543.2")) != wanted and time.monotonic() < until:
             time.sleep(0.05)
-        assert bool(alive("6543.2")) == wanted
+        assert bool(with_mark("6543.2")) == wanted
         grader.kill()
     grader.wait()
     with sandbox.copy_of_project():

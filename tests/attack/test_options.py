@@ -13,7 +13,6 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, Qwen3Config, T5Con
 from tests.attack import command_refuses, one_sentence, refused
 from tests.attack.test_recipes import tried
 from tests.attack.wrong import SHORT, WRONG
-from tests.small import python
 from tight_fit.command import main as command
 from tight_fit.command import question
 from tight_fit.command.arguments import did_you_mean
@@ -23,6 +22,7 @@ from tight_fit.models.bounds import check_sizes
 from tight_fit.models.config import from_values
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
+from tight_fit.techniques.references import TASKS as REFERENCED
 from tools.calculator import make
 from tools.course import ROOT, bundle
 from tools.course import __main__ as course
@@ -169,6 +169,11 @@ TYPED = {  # {what the sentence says: (what is typed, ...)}
                               "gpt2 --gpu T4 --gpus 4 --schedule gpipe"],
     "has no bf16": ["gpt2 --gpu T4 --gpus 4 --precision bf16"],
     "say with --gpus how many": ["gpt2 --machines 2"],
+    "is planned on one GPU": [f"gpt2 --gpu T4 --task {task} {many}" for task in REFERENCED
+                              for many in ("--layout fsdp=2", "--gpus 2")],
+    "has no products in FP8": ["gpt2 --gpu T4 --float8 tensorwise", "gpt2 --gpu A100-80GB "
+                               "--layout fsdp=2 --compile --float8 tensorwise"],
+    "add compile": ["gpt2 --gpu H100 --layout fsdp=2 --float8 tensorwise"],
     "--schedule is about several GPUs": ["gpt2 --schedule gpipe"],
 }  # fmt: skip
 LAYOUTS = {  # of gpt2 on T4
@@ -320,21 +325,6 @@ def test_what_is_no_ordinary_file_or_too_large_is_not_read(tmp_path):
     lists = ",".join(["[]"] * (names.LARGEST // 3 + 1))
     file.write_text(f'{{"model_type": "bert", "x": [{lists}]}}')
     refused(ValueError, "at most 4,194,304", lambda: names.values_of(tmp_path))
-
-
-def test_options_that_cannot_be_are_refused_before_pytorch_is_imported(tmp_path):
-    code = """
-import sys
-from tight_fit.command import main
-for option in (["--batch", "0"], ["--length", "5000"]):
-    try: main.main([sys.argv[1], "--gpu", "T4", *option])
-    except SystemExit as ended: assert ended.code == 2
-    else: assert False
-assert "torch" not in sys.modules
-"""
-    ended = python("-c", code, saved(tmp_path, BertConfig))
-    assert ended.returncode == 0, ended.stderr
-    assert "batch_size=0 must be at least 1" in ended.stderr and "the 128 tokens" in ended.stderr
 
 
 # -- other commands

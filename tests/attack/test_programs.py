@@ -1,4 +1,7 @@
-"""Programs, snapshots and cells: files that are none, no training, pickles that call."""
+"""Programs, snapshots and cells: files that are none, bad options, pickles that call.
+
+Programs that cannot be planned are in tests/script/test_refused.py.
+"""
 
 import os
 import pickle
@@ -34,14 +37,25 @@ def test_what_is_no_program(content, says, tmp_path, capsys):
     refuses(command.main, [str(tmp_path / "train.py"), "--gpu", "T4"], capsys, "train.py", says)
 
 
-@pytest.mark.parametrize(
-    "typed, says",
-    [("", "is empty"), (" ", "is empty"), (".", "is a folder"), ("no.py", "is not there"),
-     ("\0", ""), ("x" * 9999, ""), ("~nosuchuser/x.py", "is not there")],
-    ids=lambda value: repr(value)[:12],
-)  # fmt: skip
-def test_a_program_is_a_file(typed, says, capsys):
-    refuses(command.main, [typed, "--gpu", "T4"], capsys, says)
+NO_FILES = [
+    *((command.main, [typed, "--gpu", "T4"], says) for typed, says in (
+        ("", "is empty"), (" ", "is empty"), (".", "is a folder"), ("no.py", "is not there"),
+        ("\0", ""), ("x" * 9999, ""), ("~nosuchuser/x.py", "is not there"), ("a.ipynb", "%%plan"))),
+    (command.main, ["accelerate", "launch", "train.py", "--gpu", "T4"],
+     "train.py --gpu T4 --ranks 2"),
+    (command.main, ["--", "torchrun", "--nproc_per_node", "2", "train.py"],
+     "torchrun launches a program"),
+    (explain.main, [""], "is not there"), (explain.main, ["."], "is a folder"),
+    (explain.main, ["no.pickle"], "is not there"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("main, typed, says", NO_FILES, ids=lambda value: repr(value)[:12])
+def test_a_program_and_a_snapshot_are_files(main, typed, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "a.ipynb").write_text('{"cells": []}')
+    refuses(main, typed, capsys, says)
 
 
 OPTIONS = {
@@ -63,34 +77,6 @@ OPTIONS = {
 def test_options_of_a_program_s_plan(more, says, tmp_path, capsys):
     (tmp_path / "train.py").write_text("raise SystemExit('it was run')")
     refuses(command.main, [str(tmp_path / "train.py"), *more.split()], capsys, says)
-
-
-PROGRAMS = {
-    "nothing": ("", 2, "no training to plan"),
-    "an exit": ("import sys; sys.exit(0)", 2, "no training to plan"),
-    "a status": ("import sys; sys.exit(3)", 3, "exited with 3"),
-    "an interrupt": ("raise KeyboardInterrupt", 3, "was interrupted"),
-    "a death": ("import os; os._exit(0)", 3, "without an answer"),
-    "a question": ("input()", 2, "asks for input"),
-    "no such module": ("import nosuchmodule", 3, "nosuchmodule"),
-    "a process": ("import os; os.fork()", 2, "processes of its own"),
-    "on the CPU": (
-        "import torch\nw = torch.ones(2, requires_grad=True)\no = torch.optim.SGD([w], lr=1.0)\n"
-        "for _ in range(3):\n    w.sum().backward(); o.step(); o.zero_grad()",
-        2,
-        "puts nothing on the GPU",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text, status, says", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_that_cannot_be_planned(text, status, says, tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(text)
-    assert command.main(["train.py", "--gpu", "T4", "--quick"]) == status
-    said = capfd.readouterr()
-    assert says in said.err.splitlines()[0] and "helpers" not in said.err and not said.out
-    assert os.listdir(tmp_path) == ["train.py"]
 
 
 # -- snapshots
@@ -127,15 +113,6 @@ def test_a_pickle_that_calls_is_not_obeyed(tmp_path, capsys):
     (tmp_path / "x.pickle").write_bytes(pickle.dumps({"segments": [Calls(tmp_path / "made")]}))
     refuses(explain.main, [str(tmp_path / "x.pickle")], capsys, "plain data only")
     assert not (tmp_path / "made").exists()
-
-
-def test_a_snapshot_is_a_file(capsys):
-    for typed, says in {
-        "": "is not there",
-        ".": "is a folder",
-        "no.pickle": "is not there",
-    }.items():
-        refuses(explain.main, [typed], capsys, says)
 
 
 OOM = {"action": "oom", "size": 9, "device_free": 3}

@@ -13,7 +13,6 @@ from helpers import record, tables
 from tests.attack import refused
 from tests.small import a_run
 from tools.course import blocks, records, trust
-from tools.course import record as course_record
 
 RUN = a_run("98_bad/before")
 FILE = "98_bad.before.json"
@@ -193,15 +192,6 @@ def test_no_tag_of_a_record_is_shown_and_a_bad_file_costs_one_line(
         assert "<script" not in shown and "<img" not in shown
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert rows and all(line.replace("\\|", "").endswith(" |") for line in rows)
-
-
-def test_a_notebook_that_wrote_no_record_is_one_sentence(tmp_path):
-    (tmp_path / FILE).write_bytes(FILES["broken off"])
-    refused(
-        course_record.Failed,
-        ["98_bad", FILE, "nothing of it was kept"],
-        lambda: course_record.checked("98_bad", tmp_path, "mini", None),
-    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import socket
 import threading
 from decimal import Decimal
@@ -15,9 +14,8 @@ import torch
 from exercises.check import load, verdict
 from exercises.encoding import decode, encode
 from exercises.handout import MOST_PARTS, Broken, receive, send
-from tests.attack import one_sentence, refused
+from tests.attack import refused
 from tests.small import HEAD, submission
-from tight_fit.command.wrapper import sentence
 from tools.course import grade, submissions
 from tools.course.judge import Judge
 
@@ -67,12 +65,6 @@ def test_odd_tags_and_many_outputs_cost_no_points(tags, tmp_path):
 def test_a_folder_of_temporary_files_with_a_long_path_is_one_sentence(tmp_path):
     (tmp_path / ("x" * 99)).mkdir()
     refused(OSError, "set TMPDIR", lambda: Judge(tmp_path / ("x" * 99) / "handout.sock"))
-
-
-def test_a_full_disk_of_temporary_files_is_one_sentence():
-    why = "[Errno 28] No space left on device: 'a' -> '/tmp/b'"
-    many = shutil.Error([("a", "/tmp/b", why)] * 900)
-    one_sentence(sentence(many), "/tmp/b cannot be written", "no space left")
 
 
 # -- answers that are right, in another form than the usual one

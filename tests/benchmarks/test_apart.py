@@ -19,12 +19,6 @@ child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
 print(child.pid, flush=True)
 child.wait()
 """
-LOCK = """
-import fcntl, sys
-with open(sys.argv[1], "w") as file:
-    print("ready", flush=True)
-    fcntl.flock(file, fcntl.LOCK_EX)
-"""
 
 
 def run(code, until=FOREVER, limit=FOREVER, put_off=None, variables=None):

@@ -2,15 +2,14 @@
 
 import re
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from benchmarks import published_peaks
 from benchmarks.programs import __main__ as command
 from benchmarks.programs import table
+from tests.small import ROOT
 
-ROOT = Path(__file__).parents[2]
 ENTRIES = table.read()["programs"]
 
 

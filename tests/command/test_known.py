@@ -7,11 +7,11 @@ import os
 import random
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.small import ROOT
 from tight_fit import gpus
 from tight_fit.command import kept, question, ship
 from tight_fit.command.answer import Answers
@@ -22,8 +22,6 @@ from tight_fit.models import config as hf_config
 from tight_fit.models import hub, made
 from tight_fit.models import names as model_names
 from tight_fit.models.step import ModelStep
-
-ROOT = Path(__file__).parents[2]
 
 # Parameters as published or counted by others on the checkpoints, heads of two classes included.
 PUBLISHED = {

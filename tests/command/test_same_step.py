@@ -7,6 +7,7 @@ import transformers as library
 
 from tests.script import run
 from tight_fit import gpus
+from tight_fit.models.config import named_task
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import ADAMW
 from tight_fit.plans.model import plan_model_step
@@ -66,12 +67,6 @@ MODELS = {
         **{name: SIZES[name] for name in list(SIZES)[1:5]}, image_size=32, patch_size=8
     ),
 }
-TASKS = {
-    "LlamaForCausalLM": "causal-lm",
-    "DebertaV2ForTokenClassification": "token-classification",
-    "T5ForConditionalGeneration": "seq2seq-lm",
-    "ViTForImageClassification": "image-classification",
-}
 HOW = {
     "adamw": {"fused": True},
     "adamw_foreach": {},  # PyTorch's default on a GPU
@@ -87,7 +82,7 @@ def both(kind: str, optimizer: str, weights: str, path, folder):
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[weights]
     facts = run(path, str(folder), kind, json.dumps(HOW[optimizer]), dtype, gpu="A100", steps=3)
     length = {} if kind.startswith("ViT") else {"length": 32}
-    fields = {"optimizer": optimizer, "weights": weights, "task": TASKS[kind]}
+    fields = {"optimizer": optimizer, "weights": weights, "task": named_task(config)}
     step = ModelStep(config, 4, **fields, **length)
     return facts, plan_model_step(step)
 

@@ -1,12 +1,25 @@
-"""Which processes there are, and that none outlives the one that made it."""
+"""What a folder holds, which processes there are, and that none outlives the one that made it."""
 
+import hashlib
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+
+def digest(folder: Path) -> dict[str, tuple]:
+    """{path: (mode, owner, time of the last change, digest)} of everything below a folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        marks = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(marks.st_mode) else b""
+        held = marks.st_mode, marks.st_uid, marks.st_mtime_ns, hashlib.sha256(content).hexdigest()
+        found[str(path.relative_to(folder))] = held
+    return found
 
 
 def with_mark(mark: str) -> list[psutil.Process]:

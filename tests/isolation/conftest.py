@@ -1,3 +1,3 @@
-from tests.isolation.homes import home
+from tests.isolation.homes import home, user
 
-__all__ = ["home"]
+__all__ = ["home", "user"]

@@ -74,6 +74,12 @@ def holds(user: int | None, home: Path, before: str, deed: str, mark: str = "x",
     assert status == 0, said
 
 
+@pytest.fixture(params=USERS)
+def user(request) -> int | None:
+    """Who runs a process: the user of the tests, and where that is root, an ordinary one too."""
+    return request.param
+
+
 @pytest.fixture
 def home():
     """A function that makes a user's home, which is a checkout as well, where any user comes to."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.isolation.homes import USERS, end_of, holds, started
-from tests.isolation.test_deeds import digest
+from tests.isolation import digest
+from tests.isolation.homes import end_of, holds, started
 from tight_fit.isolation import landlock, limits, mirror
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +53,6 @@ OUTSIDE = {
 UNDONE = ("os.chmod(best, 0)", "os.utime(best, (1, 1))", "os.chown(best, 1, 1)")
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_what_lies_outside_the_copy_can_only_be_read(user, home):
     folder = home(user)
     before = digest(folder)
@@ -64,7 +63,6 @@ def test_what_lies_outside_the_copy_can_only_be_read(user, home):
     assert digest(folder) == before and (folder / "best.pt").stat().st_ctime_ns == marks.st_ctime_ns
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_no_connection_leads_out(user, home):
     """Not even by a datagram of a pair; streams of a pair, and pipes, work."""
     folder = home(user)
@@ -94,7 +92,6 @@ import asyncio; asyncio.run(asyncio.sleep(0))
         holds(user, folder, before, text, "folder")
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_no_other_process_is_reached(user, home):
     """Neither by signals and limits nor by its memory; those that it starts are."""
     text = """\
@@ -124,18 +121,17 @@ child = subprocess.Popen(["sleep", "60"]); child.kill(); assert child.wait() == 
     assert os.getpriority(os.PRIO_PROCESS, 0) < 19
 
 
-def test_deep_and_closed_folders_are_removed(home):
+def test_deep_and_closed_folders_are_removed(user, home):
     deed = """\
 print(os.getcwd(), flush=True)
 os.mkdir("closed"); os.mkdir("closed/inner", 0)
 for _ in range(3000): os.mkdir("d"); os.chdir("d")
 """
-    for user in USERS:
-        pipe = {"stdout": subprocess.PIPE}
-        process = started(user, home(user), "", deed, "folder", **pipe)
-        told, said = process.communicate(timeout=60)
-        assert process.returncode == 0, said
-        assert not Path(told.strip()).exists()
+    pipe = {"stdout": subprocess.PIPE}
+    process = started(user, home(user), "", deed, "folder", **pipe)
+    told, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert not Path(told.strip()).exists()
 
 
 def test_a_copy_that_fills_the_disk_is_ended(home):

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.isolation.homes import USERS, end_of, holds, started
+from tests.isolation.homes import end_of, holds, started
 from tight_fit import isolation
 
 pytestmark = pytest.mark.skipif(
@@ -13,7 +13,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_no_connection_leads_out_and_its_own_are_its_own(user, home):
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = f"""\
@@ -28,7 +27,6 @@ with socket.create_server(there): socket.create_connection(there).close()
         holds(user, home(user), "", text)
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_a_service_that_listens_in_a_folder_is_not_reached(user, home):
     """As those of Docker, a desktop or a keeper of keys do; outside, the same user reaches it."""
     folder = home(user)
@@ -46,7 +44,6 @@ else: reached = True
         holds(user, folder, "", f"{reach}assert reached", "")
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_what_belongs_to_the_system_stays_as_it_is(user, home):
     """Devices, settings of the kernel, other processes: a tree has none of them to write to."""
     text = """\
@@ -70,24 +67,30 @@ for name in ("null", "zero", "urandom"):
     holds(user, home(user), "", text)
 
 
-def test_shared_memory_and_files_without_a_name_are_the_copy_s_own(home):
+def test_shared_memory_open_files_and_connections_are_the_copy_s_own(home):
     before = """\
-import mmap, tempfile, torch
+import mmap, socket, tempfile, torch
 memory = mmap.mmap(-1, 4096)
 memory[:2] = b"ab"
 shared = torch.ones(3).share_memory_()
 file = tempfile.TemporaryFile()
 file.write(b"before"); file.flush()
+log = open("train.log", "a+")
+print("before", file=log, flush=True)
 read, write = os.pipe()
+here, there = socket.socketpair()
 def after(child):
-    import atexit
     def check():
         assert memory[:2] == b"ab" and shared.tolist() == [1, 1, 1]
-        file.seek(0); assert file.read() == b"before"
-        os.set_blocking(read, False)
-        try: os.read(read, 1)
-        except BlockingIOError: return
-        assert False
+        assert file.tell() == 6; file.seek(0); assert file.read() == b"before"
+        assert log.tell() == 7 and open("train.log").read() == "before\\n"
+        print("after", file=log, flush=True)
+        assert open("train.log").read() == "before\\nafter\\n"
+        for end in (read, there.fileno()):
+            os.set_blocking(end, False)
+            try: os.read(end, 1)
+            except BlockingIOError: continue
+            assert False
     try: check()
     except BaseException as error: print(repr(error), flush=True); os._exit(9)
 real_wait = os.waitpid
@@ -97,7 +100,11 @@ os.waitpid = lambda child, how: (lambda found: (after(child), found)[1])(real_wa
 assert memory[:2] == b"ab" and shared.tolist() == [1, 1, 1]
 memory[:2] = b"xy"; shared.zero_(); file.write(b" after"); file.flush()
 file.seek(0); assert file.read() == b"before after"
+print("in the copy", file=log, flush=True)
+assert open("train.log").read().endswith("in the copy\\n")
 os.write(write, b"x")
+try: here.send(b"x")
+except OSError: pass
 """
     folder = home(None)
     holds(None, folder, before, deed)
@@ -115,7 +122,6 @@ else: assert False
     holds(None, home(None), "", text)
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_whose_rule_it_is_where_that_is_known(user, home):
     """Ubuntu's, for ordinary users, which an administrator changes."""
     folder = home(user)

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from tests.isolation.homes import USERS, end_of, holds, started
+from tests.isolation.homes import end_of, holds, started
 from tight_fit import isolation
 from tight_fit.isolation import limits
 
@@ -12,7 +12,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_calls_that_no_namespace_holds_back_are_refused(user, home):
     """And those beside them are not: threads, programs, sockets of its own."""
     text = """\
@@ -48,7 +47,6 @@ assert libc.unshare(0x400) == 0  # open files of its own
     holds(user, home(user), "", text)
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_a_copy_that_multiplies_is_ended_with_all_that_it_started(user, home):
     text = """\
 import threading
@@ -86,7 +84,6 @@ time.sleep(30)
     assert status == limits.TOO_LARGE, said
 
 
-@pytest.mark.parametrize("user", USERS)
 def test_a_crash_starts_no_handler_of_the_system(user, home):
     """Linux starts one at a limit of 0 bytes as well, and none at 1 byte."""
     text = "import resource; assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)"

@@ -1,8 +1,11 @@
 """Code cells of lessons, for tests that run what a page gives its reader."""
 
+import json
+
 import nbformat
 
 from tests.lessons.rules import markdown
+from tests.script import run
 from tools.course import NOTEBOOKS
 
 
@@ -38,3 +41,15 @@ def own_code(number: str, wanted: tuple[str, ...], *changes: tuple[str, str]) ->
         assert text.count(old) == 1, f"lesson {number} has {text.count(old)} times {old!r}"
         text = text.replace(old, new)
     return text
+
+
+def with_full(config: dict, text: str) -> str:
+    """The text as a program that has a configuration's fields as FULL."""
+    return f"import json\nimport torch\nFULL = json.loads({json.dumps(config)!r})\n{text}"
+
+
+def facts_of(folder, text: str, gpu: str, **wanted) -> dict:
+    """The facts of a plan of this text as a reader's program in the folder."""
+    path = folder / "train.py"
+    path.write_text(text, encoding="utf8")
+    return run(str(path), gpu=gpu, seconds=300, **wanted)

@@ -34,11 +34,16 @@ def markdown(nb):
     return "\n\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
 
 
-def python(source):
-    """The statements of a cell, its magics left out; none for a cell that is no Python."""
+def plain(source):
+    """A cell without its magics; empty for a cell that is no Python."""
     if source.startswith(("%%", "!")):
-        return ast.parse("")
-    return ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE))
+        return ""
+    return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
+
+
+def python(source):
+    """The statements of a cell."""
+    return ast.parse(plain(source))
 
 
 def sections(nb):
@@ -100,12 +105,9 @@ def strings(nb):
     """No string in pieces that Python joins."""
     wrong = []
     for cell in own_code(nb):
-        if cell.source.startswith(("%%", "!")):
-            continue
-        text = re.sub(r"^(\s*)[%!].*$", r"\1pass", cell.source, flags=re.MULTILINE)
         was = None
         skip = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        for token in tokenize.generate_tokens(io.StringIO(plain(cell.source)).readline):
             if token.type in skip:
                 continue
             if token.type == tokenize.STRING and was == tokenize.STRING:
@@ -179,3 +181,14 @@ RULES = (
     length, cells, columns, statements, strings, anatomy, opening, schematic, in_your_own_code,
     card, exercises, references,
 )  # fmt: skip
+
+
+def changes(old, new):
+    """A function that replaces a text of a notebook, to try a rule."""
+
+    def change(nb):
+        assert any(old in cell.source for cell in nb.cells), old
+        for cell in nb.cells:
+            cell.source = cell.source.replace(old, new)
+
+    return change

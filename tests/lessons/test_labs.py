@@ -14,6 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tests.lessons import rules
+from tests.lessons.rules import changes
 from tools.course import NOTEBOOKS, opening
 
 LABS = sorted((NOTEBOOKS / "labs").glob("[0-9][0-9]_*_lab.ipynb"))
@@ -46,10 +47,7 @@ def headings(cell):
 
 def names(cell):
     """(names that a cell defines, that it uses at once, that its functions and classes use)."""
-    if cell.source.startswith(("%%", "!")):
-        return set(), set(), set()
-    source = re.sub(r"^(\s*)[%!].*$", r"\1pass", cell.source, flags=re.MULTILINE)
-    top = symtable.symtable(source, "cell", "exec")
+    top = symtable.symtable(rules.plain(cell.source), "cell", "exec")
     defined = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
     at_once = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
     inside, tables = set(), top.get_children()
@@ -119,7 +117,7 @@ def test_lab(path):
     assert [fault for rule in RULES for fault in rule(nb)] == []
 
 
-# The rules themselves, each on a notebook that breaks it.
+# A lab that breaks no rule, and what breaks each; test_lessons.py tries them.
 
 
 def good():
@@ -150,15 +148,6 @@ def adds(source):
     return lambda nb: nb.cells.insert(-1, new_code_cell(source))
 
 
-def changes(old, new):
-    def change(nb):
-        assert any(old in cell.source for cell in nb.cells)
-        for cell in nb.cells:
-            cell.source = cell.source.replace(old, new)
-
-    return change
-
-
 BROKEN = [
     (stands_alone, adds("parts")),  # a name of another section
     (stands_alone, adds("root(2.0)")),  # its function
@@ -181,21 +170,6 @@ BROKEN = [
     ),
     (rules.columns, adds("z = 1" + " " * 100 + "# far")),
 ]
-
-
-def test_the_good_lab_is_good():
-    assert [fault for rule in RULES for fault in rule(good())] == []
-
-
-@pytest.mark.parametrize("rule, breaks", BROKEN)
-def test_a_rule_finds_what_breaks_it(rule, breaks):
-    nb = good()
-    breaks(nb)
-    assert rule(nb)
-
-
-def test_every_rule_is_tested():
-    assert {rule for rule, _ in BROKEN} == set(RULES)
 
 
 def test_cells_under_imports_are_for_all_sections():

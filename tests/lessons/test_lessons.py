@@ -1,13 +1,13 @@
 """Every lesson keeps a lesson's limits and anatomy, and every rule finds what breaks it."""
 
-import copy
 import re
+from functools import partial
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tests.lessons import rules
+from tests.lessons import rules, test_labs
 from tools.course import NOTEBOOKS, opening
 
 LESSONS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
@@ -71,12 +71,7 @@ def says(text):
     return lambda nb: nb.cells.append(new_markdown_cell(text))
 
 
-def without(text):
-    def change(nb):
-        for cell in nb.cells:
-            cell.source = cell.source.replace(text, "")
-
-    return change
+without = partial(rules.changes, new="")
 
 
 def unexecuted(nb):
@@ -103,16 +98,21 @@ BROKEN = [
 ]  # fmt: skip
 
 
-def test_the_good_lesson_is_good():
-    assert [fault for rule in rules.RULES for fault in rule(good())] == []
+GOOD_AND_BROKEN = [(rules.RULES, good, BROKEN), (test_labs.RULES, test_labs.good, test_labs.BROKEN)]
+KINDS = ("lesson", "lab")
 
 
-@pytest.mark.parametrize("rule, breaks", BROKEN)
-def test_a_rule_finds_what_breaks_it(rule, breaks):
-    nb = copy.deepcopy(good())
+@pytest.mark.parametrize("all_rules, make, broken", GOOD_AND_BROKEN, ids=KINDS)
+def test_a_good_one_breaks_no_rule_and_every_rule_is_tried(all_rules, make, broken):
+    assert [fault for rule in all_rules for fault in rule(make())] == []
+    assert {rule for rule, _ in broken} == set(all_rules)
+
+
+@pytest.mark.parametrize(
+    "make, rule, breaks",
+    [(make, rule, breaks) for _, make, broken in GOOD_AND_BROKEN for rule, breaks in broken],
+)
+def test_a_rule_finds_what_breaks_it(make, rule, breaks):
+    nb = make()
     breaks(nb)
     assert rule(nb)
-
-
-def test_every_rule_is_tested():
-    assert {rule for rule, _ in BROKEN} == set(rules.RULES)

@@ -15,15 +15,18 @@ NAME = re.compile(
 PAGES = sorted(NOTEBOOKS.glob("**/[0-9][0-9]_*.ipynb"))
 
 
+def exists(dotted):
+    """Whether a dotted name is a module, a package, or a name that one of them has."""
+    try:
+        pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
 def missing(text):
     """The names that `text` gives in backticks and that do not exist."""
-    absent = []
-    for name in NAME.findall(text):
-        try:
-            pkgutil.resolve_name(name)
-        except (ImportError, AttributeError):
-            absent.append(name)
-    return absent
+    return [name for name in NAME.findall(text) if not exists(name)]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

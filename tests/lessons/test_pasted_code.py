@@ -14,8 +14,7 @@ import pytest
 from helpers import models
 from helpers.plan import plan
 from helpers.recipe import Recipe, replace
-from tests.lessons.cells import own_code
-from tests.script import run
+from tests.lessons.cells import facts_of, own_code, with_full
 
 BASE = Recipe("deberta", profile="full", batch_size=16, length=256)
 LARGE = Recipe("deberta-large", profile="full", batch_size=4, length=128)
@@ -28,9 +27,8 @@ ON_THE_GPU = "model.to('cuda')\ntokens, labels = tokens.to('cuda'), labels.to('c
 def program(number: str, wanted: tuple[str, ...], recipe: Recipe, *changes: tuple[str, str]) -> str:
     """A lesson's cells as a program of the size of `recipe`. Each change must be found."""
     text = own_code(number, wanted, *changes)
-    config = json.dumps(models.config(recipe).to_dict())
-    head = "import json\nimport tempfile\nimport torch\nfrom torch import nn\n"
-    return f"{head}FULL = json.loads({config!r})\n{text}"
+    text = f"import tempfile\nfrom torch import nn\n{text}"
+    return with_full(models.config(recipe).to_dict(), text)
 
 
 def made(old: str, name: str = "model") -> tuple[str, str]:
@@ -292,9 +290,7 @@ def test_trainer_holds_the_images_of_all_micro_batches(tmp_path):
         ("i % 3} for i in range(64)", "i % 10} for i in range(256)"),
         ("per_device_train_batch_size=8", "per_device_train_batch_size=16"),
     )
-    path = tmp_path / "train.py"
-    path.write_text(text, encoding="utf8")
-    facts = run(str(path), gpu="A100-80GB", seconds=300)
+    facts = facts_of(tmp_path, text, "A100-80GB")
     images = 3 * 16 * 3 * 224 * 224 * 4  # bytes of the micro-batches that wait
     assert facts["peak"] - plan(recipe).peak == pytest.approx(images, rel=0.01)
 
@@ -309,12 +305,10 @@ def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
     if number in needed:
         pytest.importorskip(needed[number])
     recipe, wanted, *changes = CASES[number]
-    path = tmp_path / "train.py"
-    path.write_text(program(number, wanted, recipe, *changes), encoding="utf8")
-    facts, planned = run(str(path), gpu="A100-80GB", seconds=300), plan(recipe)
-    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
+    facts = facts_of(tmp_path, program(number, wanted, recipe, *changes), "A100-80GB")
+    assert facts["peak"] == pytest.approx(plan(recipe).peak, rel=0.01)
     apart = 0.07 if number == "11" else 0.05  # Fabric's AdamW is not fused (lab 11), the planned is
-    assert facts["seconds"] == pytest.approx(planned.seconds("A100-80GB").total, rel=apart)
+    assert facts["seconds"] == pytest.approx(plan(recipe).seconds("A100-80GB").total, rel=apart)
 
 
 @pytest.mark.night
@@ -338,13 +332,11 @@ def test_qlora_takes_what_is_planned_and_the_logits_of_a_chunk(tmp_path):
     )
     head = "import torch\nimport torch.nn.functional as F\n"
     head += "from torch.utils.checkpoint import checkpoint\n"
-    path = tmp_path / "train.py"
-    path.write_text(f'{head}{text}learn("oil", "")\n', encoding="utf8")
-    facts, planned = run(str(path), gpu="A100-80GB", seconds=300), plan(recipe)
-    parameters = planned.at_peak["parameters"]
+    facts = facts_of(tmp_path, f'{head}{text}learn("oil", "")\n', "A100-80GB")
+    parameters = plan(recipe).at_peak["parameters"]
     assert facts["at_peak"]["parameters"] == pytest.approx(parameters, rel=0.01)
     chunk = 256 * config["vocab_size"] * 4  # bytes of its logits
-    assert 0 < facts["peak"] - planned.peak < 2 * chunk
+    assert 0 < facts["peak"] - plan(recipe).peak < 2 * chunk
 
 
 def test_every_second_layer_is_what_transformers_makes_of_two():

@@ -1,22 +1,25 @@
-"""Scripts that lessons hand out, planned as a reader's program, beside the lesson's rows."""
+"""What lessons hand out, planned as a reader's program, beside the lesson's rows: scripts, lines of
+language models, and of several GPUs."""
 
 import json
 import shutil
 import textwrap
 
 import pytest
-from transformers import Qwen3Config
+from transformers import LlamaConfig, Qwen3Config
 
 from helpers import models
-from tests.lessons.cells import markdown_of, own_code, the_cell
+from tests.lessons.cells import facts_of, markdown_of, own_code, the_cell, with_full
 from tests.script import run
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
+from tight_fit.layouts.torch_private_ranks import put_ring_under_attention
 from tight_fit.models import names as model_names
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
 from tight_fit.script.given import load_what_is_mentioned
+from tight_fit.script.program import Refused
 from tight_fit.script.ranks import ProgramRank
 from tools.course import NOTEBOOKS
 
@@ -72,10 +75,10 @@ pairs = Dataset.from_dict({{"prompt": ["?"] * 16, "chosen": answers, "rejected":
     lines = markdown_of("26").split("```python\n")[1].split("```")[0]
     out = f'{str(tmp_path / "out")!r}, max_steps=4, report_to="none", '
     assert lines.count('"out", ') == 1
-    path = tmp_path / "train.py"
-    path.write_text(head + lines.replace('"out", ', out), encoding="utf8")
-    load_what_is_mentioned(str(path), ())  # as the command does
-    facts = run(str(path), gpu="H100", seconds=300)
+    text = head + lines.replace('"out", ', out)
+    (tmp_path / "train.py").write_text(text, encoding="utf8")
+    load_what_is_mentioned(str(tmp_path / "train.py"), ())  # as the command does
+    facts = facts_of(tmp_path, text, "H100")
     planned = plan_model(config, **names["pair"] | names["ways"]["adapters off, in chunks"])
     assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
 
@@ -113,13 +116,12 @@ def test_the_sharded_decoder_of_lesson_14_takes_what_its_table_says(layout, more
     """Its `shard` and its loop, with a model that is on the host until it is sharded, of four
     layers: all layers are alike."""
     config = Qwen3Config(**read("Qwen/Qwen3-0.6B").to_dict() | SHORT)
-    text = "import json\nimport torch\nfrom torch import distributed\n"
+    text = "from torch import distributed\n"
     text += "from torch.distributed.device_mesh import init_device_mesh\n"
     text += "from transformers import Qwen3Config, Qwen3ForCausalLM\n"
     text += the_cell("14", "def shard(")
     text += f"""
 distributed.init_process_group("nccl")
-FULL = json.loads({json.dumps(config.to_dict())!r})
 model = Qwen3ForCausalLM(Qwen3Config(**FULL)).train()
 model.gradient_checkpointing_enable()
 shard(model, mesh=init_device_mesh("cuda", (4,)){more})
@@ -130,9 +132,8 @@ for step in range(5):
     loop = the_cell("14", "set_requires_gradient_sync(")
     assert loop.count(FOUR_TEXTS) == 1
     text += textwrap.indent(loop.replace(FOUR_TEXTS, own), "    ")
-    path = tmp_path / "train.py"
-    path.write_text(text, encoding="utf8")
-    facts = run(str(path), gpu="RTX 3060", seconds=300, rank=ProgramRank(1, 4))
+    text = with_full(config.to_dict(), text)
+    facts = facts_of(tmp_path, text, "RTX 3060", rank=ProgramRank(1, 4))
     job = ModelStep(config, 4, 512, weights="fp32", precision="bf16", checkpointing=True)
     _as_planned(facts, plan_step(job, parse(layout)))
 
@@ -164,15 +165,51 @@ def test_the_step_of_data_parallelism_takes_what_its_table_says(changes, views, 
         ("dist.destroy_process_group()", ""),
         *changes,
     )
-    head = "import contextlib\nimport json\nimport torch\nimport torch.distributed as dist\n"
-    head += "import torch.nn.functional as F\n"
+    head = "import contextlib\nimport torch.distributed as dist\nimport torch.nn.functional as F\n"
     head += "from torch.nn.parallel import DistributedDataParallel\n"
-    head += f"FULL = json.loads({json.dumps(read(name).to_dict())!r})\n"
-    path = tmp_path / "train.py"
-    path.write_text(head + text, encoding="utf8")
-    facts = run(str(path), gpu="T4", seconds=300, rank=ProgramRank(1, 2))
+    text = with_full(read(name).to_dict(), head + text)
+    facts = facts_of(tmp_path, text, "T4", rank=ProgramRank(1, 2))
     job = ModelStep(read(name), batch_size=64, length=256, accumulation=4, precision="fp16")
     _as_planned(facts, plan_step(job, parse("ddp=2", gradient_as_bucket_view=views)))
+
+
+def test_the_lines_of_lesson_27_take_what_is_planned(tmp_path):
+    """On a GPU with FP8, where nothing emulates it."""
+    pytest.importorskip("torchao", minversion="0.16")
+    sizes = {"vocab_size": 2000, "hidden_size": 256, "intermediate_size": 768, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
+    config = sizes | heads | {"tie_word_embeddings": False, "use_cache": False}
+    text = own_code(
+        "27",
+        ("import Float8LinearConfig, convert", "convert_to_float8_training(model, config=scaling"),
+        (
+            'AutoModelForCausalLM.from_pretrained(MINI / "decoder", dtype=torch.bfloat16)',
+            "Qwen3ForCausalLM(Qwen3Config(**FULL)).to('cuda', torch.bfloat16)",
+        ),
+        (", emulate=True)", ")"),
+        ("(4, 32))", "(4, 128), device='cuda')"),
+        ("lr=1e-3)", "lr=1e-3, fused=True)"),
+    )
+    head = "import logging\nfrom transformers import Qwen3Config, Qwen3ForCausalLM\n"
+    facts = facts_of(tmp_path, with_full(config, head + text), "H100")
+    step = {"batch_size": 4, "length": 128, "weights": "bf16", "optimizer": "adamw"}
+    planned = plan_model(Qwen3Config(**config), **step, float8="rowwise", max_grad_norm=None)
+    assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)
+
+
+def test_the_prototype_of_context_parallelism_is_refused_as_lesson_24_says(tmp_path):
+    """Also where layouts with context ranks were planned in this process. Where the program is
+    planned one day: compare its activations with those of `context=2`."""
+    put_ring_under_attention()
+    assert "`tight-fit script` refuses the prototype" in markdown_of("24")
+    sizes = {"vocab_size": 400, "hidden_size": 64, "intermediate_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, **heads, tie_word_embeddings=False)
+    _laid_out(tmp_path, config, "LlamaForCausalLM")
+    text = own_code("24", ("set_rotate_method(", "def in_chunks(", "def split_step(", "def train("))
+    text += f"\ntrain({str(tmp_path)!r}, [torch.ones(1, 256, dtype=torch.int64)] * 3)\n"
+    with pytest.raises(Refused, match="attention.* does not have a sharding strategy"):
+        facts_of(tmp_path, f"import torch\n{text}", "A100-80GB", rank=ProgramRank(1, 2))
 
 
 def _laid_out(folder, config, kind):

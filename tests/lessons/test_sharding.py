@@ -1,16 +1,13 @@
 """Lesson 14: what its `shard` of a language model sends and keeps, on two ranks. It and lesson 16:
 what transformers loads in shards and in cuts by itself."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.forked import forked, results
 from tests.lessons.cells import markdown_of, the_cell
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.small import ROOT
 
 
 @pytest.fixture(scope="module")

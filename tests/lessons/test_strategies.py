@@ -1,13 +1,11 @@
 """Lesson 18: its lines for selective recomputation. It and lesson 14: why DDP is slower."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from transformers import LlamaConfig
 
-from tests.lessons.cells import markdown_of, own_code
-from tests.script import run
+from tests.lessons.cells import facts_of, markdown_of, own_code, with_full
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.kernels.step_seconds import operation_times
 from tight_fit.layouts import seconds
@@ -19,9 +17,9 @@ from tight_fit.models.step import ModelStep
 PASSES = ("forward", "backward", "recompute")
 STEPS = """
 from transformers import LlamaConfig, LlamaForCausalLM
-model, way = LlamaForCausalLM(LlamaConfig(**json.loads({!r}))), {{"context_fn": contexts}}
+model, way = LlamaForCausalLM(LlamaConfig(**FULL)), {"context_fn": contexts}
 model.to("cuda").train()
-{}
+ENABLING
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 ids = torch.randint(100, (4, 1024), device="cuda")
 for _ in range(5):
@@ -40,12 +38,8 @@ def test_selective_recomputation_takes_what_is_planned(tmp_path):
     (enabling,) = (
         line for line in own_code("18", ("FlopCounterMode",)).splitlines() if "_enable(" in line
     )
-    text = f"import json\nimport torch\n{own_code('18', ('def contexts(',))}" + STEPS.format(
-        json.dumps(config.to_dict()), enabling.strip()
-    )
-    path = tmp_path / "train.py"
-    path.write_text(text, encoding="utf8")
-    facts = run(str(path), gpu="A100-80GB", seconds=300)
+    text = own_code("18", ("def contexts(",)) + STEPS.replace("ENABLING", enabling.strip())
+    facts = facts_of(tmp_path, with_full(config.to_dict(), text), "A100-80GB")
     job = ModelStep(config, 4, 1024, weights="fp32", precision="bf16", max_grad_norm=None)
     planned = plan_step(replace(job, checkpointing=True), parse("ddp=1"), selective=True)
     assert facts["peak"] == pytest.approx(planned.peak, rel=0.01)

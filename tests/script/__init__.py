@@ -20,6 +20,12 @@ STEP = """\
 LOOP = f"{HEAD}for step in range(100):\n{STEP}"
 
 
-def run(path: str, *arguments: str, gpu: str = "T4", seconds: float = 60.0, **wanted):
-    asked = ToPlan(path, arguments, find(gpu), **wanted)
+def run(path: str, *arguments: str, gpu: str | None = "T4", seconds: float = 60.0, **wanted):
+    """The facts of a program's plan for a GPU, or for the CPU that a real run is recorded on."""
+    asked = ToPlan(path, arguments, gpu and find(gpu), **wanted)
     return process.plan(asked, script_of(path, arguments), seconds)
+
+
+def taken(facts) -> list[int]:
+    """The bytes that each planned step takes beside what is there when it begins."""
+    return [step["peak"] - step["begin"] for step in facts["steps"]]

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.programs.real import steps_of
 from tests.script import HEAD, LOOP, run
-from tight_fit.script import process, program_report
-from tight_fit.script.program import ToPlan, script_of
+from tight_fit.script import program_report
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEPS = 8  # of an epoch of both programs
@@ -30,7 +29,7 @@ def test_an_evaluation_takes_what_the_real_one_takes(name, tiny, tmp_path, monke
     """Of what lies between the last step of an epoch and the first of the next, to the byte."""
     monkeypatch.chdir(tmp_path)
     path, arguments = str(PROGRAMS / f"{name}.py"), arguments_of(name, tiny)
-    facts = process.plan(ToPlan(path, arguments), script_of(path, arguments), 300.0)
+    facts = run(path, *arguments, gpu=None, seconds=300.0)
     evaluation = facts["evaluation"]
     plan = evaluation["peak"] - evaluation["begin"]
     real = steps_of(Path(path), arguments, STEPS + 1, tmp_path)
@@ -38,7 +37,7 @@ def test_an_evaluation_takes_what_the_real_one_takes(name, tiny, tmp_path, monke
     assert plan > 1.5 * real[STEPS - 1], "the evaluation does not stand out"
 
 
-def test_the_answer_has_a_line_on_evaluation(tiny, tmp_path, monkeypatch):
+def test_the_answer_has_a_line_on_evaluation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts = run(str(PROGRAMS / "evaluation_loop.py"), gpu="RTX 3060")
     assert facts["peak_phase"] == "evaluation" and facts["peak"] == facts["evaluation"]["peak"]

@@ -3,9 +3,8 @@
 import pytest
 
 from benchmarks.programs.real import steps_of
-from tests.script import run
-from tight_fit.script import process, program_report
-from tight_fit.script.program import ToPlan, script_of
+from tests.script import run, taken
+from tight_fit.script import program_report
 
 PROGRAM = """\
 import sys
@@ -42,10 +41,10 @@ CASES = [
 @pytest.mark.parametrize("kind, experts", CASES)
 def test_their_bytes_are_those_of_a_real_run(kind, experts, program, tmp_path):
     """The plan knows no router, and says so; the real one is told to send each expert as many."""
-    asked = ToPlan(program(PROGRAM), (kind, experts, "by the router"), steps=3)
-    facts = process.plan(asked, script_of(asked.script, asked.arguments), 60.0)
-    plan = [step["peak"] - step["begin"] for step in facts["steps"]]
-    real = steps_of(tmp_path / asked.script, (kind, experts, "balanced"), 3, tmp_path)
+    path = program(PROGRAM)
+    facts = run(path, kind, experts, "by the router", gpu=None, steps=3)
+    plan = taken(facts)
+    real = steps_of(tmp_path / path, (kind, experts, "balanced"), 3, tmp_path)
     assert plan[1:] == pytest.approx(real[1:], rel=0.002) and min(plan) > 900_000
     told = [note for note in program_report.notes(facts) if "router" in note]
     assert len(told) == (experts == "eager")

@@ -7,9 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from benchmarks.programs.real import steps_of
-from tests.script import run
-from tight_fit.script import process, program_report
-from tight_fit.script.program import ToPlan, script_of
+from tests.script import run, taken
+from tight_fit.script import program_report
 
 WRITES = """\
 import sys
@@ -72,9 +71,8 @@ GRPOTrainer(sys.argv[1], reward, args=args, train_dataset=prompts).train()
 
 def both(path: str, planned: tuple[str, ...], real: tuple[str, ...]):
     """(facts of the plan, bytes of its steps, those of a real run), but for the first step."""
-    facts = process.plan(ToPlan(path, planned, steps=3), script_of(path, planned), 120.0)
-    plan = [one["peak"] - one["begin"] for one in facts["steps"]]
-    return facts, plan[1:], steps_of(Path(path).resolve(), real, 3, Path.cwd())[1:]
+    facts = run(path, *planned, gpu=None, seconds=120.0, steps=3)
+    return facts, taken(facts)[1:], steps_of(Path(path).resolve(), real, 3, Path.cwd())[1:]
 
 
 @pytest.mark.parametrize("name, beams", [("gpt2", "4"), ("t5", "1")])

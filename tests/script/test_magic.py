@@ -119,62 +119,6 @@ def test_magics_that_start_programs_or_run_files_are_not_harmless():
     assert magic.HARMLESS.isdisjoint(others)
 
 
-OPENED = """\
-import mmap, os, socket, sqlite3, numpy, torch
-log = open("train.log", "a")
-print("before", file=log, flush=True)
-numpy.arange(8, dtype="u1").tofile("rows.bin")
-rows = numpy.memmap("rows.bin", "u1", "r+")
-shared = torch.ones(4).share_memory_()
-runs = sqlite3.connect("runs.db")
-runs.execute("create table runs (x)")
-runs.execute("insert into runs values (1)")
-runs.commit()
-folder = os.open(".", os.O_RDONLY)
-here, there = socket.socketpair()
-"""
-WRITES = """\
-print("in the cell", file=log, flush=True)
-assert open("train.log").read().endswith("in the cell\\n")
-assert rows.tolist() == list(range(8)) and shared.tolist() == [1] * 4
-rows[:] = 0
-rows.flush()
-shared.zero_()
-runs.execute("delete from runs")
-runs.commit()
-os.unlink("runs.db", dir_fd=folder)
-try: here.send(b"x")
-except OSError: pass
-"""
-CHECKS = """\
-assert open("train.log").read() == "before\\n" and log.tell() == 7
-assert rows.tolist() == list(range(8)), rows
-assert open("rows.bin", "rb").read() == bytes(range(8))
-assert shared.tolist() == [1] * 4
-assert runs.execute("select x from runs").fetchall() == [(1,)]
-assert sorted(os.listdir()) == ["rows.bin", "runs.db", "train.log"]
-there.setblocking(False)
-try: there.recv(1)
-except BlockingIOError: pass
-else: assert False
-print("after", file=log, flush=True)
-assert open("train.log").read() == "before\\nafter\\n"
-"""
-
-
-@pytest.mark.usefixtures("shown")
-def test_a_cell_changes_nothing_that_the_kernel_has_open(shell, capsys, monkeypatch, tmp_path):
-    """A log, a mapped file, a shared tensor, a database, a folder, a connection."""
-    monkeypatch.chdir(tmp_path)
-    assert shell.run_cell(OPENED).success
-    shell.run_cell_magic("plan", "--gpu T4 --quick", WRITES + CELL)
-    assert "YES, it fits" in capsys.readouterr().out
-    shell.run_cell(CHECKS).raise_error()
-    capsys.readouterr()
-    shell.run_cell(WRITES).raise_error()  # what the cell does where it is not planned
-    assert not shell.run_cell(CHECKS).success
-
-
 def test_where_nothing_isolates_a_cell_runs_only_if_trusted(shell, capsys, shown, monkeypatch):
     """And may write then what it writes, but changes no name of the kernel."""
     monkeypatch.setattr(isolation, "fork", no_namespaces)

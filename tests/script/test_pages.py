@@ -2,14 +2,13 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from tests.script import run
+from tests.small import ROOT
 from tight_fit.command import script as command
 
-ROOT = Path(__file__).parents[2]
 SHOWN = re.compile(r"```console\n\$ tight-fit script (.*)\n((?:.*\n)*?)```")
 CASES = SHOWN.findall((ROOT / "docs" / "plan-your-script.md").read_text(encoding="utf8"))
 PART = re.compile(r"```(python|diff)\n(.*?)```|It needs \*\*([\d.]+) GiB\*\*([^\n]*)", re.DOTALL)

@@ -6,14 +6,14 @@ import pytest
 
 from tests.forked import forked, results
 from tests.night import few_by_day
-from tests.script import LOOP, run
+from tests.script import LOOP, run, taken
+from tests.small import ROOT
 from tight_fit.command import script as command
 from tight_fit.gpus import NCCL
-from tight_fit.script import process, program_report
-from tight_fit.script.program import ToPlan, script_of
+from tight_fit.script import program_report
+from tight_fit.script.program import Refused
 from tight_fit.script.ranks import ProgramRank
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 REAL = ROOT / "tests" / "ranks" / "program.py"
 STEPS = 4
@@ -29,8 +29,8 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def planned(name, *arguments, ranks=2):
-    wanted = ToPlan(name, arguments, None, STEPS, rank=ProgramRank(0, ranks))
-    return process.plan(wanted, script_of(name, arguments), 300.0)
+    wanted = {"steps": STEPS, "rank": ProgramRank(0, ranks)}
+    return run(name, *arguments, gpu=None, seconds=300.0, **wanted)
 
 
 def sent_bytes(facts):
@@ -43,7 +43,7 @@ def test_a_rank_of_ddp_takes_what_a_real_rank_takes(options):
     views of them, as the first step shows, whose peak is all that is alive."""
     path = str(PROGRAMS / "ddp_loop.py")
     facts = planned(path, *options)
-    plan = [step["peak"] - step["begin"] for step in facts["steps"]]
+    plan = taken(facts)
     weights = 4 * (256 * 2048 + 2048 + 2048 * 1000 + 1000)
     for real in results(forked(REAL, "recorded", path, STEPS, *options, ranks=2)):
         beside = [there - here for there, here in zip(real, plan)]
@@ -119,3 +119,18 @@ def test_the_option_and_torchruns_environment_name_the_rank(program, capsys, mon
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert command.main(asked) == command.FITS
     assert "Planned is rank 3 of 4" in capsys.readouterr().out
+
+
+def test_ranks_that_are_not_planned_are_refused_with_a_way_on(program):
+    rank = ProgramRank(1, 2)
+    sharding = program("""\
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+model = torch.nn.Linear(64, 64)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+""")
+    with pytest.raises(Refused, match=r"^train.py:5: .*FSDP plugin.*--layout fsdp=2.*fully_shard"):
+        run(sharding, rank=rank)
+    with pytest.raises(Refused, match=r"pipeline.py:\d+: the program receives objects of another"):
+        run(str(ROOT / "scripts" / "pipeline.py"), rank=rank)

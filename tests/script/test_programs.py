@@ -15,14 +15,10 @@ import torch
 from torch import nn
 
 from benchmarks.programs.real import steps_of
-from tests.script import run
-from tight_fit.gpus import find
-from tight_fit.script import process
-from tight_fit.script.program import ToPlan, script_of
+from tests.script import run, taken
 from tight_fit.trace.quantized import state_tensors
 
 PROGRAMS = Path(__file__).parent / "programs"
-SECONDS = 300.0
 ARGUMENTS = {  # of a program, or of one way to run it; "{}" is the folder of the small models
     "text_classification_trainer": (
         "--model_name_or_path {}/bert --output_dir out --per_device_train_batch_size 8 "
@@ -85,9 +81,7 @@ def arguments_of(name: str, tiny: Path) -> tuple[str, ...]:
 
 
 def planned(name: str, arguments: tuple[str, ...], gpu=None, **wanted):
-    path = str(program(name))
-    asked = ToPlan(path, arguments, gpu and find(gpu), **wanted)
-    return process.plan(asked, script_of(path, arguments), SECONDS)
+    return run(str(program(name)), *arguments, gpu=gpu, seconds=300.0, **wanted)
 
 
 def test_every_program_is_tried():
@@ -101,8 +95,7 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path):
     if "bfloat16" in ARGUMENTS[name] and not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("This CPU has no products in bf16: oneDNN takes room for them that it hides.")
     arguments = arguments_of(name, tiny)
-    steps = planned(name, arguments, steps=STEPS)["steps"]
-    plan = [step["peak"] - step["begin"] for step in steps]
+    plan = taken(planned(name, arguments, steps=STEPS))
     assert not any(tmp_path.iterdir()), "a planned program wrote into its folder"
     real = steps_of(program(name), arguments, STEPS, tmp_path)
     beside = [there - here for there, here in zip(real, plan)][1:]
@@ -114,8 +107,7 @@ def test_a_plan_is_what_the_real_run_takes(name, tiny, tmp_path):
 def test_a_compiled_module_takes_what_inductors_code_takes_and_a_little_more(tmp_path):
     """Inductor's code writes the gradient of logits over what it reads for the last time; a plan
     holds both. Uncompiled the step takes half as much again."""
-    facts = planned("compiled_blocks", (), steps=STEPS)
-    plan = [step["peak"] - step["begin"] for step in facts["steps"]][1:]
+    plan = taken(planned("compiled_blocks", (), steps=STEPS))[1:]
     real = steps_of(program("compiled_blocks"), (), STEPS, tmp_path)[1:]
     assert all(1 <= here / there < 1.15 for here, there in zip(plan, real, strict=True))
 

@@ -14,7 +14,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 import matplotlib
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.small import ROOT
+
 TOKEN = "of-this-test"
 BUILT = (".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis", ".ipynb_checkpoints")
 CONFIG = "c.ServerApp.ip = '127.0.0.1'\nc.ServerApp.open_browser = False\n"

@@ -40,7 +40,10 @@ def test_minutes_are_of_a_whole_recording(words, capsys):
     "cell, why",
     [
         (f"{writing(BEFORE)}\n1 / 0", "ZeroDivisionError"),
-        (f"{writing(BEFORE)}\n(folder / 'a.json').write_text('{{\"name\": 1')", "is no record"),
+        (
+            f"{writing(BEFORE)}\n(folder / 'a.json').write_text('{{\"name\": 1')",
+            "nothing of it was kept, as a.json is no record",
+        ),
         (writing(BEFORE, a_run("01_other/before")), "is named '01_other/before'"),
         (
             writing(BEFORE, change(AFTER, recipe=replace(AFTER.recipe, profile="full"))),

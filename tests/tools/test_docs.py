@@ -1,16 +1,15 @@
 """The pages for people name only files, modules, names, links and make targets that exist."""
 
-import ast
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.lessons.test_names import exists
+from tests.small import ROOT
 from tests.test_architecture import LAYERS
 from tools.course.clean import PATH
 
-ROOT = Path(__file__).resolve().parents[2]
 NOT_CHECKED = ("checked-programs.md",)  # it names files of other repositories
 PAGES = [
     path
@@ -36,30 +35,6 @@ def text_of(page: Path) -> str:
         text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.M)
         text = text.replace("python -m helpers.course", "").replace("python -m helpers.choose", "")
     return text
-
-
-@cache
-def defined(file: Path) -> set[str]:
-    """The names that a module defines at its top, or imports there."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return names
-
-
-def exists(dotted: str) -> bool:
-    """Whether a dotted name is a module, a package, or a name that one of them defines."""
-    path = ROOT.joinpath(*dotted.split("."))
-    if path.with_suffix(".py").is_file() or path.is_dir():
-        return True
-    parent, name = path.parent, path.name
-    files = [parent.with_suffix(".py"), parent / "__init__.py"]
-    return any(file.is_file() and name in defined(file) for file in files)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

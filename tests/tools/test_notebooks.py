@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
+from tests.lessons.rules import code, lines, plain
 from tools.course import ROOT, badges, clean, opening
 from tools.course.notebooks import every_notebook
 
@@ -21,10 +22,6 @@ MEASURED = re.compile(
 )
 CITED = "<!-- cited -->"
 ACCURACY = re.compile(r"accura", re.IGNORECASE)
-
-
-def code(nb):
-    return [cell for cell in nb.cells if cell.cell_type == "code" and cell.source.strip()]
 
 
 def executed(nb):
@@ -51,11 +48,8 @@ def errors(nb):
 
 
 def long_cells(nb, most=35):
-    return [
-        f"a cell of {len(rows)} lines"
-        for cell in code(nb)
-        if len(rows := [row for row in cell.source.splitlines() if row.strip()]) > most
-    ]
+    counts = [len(lines(cell.source)) for cell in code(nb)]
+    return [f"a cell of {count} lines" for count in counts if count > most]
 
 
 def compared(nb):
@@ -130,10 +124,7 @@ def random_accuracy(nb):
 def _uses_random(source, random):
     """Whether code names weights="random" or a name bound to it; adds the names that it binds."""
     uses = False
-    if re.match(r"%%writefile\b.*\.(?!py\b)\w+$", source.split("\n", 1)[0]):
-        return uses  # a file that holds no Python
-    plain = re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
-    for statement in ast.parse(plain).body:
+    for statement in ast.parse(plain(source)).body:
         inside = list(ast.walk(statement))
         names = [node for node in inside if isinstance(node, ast.Name)]
         given = any(

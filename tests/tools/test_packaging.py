@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 import tight_fit
-from tests.small import python
+from tests.small import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 SOURCES = ("tight_fit", "helpers", "by_hand", "exercises", "benchmarks", "tools")

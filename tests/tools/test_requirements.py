@@ -6,15 +6,14 @@ import importlib.metadata
 import json
 import re
 import sys
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers import setup
+from tests.small import ROOT
 from tools.course.notebooks import every_notebook
 
-ROOT = Path(__file__).resolve().parents[2]
 # These may import only what requirements.txt names, the others what requirements-dev.txt does.
 PACKAGED = ("tight_fit", "helpers", "by_hand", "exercises")
 REPOSITORY = ("benchmarks", "scripts", "tools", "tests")

@@ -3,14 +3,13 @@
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.small import ROOT
 from tools import versions
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
