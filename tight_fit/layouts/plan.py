@@ -91,14 +91,12 @@ class LayoutPlan(Plan):
         """The plan itself, which stands for all ranks, or those of the ranks of a pipeline."""
         return self.stages or (self,)
 
-    def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:
-        """As `Plan.allocator_peaks`, without a capacity.
+    def allocator_peaks(self, gpu: str | GPU) -> AllocatorPeaks:
+        """As `Plan.allocator_peaks`.
 
         FSDP2 allocates the buffers of its messages on streams of their own, and PyTorch's allocator
         has pools for each stream, so that what they reserve adds up.
         """
-        if capacity is not None:
-            raise ValueError("A capacity cannot be given for several streams: leave it out.")
         peaks = super().allocator_peaks(gpu)
         if not self.streams.any():
             return peaks

@@ -100,19 +100,17 @@ class Plan:
         "generation" of the completions of grpo."""
         return PHASES[self.phases[self.peak_index]]
 
-    def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:
+    def allocator_peaks(self, gpu: str | GPU) -> AllocatorPeaks:
         """The allocated and the reserved peak (bytes) that PyTorch's CUDA allocator would report.
 
-        capacity  bytes that the allocator may reserve; None sets no limit
-        Raises ValueError for an unknown GPU or a plan for a CPU, and allocator.CapacityExceeded
-        where the capacity does not suffice.
+        Raises ValueError for an unknown GPU or a plan for a CPU.
         """
         if self.device != "cuda":
             raise ValueError('A CPU has no caching allocator: plan for device="cuda".')
         workspace = cublas_workspace(as_gpu(gpu)) // 2
-        if capacity is None and workspace == WORKSPACE:
+        if workspace == WORKSPACE:
             return self.allocation_trace.unlimited
-        return replay(self.allocation_trace, workspace, capacity)
+        return replay(self.allocation_trace, workspace)
 
     @property
     def overhead(self) -> int:
