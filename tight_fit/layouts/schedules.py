@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tight_fit.checks import whole
+from tight_fit.checks import one_of, whole
 
 
 class Action(NamedTuple):
@@ -188,6 +188,24 @@ def zero_bubble(ranks: int, micro_batches: int) -> Schedule:
                 done += 1
         actions.append(own + [Action("W", m, rank) for m in range(done, micro_batches)])
     return _schedule("zero bubble", ranks, micro_batches, actions)
+
+
+# By the names that layouts use.
+SCHEDULES = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zero-bubble": zero_bubble,
+}
+
+
+def schedule_of(name: str, ranks: int, micro_batches: int) -> Schedule:
+    """The order of the actions of a pipeline's ranks; they are those of torch's own schedules.
+
+    Raises ValueError for an unknown name and for micro-batches that the schedule cannot take.
+    """
+    one_of("schedule", name, SCHEDULES)
+    return SCHEDULES[name](ranks, micro_batches)
 
 
 def needs(action: Action, stages: int) -> list[Action]:
