@@ -3,8 +3,8 @@
     played = simulate(one_f_one_b(ranks=4, micro_batches=8), forward=1, backward=2)
     played.bubble, played.spans[0], played.schedule.held
 
-Beside the schedules that are planned (`tight_fit.layouts.schedules`) stand two of which a lab tells
-the story: one micro-batch at a time, and PipeDream without a flush.
+Two schedules stand beside those that are planned (`tight_fit.layouts.schedules`): one micro-batch
+at a time, and PipeDream, which has no flush.
 """
 
 from __future__ import annotations
