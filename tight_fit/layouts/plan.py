@@ -28,11 +28,11 @@ from tight_fit.layouts.fake_rank import refuse_a_rank
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.open_ranks import OpenRanks
-from tight_fit.layouts.plan_pipeline import trace_stage
 from tight_fit.layouts.rank import local_step
 from tight_fit.layouts.schedules import schedule_of
 from tight_fit.layouts.seconds import Link
 from tight_fit.layouts.trace import streams_of, trace_model_rank
+from tight_fit.layouts.trace_pipeline import trace_stage
 from tight_fit.layouts.wrapping import layers, prefetch
 from tight_fit.memory.allocator import AllocatorPeaks, replay
 from tight_fit.memory.plan import Fit, Plan, check_device, to_plan

@@ -2,7 +2,7 @@
 
 Each rank's kernels are timed as `Plan.seconds` does for one GPU (docs/gpu-time.md). Its messages
 take what their bytes take on a link, and a time to begin; what runs beside computation is decided
-by their places in the step (`rank_time`). The stages of a pipeline wait for each other as their
+by their places in the step (`clocks`). The stages of a pipeline wait for each other as their
 schedule says.
 """
 

@@ -129,7 +129,7 @@ class Plan:
 
         It is a model of the machine, with constants fitted from published measurements
         (docs/gpu-time.md), and not exact as bytes are. Of a rank of a layout it is its own work,
-        without its messages (`ParallelPlan.seconds` has them). Raises ValueError for an unknown
+        without its messages (`LayoutPlan.step_seconds` has them). Raises ValueError for an unknown
         GPU, one without an arithmetic that the step uses, and a plan whose operations were not
         traced: for a CPU, of real tensors, or by interpolation.
         """
@@ -222,7 +222,7 @@ def to_plan(
     """Turn a traced step into a plan.
 
     traced  (trace of one step, number of parameters of the model)
-    sizes   int64 [storages], bytes that replace those of the trace (`plan.interpolate`)
+    sizes   int64 [storages], bytes that replace those of the trace (`plans.batch_line`)
     """
     storage_trace, parameters = traced
     asked = np.array(storage_trace.bytes) if sizes is None else sizes
